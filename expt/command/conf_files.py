@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from expt.config import keys as schema
-from expt.errors import ConfigError, did_you_mean, first_line
+from expt.errors import ConfigError, did_you_mean, first_line, listed
 from expt.runs.request import literal, quoted, unquoted
 
 
@@ -148,13 +148,7 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
         return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
     if key.endswith("._target_"):
         return f"{word}: there is no key '{key}'; add it with +{word}"
-    if near := nearest(key):
-        return f"{word}: there is no key '{key}'.{near}"
-    missing = f"{word}: there is no key '{key}'"
-    if "." in key or "=" not in word:
-        return f"{missing}."
-    folders = f"conf/{key} here, or in FOLDER/{key} with --config-dir FOLDER"
-    return f"{missing}; a group of your own has its YAML in {folders}"
+    return f"{word}: there is no key '{key}'.{nearest(key)}"
 
 
 def _instead(key: str, chosen: Path, having: Sequence[Path]) -> str:
@@ -193,7 +187,6 @@ def _no_value(key: str, words: Sequence[str]) -> str:
     if key != "dataset.targets" or not Path(*tables[-1:]).is_file():
         return f"{key}: has no value; set {key}=..."
     from expt.data.columns import columns_of  # late: few commands come here
-    from expt.data.kinds.table import listed
 
     names = listed([*columns_of(Path(tables[-1]))])
     return f"{key}: has no value; name a column, or a list of them: {tables[-1]} has {names}"

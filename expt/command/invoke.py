@@ -73,7 +73,7 @@ def _carry_out(this: Command, options: Options) -> None:
         _refuse_several(this, composed, fixed, axes)
     elif axes:
         word = axes[0].input_line
-        fix = "add -m" if this.may_sweep and not this.from_python else USE_SWEEP
+        fix = USE_SWEEP if this.from_python else "add -m"
         is_number = isinstance(OmegaConf.select(composed, axes[0].key_or_group), float)
         if is_number and re.search(r"=\d+,\d+$", str(word)):
             fix += f", or type a decimal point: {str(word).replace(',', '.')}"

@@ -196,8 +196,8 @@ def saved(
     """
     folder, which = run_and_which(run, which)
     record, file = found(folder, which)
-    if record["status"] == FAILED:
-        warn(f"{folder}: the run failed; its {which} checkpoint is of before")
+    if record.get("status") == FAILED:
+        warn(f"{folder}: the run failed; its {which} checkpoint was saved before that")
 
     def read() -> dict[str, Any]:
         checkpoint_file.check(file)

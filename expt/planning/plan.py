@@ -57,7 +57,7 @@ class Plan:
 
 
 class Sample(NamedTuple):
-    """A sample of a dataset, and what its model and task are told of the data."""
+    """A sample of a dataset, and what its model and task get to know of the data."""
 
     shapes: dict[str, Any]
     inputs: Any
@@ -266,9 +266,6 @@ def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
         batch_size=config.world_size * config.gradient_accumulation,
         shard=Shard(0, config.world_size),
         device=torch.device("cpu"),
-        seed=config.seed,
-        drop_last=False,
-        channels_last=False,
     )
     about = ("class_counts", "class_names", "target_origin")
     return Sample(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import socket
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -36,17 +36,6 @@ class Evaluation:
     """The name of other samples."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preflight:
-    """How far to try a run, of which nothing is kept; see expt.worker.evaluation."""
-
-    steps: int = 3
-    """The first is slower than the others."""
-    short_steps: int = 30
-    """So many where they are short, and so vary more."""
-    short_s: float = 0.02
-
-
 class Meeting(NamedTuple):
     """The port at which the workers of one machine find one another; their driver holds it."""
 
@@ -71,14 +60,16 @@ class RunRequest:
     """More variables for its workers."""
     typed_at: float | None = None
     """When the command of a single run was typed [by time.monotonic]; None in a sweep."""
-    instead: Evaluation | Preflight | None = None
-    """What is done in place of training."""
+    instead: Evaluation | Literal["preflight"] | None = None
+    """What is done in place of training; of a preflight nothing is kept."""
     may_have_run: bool = False
     """Whether the folder may hold a record of this very run, of an earlier attempt."""
     goes_on_from: Path | None = None
     """The folder of a shorter run of the same settings, to resume if its own has no checkpoint."""
     until_epoch: int | None = None
     """The epoch after which the run pauses; its schedule has all its epochs."""
+    on_start: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Called once the folder is the run's."""
 
     @property
     def source(self) -> Path | None:

@@ -16,9 +16,8 @@ from expt.errors import ConfigError
 from expt.models.blocks import blocks, matching
 
 REPAYS_STEPS = 50_000
-"""An estimate, of no measurement: compiling takes about a minute, and saves a fifth of a step of 6
-ms (ResNet-18, batch
-512, bf16). A smaller model's step has less to save, and it compiles sooner."""
+"""An estimate: compiling takes about a minute, and saves a fifth of a step of 6 ms (ResNet-18,
+batches of 512 in bf16). A smaller model's step has less to save, and it compiles sooner."""
 
 
 def mode_of(wanted: bool | str, *, steps: int) -> bool | str:

@@ -394,24 +394,10 @@ def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.
         dist.broadcast(full, src=0)
         pattern = like(place)
         if pattern is not None and is_sharded(pattern) and pattern.shape == full.shape:
-            return _shard_of(full, pattern)
+            return shard_as(pattern, full).clone()  # it may be a view of the whole
         return full
 
     return map_tensors(received, from_rank_0(shape, device))
-
-
-def _shard_of(full: Tensor, pattern: Any) -> Tensor:
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    part = distribute_tensor(full, pattern.device_mesh, pattern.placements, src_data_rank=None)
-    return DTensor.from_local(  # a copy, for it may be a view of the whole
-        part.to_local().clone(),
-        pattern.device_mesh,
-        pattern.placements,
-        run_check=False,
-        shape=full.shape,
-        stride=full.stride(),
-    )
 
 
 def map_tensors(change: Callable[[Place, Tensor], Any], state: Any, place: Place = ()) -> Any:

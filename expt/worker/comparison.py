@@ -437,9 +437,10 @@ class _Comparison:
             known = in_words(error, self._config)
             if isinstance(known, ExptError) or lost_peers(error, self._worker):
                 raise
+            fix = "; use strategy=ddp" if self._config.is_sharded else ""
             raise RunFailed(
                 f"{_where(self._config)}: fails before the first epoch, where the whole model does"
-                f" not{self._when}\n{type(error).__name__}: {first_line(error)}"
+                f" not{self._when}{fix}\n{type(error).__name__}: {first_line(error)}"
             ) from error
 
 

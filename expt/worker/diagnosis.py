@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.optim import Optimizer
 
 from expt.config.schema import RunConfig
 from expt.data.loading import Batch, Loader, named_leaves
@@ -75,10 +74,10 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
     if isinstance(error, MemoryError):
         return OutOfMemory(f"out of memory {text}\n{_to_need_less(config)}")
     if _is_lack_of_shared_memory(error):
-        shm = re.search(r".*/dev/shm.*", text)  # NCCL's last line
-        why = error.strerror if isinstance(error, OSError) else (shm or [first_line(error)])[0]
+        of_nccl = re.search(r".*/dev/shm.*", text)  # the last of its lines
+        why = of_nccl[0] if of_nccl else getattr(error, "strerror", None) or first_line(error)
         return RunFailed(
-            f"/dev/shm: {str(why)[:200].strip()}; mount it, make it larger (such as by docker run"
+            f"/dev/shm: {why[:200].strip()}; mount it, make it larger (such as by docker run"
             " --shm-size), or do without: dataset.num_workers=0, or NCCL_SHM_DISABLE=1 for NCCL"
         )
     if isinstance(error, ValueError) and "more than 1 value per channel" in text:
@@ -91,18 +90,8 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
     is_distributed = isinstance(error, dist.DistError)
     if "Timed out waiting" in text or (is_distributed and re.search(r"(?i)time[d ]*out", text)):
         return TimedOut(
-            f"waited for another worker, in vain, for {config.timeout_s:g} s (timeout_s)"
+            f"waited {config.timeout_s:g} s (timeout_s) for another worker, which did not come"
         )
-    if "mixed torch.Tensor and DTensor" in text:
-        why = (
-            "the optimizer takes a tensor that each worker has whole next to a parameter of which"
-            " it has a shard; make it an attribute of the parameter, of its shape, or use"
-            " strategy=ddp"
-            if _is_of_optimizer(error)
-            else "a parameter is used outside of the module that it is sharded with; call modules,"
-            " and not functions of their weights, or name a larger module in sharding.wrap"
-        )
-        return ConfigError(f"strategy={config.strategy}: {why}")
     return None
 
 
@@ -115,11 +104,6 @@ def _single_sample(config: RunConfig) -> str:
         f"batch_size={config.batch_size}: a batch norm of the model can't train on one sample by"
         f" itself; use {fix}"
     )
-
-
-def _is_of_optimizer(error: Exception) -> bool:
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(isinstance(frame.f_locals.get("self"), Optimizer) for frame, _ in frames)
 
 
 def _is_lack_of_shared_memory(error: Exception) -> bool:

@@ -49,9 +49,9 @@ def test_a_rank_that_hangs_is_named_with_its_stack(
     error = failing("1:30:hang", "timeout_s=1", f"ddp.shared_memory={way == 'shared memory'}")
     assert error.exit_code == 1
     assert "rank 1 of 2 did not arrive within 1 s (timeout_s)" in str(error)
-    assert "in _hang" in str(error)
+    assert "in strike" in str(error)
     assert f"log: {tmp_path / 'here'}/logs/0/1/stderr.log" in str(error)
-    assert "in _hang" in _log(tmp_path, 1)
+    assert "in strike" in _log(tmp_path, 1)
     assert "Traceback" in _log(tmp_path, 0)
     assert RunFolder(tmp_path / "here").result["status"] == "failed"
 
@@ -60,7 +60,7 @@ def test_a_worker_that_hangs_alone_ends(tmp_path: Path, failing: Failing) -> Non
     error = failing("0:30:hang", "timeout_s=1", "world_size=1")
     assert "rank 0 of 1: finished no step within 1 s (timeout_s); it was here" in str(error)
     assert "time.sleep(" in str(error)
-    assert "in _hang" in _log(tmp_path, 0)
+    assert "in strike" in _log(tmp_path, 0)
 
 
 def test_a_dataset_that_blocks_is_told_before_there_was_a_step(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from expt.config.schema import RunConfig
+from expt.config.schema import RunConfig, TensorBoard
 from expt.dashboards.tensorboard import Dashboard
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
@@ -26,7 +26,9 @@ class Observer(Dashboard):
 
     def __init__(self) -> None:
         learner: Any = SimpleNamespace(shards=1, compiled=False)
-        settings: Any = SimpleNamespace(images=False, graph=False, norms=False, histograms=False)
+        settings = TensorBoard(
+            images=False, graph=False, norms=False, histograms=False, health=False
+        )
         super().__init__(None, learner, Position(1, 1), None, example=None, settings=settings)
 
 

@@ -123,7 +123,7 @@ FAILS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "a scalar": (model("WithParameter", "+model.kind=scalar"), "doesn't support scalar parameters"),
     "an empty parameter": (model("WithParameter", "+model.kind=empty"), "non-empty"),
     "a complex parameter": (model("WithParameter", "+model.kind=complex"), "TypeError: "),
-    "OfRows": (optimizer("OfRows"), "a tensor that each worker has whole"),
+    "OfRows": (optimizer("OfRows"), "mixed torch.Tensor and DTensor"),
     "Adafactor": (optimizer("torch.optim.Adafactor"), "placement"),
     "Masked": (optimizer("Masked"), "placement"),
 }

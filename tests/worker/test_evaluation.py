@@ -279,7 +279,7 @@ def test_another_table_has_the_runs_columns_scales_and_classes(
 
 
 def test_booleans_are_the_classes_false_and_true_of_any_file(
-    train: TrainAlone, tmp_path: Path
+    train: TrainAlone, tmp_path: Path, capfd: Any
 ) -> None:
     """Also one of them only."""
     x = np.random.default_rng(2).normal(size=60)
@@ -294,8 +294,12 @@ def test_booleans_are_the_classes_false_and_true_of_any_file(
     assert metrics(folder, whole) == pytest.approx(expected)
     assert metrics(folder, true)
     assert read_result(RunPaths(folder))["data"]["class_names"] == ["False", "True"]
-    trained = train("dataset=table", whole, "dataset.targets=y", *TABLE, name="npz")
+    untested = (*TABLE, "dataset.test_fraction=0", "dataset.val_fraction=0.2")
+    trained = train("dataset=table", whole, "dataset.targets=y", *untested, name="npz")
     assert trained.result["data"]["class_names"] == ["False", "True"]
+    capfd.readouterr()
+    assert "loss/val" in metrics(trained.folder)
+    assert "has no test set: val is measured" in capfd.readouterr().err
 
 
 def test_several_targets_are_known_by_their_names(train: TrainAlone, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: 
         paths.best.touch()
     with pytest.raises(ConfigError) as refused:
         _ = chosen(f"{tmp_path}@last").file
-    assert f"'weights=\"{tmp_path}/{best}@last\"', the best by {objective}" in str(refused.value)
+    assert f"'weights=\"{tmp_path}/{best}@last\"', which is the best" in str(refused.value)
 
 
 def test_what_is_frozen_stays_as_it_was_loaded_and_a_resume_does_not_load_it_again(

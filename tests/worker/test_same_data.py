@@ -47,7 +47,9 @@ def test_a_fork_may_have_fewer_to_train_on_alone(configured: Configured, tmp_pat
     info = DataInfo(shapes={}, train_size=40, val_size=4, test_size=44)
     refuse_other(config, info, saved)
     other = dataclasses.replace(info, train_size=20)
-    with pytest.raises(DataError, match=r"has 20 samples of train, and had 40 .*weights=RUN@last$"):
+    with pytest.raises(
+        DataError, match=r"has 20 samples of train, and had 40; .*weights=RUN@last$"
+    ):
         refuse_other(config, other, saved)
     limited = dataclasses.replace(
         config, dataset=dataclasses.replace(config.dataset, train_limit=20)
