@@ -171,11 +171,9 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
     data = build_data(chosen(*words, "task.num_classes=3"), ALONE)
     assert data.info.shapes == {"channels": 3, "image_size": (6, 5), "num_classes": 3}
     (batch,) = data.train.epoch(1)
-    assert (batch.inputs.shape, batch.targets.shape, batch.targets.dtype) == (
-        (4, 3, 6, 5),
-        (4, 6, 5),
-        torch.int64,
-    )
+    assert batch.inputs.shape == (4, 3, 6, 5)
+    assert batch.targets.shape == (4, 6, 5)
+    assert batch.targets.dtype == torch.int64
     images_read, masks_read = of(data, "train")
     for image, mask in zip(images_read, masks_read, strict=True):
         index = next(

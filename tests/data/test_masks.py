@@ -82,10 +82,7 @@ def _mask(values: np.ndarray) -> Callable[[Path], None]:
     ("spoil", "told"),
     [
         (_remove("train/masks/b.png"), "images/b.jpg has no mask .*train/masks/b.png"),
-        (
-            _remove("train/images/town/c.jpg"),
-            "masks/town/c.png has no image in .*train/images",
-        ),
+        (_remove("train/images/town/c.jpg"), "masks/town/c.png has no image in .*train/images"),
         (
             _mask(np.zeros((6, 5), np.uint8)),
             "masks/b.png is 6x5, and its image 6x4; make them one size",
@@ -190,10 +187,7 @@ def test_an_example_is_like_a_sample(root: Path, configured: Configured) -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (
-            WORDS[1:],
-            ("task=classification: dataset=segmentation_folder is of task=segmentation"),
-        ),
+        (WORDS[1:], ("task=classification: dataset=segmentation_folder is of task=segmentation")),
         (("task=segmentation",), "task=segmentation: dataset=digits is of task=classification"),
         (
             (*WORDS, "task.num_classes=4"),

@@ -172,11 +172,7 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
             "negative",
             "len() of its training part raised ValueError: __len__() should return >= 0",
         ),
-        (
-            "Rows",
-            "half",
-            "raised TypeError: 'float' object cannot be interpreted as an integer",
-        ),
+        ("Rows", "half", "raised TypeError: 'float' object cannot be interpreted as an integer"),
         ("Rows", "no", "len() of its training part raised KeyError: 'N' ("),
         (
             "Unsized",
@@ -255,11 +251,7 @@ def test_wrong_targets_are_told_in_a_line(name: str, kind: str, task: Any, told:
 
 class Targets(Rows):
     def __getitem__(self, index: int) -> Any:
-        found: dict[str, Any] = {
-            "list": [0, 1],
-            "array": np.array([0.0, 2.0]),
-            "last": 1,
-        }
+        found: dict[str, Any] = {"list": [0, 1], "array": np.array([0.0, 2.0]), "last": 1}
         return torch.zeros(8, 8, 3) if self.kind == "last" else torch.zeros(3), found[self.kind]
 
 

@@ -73,21 +73,15 @@ def samples(loader: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def test_columns_become_features_targets_and_classes(tmp_path: Path) -> None:
     path = written(tmp_path, CSV)
     inputs, targets = samples(built(of(path)).train)
-    assert (inputs.tolist(), targets.tolist()) == (
-        [[1, 2], [3, 4.5], [-1, 1000]],
-        [[0.5], [1], [2]],
-    )
+    assert inputs.tolist() == [[1, 2], [3, 4.5], [-1, 1000]]
+    assert targets.tolist() == [[0.5], [1], [2]]
     data = built(of(path, "kind", None), CLASS)
     inputs, targets = samples(data.train)
-    assert (inputs.dtype, inputs.tolist()) == (
-        torch.float32,
-        [[1, 2, 0.5], [3, 4.5, 1], [-1, 1000, 2]],
-    )
-    assert (targets.dtype, targets.tolist(), data.info.class_names) == (
-        torch.int64,
-        [0, 1, 0],
-        ("cat", "dog"),
-    )
+    assert inputs.dtype == torch.float32
+    assert inputs.tolist() == [[1, 2, 0.5], [3, 4.5, 1], [-1, 1000, 2]]
+    assert targets.dtype == torch.int64
+    assert targets.tolist() == [0, 1, 0]
+    assert data.info.class_names == ("cat", "dog")
     assert data.info.shapes == {"channels": 1, "image_size": (1, 3), "num_classes": 2}
     assert not data.are_images
 
@@ -223,10 +217,8 @@ def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
     )
     rows = of(path, features=("x",)).load(LABEL)
     assert (rows.feature_names, rows.target_names) == (("x[0]", "x[1]"), ("y[0]", "y[1]"))
-    assert (rows.features.tolist(), rows.targets.tolist()) == (
-        [[0, 1], [2, 3], [4, 5]],
-        [[1, 0], [0, 0], [1, 1]],
-    )
+    assert rows.features.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert rows.targets.tolist() == [[1, 0], [0, 0], [1, 1]]
     assert of(path, "names", ("x",)).load(CLASS).class_names == ("p", "q")
 
 
@@ -235,11 +227,9 @@ def test_a_parquet_file(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"a": [1, 2], "b": [0.5, None], "y": ["u", "v"]}), path)
     rows = of(path, features=("a",)).load(CLASS)
-    assert (rows.features.tolist(), rows.targets.tolist(), rows.class_names) == (
-        [[1], [2]],
-        [0, 1],
-        ("u", "v"),
-    )
+    assert rows.features.tolist() == [[1], [2]]
+    assert rows.targets.tolist() == [0, 1]
+    assert rows.class_names == ("u", "v")
     with pytest.raises(DataError, match="column b, row 2: is nan; give it a number"):
         of(path).load(CLASS)
 
@@ -320,12 +310,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         NUMBER,
         "dataset.features=a: is named twice; name it once",
     ),
-    "no features": (
-        "y\n1\n",
-        {"features": None},
-        NUMBER,
-        "has only targets; give it the others",
-    ),
+    "no features": ("y\n1\n", {"features": None}, NUMBER, "has only targets; give it the others"),
     "one class": (
         "a,b,y\n1,2,u\n1,2,u\n",
         {},

@@ -152,10 +152,8 @@ def test_lines_arrays_and_the_terminal_say_the_same(
         ]
         chances = [[*record["probabilities"].values()] for record in expected]
         assert np.array_equal(file["probabilities"], np.array(chances, np.float32))
-        assert (file["class_names"].tolist(), file["probabilities"].dtype) == (
-            [*CLASSES],
-            np.float32,
-        )
+        assert file["class_names"].tolist() == [*CLASSES]
+        assert file["probabilities"].dtype == np.float32
     capsys.readouterr()
     predict.main(words)
     first, *_ = capsys.readouterr().out.splitlines()
