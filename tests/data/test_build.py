@@ -296,9 +296,7 @@ def test_a_limit_beyond_what_there_is_says_so_once(capsys: pytest.CaptureFixture
 
 
 def test_too_few_images_for_a_batch() -> None:
-    with pytest.raises(
-        DataError, match=r"set has 50 samples, fewer than batch_size=64; .*drop_last=false"
-    ):
+    with pytest.raises(DataError, match=r"set has 50 samples, fewer than batch_size=64"):
         build_data(digits(train_limit=50), batch_size=64)
     with pytest.raises(
         DataError, match="; use batch_size=48, or drop_last=false"
@@ -411,10 +409,7 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
 @pytest.mark.parametrize(
     ("dataset", "text"),
     [
-        (
-            own(colour=1),
-            r"cannot be built as Own\(size=40, colour=1, train=True\): .*unexpected keyword",
-        ),
+        (own(colour=1), r"cannot be built as Own\(size=40, colour=1, train=True\)"),
         (own("Named"), "dataset.num_classes=3: .*Named.classes has 4; use dataset.num_classes=4"),
         (own("Endless"), r"must have __len__; where an epoch ends"),
         (own("Path"), "is not a subclass of torch.utils.data"),

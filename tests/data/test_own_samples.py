@@ -160,25 +160,13 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
         ("Rows", "double", "sample 5: it holds ['torch.float64', 'torch.float32'], and the first"),
         ("Rows", "integers", "sample 5: it holds [{'row': 'torch.int32'}, 'torch.float32'], and"),
         ("Rows", "keys", "sample 5: it holds [{'row': 'torch.float32', 'more': 'torch.float32'}"),
-        (
-            "Rows",
-            "drops",
-            "collate makes tensors of 3 for 4 samples: the first dimension is to be the samples",
-        ),
+        ("Rows", "drops", "collate makes tensors of 3 for 4 samples: the first dimension"),
         ("Rows", "packs", "collate makes tensors of 1 for 4 samples"),
         ("Stream", "begins", "Stream.__iter__ raised KeyError: 'no file' ("),
-        (
-            "Rows",
-            "negative",
-            "len() of its training part raised ValueError: __len__() should return >= 0",
-        ),
+        ("Rows", "negative", "len() of its training part raised ValueError"),
         ("Rows", "half", "raised TypeError: 'float' object cannot be interpreted as an integer"),
         ("Rows", "no", "len() of its training part raised KeyError: 'N' ("),
-        (
-            "Unsized",
-            "",
-            "must have __len__; where an epoch ends, and which samples are whose, depends on it",
-        ),
+        ("Unsized", "", "must have __len__; where an epoch ends, and which samples are whose"),
     ],
 )
 def test_samples_that_make_no_batch_are_told_in_a_line(name: str, kind: str, told: str) -> None:
@@ -220,25 +208,10 @@ def test_what_has_a_class_need_be_no_image(kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "task", "told"),
     [
-        (
-            "OfClasses",
-            "fraction",
-            Classification(),
-            "sample 5: its label is 0.5, expected 0 to 1; fix the label, or",
-        ),
+        ("OfClasses", "fraction", Classification(), "sample 5: its label is 0.5, expected 0 to 1"),
         ("OfClasses", "third", Classification(), "sample 5: its label is 2, expected 0 to 1"),
-        (
-            "Targets",
-            "last",
-            Classification(),
-            "its images are (8, 8, 3), read as (channels, height, width), and look",
-        ),
-        (
-            "Targets",
-            "array",
-            MULTILABEL,
-            "sample 0: its target holds 2, expected 0 or 1 for each label; fix it, or",
-        ),
+        ("Targets", "last", Classification(), "its images are (8, 8, 3), read as (channels"),
+        ("Targets", "array", MULTILABEL, "sample 0: its target holds 2"),
     ],
 )
 def test_wrong_targets_are_told_in_a_line(name: str, kind: str, task: Any, told: str) -> None:
@@ -272,16 +245,8 @@ class Listed(Targets):
 @pytest.mark.parametrize(
     ("kind", "mixes", "told"),
     [
-        (
-            "plain",
-            {"cutmix": 0.5},
-            "cutmix=0.5: cuts images, and a sample's inputs are [4]; use cutmix=null",
-        ),
-        (
-            "dict",
-            {"mixup": 0.5},
-            "mixup=0.5: adds tensors, and a sample's inputs are a dict; use mixup=null",
-        ),
+        ("plain", {"cutmix": 0.5}, "cutmix=0.5: cuts images"),
+        ("dict", {"mixup": 0.5}, "mixup=0.5: adds tensors"),
         ("plain", {"mixup": 0.5}, ""),
     ],
 )

@@ -173,9 +173,7 @@ def test_where_rank_0_is_may_be_set_by_hand() -> None:
 
 
 def test_a_worker_that_cannot_find_the_others_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="this is a worker; LOCAL_WORLD_SIZE, MASTER_PORT must be set too"
-    ):
+    with pytest.raises(ConfigError, match="this is a worker; LOCAL_WORLD_SIZE"):
         torchrun.check({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a"})
 
 

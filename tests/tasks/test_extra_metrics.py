@@ -108,19 +108,11 @@ def test_a_batch_that_counts_for_nothing_is_not_measured() -> None:
 @pytest.mark.parametrize(
     ("target", "arguments", "told"),
     [
-        (
-            "os.system",
-            {"command": "touch called"},
-            "refused, it is not a subclass of torchmetrics.metric.Metric",
-        ),
+        ("os.system", {"command": "touch called"}, "refused, it is not a subclass"),
         ("torch.nn.Linear", {}, "refused, it is not a subclass of torchmetrics.metric.Metric"),
         ("torchmetrics.NoSuch", {}, "torchmetrics has no NoSuch"),
         (AUROC, {"classes": 4}, "(classes=4): TypeError: "),
-        (
-            AUROC,
-            {"num_classes": 1},
-            "MulticlassAUROC(num_classes=1): ValueError: Expected argument `num_classes`",
-        ),
+        (AUROC, {"num_classes": 1}, "MulticlassAUROC(num_classes=1): ValueError"),
     ],
 )
 def test_a_metric_that_cannot_be_built_is_told(
@@ -169,10 +161,7 @@ def test_one_target_of_a_table_is_measured_as_torchmetrics_takes_it() -> None:
 
 
 def test_a_complex_metric_is_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"task\.metrics\.phase: gives a complex number; use one that gives a real",
-    ):
+    with pytest.raises(ConfigError, match=r"task\.metrics\.phase: gives a complex number"):
         extra_metrics._refuse_several("phase", torch.tensor(1 + 2j))
 
 
@@ -223,18 +212,9 @@ NAMED = word("auroc", _target_=AUROC, better="max")
     ("arguments", "told"),
     [
         ((word("auroc", _target_=AUROC),), "task.metrics.auroc.better: has no value; give one"),
-        (
-            (word("auroc", _target_=AUROC, better="up"),),
-            "task.metrics.auroc.better='up': input should be 'min' or 'max'",
-        ),
-        (
-            (word("accuracy", _target_=AUROC, better="max"),),
-            "task.metrics.accuracy: the task has one of that name",
-        ),
-        (
-            (NAMED, "objective=auroc/train"),
-            "objective=auroc/train: not one of loss/train, loss/val, loss/test",
-        ),
+        ((word("auroc", _target_=AUROC, better="up"),), "task.metrics.auroc.better='up': input"),
+        ((word("accuracy", _target_=AUROC, better="max"),), "task.metrics.accuracy: the task"),
+        ((NAMED, "objective=auroc/train"), "objective=auroc/train: not one of loss/train"),
     ],
     ids=lambda value: "",
 )
