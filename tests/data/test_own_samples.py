@@ -258,7 +258,7 @@ def test_what_cannot_be_mixed(kind: str, mixes: Any, told: str) -> None:
         return
     with pytest.raises(ConfigError) as caught:
         mixing_of(source, **{"mixup": None, "cutmix": None, **mixes})
-    assert str(caught.value) == told
+    assert str(caught.value).startswith(told)
 
 
 def test_numbers_of_pythons_are_all_alike() -> None:
