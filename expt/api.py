@@ -19,19 +19,6 @@ from expt.runs.named_checkpoint import Which, run_and_which
 from expt.runs.result import read_result
 from expt.runs.view.query import in_order, runs_below
 
-__all__ = [
-    "Predictions",
-    "Result",
-    "Runs",
-    "SweepResult",
-    "evaluate",
-    "list_runs",
-    "predict",
-    "rerun",
-    "run",
-    "sweep",
-]
-
 
 def list_runs(folder: str | Path = "outputs") -> Runs:
     """Every run below `folder`, of any status. Raises ConfigError where there is no such folder.

@@ -12,8 +12,7 @@ ExptError                1
 |   +-- Diverged         1   the loss or the weights are no longer finite
 |   +-- OutOfMemory      1   of the GPU, or of the machine
 +-- CheckpointError      1   a checkpoint that could not be written, or none that can be read
-+-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); the run folder says
-how to go on
++-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); it can continue
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 
 class ExptError(Exception):
@@ -101,14 +100,11 @@ class Diverged(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """The memory of a GPU, or of the machine, did not suffice.
+    """The memory of a GPU, or of the machine, did not suffice."""
 
-    `fits` is how many images at a time would fit, where that was tried.
-    """
 
-    def __init__(self, text: str, *, fits: int | None = None) -> None:
-        super().__init__(text)
-        self.fits = fits
+BAD_TRIALS = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
+"""Errors that say something of the settings, rather than of the code or the machine, by name."""
 
 
 class CheckpointError(ExptError):
@@ -142,6 +138,26 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     near = near or difflib.get_close_matches(name, known, n=most, cutoff=0.6)
     *others, last = [f"'{each}'" for each in near] or [""]
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Return the first of the names."""
+    found = list(names)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
+
+
+def described(value: object) -> str:
+    """Return the type and shape of a tensor or an array, and the class of anything else."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return f"a {type(value).__name__}"
+    return f"{type_name(value)} {list(shape)}"
+
+
+def type_name(tensor: Any) -> str:
+    """Return the name of a tensor's or an array's type, such as float32."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def first_line(error: BaseException) -> str:

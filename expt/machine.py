@@ -10,9 +10,10 @@ import gc
 import itertools
 import os
 import resource
+import socket
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,13 @@ def is_external_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def alone(environment: Mapping[str, str]) -> str:
+    """Return the command that takes this process for no worker of a larger job."""
+    counts = ("SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS")
+    names = ["RANK", *(name for name in counts if name in environment)]
+    return f"env {' '.join(f'-u {name}' for name in names)} python -m expt ..."
+
+
 def usable_cpus() -> int:
     """Cores that this process may run on, by affinity and by cgroup quota."""
     cores = _bound_cpus()
@@ -111,7 +119,7 @@ def is_simulated() -> bool:
 
 
 def is_slice(gpu: str) -> bool:
-    """Whether it is a part of a GPU (MIG), of which CUDA shows a process the first alone."""
+    """Whether it is a part of a GPU (MIG), of which CUDA shows a process only the first."""
     return gpu.startswith("MIG-")
 
 
@@ -270,6 +278,17 @@ def not_world_writable() -> Iterator[None]:
             if len(_umasks) == 1:
                 os.umask(_umasks[0])
             _umasks.pop()
+
+
+@contextlib.contextmanager
+def impatient(seconds: float = 10.0) -> Iterator[None]:
+    """Give up on a server that does not answer: libraries would wait for minutes."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 @contextlib.contextmanager

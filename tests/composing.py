@@ -19,7 +19,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from expt.command import compose
-from expt.command.compose import Composer, Where
+from expt.command.compose import Composer
 from expt.command.conf_files import conf_dir
 
 APART = ("model", "init", "task", "dataset", "optimizer", "scheduler")
@@ -36,7 +36,7 @@ def composed(*overrides: str, conf: Path | None = None) -> dict[str, Any]:
 @functools.cache
 def composer(conf: Path | None = None) -> Composer:
     """Return the composer of a folder of custom YAML."""
-    return Composer(Where(own=(str(conf),) if conf else ()))
+    return Composer([str(conf)] if conf else [])
 
 
 def share(folder: str) -> None:
@@ -67,7 +67,8 @@ def _shared(folder: Path, name: str, words: list[str], *, return_hydra_config: b
         return _by_hydra(name, words, return_hydra_config=return_hydra_config)
     overrides = [compose.parse_one(word) for word in words]
     of_path = [word for word in words if word.startswith(SEARCHED)]
-    roots = [Path(path[7:]) for word in of_path for path in compose._listed(word)]
+    named: list[Any] = [compose.parse_one(word).value() for word in of_path]
+    roots = [Path(path[7:]) for paths in named for path in paths]
     chosen = [each for each in overrides if _chooses(each, (*roots, conf_dir()))]
     try:
         composed = _assembled(functools.partial(_kept, folder, name), chosen, roots)

@@ -7,7 +7,9 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import inspect
 import itertools
+import pydoc
 import re
 import statistics
 from collections.abc import Callable, Iterator
@@ -50,8 +52,8 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15,
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
 MAX_LINES, MAX_FILES, MAX_TEST_LINES = 40_650, 200, 44_300
 MAX_OF_PACKAGE = {
-    "command": 5_310, "config": 2_890, "dashboards": 1_635, "data": 7_150, "inference": 1_670,
-    "launch": 3_010, "models": 1_145, "planning": 285, "python": 750, "runs": 5_400,
+    "command": 4_965, "config": 2_890, "dashboards": 1_635, "data": 7_150, "inference": 1_670,
+    "launch": 3_010, "models": 1_145, "planning": 285, "python": 690, "runs": 5_400,
     "search": 1_490, "tasks": 1_460, "training": 3_280, "worker": 4_240,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
@@ -352,7 +354,9 @@ def test_most_functions_are_short() -> None:
 @each_module
 def test_every_public_name_is_explained(module: Module) -> None:
     if module.name not in WITHOUT_DOCSTRINGS:
-        assert list(_unexplained(module.tree, module.name)) == []
+        found = _unexplained(module.tree, module.name)
+        # An override has the docstring of its base class.
+        assert [name for name in found if not inspect.getdoc(pydoc.locate(f"expt.{name}"))] == []
 
 
 def _unexplained(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -13,7 +14,7 @@ from expt import machine
 from expt.command import compose, terminal
 from expt.command.run import Command, train
 from expt.command.sweep import Sweep, SweepObserver
-from expt.config.parse import parse
+from expt.config.parse import parse, plain
 from expt.errors import Interrupted
 from expt.launch.job import Job
 from expt.launch.launcher import launcher
@@ -34,17 +35,20 @@ class HydraTask:
 
     def __call__(self, composed: DictConfig) -> float | None:
         """Train one run, in the folder that Hydra has made for it; returns its objective."""
-        asked, known = compose.asked_by_hydra(composed), self._command
-        this = Command(launcher(), time.monotonic(), terminal.console(quiet=False))
-        if known is not None:
-            this = known
-            this.outcome.sweep_folder = asked.sweep_folder
-        this.words = asked.words
-        config = parse(asked.settings, machine.detect())
+        hydra, this = compose.hydra_now(), self._command
+        sweep = getattr(hydra.mode, "name", None) == "MULTIRUN"
+        if this is None:
+            this = Command(launcher(), time.monotonic(), terminal.console(quiet=False))
+        elif sweep:
+            this.outcome.sweep_folder = Path(str(hydra.sweep.dir))
+        this.words = compose.typed_in(hydra)
+        settings = plain(composed, sweep=sweep)
+        config, paths = parse(settings, machine.detect()), RunPaths(Path(hydra.runtime.output_dir))
+        env = {str(key): str(value) for key, value in hydra.job.env_set.items()}
         try:
-            return train(this, config, asked.settings, RunPaths(asked.folder), asked.env)
+            return train(this, config, settings, paths, env)
         except Interrupted as error:
-            if asked.sweep_folder is None:
+            if not sweep:
                 raise
             # Hydra's own launchers take any other exception for a failure, and start the next run.
             raise KeyboardInterrupt(str(error)) from None

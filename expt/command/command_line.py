@@ -8,11 +8,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
 from omegaconf import OmegaConf
 
-from expt.command.compose import Override, Where, is_readable, parse, parse_one
-from expt.command.conf_files import conf_here, refuse_hidden
+from expt.command.compose import Override, is_readable, parse, parse_one
+from expt.command.conf_files import conf_here, quoted_form, refuse_hidden
 from expt.command.hydra_files import own_folders_of, replaces
 from expt.command.words import Exact, Options
 from expt.config import keys, user_code
@@ -32,7 +31,7 @@ from expt.runs.request import (
     unquoted,
     values_of,
 )
-from expt.runs.result import COMPLETED, DAMAGED, Forked, read_result, results_below
+from expt.runs.result import Forked
 from expt.runs.sweep import latest_sweep, results_of_sweep
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
@@ -47,8 +46,8 @@ def last_value(settings: Sequence[str], key: str) -> str | None:
     return unquoted(found[-1]) if found else None
 
 
-def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
-    """Return the settings in Hydra's grammar, and where their YAML lies.
+def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]]:
+    """Return the settings in Hydra's grammar, and the folders of custom YAML.
 
     A run that is resumed or forked gets the settings that it was started with. Raises ConfigError;
     one that torchrun starts again does not begin, and is in a folder of its own already.
@@ -61,18 +60,10 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], Where]:
     _check_repeated(parse(settings))
     if begins:
         _check_folder(settings, sweep=options.sweep)
-    settings, own = _with_earlier(settings)
-    settings, of_parent = with_parent(settings, sweep=options.sweep)
-    own = own or of_parent
-    config_dir = (
-        options.config_dir if options.config_dir is not None else own or conf_here(settings)
-    )
-    where = Where(
-        own=_folders(config_dir),
-        config_dir=Path(options.config_path) if options.config_path else None,
-        config_name=options.config_name,
-    )
-    return settings, where
+    settings, own = _with_earlier(settings, sweep=options.sweep)
+    if options.config_dir is None and own:
+        return settings, _checked(own)
+    return settings, own_folders(options.config_dir, settings)
 
 
 def _check_repeated(overrides: Sequence[Override]) -> None:
@@ -91,21 +82,19 @@ def _check_repeated(overrides: Sequence[Override]) -> None:
             break
 
 
-def _folders(config_dir: str | Sequence[str] | None) -> tuple[str, ...]:
-    found = (config_dir,) if isinstance(config_dir, str) else tuple(config_dir or ())
-    for folder in found:
-        path = Path(os.path.expanduser(folder.removeprefix("file://")))
-        if "://" in folder and not folder.startswith("file://"):
-            continue
+def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[str]:
+    """Return the folders of custom YAML for `settings`: `config_dir`, or else `conf` here."""
+    folder = conf_here(settings) if config_dir is None else str(config_dir)
+    return _checked([] if folder is None else [folder])
+
+
+def _checked(folders: Sequence[str]) -> list[str]:
+    paths = [os.path.expanduser(folder) for folder in folders]
+    for path in map(Path, paths):
         if not path.is_dir():
-            raise ConfigError(f"--config-dir {folder}: there is no such folder")
+            raise ConfigError(f"--config-dir {path}: there is no such folder")
         refuse_hidden(path)
-    return tuple(os.path.expanduser(folder) for folder in found)
-
-
-def where_of(config_dir: Path | None, settings: Sequence[str]) -> Where:
-    """Return where the YAML of `settings` lies: in `config_dir` too, or else in `conf` here."""
-    return Where(own=_folders(str(config_dir) if config_dir else conf_here(settings)))
+    return paths
 
 
 def readable(word: str) -> str:
@@ -129,8 +118,8 @@ def readable(word: str) -> str:
     if names and len(names) <= value.count(","):
         several = (name if is_readable(f"{key}={name}") else quoted(name) for name in names)
         return f"{key}={','.join(several)}"
-    if key in TEXTS and value[:1] in ("[", "{") and not is_readable(changed):
-        return _as_texts(key, value) or changed
+    if key in TEXTS and not is_readable(changed):
+        return quoted_form(changed)
     is_list = value[:1] in ("[", "{") or ("," in value and re.search(r"[][(){}]", value))
     if is_list or value.startswith("interval(") or is_readable(changed):
         is_text = keys.takes_text(key.lstrip("+~"))
@@ -147,35 +136,18 @@ def _as_text(numeral: re.Match[str]) -> str:
     return quoted(numeral[0]) if is_number else numeral[0]
 
 
-def _as_texts(key: str, value: str) -> str | None:
-    """Return a list of texts, or a mapping to some, in Hydra's grammar."""
-    try:
-        found = yaml.safe_load(value)
-    except yaml.YAMLError:
-        return None
-    if isinstance(found, dict):
-        several = {
-            name: texts if isinstance(texts, list) else [texts] for name, texts in found.items()
-        }
-        found = [f"{name}: {text}" for name, texts in several.items() for text in texts]
-    return f"{key}=[{','.join(quoted(str(text)) for text in found)}]"
-
-
 def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
     if last_value(settings, "resume") == "auto":
         return _refuse_nothing_to_resume(settings, sweep=sweep)
     if (given := last_value(settings, "hydra.run.dir")) is None:
         return
     paths = RunPaths(Path(given))
-    if paths.result.exists():
-        ended = read_result(paths).get("status") in (COMPLETED, DAMAGED)
-        more = "" if ended else ", or resume that run with resume=auto"
+    left = (paths.result, paths.metrics, paths.checkpoints, paths.logs(0).parent)
+    if any(map(Path.exists, left)):
         raise ConfigError(
-            f"hydra.run.dir={given}: holds a run already; choose another folder{more}"
+            f"hydra.run.dir={given}: holds a run already; choose another folder, or resume that run"
+            " with resume=auto"
         )
-    left = (paths.metrics, paths.checkpoints, paths.logs(0).parent)
-    if there := next((path.name for path in left if path.exists()), None):
-        raise ConfigError(f"hydra.run.dir={given}: holds {there} already; choose another folder")
 
 
 def _refuse_nothing_to_resume(settings: Sequence[str], *, sweep: bool) -> None:
@@ -196,13 +168,11 @@ def _refuse_nothing_to_resume(settings: Sequence[str], *, sweep: bool) -> None:
     there = is_sweep(folder) if sweep else any(map(Path.exists, left))
     if there or "$" in given or (folder.exists() and not folder.is_dir()):
         return
-    missing = f"it holds no {what}" if folder.exists() else "there is no such folder"
     if sweep or len(settings) > 2:
-        return warn(f"{key}={folder}: {missing}; a new {what} begins there")
-    inside = [paths.folder for paths, _ in results_below(folder)] if folder.is_dir() else []
+        return warn(f"{key}={folder}: holds no {what}; a new {what} begins there")
     beside = [str(path) for path in folder.parent.glob("*") if path.is_dir()]
-    hint = f" {inside[-1]} is one." if inside else did_you_mean(given, {*beside} - {given})
-    raise ConfigError(f"{key}={folder}: {missing}, so no run to resume.{hint}")
+    hint = did_you_mean(given, {*beside} - {given})
+    raise ConfigError(f"{key}={folder}: holds no run to resume.{hint}")
 
 
 def _with_latest(settings: Sequence[str]) -> list[str]:
@@ -217,48 +187,36 @@ def _with_latest(settings: Sequence[str]) -> list[str]:
     return words
 
 
-def _with_earlier(settings: list[str]) -> tuple[list[str], list[str]]:
-    """Put the settings of the run that `resume=auto` continues before those that are typed.
+def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[str]]:
+    """Put the settings of the run that is resumed or forked before those that are typed.
 
-    Returns the folders of own YAML that it was started with, too.
+    Returns the folders of custom YAML that it was started with, too. The runs of a sweep get the
+    settings of their parents one by one, see `Parents`. Raises ConfigError where what is forked is
+    no run.
     """
-    folder = last_value(settings, "hydra.run.dir")
-    if last_value(settings, "resume") != "auto" or folder is None:
+    folder = last_value(settings, f"hydra.{'sweep' if sweep else 'run'}.dir")
+    paths = None if sweep or folder is None else RunPaths(Path(folder))
+    if paths and last_value(settings, "resume") == "auto" and paths.overrides.exists():
+        user_code.find_kept(paths.code)
+        earlier = [str(word) for word in OmegaConf.load(paths.overrides)]
+        typed = parse(["resume=auto", *settings])
+        kept = [
+            word
+            for word in earlier
+            if word not in settings and not any(replaces(each, parse_one(word)) for each in typed)
+        ]
+        own = own_folders_of(paths.hydra_settings)
+        return [*for_strategy(kept, earlier, settings), *settings], own
+    given = next((word for word in reversed(settings) if key_of(word) == "fork"), None)
+    if given is None:
         return settings, []
-    paths = RunPaths(Path(folder))
-    user_code.find_kept(paths.code)
-    own = own_folders_of(paths.hydra_settings)
-    if not paths.overrides.exists():
-        return settings, own
-    earlier = [str(word) for word in OmegaConf.load(paths.overrides)]
-    typed = parse(["resume=auto", *settings])
-    kept = [
-        word
-        for word in earlier
-        if word not in settings and not any(replaces(each, parse_one(word)) for each in typed)
-    ]
-    return [*for_strategy(kept, earlier, settings), *settings], own
-
-
-def with_parent(settings: Sequence[str], *, sweep: bool) -> tuple[list[str], list[str]]:
-    """Put the settings of the run that is forked before those that are typed.
-
-    Returns the folders of own YAML that it was started with, too. The runs of a sweep get their
-    settings one by one, see `Parents`. Raises ConfigError where what is forked is no run.
-    """
-    words = list(settings)
-    given = next((word for word in reversed(words) if key_of(word) == "fork"), None)
-    folder = last_value(words, f"hydra.{'sweep' if sweep else 'run'}.dir")
-    is_there = folder is not None and RunPaths(Path(folder)).overrides.exists()
-    if given is None or (is_there and "resume=auto" in words and not sweep):
-        return words, []  # the fork itself is there, and has all its settings
     known = Parents(Path(folder) if sweep and folder is not None else None)
     values = [value for value in _values(parse_one(given)) if not known.has(value)]
     runs = [RunPaths(named("fork", value)[0]) for value in values]
     for run in runs:
         user_code.find_kept(run.code)
     own = own_folders_of(runs[0].hydra_settings) if runs else []
-    return (words if sweep else known.with_words(words)), own
+    return (settings if sweep else known.with_words(settings)), own
 
 
 def _values(override: Override) -> list[str]:

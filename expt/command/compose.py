@@ -14,9 +14,8 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import hydra
 import yaml
@@ -60,23 +59,6 @@ _lock = threading.RLock()
 os.register_at_fork(
     before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
 )
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where the YAML of a command lies."""
-
-    own: tuple[str, ...] = ()
-    """Folders of a person's own YAML, searched after expt's."""
-    config_dir: Path | None = None
-    """A folder in place of expt's."""
-    config_name: str = "config"
-
-    @property
-    def folders(self) -> list[Path]:
-        """Every folder that is searched."""
-        own = [Path(folder.removeprefix("file://")) for folder in self.own]
-        return [*own, self.config_dir or conf_dir()]
 
 
 def parse(words: Sequence[str]) -> list[Override]:
@@ -125,19 +107,17 @@ class Composer:
     whatever else a word does, such as adding or deleting a key, is composed in full.
     """
 
-    def __init__(self, where: Where, hydra_words: Sequence[str] = ()) -> None:
-        self.where = where
-        typed = [word for word in hydra_words if not word.startswith("hydra.searchpath=")]
-        searched = [each for word in hydra_words if word not in typed for each in _listed(word)]
-        own = [each if "://" in each else f"file://{Path(each).resolve()}" for each in where.own]
-        paths = ",".join(map(quoted, [*own, *searched]))
-        self._folders = [word for word in typed if word.startswith(("hydra.run.", "hydra.sweep."))]
-        typed = [word for word in typed if word not in self._folders]
-        self._hydra_words = [*([f"hydra.searchpath=[{paths}]"] if paths else []), *typed]
-        file = f"{where.config_name}.yaml"
-        says = any("searchpath" in path.read_text() for path in _files(where, file))
-        self._main = where.config_name if says else None  # else it is read for each group in vain
-        self._bases, self._options = _kept(where, tuple(self._hydra_words))
+    def __init__(self, own: Sequence[str] = (), hydra_words: Sequence[str] = ()) -> None:
+        """With folders of custom YAML, and the words about Hydra itself."""
+        self.own = own
+        self._folders = [*map(Path, own), conf_dir()]
+        is_place = ("hydra.run.", "hydra.sweep.")
+        self._places = [word for word in hydra_words if word.startswith(is_place)]
+        self._hydra_words = [word for word in hydra_words if word not in self._places]
+        if own:
+            urls = (quoted(f"file://{Path(folder).resolve()}") for folder in own)
+            self._hydra_words.append(f"hydra.searchpath=[{','.join(urls)}]")
+        self._bases, self._options = ({}, {}) if self._hydra_words else _kept(_own_yaml())
         self._first: DictConfig | None = None
 
     def compose(self, words: Sequence[str]) -> DictConfig:
@@ -150,8 +130,8 @@ class Composer:
             composed: DictConfig = pickle.loads(base.composed)
             with read_write(composed.hydra):
                 composed.hydra.runtime.cwd = os.getcwd()
-                composed.hydra.overrides.hydra += self._folders
-                for value in [*map(parse_one, self._folders), *values]:
+                composed.hydra.overrides.hydra += self._places
+                for value in [*map(parse_one, self._places), *values]:
                     self._set(composed, value)
             if self._first is not None:  # `${now:}` is the same in all runs of a command
                 OmegaConf.copy_cache(from_config=self._first, to_config=composed)
@@ -182,7 +162,7 @@ class Composer:
         if group not in self._options:
             with _lock, self._initialized() as loader:
                 self._options[group] = loader.get_group_options(
-                    group, None, self._main, self._hydra_words
+                    group, None, None, self._hydra_words
                 )
         return self._options[group]
 
@@ -219,9 +199,8 @@ class Composer:
             if len(self._bases) >= MAX_BASES:
                 self._bases.pop(next(iter(self._bases)))
             with self._initialized():
-                composed = compose(
-                    self.where.config_name, [*self._hydra_words, *choices], return_hydra_config=True
-                )
+                words = [*self._hydra_words, *choices]
+                composed = compose("config", words, return_hydra_config=True)
             self._bases[choices] = _Base(composed)
         return self._bases[choices], values
 
@@ -249,7 +228,7 @@ class Composer:
         others, base, job = instance.hydra, version.getbase(), runtime.get("name")
         instance.clear()
         try:
-            folder = str((self.where.config_dir or conf_dir()).resolve())
+            folder = str(conf_dir().resolve())
             with initialize_config_dir(folder, job_name="expt", version_base=VERSION_BASE):
                 register_resolvers()
                 yield GlobalHydra.instance().config_loader()
@@ -265,34 +244,25 @@ class Composer:
         try:
             yield
         except COMPOSING as error:
-            raise as_config_error(error, words, self.where.folders) from error
+            raise as_config_error(error, words, self._folders) from error
 
 
 _Bases = dict[tuple[str, ...], "_Base"]
-_of_process: dict[object, tuple[_Bases, dict[str, list[str]]]] = {}
 
 
-def _files(where: Where, name: str) -> list[Path]:
-    return [path for folder in where.folders if (path := folder / name).is_file()]
-
-
-def _kept(where: Where, hydra_words: tuple[str, ...]) -> tuple[_Bases, dict[str, list[str]]]:
-    """Return what earlier commands of this process have composed of expt's own YAML, unchanged.
+@functools.lru_cache(maxsize=1)
+def _kept(_: tuple[str, ...]) -> tuple[_Bases, dict[str, list[str]]]:
+    """Return what earlier commands of this process have composed of the same YAML.
 
     So that a further `expt.run` does not wait 0.15 s for it.
     """
-    if where.own or where.config_dir or hydra_words:
-        return {}, {}
-    folder = str(conf_dir())
+    return {}, {}
+
+
+def _own_yaml() -> tuple[str, ...]:
+    folder = conf_dir()
     names = sorted(glob.glob("**/*.yaml", root_dir=folder, recursive=True))
-    texts = [Path(folder, name).read_text() for name in names]
-    if any("searchpath" in text or "oc.env" in text for text in texts):
-        return {}, {}
-    state = where, *zip(names, texts, strict=True)
-    with _lock:
-        if state not in _of_process:
-            _of_process.clear()
-        return _of_process.setdefault(state, ({}, {}))
+    return (*names, *(Path(folder, name).read_text() for name in names))
 
 
 class _Base:
@@ -348,8 +318,6 @@ def folder_of(composed: DictConfig, kind: str) -> Path:
 
 def environment_of(composed: DictConfig) -> dict[str, str]:
     """Return the variables that `hydra.job.env_set` gives to a run's workers."""
-    if not composed.hydra.job.env_set:
-        return {}
     with _resolving(composed):
         return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}
 
@@ -404,27 +372,9 @@ def enter_hydra(task: Callable[[DictConfig], Any], arguments: Sequence[str]) -> 
     hydra.main(config_path=str(conf_dir()), config_name="config", version_base=VERSION_BASE)(task)()
 
 
-class AskedByHydra(NamedTuple):
-    """The run that Hydra has called a task for."""
-
-    settings: dict[str, Any]
-    words: list[str]
-    folder: Path
-    sweep_folder: Path | None
-    env: dict[str, str]
-
-
-def asked_by_hydra(composed: DictConfig) -> AskedByHydra:
-    """Return what Hydra asks its task for; `composed` is what it has called it with."""
-    own = HydraConfig.get()
-    sweep = getattr(own.mode, "name", None) == "MULTIRUN"
-    return AskedByHydra(
-        settings=plain(composed, sweep=sweep),
-        words=_typed_in(own),
-        folder=Path(str(own.runtime.output_dir)),
-        sweep_folder=Path(str(own.sweep.dir)) if sweep else None,
-        env={str(key): str(value) for key, value in own.job.env_set.items()},
-    )
+def hydra_now() -> Any:
+    """Return Hydra's part of the configuration that it has called a task with."""
+    return HydraConfig.get()
 
 
 def register_resolvers() -> None:
@@ -449,21 +399,15 @@ def _resolving(composed: DictConfig) -> Iterator[None]:
         try:
             yield
         except COMPOSING as error:
-            raise as_config_error(error, _typed_in(composed.hydra)) from error
+            raise as_config_error(error, typed_in(composed.hydra)) from error
         finally:
             known.cfg = others
 
 
-def _typed_in(hydra: Any) -> list[str]:
+def typed_in(hydra: Any) -> list[str]:
+    """Return the words of a run from Hydra's part of its configuration."""
     words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     return [str(word) for word in words]
-
-
-def _listed(word: str) -> list[str]:
-    found = parse_one(word).value()
-    if not isinstance(found, list):
-        raise ConfigError(f"{word}: is a list; put brackets around it")
-    return [str(each) for each in found]
 
 
 def with_classes_added(words: Sequence[str]) -> list[str]:

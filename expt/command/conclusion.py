@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 
 from expt.config.user_code import is_of_main, targets
-from expt.errors import ExptError, warn
+from expt.errors import warn
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined
-from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, FoundRecord, total_costs
+from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, FoundRecord, device_s
 from expt.runs.sweep import by_objective, describe_copies, without_copies
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
-from expt.search.conclusion import NAMED, bad_trials, conclude_search
+from expt.search.conclusion import bad_trials, conclude_search
 
 
 def conclude(
@@ -30,24 +29,18 @@ def conclude(
     sort: str | None = None,
     *,
     reverse: bool = False,
-    failed_now: Mapping[Path, ExptError] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> None:
     """Write summary.csv and summary.md of a sweep; print the leaderboard and the failures.
 
-    `runs` are those of the folder, where they have just been read. `failed_now` has the folders of
-    runs known to have failed, of which a full disk may have kept the record, and why. `notes` are
-    lines of the command that ends.
+    `runs` are those of the folder, where they have just been read. `notes` are lines of the command
+    that ends.
     """
     runs, copies = without_copies(read_runs(folder) if runs is None else runs)
     if not runs:
         for note in notes:  # of a budget that no run could begin within, maybe
             say(console, note)
         return
-    for run in runs:
-        error = failed_now.get(run["folder"])
-        if error is not None and run["status"] != FAILED:
-            run["status"], run["error"] = FAILED, str(error)
     old = stale((run["folder"], run) for run in runs)
     try:
         console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
@@ -78,24 +71,24 @@ def _pruned(runs: Sequence[FoundRecord]) -> Iterator[str]:
     if not pruned:
         return
     total = sum(run["status"] != DAMAGED for run in runs)  # which count nowhere
+    yield f"pruned       {len(pruned)} of {total} runs"
     kept = by_objective((run["folder"], run) for run in pruned if run.get("resumable", True))
-    names = [folder.name for folder in kept[:NAMED]] + ["..."] * (len(kept) > NAMED)
-    few = f", {len(kept) or 'none'} of them with a checkpoint" * (len(kept) < len(pruned))
-    listed = f": {', '.join(names)}" if names else ""
-    yield f"pruned       {len(pruned)} of {total} runs{few}{listed}"
     if kept:
-        which, command = "it" if len(kept) == 1 else "one", resume_command(RunPaths(kept[0]))
-        yield f"      to train {which} to its end: {command}"
+        yield f"      to train the best to its end: {resume_command(RunPaths(kept[0]))}"
 
 
 def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:
     """Yield the cost of all runs together: the time of each device is counted."""
-    for kind, total in total_costs(runs).items():
-        runs_in_all = f"{total.runs} run{'s' * (total.runs > 1)}"
-        line = f"{kind + ' time':<13}{amount(total.device_s)} of {runs_in_all}"
-        if total.measured:
-            known = "" if total.measured == total.runs else f" of {total.measured} of them"
-            line += f", {kilowatt_hours(total.energy_j)}{known}"
+    spent = [run for run in runs if device_s(run) > 0]
+    for kind in ("core", "GPU"):
+        found = [run for run in spent if bool(run.get("devices")) == (kind == "GPU")]
+        if not found:
+            continue
+        line = f"{kind + ' time':<13}{amount(sum(map(device_s, found)))} of {len(found)} run"
+        line += "s" * (len(found) > 1)
+        if joules := [run["energy_j"] for run in found if "energy_j" in run]:
+            known = "" if len(joules) == len(found) else f" of {len(joules)} of them"
+            line += f", {kilowatt_hours(sum(joules))}{known}"
         yield line
 
 
@@ -134,13 +127,13 @@ def again(run: FoundRecord) -> str:
     if any(map(is_of_main, targets(run.get("config") or {}))):  # its folder has it, no command
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run["folder"])])
     words = shlex.split(str(run.get("command", "")))
-    words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
+    if words[:2] == ["python", "-m"]:
+        words = words[2:]
+    words = words[1:] if words[:1] == ["expt"] else []  # the words of a script are its own
     kept = [word for word in words if word not in ("-m", "--multirun", "-q", "--quiet")]
-    # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are
-    # the point's own.
-    searched = [word for word in kept if word.startswith("hydra.searchpath=")]
+    # Options such as --config-dir DIR stay; all settings are the run's own.
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.
     own = [word for word in run.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
-    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
-    return joined(["python", "-m", "expt", *kept, *searched, *own, *alone])
+    mode = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
+    return joined(["python", "-m", "expt", *kept, *own, *mode])

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from expt.config import keys as schema
-from expt.errors import ConfigError, did_you_mean, first_line
+from expt.errors import ConfigError, did_you_mean, first_line, listed
 from expt.runs.request import literal, quoted, unquoted
 
 
 def conf_dir() -> Path:
-    """Return the folder of the YAML that expt ships: in the package, or beside it in a checkout."""
+    """Return the folder of expt's YAML: in the package, or next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
@@ -50,7 +50,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def conf_here(settings: Sequence[str]) -> str | None:
-    """Return `conf` where the current folder has one with a group of ours, or one that is typed."""
+    """Return `conf` if it is here and has one of expt's groups, or a group that is typed."""
     here = Path("conf")
     if not here.is_dir() or here.resolve() == conf_dir().resolve():
         return None
@@ -63,8 +63,8 @@ def conf_here(settings: Sequence[str]) -> str | None:
 def refuse_hidden(folder: Path) -> None:
     """Raise ConfigError for a choice that expt has too, with other content: Hydra takes expt's."""
     for path in sorted(folder.glob("*/*.yaml")):
-        ours = conf_dir() / path.parent.name / path.name
-        if ours.is_file() and path.read_bytes() != ours.read_bytes():
+        shipped = conf_dir() / path.parent.name / path.name
+        if shipped.is_file() and path.read_bytes() != shipped.read_bytes():
             word = f"{path.parent.name}={path.stem}"
             raise ConfigError(
                 f"{path}: expt's own {word} would be taken; give the file another name"
@@ -135,10 +135,7 @@ def cannot_set(error: Exception, word: str, choice: str | None) -> ConfigError:
 
 
 def unknown_key(word: str, key: str, choice: str | None) -> str:
-    """Return what is wrong with `word`, beside this choice of its group.
-
-    It is None where a custom class is chosen, of which the key is an argument.
-    """
+    """Return what is wrong with `word` if this is the choice of its group; None: a custom class."""
     group = key.partition(".")[0]
     if choice is None:
         return f"{word}: the YAML has no key '{key}'; add it there, or type +{word}"
@@ -151,13 +148,7 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
         return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
     if key.endswith("._target_"):
         return f"{word}: there is no key '{key}'; add it with +{word}"
-    if near := nearest(key):
-        return f"{word}: there is no key '{key}'.{near}"
-    missing = f"{word}: there is no key '{key}'"
-    if "." in key or "=" not in word:
-        return f"{missing}."
-    folders = f"conf/{key} here, or in FOLDER/{key} with --config-dir FOLDER"
-    return f"{missing}; a group of your own has its YAML in {folders}"
+    return f"{word}: there is no key '{key}'.{nearest(key)}"
 
 
 def _instead(key: str, chosen: Path, having: Sequence[Path]) -> str:
@@ -196,7 +187,6 @@ def _no_value(key: str, words: Sequence[str]) -> str:
     if key != "dataset.targets" or not Path(*tables[-1:]).is_file():
         return f"{key}: has no value; set {key}=..."
     from expt.data.columns import columns_of  # late: few commands come here
-    from expt.data.kinds.table import listed
 
     names = listed([*columns_of(Path(tables[-1]))])
     return f"{key}: has no value; name a column, or a list of them: {tables[-1]} has {names}"
@@ -211,11 +201,11 @@ def quoted_form(word: str) -> str:
     return word if re.search(r"[][{},]", value) else f"{key}={quoted(value)}"
 
 
-def unknown_option(missing: str, options: Sequence[str] | None, folders: Sequence[Path]) -> str:
+def unknown_option(
+    missing: str, options: Sequence[str] | None, folders: Sequence[Path] = ()
+) -> str:
     """Return what is wrong with a choice of a group for which there is no file."""
     group, _, name = missing.rpartition("/")
-    if not group:
-        return f"{missing}: there is no such configuration; see --config-name and --config-path"
     files = (path for folder in folders for path in (folder / group).glob("*.yaml"))
     choices = sorted({*(options or ()), *(path.stem for path in files)})
     if not choices:

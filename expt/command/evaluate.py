@@ -11,7 +11,7 @@ from expt.command import terminal
 from expt.command.words import Parser
 from expt.errors import ConfigError, Interrupted, RunFailed
 from expt.launch import forkserver
-from expt.launch.launcher import launcher
+from expt.launch.launcher import refuse_in_torchrun
 from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.request import RunRequest
@@ -69,8 +69,7 @@ def evaluate(
 
     Raises ConfigError where that cannot be done, RunFailed or Interrupted as a run.
     """
-    if not launcher().starts_workers:
-        raise ConfigError("an evaluation cannot run inside torchrun; start it without torchrun")
+    refuse_in_torchrun("an evaluation")
     if best is not None and best < 1:
         raise ConfigError(f"--best {best}: give 1 or more")
     forkserver.warm()  # at once, beside what follows
@@ -102,23 +101,16 @@ def evaluate(
 
 
 def _chosen(folder: Path, best: int | None) -> list[Path]:
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: there is no such folder; name that of a run, or of a sweep")
-    if RunPaths(folder).result.exists():
-        if best is not None:
-            raise ConfigError(f"--best {best}: is for a sweep, and {folder} is a run; leave it out")
-        return [folder]
-    runs = [(paths.folder, record) for paths, record in results(folder)]
-    if not runs:
-        raise ConfigError(f"{folder}: is not a run, and holds none; name the folder of one")
+    """Return the run, or the best ones of a sweep; `found` refuses what is neither."""
     if best is None and not is_sweep(folder):
-        raise ConfigError(f"{folder}: holds {len(runs)} runs; name {runs[0][0]}, or type --best 1")
+        return [folder]
+    if RunPaths(folder).result.exists():
+        raise ConfigError(f"--best {best}: is for a sweep, and {folder} is a run; leave it out")
+    runs = ((paths.folder, record) for paths, record in results(folder))
     done = [(run, record) for run, record in runs if record.get("status") == COMPLETED]
-    ranked = by_objective(done)
-    if len({record["objective"]["name"] for _, record in done}) > 1 or not ranked:
-        why = "its runs have several objectives" if ranked else "none of its runs has completed"
-        raise ConfigError(f"{folder}: has no best run, {why}; name one, e.g. {runs[0][0]}")
-    return ranked[: best or 1]
+    if len({record["objective"]["name"] for _, record in done}) != 1:
+        raise ConfigError(f"{folder}: has no completed runs of one objective; name a run")
+    return by_objective(done)[: best or 1]
 
 
 def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command.command_line import readable, where_of
+from expt.command.command_line import own_folders, readable
 from expt.command.compose import Composer, Override, parse
 from expt.command.conf_files import keys
 from expt.config import secrets, user_code
@@ -40,21 +40,27 @@ _OF_CUSTOM = {*CUSTOM_DATASET_KEYS, "train", "test"}
 
 
 class Asked(NamedTuple):
-    """The overrides of an evaluation, by their keys."""
+    """The overrides of an evaluation."""
 
     run: Path
     """Its folder, or that of a sweep."""
     which: str
-    split: str | None
-    chosen: str | None
-    """Another dataset."""
-    dataset: dict[str, Any]
-    metrics: dict[str, Any]
-    how: dict[str, Any]
+    values: dict[str, Any]
+    """By their keys; `dataset` is the name of another one, or of its class."""
     words: list[str]
     """The overrides of the dataset."""
     config_dir: Path | None
     """The folder of custom YAML, if not conf."""
+
+    @property
+    def dataset(self) -> dict[str, Any]:
+        """The keys of the dataset."""
+        return self.below("dataset.")
+
+    def below(self, prefix: str) -> dict[str, Any]:
+        """Return the values of the keys that begin so, by the rest of the key."""
+        found = (key for key in self.values if key.startswith(prefix))
+        return {key.removeprefix(prefix): self.values[key] for key in found}
 
 
 class Settings(NamedTuple):
@@ -80,27 +86,11 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
     for key, choices in CHOICES.items():
         if values.get(key, choices[0]) not in choices:
             raise ConfigError(f"{key}={values[key]}: not one of {', '.join(choices)}")
-    folder, which = run_and_which(run, values.get("which"))
-
-    def below(prefix: str, start: str) -> dict[str, Any]:
-        found = (key for key in values if key.startswith(start))
-        return {key.removeprefix(prefix): values[key] for key in found}
-
-    chosen, arguments = values.get("dataset"), below("dataset.", "dataset.")
-    if isinstance(chosen, dict):  # a class in braces
-        arguments = {key: chosen[key] for key in chosen if key != "_target_"} | arguments
-        chosen = chosen.get("_target_", "").rpartition(".")[2]
-    return Asked(
-        run=folder,
-        which=which,
-        split=values.get("split"),
-        chosen=None if chosen is None else str(chosen),
-        dataset=arguments,
-        metrics=below("task.", "task.metrics"),
-        how={key: value for key, value in values.items() if key in HOW},
-        words=[word for word in typed if word.lstrip("+~").startswith("dataset")],
-        config_dir=config_dir,
-    )
+    if isinstance(chosen := values.get("dataset"), dict):  # a class in braces
+        name = str(chosen.pop("_target_", "")).rpartition(".")[2]
+        values = {**{f"dataset.{key}": chosen[key] for key in chosen}, **values, "dataset": name}
+    words = [word for word in typed if word.lstrip("+~").startswith("dataset")]
+    return Asked(*run_and_which(run, values.get("which")), values, words, config_dir)
 
 
 def _refuse(override: Override) -> None:
@@ -135,27 +125,30 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     user_code.find_kept(RunPaths(run).code)
     then = settings_of(record["config"])
     dataset = _dataset(then["dataset"], record["data"], asked)
-    task = _task(then["task"], asked.metrics)
+    task = _task(then["task"], asked.below("task."))
     node = {**then, **evaluation_values(), "dataset": dataset, "task": task}
-    for key, value in asked.how.items():
-        node = with_value(node, key.split("."), value)
+    for key in (key for key in HOW if key in asked.values):
+        node = with_value(node, key.split("."), asked.values[key])
     config = parse_evaluation(node, machine.detect())
     content = content_of(config, to_train=False)
     own = _is_of_run(record, config, content)
     if own:
         _refuse_leak(then["dataset"], asked)
-    elif not asked.chosen and not asked.dataset:
+    elif not any(key.startswith("dataset") for key in asked.values):
         warn("the dataset's files have changed; what is measured may hold training samples")
     _warn_of_custom_classes(record, config)
-    usual = "test" if record["data"].get("test_size") else "val"
-    split = asked.split or (usual if own else config.dataset.default_split)
+    split: Any = asked.values.get("split")
+    if split is None and own and not record["data"].get("test_size"):
+        warn("the run's dataset has no test set: val is measured")
+        split = "val"
+    split = split or ("test" if own else config.dataset.default_split)
     if own and split in ("train", "all"):
         warn(f"split={split}: the run was trained on these samples, or on some of them")
     other = None if own else _name(config, asked)
     evaluation = Evaluation(
         run=run.absolute(),
         which=asked.which,  # type: ignore[arg-type]
-        split=split,  # type: ignore[arg-type]
+        split=split,
         own_data=own,
         dataset=other,
     )
@@ -168,9 +161,9 @@ def _name(config: RunConfig, asked: Asked) -> str:
     """Return the name of another dataset, of a custom class with the arguments that are typed."""
     dataset = config.dataset
     if not dataset.custom_class:
-        return asked.chosen or dataset.name
+        return str(asked.values.get("dataset") or dataset.name)
     words = (f"{key}={value}" for key, value in asked.dataset.items())
-    name = asked.chosen or dataset.custom_class.rpartition(".")[2]
+    name = asked.values.get("dataset") or dataset.custom_class.rpartition(".")[2]
     return str(secrets.hidden(" ".join([name, *words])))
 
 
@@ -187,8 +180,8 @@ def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]
 
 def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
     """Return the settings of the run's dataset, or of another that is prepared like it."""
-    if asked.chosen not in (None, then["name"]):
-        composer = Composer(where_of(asked.config_dir, asked.words))
+    if asked.values.get("dataset") not in (None, then["name"]):
+        composer = Composer(own_folders(asked.config_dir, asked.words))
         node = composer.settings(asked.words, sweep=False)["dataset"]
         return _like(then, data, node, asked.dataset)
     node = dict(then)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import time
 from collections.abc import Sequence
@@ -48,19 +47,23 @@ def main(words: Sequence[str]) -> int:
     add("--preprocess", action="store_true", help=about)
     add("--tolerance", type=float, default=1e-4, metavar="X", help="allowed difference [1e-4]")
     add("--force", action="store_true", help="overwrite an existing file")
-    asked = parser.parse_args(list(words))
-    asked.run, asked.which = run_and_which(asked.run, asked.which)
-    found(asked.run, asked.which)
-    file = _file(asked.run, asked.format, asked.output, force=asked.force)
-    for option, value in (("batch-size", asked.batch_size), ("tolerance", asked.tolerance)):
-        if value is not None and not value > 0:
-            raise ConfigError(f"--{option} {value:g}: give a number above 0")
+    asked = vars(parser.parse_args(list(words)))
+    run, which = run_and_which(asked.pop("run"), asked.pop("which"))
+    found(run, which)
+    format = asked.pop("format")
+    file = _file(run, format, asked.pop("output"), force=asked["force"])
+    for key in ("batch_size", "tolerance"):
+        if asked[key] is not None and not asked[key] > 0:
+            raise ConfigError(f"--{key.replace('_', '-')} {asked[key]:g}: give a number above 0")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if asked.format == "onnx" and missing:
+    if format == "onnx" and missing:
         raise ConfigError(f"--format onnx: needs {', '.join(missing)}; pip install 'expt[onnx]'")
     began = time.monotonic()
     try:
-        done = _export(asked, file)
+        with Console(stderr=True).status("exporting"):
+            from expt.inference.export import export  # late: it imports torch
+
+            done = export(run, file, format, which=which, **asked)
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     console, size = Console(), f"{file.stat().st_size / 1e6:.1f} MB"
@@ -77,19 +80,3 @@ def _file(run: Path, format: str, output: Path | None, *, force: bool) -> Path:
     if file.exists() and not force:
         raise ConfigError(f"{file}: is there already; use --force, or --output FILE")
     return file
-
-
-def _export(asked: argparse.Namespace, file: Path) -> dict[str, str]:
-    with Console(stderr=True).status("exporting"):
-        from expt.inference.export import export  # late: it imports torch
-
-        return export(
-            asked.run,
-            file,
-            asked.format,
-            which=asked.which,
-            batch_size=asked.batch_size,
-            preprocess=asked.preprocess,
-            tolerance=asked.tolerance,
-            force=asked.force,
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from expt.command.conf_files import conf_dir, conf_here, groups, keys, read_yaml, refuse_hidden
+from expt.command.conf_files import (
+    conf_dir,
+    conf_here,
+    groups,
+    keys,
+    read_yaml,
+    refuse_hidden,
+    unknown_option,
+)
 from expt.command.words import WORDS, options_of
 from expt.config.keys import choices_of, described
 from expt.errors import ConfigError, did_you_mean
@@ -103,13 +110,10 @@ def _of_choices(
     """Yield the chosen option of each group, with what it is, and its rows."""
     chosen = ((group, name) for group, each in _chosen(words).items() for name in each.split(","))
     for group, name in chosen:
-        found = (path for folder in folders if (path := folder / group / f"{name}.yaml").is_file())
-        for path in itertools.islice(found, 1):
-            lines = path.read_text(encoding="utf-8").splitlines()
-            about = " ".join(
-                line.removeprefix("# ") for line in lines if line[:2] == "# " and line[2:3] != "@"
-            )
-            yield f"{group}={name}  {about}", keys_with_meaning(lines, f"{group}.")
+        paths = (folder / group / f"{name}.yaml" for folder in folders)
+        lines = next(filter(Path.is_file, paths)).read_text(encoding="utf-8").splitlines()
+        about = (line[2:] for line in lines if line[:2] == "# " and line[2:3] != "@")
+        yield f"{group}={name}  {' '.join(about)}", keys_with_meaning(lines, f"{group}.")
 
 
 def _is_below(row: str, words: Iterable[str]) -> bool:
@@ -143,8 +147,7 @@ def _refuse_unknown(arguments: Sequence[str], names: Mapping[str, Sequence[str]]
             )
         for name in value.split(",") if equals and group in names else ():
             if name not in names[group]:
-                hint = did_you_mean(name, names[group])
-                raise ConfigError(f"{word}: not one of {', '.join(names[group])}.{hint}")
+                raise ConfigError(unknown_option(f"{group}/{name}", names[group]))
 
 
 def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:
@@ -213,20 +216,10 @@ def completed(line: str) -> list[str]:
     """Return the words that the last one of `line` may become; a shell offers files for none."""
     typed = line.split() if line[-1:].strip() else [*line.split(), ""]
     *before, last = typed or [""]
-    found = _settings(last)
     if before and before[0] in WORDS:
-        if before[0] != "evaluate" or len(before) == 1:
-            return []
-        from expt.command.evaluation_settings import CHOICES, TYPED  # late: Hydra
-
-        choices = [f"{key}={choice}" for key, several in CHOICES.items() for choice in several]
-        found += [each for each in choices if each.startswith(last)]
-        keys = (*TYPED, *(f"{key.partition('.')[0]}." for key in TYPED if "." in key))
-        return sorted(
-            each for each in found if each.partition("=")[0] in keys or each[:8] == "dataset."
-        )
+        return []
     words = [] if before else [word for word in WORDS if word.startswith(last)]
-    return sorted({*words, *found})
+    return sorted({*words, *_settings(last)})
 
 
 def _settings(word: str) -> list[str]:

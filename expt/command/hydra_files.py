@@ -20,7 +20,7 @@ from expt.runs.result import Record
 OF_SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweep.")
 """What the keys begin with that only a sweep has."""
 USED = tuple(
-    "hydra.run.dir hydra.sweep.dir hydra.searchpath hydra.launcher hydra/launcher hydra.sweeper"
+    "hydra.run.dir hydra.sweep.dir hydra.launcher hydra/launcher hydra.sweeper"
     " hydra/sweeper hydra.callbacks hydra/callbacks hydra.mode hydra.job.env_set".split()
 )
 """What those of Hydra's keys begin with that expt reads."""
@@ -121,7 +121,7 @@ def own_folders_of(hydra_yaml: Path) -> list[str]:
     if not hydra_yaml.exists():
         return []
     found = OmegaConf.select(OmegaConf.load(hydra_yaml), "hydra.searchpath") or ()
-    return [str(folder) for folder in found]
+    return [str(folder).removeprefix("file://") for folder in found]
 
 
 def about_run(name: str, words: Sequence[str], config: object = None) -> Record:

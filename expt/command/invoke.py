@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
 from expt.command import command_line, compose, hydra_files, terminal
 from expt.command.run import Command, run_one
 from expt.command.words import Options
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
-from expt.launch.launcher import launcher
+from expt.launch.launcher import launcher, refuse_in_torchrun
 from expt.runs.paths import RunPaths
 from expt.runs.request import key_of, quoted
 
@@ -55,31 +55,35 @@ def _carry_out(this: Command, options: Options) -> None:
         raise ConfigError(f"{options.printing[0]}: works on the command line only")
     if options.printing:
         return _printed_by_hydra(options)
-    words, where = command_line.read(options, begins=this.how.starts_workers)
+    words, own = command_line.read(options, begins=not machine.is_external_worker())
     if folder := this.how.earlier_folder():  # where torchrun has started the workers again
         words.append(f"hydra.run.dir={quoted(folder)}")
     of_hydra = [word for word in words if key_of(word).startswith(("hydra.", "hydra/"))]
     this.words = [word for word in words if word not in of_hydra]
-    this.composer = compose.Composer(where, of_hydra)
+    this.composer = compose.Composer(own, of_hydra)
     fixed, axes = _split(this)
     this.swept = [compose.key_of(each) for each in axes]
     composed = this.composer.compose(fixed)
     sweep = options.sweep or hydra_files.is_sweep(composed)
     hydra_files.refuse_unused(composed, of_hydra, sweep=sweep or bool(axes))
     if sweep:
-        this.how.refuse_sweep("-m" if options.sweep else "sweep")
+        refuse_in_torchrun(f"{'-m' if options.sweep else 'sweep'}: a sweep")
         if not this.may_sweep:
             raise ConfigError(f"this makes several runs; {USE_SWEEP}")
         _refuse_several(this, composed, fixed, axes)
-        return _sweep(this, composed, words, options)
-    if axes:
+    elif axes:
         word = axes[0].input_line
-        fix = "add -m" if this.may_sweep and not this.from_python else USE_SWEEP
+        fix = USE_SWEEP if this.from_python else "add -m"
+        is_number = isinstance(OmegaConf.select(composed, axes[0].key_or_group), float)
+        if is_number and re.search(r"=\d+,\d+$", str(word)):
+            fix += f", or type a decimal point: {str(word).replace(',', '.')}"
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
-    if composed.get("search") is not None:
+    elif composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
     if reason := hydra_files.needs_hydra(composed):
         return _by_hydra(this, words, reason, options)
+    if sweep:
+        return _sweep(this, composed)
     run_one(this, composed)
 
 
@@ -94,10 +98,6 @@ def _split(this: Command) -> tuple[list[str], list[compose.Override]]:
             fixed.append(str(override.input_line))
             continue
         axes.append(override)
-        if override.key_or_group == "search":
-            raise ConfigError(
-                f"{override.input_line}: a search has one sampler; type a command for each"
-            )
         if this.composer.is_group(override.key_or_group):
             fixed.append(this.composer.values(override)[0])
     return fixed, axes
@@ -120,17 +120,15 @@ def _refuse_several(
                 )
 
 
-def _sweep(this: Command, composed: DictConfig, words: Sequence[str], options: Options) -> None:
+def _sweep(this: Command, composed: DictConfig) -> None:
     from expt.command.sweep import Grid, Sweep  # late: a single run does without it
 
-    if reason := hydra_files.needs_hydra(composed):
-        return _by_hydra(this, words, reason, options)
     this.words = [*hydra_files.named_axes(composed), *this.words]
     sweep = Sweep(this, composed)
     if composed.get("search") is not None:
-        from expt.command.search import search  # late: a grid does without it
+        from expt.command.search import SearchCommand  # late: a grid does without it
 
-        return search(sweep, this.words)
+        return SearchCommand(sweep, this.words).run()
     sweep.run_grid(Grid(this.words, this.composer))
 
 
@@ -140,18 +138,14 @@ def _printed_by_hydra(options: Options) -> None:
 
         return print_completions()
     words = [command_line.readable(word) for word in options.settings]
-    where = command_line.where_of(Path(options.config_dir) if options.config_dir else None, words)
-    compose.enter_hydra(
-        lambda _: None, [*options.printing, *_hydra_options(options, where), *words]
-    )
+    own = command_line.own_folders(options.config_dir, words)
+    of_hydra = [*options.printing, *_hydra_options(options, own)]
+    compose.enter_hydra(lambda _: None, [*of_hydra, *words])
 
 
-def _hydra_options(options: Options, where: compose.Where) -> list[str]:
-    named = [("--config-dir", where.own[0] if where.own else None)]
-    named += [("--config-path", options.config_path)]
-    found = [f"{name}={value}" for name, value in named if value]
-    name = [] if options.config_name == "config" else [f"--config-name={options.config_name}"]
-    return [*(["-m"] if options.sweep else []), *found, *name]
+def _hydra_options(options: Options, own: Sequence[str]) -> list[str]:
+    found = [f"--config-dir={folder}" for folder in own[:1]]
+    return ["-m", *found] if options.sweep else found
 
 
 def _by_hydra(this: Command, words: Sequence[str], reason: str, options: Options) -> None:
@@ -161,7 +155,7 @@ def _by_hydra(this: Command, words: Sequence[str], reason: str, options: Options
     from expt.command.by_hydra import HydraTask
 
     task = HydraTask(this)
-    compose.enter_hydra(task, [*_hydra_options(options, this.composer.where), *words])
+    compose.enter_hydra(task, [*_hydra_options(options, this.composer.own), *words])
 
 
 def _conclude(this: Command) -> None:
@@ -172,7 +166,7 @@ def _conclude(this: Command) -> None:
     folder, outcome = this.outcome.sweep_folder, this.outcome
     assert folder is not None
     try:
-        conclude(console, folder, failed_now=outcome.errors, notes=outcome.notes)
+        conclude(console, folder, notes=outcome.notes)
     except BrokenPipeError:
         raise RunFailed(UNREAD) from None
 
@@ -183,8 +177,7 @@ def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptEr
     if isinstance(error, BrokenPipeError):
         return RunFailed(UNREAD)
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):
-        return RunFailed(f"{f'{where}: ' if where else ''}{why}; what was saved before is kept")
+        return RunFailed(f"{where or 'the run'}: {why}; what was saved before is kept")
     key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"
-    typed = [word.partition("=")[2] for word in options.settings if key_of(word) == key]
-    folder = typed[-1] if typed else where or ""
+    folder = command_line.last_value(options.settings, key) or where
     return ConfigError(f"{key}={folder}: {why}; choose another folder, e.g. {key}=FOLDER")

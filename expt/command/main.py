@@ -21,7 +21,7 @@ from expt.errors import (
     refuse_undecoded,
 )
 from expt.launch import forkserver
-from expt.launch.launcher import adopt, launcher
+from expt.launch.launcher import adopt, refuse_in_torchrun
 
 
 def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
@@ -73,11 +73,10 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
         )
     adopt(os.environ)
     several = options.sweep or any(word.startswith("sweep=") for word in options.settings)
-    how = launcher()
     if several:
-        how.refuse_sweep("-m")
+        refuse_in_torchrun("-m: a sweep")
     try:
-        if how.starts_workers:
+        if not machine.is_external_worker():
             _start_importing(options, several=several)
         from expt.command.invoke import command  # late: it imports Hydra
     except KeyboardInterrupt:

@@ -55,13 +55,13 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
     from expt.command import compose
-    from expt.command.command_line import readable, where_of
+    from expt.command.command_line import own_folders, readable
     from expt.config.parse import parse
 
     words = list(map(readable, options.words))
     if several := [each for each in compose.parse(words) if each.is_sweep_override()]:
         raise ConfigError(f"{several[0].input_line}: plan looks at one run; name one value")
-    composed = compose.Composer(where_of(options.config_dir, words)).compose(words)
+    composed = compose.Composer(own_folders(options.config_dir, words)).compose(words)
     with open_dict(composed):
         if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
             composed.dataset.root = "."  # a plan reads only what its settings don't say

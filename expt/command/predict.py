@@ -18,13 +18,12 @@ from expt.command.words import Parser
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Plan
+from expt.launch.launcher import refuse_in_torchrun
 from expt.runs.named_checkpoint import run_and_which
 from expt.runs.view.text import say
 
 REPORTED = 10
 """Files that could not be read and are named; of the others the number is reported."""
-LINE_S = 10.0
-"""Between two lines of progress where there is no terminal."""
 EXAMPLES = """what you can give, depending on the run's dataset
   images            pictures, folders with pictures below them, or arrays (.npy, .npz) of images
   a table           .csv, .parquet, .npz, or a .npy of features: columns by name, without targets
@@ -60,8 +59,7 @@ def main(words: Sequence[str]) -> int:
     """
     asked = parse(words)
     output, force = asked.pop("output"), asked.pop("force")
-    if machine.is_external_worker():
-        raise ConfigError("expt predict cannot run inside torchrun; start it without torchrun")
+    refuse_in_torchrun("expt predict")
     chosen, to_file = Plan(**asked), output is not None and output != Path("-")
     masks = chosen.config.task.TARGETS == "mask"
     if masks and not to_file:
@@ -107,7 +105,7 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
     from expt.inference.predict import Predictor  # late: it imports torch
 
     predictor, console, began = Predictor(chosen), Console(stderr=not to_file), time.monotonic()
-    reported, line_at, noun = 0, began, chosen.noun
+    skipped, noun = predictor.skipped, chosen.noun
     with (
         _output(chosen, output, force=force) as write,
         bars.Progress(
@@ -120,30 +118,20 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
         task = progress.add_task("predict", total=chosen.total)
         for answers in predictor:
             write(answers, predictor.form)
-            for line in predictor.skipped[reported:REPORTED]:
-                warn(line)
-            reported = len(predictor.skipped)
             progress.update(task, completed=predictor.seen)
-            if to_file and not console.is_terminal and time.monotonic() - line_at > LINE_S:
-                line_at = time.monotonic()
-                say(console, f"predict {predictor.seen:,}/{chosen.total or '?'} {noun}s")
-        for line in predictor.skipped[reported:REPORTED]:
+        for line in skipped[:REPORTED]:
             warn(line)
-        if len(predictor.skipped) == predictor.seen:
+        if len(skipped) == predictor.seen:
             raise ConfigError(f"none of {predictor.seen} {noun}s could be read; nothing is written")
-    number, seconds = predictor.seen - len(predictor.skipped), time.monotonic() - began
+    number, seconds = predictor.seen - len(skipped), time.monotonic() - began
     if to_file:
         speed = f"{number / max(seconds, 1e-9):,.0f} {noun}s/s"
         on = f"in {seconds:.1f} s on {predictor.device}"
         say(console, f"predicted    {number:,} {noun}s {on}, {speed}")
         say(console, f"written      {output}")
-    if len(predictor.skipped) > REPORTED:
-        warn(f"{len(predictor.skipped) - REPORTED} more could not be read")
-    if predictor.skipped:
-        raise _LeftOut(
-            f"{len(predictor.skipped)} of {predictor.seen} {noun}s could not be read, and are left"
-            " out"
-        )
+    if skipped:
+        count = f"{len(skipped)} of {predictor.seen} {noun}s"
+        raise ExptError(f"{count} could not be read, and are left out")
     return 0
 
 
@@ -160,7 +148,3 @@ def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writi
         opened = writing.to_masks(output, chosen.files, chosen.masks_root, force=force)
     with opened as write:
         yield write
-
-
-class _LeftOut(ExptError):
-    """Some could not be read; all others were written."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -21,24 +20,16 @@ from expt.machine import Machine
 from expt.runs.attempt import in_one_line
 from expt.runs.result import COMPLETED
 from expt.runs.view.leaderboard import wide_console
-from expt.runs.view.text import about, brief, cells, mebibytes, say
-
-
-class Samples(NamedTuple):
-    """The runs are samples of a search's space, and stand for all of it."""
-
-    total: int
-    """How many the search has still to train."""
-    rungs: str | None
-    """By which some of them pause for good."""
+from expt.runs.view.text import about, brief, cells, mebibytes, plain_table, say
 
 
 def preflight(
-    jobs: Sequence[Job], machine: Machine, options: Options, samples: Samples | None = None
+    jobs: Sequence[Job], machine: Machine, options: Options, total: int | None = None
 ) -> None:
     """Try out a run of each kind among those that are not complete, and print what they take.
 
-    Raises ConfigError where some can't run by their settings, RunFailed where one can't for another
+    With a `total` they are samples of a search that has still so many trials to train. Raises
+    ConfigError where some can't run by their settings, RunFailed where one can't for another
     reason, and Interrupted on Ctrl-C; nothing is written.
     """
     kinds: dict[str, list[Job]] = {}
@@ -57,17 +48,17 @@ def preflight(
         raise refused[jobs[0]]
     console = wide_console()
     if rows := [(alike, each) for alike, each in tried if not each.error]:
-        console.print(_table(rows, of_sweep=len(jobs) > 1, count="tried" if samples else "runs"))
+        count = "runs" if total is None else "tried"
+        console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
     able = [(request_of(job), each) for alike, each in rows for job in alike]
-    lengths = [(request.config, each.seconds(request)) for request, each in able]
-    _print_total(console, lengths, machine, options, samples)
+    lengths = [(request.config, each.seconds(request.config)) for request, each in able]
+    _print_total(console, lengths, machine, options, total)
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")
     if refused:
         by_settings = all(isinstance(why, ConfigError) for why in refused.values())
-        what = "trials" if samples else "runs"
-        told = f"{len(refused)} of {len(jobs)} {what} cannot run as they are"
-        raise ConfigError(told) if by_settings else RunFailed(told)
+        text = f"{len(refused)} of {len(jobs)} runs cannot run as they are"
+        raise ConfigError(text) if by_settings else RunFailed(text)
 
 
 def _kind(config: RunConfig) -> str:
@@ -78,11 +69,8 @@ def _kind(config: RunConfig) -> str:
 
 
 def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("runs like")
-    lengths_of = ("a step", "an evaluation", "a run")
-    for column in (count, "each needs", "memory of a worker", *lengths_of):
-        table.add_column(column, justify="right")
+    needed = ("each needs", "memory of a worker", "a step", "an evaluation", "a run")
+    table = plain_table(("runs like", count, *needed), left=["runs like"])
     for alike, tried in rows:
         config, found = request_of(alike[0]).config, tried.record["metrics"]
         cores = f"{config.world_size * config.threads} cores"
@@ -90,7 +78,7 @@ def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count
         memory = mebibytes(found["memory/worker_mib"])
         if "memory/gpu_mib" in found:
             memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
-        lengths = sorted(tried.seconds(request_of(job)) for job in alike)
+        lengths = sorted(tried.seconds(request_of(job).config) for job in alike)
         a_run = " to ".join(dict.fromkeys(about(length) for length in (lengths[0], lengths[-1])))
         step, evaluation = brief(found["step_s"]), brief(found["eval_s"])
         name = alike[0].name if of_sweep else f"{word(config.model)} on {word(config.dataset)}"
@@ -103,24 +91,15 @@ def _print_total(
     lengths: Sequence[tuple[RunConfig, float]],
     machine: Machine,
     options: Options,
-    samples: Samples | None,
+    total: int | None,
 ) -> None:
+    by = "" if total is None else f", judged by the {len(lengths)} tried"
+    if total is not None:
+        lengths = [*itertools.islice(itertools.cycle(lengths), total)]
     if not lengths:
         return
-    by = ""
-    if samples:
-        several = len(lengths) > 1
-        by = f", judged by the {f'{len(lengths)} that were' if several else 'one'} tried"
-        if samples.rungs:
-            by += f", or less, as search.rungs={samples.rungs} stops some early"
-        lengths = [*itertools.islice(itertools.cycle(lengths), samples.total)]
-        if not lengths:
-            return say(console, "nothing is left to train: the search has all its trials")
-    total = together_s(lengths, machine, options)
-    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + total))
+    seconds = together_s(lengths, machine, options)
+    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + seconds))
     what = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
     where = f"{len(machine.gpus)} GPUs" if lengths[0][0].num_gpus else f"{machine.cpus} cores"
-    if any(config.early_stop for config, _ in lengths):
-        by += ", or less where early_stop ends some"
-    line = f"{what} about {about(total)} on {where}{by}: until {end}, if it begins now"
-    say(console, line)
+    say(console, f"{what} about {about(seconds)} on {where}{by}: until {end}, if it begins now")

@@ -15,11 +15,11 @@ from expt import machine
 from expt.command.conclusion import conclude, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
-from expt.runs.paths import RunPaths, is_sweep, write_atomically
+from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, LOST, FoundRecord
-from expt.runs.sweep import copies_among, describe_copies, without_copies
+from expt.runs.sweep import without_copies
 from expt.runs.view import comparison
-from expt.runs.view.comparison import as_csv, print_listing, side_by_side
+from expt.runs.view.comparison import listing_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
@@ -72,13 +72,12 @@ def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
 
 def _judge(asked: argparse.Namespace) -> None:
     """Print whether the settings of the runs differ by more than chance."""
-    runs = [run for folder in asked.folders for run in _below(folder)]
-    copies = copies_among((RunPaths(run.folder), run.result) for run in runs)
     with _naming("--filter"):
-        runs = chosen([run for run in runs if run.folder not in copies], asked.filter)
+        runs = chosen([run for folder in asked.folders for run in _below(folder)], asked.filter)
     records: list[FoundRecord] = [{**run.result, "folder": run.folder} for run in runs]
     if asked.metric is not None:
-        comparison.check_metric(asked.metric, records)
+        with _naming("--metric"):
+            check_key(asked.metric, runs)
     kept = _within_limits(records)
     notes = list[str]()
     if left_out := len(records) - len(kept):
@@ -89,8 +88,6 @@ def _judge(asked: argparse.Namespace) -> None:
         raise ConfigError("; ".join([str(error), *notes])) from None
     console = wide_console()
     console.print(comparison.verdict_table(found))
-    if copies:
-        notes.append(f"left out: {describe_copies(copies)}")
     for line in (*found.notes, *notes):
         say(console, line)
 
@@ -142,11 +139,11 @@ def report(console: Console, asked: argparse.Namespace) -> None:
         return
     runs = _asked_for(runs, asked)
     if asked.csv == "-":
-        sys.stdout.write(as_csv(runs))
+        sys.stdout.write(listing_csv(runs))
         return
     if asked.csv:
         try:
-            write_atomically(Path(asked.csv), as_csv(runs))
+            write_atomically(Path(asked.csv), listing_csv(runs))
         except OSError as error:
             raise ConfigError(f"--csv {asked.csv}: {error.strerror}") from None
     if asked.plot:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -21,10 +20,11 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
-from expt.launch.launcher import launcher
+from expt.launch.launcher import launcher, refuse_in_torchrun
 from expt.runs import paths, provenance
+from expt.runs.named_checkpoint import no_run
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_any, results
+from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_any
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""
@@ -58,16 +58,12 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     from expt.command.run import Command, train  # late: Hydra
 
     how = launcher()
-    if not how.starts_workers:
-        raise ConfigError("a rerun cannot run inside torchrun; start it without torchrun")
+    refuse_in_torchrun("a rerun")
     then = result_of_any(RunPaths(folder))
     if then.get("status") == DAMAGED:
         raise ConfigError(f"{RunPaths(folder).result}: is damaged")
-    if not then and (found := [paths.folder for paths, _ in results(folder)]):
-        example = shlex.join([*provenance.program().split(), "rerun", str(found[0])])
-        raise ConfigError(f"{folder}: holds {len(found)} runs; name one of them, e.g. {example}")
     if not {"config", "identity", "arguments"} <= then.keys():
-        raise ConfigError(f"{folder}: holds no run to repeat; name the folder of one")
+        raise ConfigError(f"{folder}: {no_run(folder)}")
     user_code.find_kept(RunPaths(folder).code)
     config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):

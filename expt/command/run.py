@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -23,10 +23,13 @@ from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
-from expt.launch.part import Launcher
+from expt.launch.launcher import Launcher
 from expt.runs.paths import RunPaths, refuse_mixed
 from expt.runs.request import RunRequest, key_of
 from expt.runs.result import COMPLETED, FAILED, PRUNED, Record, objective_of, read_result
+
+if TYPE_CHECKING:
+    from expt.launch.torchrun import ExternalWorker
 
 
 @dataclass
@@ -47,10 +50,8 @@ class Outcome:
     def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
         """Take in a run of this status, which `error` has ended."""
         self.ended.pop(run_paths, None)  # it was pruned by an earlier command
-        if status not in (COMPLETED, PRUNED, FAILED):
-            self.num_unfinished += 1
-            return
-        self.ended[run_paths] = status
+        if status in (COMPLETED, PRUNED, FAILED):
+            self.ended[run_paths] = status
         if status == FAILED and error is not None:
             self.errors[run_paths.folder] = error
 
@@ -82,7 +83,7 @@ class Outcome:
 class Command:
     """What the parts of one command share."""
 
-    how: Launcher
+    how: Launcher | ExternalWorker
     typed_at: float
     console: Console
     may_sweep: bool = True
@@ -126,7 +127,7 @@ def train(
     settings: Mapping[str, Any],
     paths: RunPaths,
     env: Mapping[str, str],
-    on_start: Callable[[], None] | None = None,
+    on_start: Callable[[], None] = lambda: None,
     about: Record | None = None,
 ) -> float | None:
     """Train one run in its folder; `on_start` is called once the folder is the run's.
@@ -143,6 +144,7 @@ def train(
             typed_at=this.typed_at,
             about={**about_run(paths.folder.name, this.words, config), **(about or {})},
             env=env,
+            on_start=on_start,
         )
         if config.preflight:
             from expt.command.preflight import preflight  # late: tables
@@ -151,7 +153,7 @@ def train(
             remove_unused(paths)
             return None
         this.sending.follow(config, paths.folder)
-        this.how.carry_out(request, on_start, this.console)
+        this.how.carry_out(request, this.console)
     except (ConfigError, Interrupted):
         if not is_there:  # else what is there is of before
             remove_unused(paths)
@@ -162,10 +164,7 @@ def train(
 
 
 def refuse_overruled(composed: DictConfig, words: Sequence[str]) -> None:
-    """Raise ConfigError where a typed choice leaves another class in place than its own.
-
-    An experiment may have a custom class, beside which the keys of the choice would count only.
-    """
+    """Raise ConfigError for a typed choice whose place an experiment gives to a custom class."""
     typed = {key_of(word): word for word in words}
     for group, members in GROUPS.items():
         choice = typed.get(group, "").partition("=")[2]

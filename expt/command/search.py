@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import re
@@ -12,18 +11,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from expt.command.compose import (
-    ChoiceSweep,
-    Composer,
-    IntervalSweep,
-    Override,
-    RangeSweep,
-    key_of,
-    parse,
-    parse_one,
-)
+from expt.command import compose
+from expt.command.compose import Composer, Override, key_of, parse, parse_one
 from expt.command.hydra_files import last_of_each
-from expt.command.preflight import Samples
 from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
@@ -53,13 +43,6 @@ BATCH = 8
 """Trials that are chosen together where another launcher than the pool starts the runs."""
 NEAR = 32
 """How far the integers of a trial are moved to those with which a run can be."""
-NAMED = 3
-"""Settings that a warning names."""
-
-
-def search(sweep: Sweep, words: Sequence[str]) -> None:
-    """Run the search of `words`. Raises ConfigError, Interrupted."""
-    SearchCommand(sweep, words).run()
 
 
 class SearchCommand:
@@ -72,12 +55,15 @@ class SearchCommand:
         self._fixed, self._axes = self._parted(words)
 
     def run(self) -> None:
-        """Search until there are as many trials as were asked for."""
+        """Search until there are as many trials as were asked for.
+
+        Raises ConfigError, Interrupted.
+        """
         sweep = self._sweep
         search = self._search()
         if sweep.is_preflight:
-            corners = [self._run(*each) for each in enumerate(self._samples())]
-            return sweep.try_out(corners, Samples(search.num_left, self._settings.rungs))
+            corners = (self._run(*each) for each in enumerate(self._space.corners()))
+            return sweep.try_out(corners, search.num_left)
         if sweep.is_dry_run:
             return self._dry_run(search)
         total = max(self._settings.runs, search.count)
@@ -88,15 +74,13 @@ class SearchCommand:
                 lambda *each: self._rounds(search, *each), display, (Diverged, OutOfMemory)
             )
         finally:
-            for line in self._at_end(search):
-                sweep.note(line)
+            sweep.outcome.notes += self._at_end(search)
 
     def _dry_run(self, search: Search) -> None:
         """Show the next trial; those after it depend on its result."""
         found = search.suggest() if search.count < self._settings.runs else None
-        runs = [] if found is None else [self._run(*found)]
-        if runs:
-            show_dry_run(runs, len(runs))
+        if found is not None:
+            show_dry_run([self._run(*found)])
         what = "no further trial" if found is None else f"trial {search.count + 1}"
         before = f"; {len(search.unfinished)} continue first" if search.unfinished else ""
         say(leaderboard.wide_console(), f"{what} of {self._settings.runs}{before}")
@@ -164,22 +148,6 @@ class SearchCommand:
             )
         return found[0]
 
-    def _samples(self) -> list[Values]:
-        """Return the corners; the values of one that is refused also with those of valid ones."""
-        corners, every = self._space.corners(), self._space.parameters
-        valid = [values for values in corners if self._is_valid(values)]
-        for values in [values for values in corners if values not in valid]:
-            for name, value in values.items():
-                if any(point.get(name) == value for point in valid):
-                    continue
-                known = ({**point, name: value} for point in valid)
-                others = (
-                    self._space.point(point.get(each.name, each.at(0.5)) for each in every)
-                    for point in known
-                )
-                valid += [other for other in others if self._is_valid(other)][:1]
-        return [*corners, *(values for values in valid if values not in corners)]
-
     def _is_valid(self, values: Values) -> bool:
         try:
             self._config_of(values)
@@ -221,19 +189,17 @@ class SearchCommand:
         return [key.removesuffix(".name") for key in differing] or ["its data or code"]
 
     def _warn_of_others(self, others: Mapping[str, Sequence[str]]) -> None:
-        if not others:
-            return
-        names = list(dict.fromkeys(key for differing in others.values() for key in differing))
-        named = ", ".join([*names[:NAMED], *["..."] * (len(names) > NAMED)])
-        named = named or "outside the space"
-        warn(
-            f"hydra.sweep.dir={self._sweep.folder}: has {len(others)} runs of other settings"
-            f" ({named}), which are no trials of this search"
-        )
+        if others:
+            names = dict.fromkeys(key for differing in others.values() for key in differing)
+            warn(
+                f"hydra.sweep.dir={self._sweep.folder}: has {len(others)} runs of other settings"
+                f" ({', '.join(names) or 'outside the space'}), which are no trials of this search"
+            )
 
     def _run(self, number: int, values: Values) -> SweepRun:
         words = [*self._fixed, *self._space.words(values)]
-        run = self._sweep.open().trial(words, OfSearch(number=number), self._keys)
+        of_search = OfSearch(number=number)
+        run = self._sweep.open().run(words, number, self._keys, search=of_search)
         self._sweep.send_along(run)
         return run
 
@@ -253,11 +219,10 @@ class SearchCommand:
         for trial in search.trials:
             if trial.folder is None or trial in unfinished:
                 continue
-            counts = trial.number is not None
-            if counts:
+            if trial.number is not None:
                 display.known(trial.folder if trial.status == PRUNED else None)
-            if counts or trial.status in (COMPLETED, PRUNED):
-                self._sweep.known(RunPaths(trial.folder), trial.status, counts=counts)
+            if trial.status in (COMPLETED, PRUNED):
+                self._sweep.outcome.add(RunPaths(trial.folder), trial.status)
         has_room = runner.has_room if isinstance(runner, Pool) else None
         batch = self._settings.batch or (None if has_room else BATCH)
         search.begin(make, has_room=has_room, finish=runner.finish, batch=batch)
@@ -269,17 +234,10 @@ class SearchCommand:
     def _at_end(self, search: Search) -> Iterator[str]:
         if search.is_exhausted:
             yield f"search       ends after {search.count} trials: the space has no further one"
-        budget, total = self._budget, self._settings.runs
-        if budget is None:
-            return
-        if search.is_spent:
-            yield (
-                f"budget       {budget.text} is used up: {search.count} of {total} trials have"
-                " begun; to continue, type the command with a larger search.budget"
-            )
-        else:
+        if (budget := self._budget) is not None:
             left_s = max(0.0, budget.left_s(search.spent_s))
-            yield f"budget       {left_s:.0f} s of {budget.text} are left"
+            begun = f"{search.count} of {self._settings.runs} trials have begun"
+            yield f"budget       {left_s:.0f} s of {budget.text} are left; {begun}"
 
 
 def _plain(node: Any) -> Any:
@@ -402,14 +360,13 @@ def _is_fixed(
 
 def _parameter(override: Override, composer: Composer) -> Parameter:
     """Return an axis as it was typed; an interval may still turn out to be of integers."""
-    override = copy.deepcopy(override)  # it is shared
     sweep, name, typed = override.value(), key_of(override), override.get_key_element()
     word = override.input_line
     log = "log" in getattr(sweep, "tags", ())
-    if isinstance(sweep, IntervalSweep | RangeSweep):
+    if isinstance(sweep, compose.IntervalSweep | compose.RangeSweep):
         if composer.is_group(override.key_or_group):
             raise ConfigError(f"{word}: {name} is chosen by name; give several, e.g. {name}=A,B")
-        read = _interval if isinstance(sweep, IntervalSweep) else _range
+        read = _interval if isinstance(sweep, compose.IntervalSweep) else _range
         found = read(name, str(word), sweep, log, typed)
         if not (math.isfinite(found.low) and math.isfinite(found.high)):
             raise ConfigError(f"{word}: needs two finite ends")
@@ -420,8 +377,6 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
         return found
     if log:
         raise ConfigError(f"{word}: choices have no scale; leave tag(log, ...) out")
-    if isinstance(sweep, ChoiceSweep):
-        sweep.shuffle = False
     words = dict.fromkeys(composer.values(override))
     texts = [each.partition("=")[2] for each in words]
     meant = [_listed(parse_one(f"{name}={text}").value()) for text in texts]
@@ -481,11 +436,9 @@ def _typed(
 
 
 def _is_integer_of_custom(parameter: Parameter, settings: Any) -> bool:
-    above, is_custom = settings, False
-    for part in parameter.name.split("."):
-        is_custom |= isinstance(above, Mapping) and "_target_" in above
-        above = above.get(part) if isinstance(above, Mapping) else None
-    return is_custom and all(type(each) is int for each in (above, parameter.low, parameter.high))
+    known, group = keys.flat(settings), parameter.name.partition(".")[0]
+    values = (known.get(parameter.name), parameter.low, parameter.high)
+    return f"{group}._target_" in known and all(type(each) is int for each in values)
 
 
 def _has(settings: Any, name: str) -> bool:

@@ -7,9 +7,8 @@ import dataclasses
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
@@ -18,7 +17,7 @@ from expt import machine
 from expt.command import compose
 from expt.command.compose import Composer, Override, key_of, parse, parse_one
 from expt.command.hydra_files import last_of_each, launcher_name, launcher_options, remove_unused
-from expt.command.preflight import Samples, preflight
+from expt.command.preflight import preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.groups import GROUPS
@@ -34,7 +33,7 @@ from expt.runs import paths
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined, quoted
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, Record, results
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record, results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,24 +41,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expt.command.run import Command
+    from expt.launch.submitit_jobs import Queue
 
-Rounds: TypeAlias = Callable[["SweepObserver", "Runner"], Iterable[Iterator[Job | None]]]
-
-LOOK_S = 2.0
-"""How long a sweep that has stopped looks for runs that are complete; each takes 1 ms."""
-
-
-class Runner(Protocol):
-    """Runs jobs to their ends: expt.launch.pool here, expt.launch.submitit_jobs elsewhere."""
-
-    def run(self, source: Iterator[Job | None]) -> None:
-        """Run every job that `source` yields; None is "nothing now".
-
-        Raises KeyboardInterrupt, with everything stopped and recorded.
-        """
-
-    def finish(self, why: str) -> None:
-        """Start no further job, and let those that run save and end."""
+Runner: TypeAlias = "Pool | Queue"
+"""What runs jobs to their ends: the pool here, or a cluster's queue."""
+Rounds: TypeAlias = Callable[["SweepObserver", Runner], Iterable[Iterator[Job | None]]]
 
 
 class Sweep:
@@ -81,8 +67,7 @@ class Sweep:
             raise ConfigError(f"preflight=true: is for this machine; leave out {launcher}")
         self.machine = machine.detect() if self._is_here else _node(options)
         self._opened: SweepFolder | None = None
-        self._num_known, self._is_sent = 0, False
-        self.console = command.console
+        self.console, self.outcome = command.console, command.outcome
 
     def open(self) -> SweepFolder:
         """Return the runs of the folder, from now on this command's.
@@ -109,43 +94,28 @@ class Sweep:
         Raises ConfigError where another command is at work in the folder, Interrupted on Ctrl-C.
         """
         grid.check(self.machine)
-        folder, console = self.open(), self._command.console
-
+        folder = self.open()
         runs = (folder.run(words, at, grid.keys) for at, words in enumerate(grid))
         if self.is_preflight:
-            return self.try_out(list(runs))
+            return self.try_out(runs)
         if self.is_dry_run:
-            return show_dry_run(runs, len(grid))
-
-        def rounds(observer: SweepObserver, _: Runner) -> Iterator[Iterator[Job]]:
-            yield self._jobs(runs, observer)
-            until = time.monotonic() + LOOK_S
-            for run in runs:  # it has stopped early, and others may be complete
-                if run.job.status == COMPLETED:
-                    observer.take(run)
-                if time.monotonic() > until:
-                    break
-
-        self.carry_out(rounds, SweepObserver(console, total=len(grid), folder=self.folder))
-        if folder.is_of_others:
-            warn(
-                f"hydra.sweep.dir={self.folder}: the runs that were there are of another grid; type"
-                " that grid to resume them (longer ones continue from them with resume=auto)"
-            )
+            return show_dry_run(runs)
+        observer = SweepObserver(self.console, total=len(grid), folder=self.folder)
+        self.carry_out(lambda *_: [self._jobs(runs, observer)], observer)
 
     def run_points(
         self, points: Sequence[Sequence[str]], first: int, observer: SweepObserver
     ) -> list[Job]:
-        """Run what another sweeper than ours asks for; returns the job of each point."""
+        """Run the points of one of Hydra's sweepers; returns the job of each."""
         folder, keys = self.open(), self._command.swept
         found = [folder.run(words, number, keys) for number, words in enumerate(points, first)]
         self.carry_out(lambda *_: [self._jobs(found, observer)], observer)
         return [run.job for run in found]
 
-    def try_out(self, runs: Sequence[SweepRun], samples: Samples | None = None) -> None:
-        """Try each kind of these runs, and train none."""
+    def try_out(self, runs: Iterable[SweepRun], total: int | None = None) -> None:
+        """Try each kind of these runs, and train none; see `preflight`."""
         jobs = [*dict.fromkeys(run.job for run in runs)]
-        preflight(jobs, self.machine, Options(**self._options), samples)
+        preflight(jobs, self.machine, Options(**self._options), total)
 
     def carry_out(
         self, rounds: Rounds, observer: SweepObserver, spared: tuple[type[ExptError], ...] = ()
@@ -154,7 +124,7 @@ class Sweep:
 
         Raises Interrupted on Ctrl-C.
         """
-        runs, outcome, self._command.began = observer.runs, self._command.outcome, True
+        runs, self._command.began = observer.runs, True
         runner = self._runner(observer)
         record = OmegaConf.to_yaml(self.config)  # what was asked for, as Hydra writes it
         (self.folder / paths.SWEEP_RECORD).write_text(record, encoding="utf-8")
@@ -163,42 +133,26 @@ class Sweep:
                 for source in rounds(observer, runner):
                     runner.run(source)
         except KeyboardInterrupt:
-            words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
-            words.append(f"hydra.sweep.dir={quoted(self.folder)}")
-            again = joined(["python", "-m", "expt", *words])
+            again = f"hydra.sweep.dir={quoted(self.folder)}"
+            if not self._command.from_python:  # whose argv is its own
+                words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
+                again = joined(["python", "-m", "expt", *words, again])
             raise Interrupted(f"interrupted; to continue: {again}") from None
         finally:
-            outcome.sweep_folder = self.folder
-            outcome.add_jobs(runs, spared)
-            seen = self._num_known + sum(map(len, runs.values()))
-            outcome.num_unfinished += max(0, observer.total - seen)
+            self.outcome.sweep_folder = self.folder
+            self.outcome.add_jobs(runs, spared)
+            self.outcome.num_unfinished += observer.num_unfinished
             for job in runs:
                 if job.status in (QUEUED, INTERRUPTED):
                     remove_unused(job.paths)
         self._refuse_if_all_were(list(runs))
 
-    def known(self, run_paths: RunPaths, status: str, *, counts: bool = True) -> None:
-        """Take in a run of an earlier command that is not to be run again.
-
-        It `counts` where it is one of those that were asked for.
-        """
-        self._num_known += counts
-        if status in (COMPLETED, PRUNED):
-            self._command.outcome.add(run_paths, status)
-
-    def note(self, line: str) -> None:
-        """Print the line at the command's end."""
-        self._command.outcome.notes.append(line)
-
     def send_along(self, run: SweepRun) -> None:
-        """Send the sweep to the dashboards of its first run.
+        """Send the sweep to the dashboards of this run.
 
         Raises ConfigError as expt.dashboards.sender does.
         """
-        if run.job.request is None or self._is_sent:
-            return
-        self._is_sent = True
-        if not (self.is_dry_run or self.is_preflight):
+        if run.job.request and not (self.is_dry_run or self.is_preflight):
             self._command.sending.follow(run.job.request.config, self.folder)
 
     def _jobs(self, found: Iterable[SweepRun], observer: SweepObserver) -> Iterator[Job]:
@@ -225,11 +179,10 @@ class Sweep:
             job.paths.folder for job in refused
         }:
             return
-        self._command.outcome.sweep_folder = None
+        self.outcome.sweep_folder = None
         for job in refused:
             job.paths.remove_refused()
-            job.paths.lock.unlink(missing_ok=True)
-            job.paths.folder.rmdir()
+            remove_unused(job.paths)
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
     def _leave(self) -> None:
@@ -346,29 +299,25 @@ class Grid:
         Raises ConfigError for what no run of the grid can have; that two of them do not fit is
         said when their run's turn comes.
         """
-        first = [values[0] for values in self._lists]
-        chosen, wrong = dict[str, list[object]](), list[str]()
-        choices = [each for each, _ in self._axes if self._chooses(each)]
-        several = {each.key_or_group for each in choices}
+        first, chosen = [values[0] for values in self._lists], dict[str, list[object]]()
+        several = {each.key_or_group for each, _ in self._axes if self._chooses(each)}
         sets_any = bool(several - GROUPS.keys())  # an experiment, or a custom group
         for at, values in enumerate(self._lists):
             override = parse_one(values[0])
+            above, dot, _ = override.key_or_group.partition(".")
             if len(values) > 1 and self._chooses(override):
                 for value in values:
                     self._composer.compose([*first[:at], value, *first[at + 1 :]])
-            elif len(values) > 1 and not override.is_delete():
-                above = override.key_or_group.partition(".")[0]
-                if not ("." in override.key_or_group and (above in several or sets_any)):
-                    found: list[object] = [each.value() for each in parse(values[:MAX_VALUES])]
-                    known = [each for each in found if "${" not in str(each)]
-                    chosen[override.key_or_group] = known
+            elif len(values) > 1 and not (dot and (above in several or sets_any)):
+                found: list[object] = [each.value() for each in parse(values[:MAX_VALUES])]
+                known = [each for each in found if "${" not in str(each)]
+                chosen[override.key_or_group] = known
         self._composer.compose(first)
         try:
             settings = self._composer.settings(first, sweep=True)
         except ConfigError:  # said when the run's turn comes
             return
-        wrong += wrong_values(settings, chosen, machine)
-        if wrong:
+        if wrong := wrong_values(settings, chosen, machine):
             raise ConfigError(wrong)
 
     def _chooses(self, override: Override) -> bool:

@@ -29,8 +29,6 @@ PRINTED_S = 1.0
 """How often the logs of all running workers are looked at."""
 LINES_S = 0.1
 """How often lines that can wait are printed: each print takes 0.1 ms, on a terminal more."""
-TELL_S = 2.0
-"""How often a dry run reports that it still composes."""
 
 Line: TypeAlias = tuple[str | tuple[str, str], ...]
 """Its parts, each with a style or without."""
@@ -195,6 +193,11 @@ class SweepDisplay(Observer):
         return Group(table, Text(self._totals(len(active)), style="bold"))
 
     @property
+    def num_unfinished(self) -> int:
+        """How many runs were interrupted, or never started."""
+        return max(0, self.total - self._num_ended) + self._counts[INTERRUPTED]
+
+    @property
     def _num_ended(self) -> int:
         return sum(self._counts.values()) + len(self._pruned) + self._skipped
 
@@ -236,24 +239,12 @@ def _at_rung(job: Job) -> str:
     return f"{objective['name']} {value:.4f}  {after}{other}"
 
 
-def show_dry_run(
-    composed: Iterable[SweepRun], total: int, clock: Callable[[], float] = time.monotonic
-) -> None:
-    """Print which runs would be started, and what they need.
-
-    Meanwhile report how many of the `total` are composed.
-    """
-    runs, told_at, console = list[SweepRun](), clock(), Console(stderr=True)
-    for run in composed:
-        runs.append(run)
-        if clock() - told_at >= TELL_S and len(runs) < total:
-            told_at = clock()
-            say(console, f"{len(runs)} of {total} runs composed, the last is {run.job.name}")
+def show_dry_run(runs: Iterable[SweepRun]) -> None:
+    """Print which runs would be started, and what they need."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("#", "run", "identity", "needs", "would"):
         table.add_column(column)
-    # Larger runs start first, see expt.launch.packing.
-    for place, run in enumerate(sorted(runs, key=lambda run: -_size(run.job)), start=1):
+    for place, run in enumerate(runs, start=1):
         job = run.job
         if job.request is None:
             row = (job.name, "", "", f"be refused: {in_one_line(str(job.error))}")
@@ -271,8 +262,3 @@ def _begin(job: Job) -> str:
         return "resume from its last checkpoint"
     shorter = job.request.goes_on_from if job.request else None
     return f"continue from {shorter.name}, which is shorter" if shorter else "start"
-
-
-def _size(job: Job) -> int:
-    config = job.request and job.request.config
-    return (config.num_gpus or config.world_size) if config else 0

@@ -25,7 +25,7 @@ from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, OfSearch, Record
+from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record
 from expt.runs.sweep import folder_names, has_own_name, results_of_sweep
 
 ASKED = "asked:"
@@ -90,8 +90,6 @@ class SweepFolder:
             if found["status"] == COMPLETED:
                 none = Objective(name="", value=None)
                 self.completed[paths.folder] = found.get("objective") or none
-        self.is_of_others = bool(self._by_words)
-        """Whether there are runs, none of which has been asked for."""
         self.parents = Parents(folder)
         self._jobs, self._contents = dict[str, Job](), dict[str, Content]()
         self._names = set[str]()
@@ -99,23 +97,16 @@ class SweepFolder:
     def run(
         self, words: Sequence[str], number: int, keys: Collection[str] = (), **more: Any
     ) -> SweepRun:
-        """Return the run of these words, which a search or a grid asks for.
+        """Return the run of these words, in a folder that is named by the values of `keys`.
 
-        Its folder is named by the values of `keys`; `more` are fields of its record.
+        `more` are fields of its record.
         """
         (name,) = folder_names([words], keys)
         words = self.parents.with_words(words)
         job = self._job(words, number, name, more)
-        about = job.request.about if job.request else {}
-        if about.get("arguments") != words:  # refused, or another run's too
-            config = job.request.config if job.request else None
-            about = {**about_run(job.name, words, config), **more}  # type: ignore[typeddict-item]
+        config = job.request.config if job.request else None
+        about: Record = {**about_run(job.name, words, config), **more}  # type: ignore[typeddict-item]
         return SweepRun(number, list(words), job, about, self._composer)
-
-    def trial(self, words: Sequence[str], of_search: OfSearch, keys: Collection[str]) -> SweepRun:
-        """Return the run of a search's trial, which its record says."""
-        self.is_of_others = False
-        return self.run(words, of_search["number"], keys, search=of_search)
 
     def config_of(self, words: Sequence[str]) -> RunConfig:
         """Return the settings of a run. Raises ConfigError where it has none."""
@@ -123,7 +114,7 @@ class SweepFolder:
         return parse(self._composer.settings(words, sweep=True), self._machine)
 
     def content_of(self, config: RunConfig) -> Content:
-        """Return what the run is made of beside its settings.
+        """Return what the run is made of besides its settings.
 
         Raises ConfigError where something is not there. It is looked at once for all runs that have
         the same data and classes: a folder may hold many images.
@@ -154,7 +145,6 @@ class SweepFolder:
         known = self._known.get(key) or self._known.get(asked)
         if content is None:  # data that cannot be looked at now
             known = known or self._by_words.get(asked)
-        self.is_of_others &= known is None and asked not in self._by_words
         paths, request = known or RunPaths(self.folder / self._unused(name, key)), None
         if config is not None and settings is not None and content is not None:
             shorter = self._shorter(config, content) if known is None else None
@@ -202,8 +192,6 @@ class SweepFolder:
             end = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
             if most < steps <= end:
                 longest, most = paths, steps
-        if longest is not None:
-            self.is_of_others = False
         return longest
 
     @functools.cached_property

@@ -60,14 +60,10 @@ class Options(NamedTuple):
     quiet: bool = False
     config_dir: str | None = None
     """A folder of the user's own YAML."""
-    config_path: str | None = None
-    config_name: str = "config"
     printing: tuple[str, ...] = ()
     """Hydra's options that print something, and start no run."""
 
 
-_WITH_VALUE = {"-cd": "config_dir", "-cp": "config_path", "-cn": "config_name"}
-_WITH_VALUE |= {f"--{name.replace('_', '-')}": name for name in _WITH_VALUE.values()}
 _FLAGS = {"-m": "sweep", "--multirun": "sweep", "-q": "quiet", "--quiet": "quiet"}
 _PRINTING = {"--cfg": 1, "-c": 1, "--package": 1, "-p": 1, "--shell-completion": 0, "-sc": 0}
 _PRINTING |= {"--info": 0, "-i": 0, "--hydra-help": 0, "--resolve": 0}
@@ -84,8 +80,8 @@ def options_of(arguments: Sequence[str]) -> Options:
             settings.append(word)
         elif word in _FLAGS:
             found[_FLAGS[word]] = True
-        elif name in _WITH_VALUE:
-            found[_WITH_VALUE[name]] = value if equals else next(words, "")
+        elif name in ("-cd", "--config-dir"):
+            found["config_dir"] = value if equals else next(words, "")
         elif name in _PRINTING:
             printing.append(word)
             if _PRINTING[name] and not equals:

@@ -12,7 +12,7 @@ from expt.config.constraints import plain
 from expt.config.keys import flat
 from expt.config.schema import RunConfig
 
-VERSION = 1
+VERSION = 2
 """Part of every identity: raise it where equal settings no longer give equal numbers."""
 
 REPEATED = keys.varying("repetition")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,13 +54,8 @@ def _allowed(key: Key, rule: Rule) -> bool:
 
 def _equal(one: Any, other: Any) -> bool:
     """Compare values of which one may come from JSON, where a tuple is a list."""
-    return bool(one == other or _as_json(one) == _as_json(other))
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(below) for key, below in value.items()}
-    return [*map(_as_json, value)] if isinstance(value, list | tuple) else value
+    texts = (json.dumps(value, sort_keys=True, default=str) for value in (one, other))
+    return bool(one == other) or len({*texts}) == 1
 
 
 def is_idle(key: str, settings: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from expt.config import groups
-from expt.config.constraints import Target
+from expt.config.constraints import Target, word
 from expt.config.keys import typed
 from expt.config.kinds import in_evaluations_alone, metrics_of, task_kinds
 from expt.config.schema import problems_of_trackers
@@ -19,7 +19,7 @@ from expt.errors import did_you_mean
 from expt.machine import Machine, is_slice
 
 if TYPE_CHECKING:
-    from expt.config.schema import EarlyStop, RunConfig
+    from expt.config.schema import RunConfig
 
 Problems: TypeAlias = Iterator[tuple[str, str, str]]
 
@@ -27,27 +27,26 @@ Problems: TypeAlias = Iterator[tuple[str, str, str]]
 def impossible(config: RunConfig, machine: Machine) -> list[str]:
     """Return a line for each setting that cannot run on `machine`, with its fix."""
     return [
-        *unmeasurable(config, machine, of_tasks=False),
+        *unmeasurable(config, machine),
         *_lines(config, machine, _TRAINING),
-        *of_task(config),
+        *config.task.problems(config),
         *problems_of_trackers(config.mlflow, config.secrets),
     ]
 
 
-def unmeasurable(config: RunConfig, machine: Machine, *, of_tasks: bool = True) -> list[str]:
+def unmeasurable(config: RunConfig, machine: Machine) -> list[str]:
     """Return those of `impossible` that concern an evaluation too."""
-    found = [*_lines(config, machine, _ALWAYS), *of_tokens(config)]
-    return [*found, *of_samples(config)] if of_tasks else found
+    return [*_lines(config, machine, _ALWAYS), *_of_data(config)]
 
 
 def _lines(
-    config: RunConfig, machine: Machine, rules: tuple[Callable[[RunConfig, Machine], Problems], ...]
-) -> list[str]:
-    return [
-        f"{key}={typed(functools.reduce(getattr, key.split('.'), config))}: {why}; {fix}"
-        for rule in rules
-        for key, why, fix in rule(config, machine)
-    ]
+    config: RunConfig, machine: Machine, rules: Iterable[Callable[[RunConfig, Machine], Problems]]
+) -> Iterator[str]:
+    for rule in rules:
+        for key, why, fix in rule(config, machine):
+            value = functools.reduce(getattr, key.split("."), config)
+            shown = word(value) if hasattr(value, "name") else typed(value)
+            yield f"{key}={shown}: {why}; {fix}"
 
 
 def _gpus(config: RunConfig, machine: Machine) -> Problems:
@@ -112,15 +111,14 @@ def _data_parallel(config: RunConfig, machine: Machine) -> Problems:
     fix = "use strategy=ddp, which is faster too"
     if config.num_gpus < 2:
         yield "strategy", "needs at least 2 GPUs", fix
-    if config.world_size > 1:
-        yield "world_size", "strategy=dp has one process for all GPUs", fix
-    if config.compile:
-        yield "compile", "the copies that strategy=dp makes can't be compiled", fix
-    if config.batch_norm != "per_worker":
-        yield "batch_norm", "strategy=dp can't share batch statistics", fix
-    if config.activation_checkpointing:
-        why = "the copies that strategy=dp makes can't be checkpointed"
-        yield "activation_checkpointing", why, fix
+    for key, possible, why in (
+        ("world_size", 1, "strategy=dp has one process for all GPUs"),
+        ("compile", False, "the copies that strategy=dp makes can't be compiled"),
+        ("batch_norm", "per_worker", "strategy=dp can't share batch statistics"),
+        ("activation_checkpointing", (), "the copies that strategy=dp makes can't have it"),
+    ):
+        if getattr(config, key) != possible:
+            yield key, why, fix
 
 
 def _sharding(config: RunConfig, machine: Machine) -> Problems:
@@ -193,26 +191,7 @@ def _schedule(config: RunConfig, machine: Machine) -> Problems:
         yield "scheduler.warmup_epochs", why, f"use {config.epochs} or less"
 
 
-_ALWAYS = (_gpus, _workers, _compile, _model)
-_TRAINING = (_sharding, _data_parallel, _optimizer, _batch, _schedule)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}" + ("" if number == 1 else "s")
-
-
-def of_task(config: RunConfig) -> list[str]:
-    """Return what does not go with the task, one line each, with the fix."""
-    problems = [*of_samples(config), *config.task.problems(config), *_of_classes(config)]
-    return [*problems, *_transforms(config), *_objective(config), *_watched(config)]
-
-
-def of_samples(config: RunConfig) -> list[str]:
-    """Return what of that concerns an evaluation too."""
-    return [*_task(config), *_of_pixels(config), *_folds(config)]
-
-
-def _task(config: RunConfig) -> list[str]:
+def _of_data(config: RunConfig) -> list[str]:
     task, dataset = config.task, config.dataset
     problems: list[str] = dataset.problems(task)
     if task.TARGETS not in {"any", *(task_kinds()[name].TARGETS for name in dataset.TASKS)}:
@@ -227,123 +206,83 @@ def _task(config: RunConfig) -> list[str]:
     ]
 
 
-def _of_classes(config: RunConfig) -> list[str]:
-    """Return settings of classes where there are none."""
+def _of_classes(config: RunConfig, machine: Machine) -> Problems:
+    dataset = config.dataset
     settings = {
-        "label_smoothing": (config.label_smoothing, 0.0),
+        "label_smoothing": (config.label_smoothing, 0),
         "mixup": (config.mixup, None),
         "cutmix": (config.cutmix, None),
-        "dataset.sampling": (config.dataset.sampling, None),
+        "dataset.sampling": (dataset.sampling, None),
     }
-    problems = [
-        f"{key}={value}: is of task=classification; use {key}="
-        + ("null" if default is None else str(default))
-        for key, (value, default) in settings.items()
-        if value != default and config.task.TARGETS != "class"
-    ]
-    if config.cutmix is not None and config.dataset.has_rows:
-        problems.append(
-            f"cutmix={config.cutmix}: cuts images, and dataset={config.dataset.name} has rows of"
-            " numbers; use mixup"
-        )
-    return problems
+    for key, (value, unset) in settings.items():
+        if value != unset and config.task.TARGETS != "class":
+            yield key, "is of task=classification", f"use {key}={typed(unset)}"
+    if config.cutmix is not None and dataset.has_rows:
+        yield "cutmix", f"cuts images, and dataset={dataset.name} has rows of numbers", "use mixup"
 
 
-def _transforms(config: RunConfig) -> list[str]:
-    transforms = getattr(config.dataset, "transforms", None)
-    if transforms is None:
-        return []
-    problems = []
-    if not transforms:
-        problems.append("dataset.transforms=[]: is empty; use dataset.transforms=null")
-    for place, node in enumerate(transforms):
+def _transforms(config: RunConfig, machine: Machine) -> Problems:
+    transforms, key = getattr(config.dataset, "transforms", None), "dataset.transforms"
+    if transforms == ():
+        yield key, "is empty", f"use {key}=null"
+    for place, node in enumerate(transforms or ()):
         if "_target_" not in node:
             example = "{_target_: torchvision.transforms.v2.RandomResizedCrop, size: 96}"
-            problems.append(
-                f"dataset.transforms.{place}: names no class; give its _target_, e.g. {example}"
-            )
+            yield key, f"{key}.{place} names no class", f"give its _target_, e.g. {example}"
         elif str(node["_target_"]).endswith(".Normalize"):
-            problems.append(
-                f"dataset.transforms.{place}: would normalise training images only; give"
-                " dataset.mean and std instead"
-            )
-    return problems
+            why = f"{key}.{place} would normalise training images only"
+            yield key, why, "give dataset.mean and dataset.std instead"
 
 
-def _of_pixels(config: RunConfig) -> list[str]:
-    """Models of a class for each pixel go with such a task only, and the other way round."""
-    model, task = config.model, config.task
-    if isinstance(model, groups.UNet) and task.TARGETS not in ("mask", "any"):
-        return [
-            f"model=unet: gives a class for each pixel, and task={task.name} takes one for a"
-            " sample; use model=mlp"
-        ]
-    if task.TARGETS == "mask" and not isinstance(model, groups.UNet | Target):
-        return [
-            f"model={model.name}: gives a class for each image; task={task.name} needs model=unet,"
-            " or one of your own"
-        ]
-    return []
+def _fits_samples(config: RunConfig, machine: Machine) -> Problems:
+    """Models of tokens, and of a class for each pixel, go with such data only, and the reverse."""
+    model, task, dataset = config.model, config.task, config.dataset
+    is_transformer, is_unet = (isinstance(model, of) for of in (groups.Transformer, groups.UNet))
+    is_custom = isinstance(model, Target)
+    if dataset.has_tokens and not (is_transformer or is_custom):
+        yield "model", "takes images, and dataset=text has tokens", "use model=transformer"
+    if is_transformer and "language_model" not in dataset.TASKS:
+        why = f"takes tokens, and dataset={dataset.name} has no vocabulary"
+        yield "model", why, "use dataset=text"
+    if is_unet and task.TARGETS not in ("mask", "any"):
+        why = f"gives a class for each pixel, and task={task.name} takes one for a sample"
+        yield "model", why, "use model=mlp"
+    if task.TARGETS == "mask" and not (is_unet or is_custom):
+        why = f"gives a class for each image, and task={task.name} takes one for each pixel"
+        yield "model", why, "use model=unet, or a custom one"
 
 
-def of_tokens(config: RunConfig) -> list[str]:
-    """Models for tokens go with data of such only, and the other way round."""
-    model, dataset = config.model, config.dataset
-    if dataset.has_tokens and not isinstance(model, groups.Transformer | Target):
-        return [
-            f"model={model.name}: takes images, and dataset=text has tokens; use model=transformer"
-        ]
-    if isinstance(model, groups.Transformer) and "language_model" not in dataset.TASKS:
-        return [
-            f"model=transformer: takes tokens, and dataset={dataset.name} has no vocabulary; use"
-            " dataset=text"
-        ]
-    return []
-
-
-def _folds(config: RunConfig) -> list[str]:
+def _folds(config: RunConfig, machine: Machine) -> Problems:
     folds, fold = config.dataset.folds, config.dataset.fold
     if folds is None and fold is not None:
-        return [
-            f"dataset.fold={fold}: is one of dataset.folds; say how many there are, e.g."
-            " dataset.folds=5"
-        ]
-    if folds is not None and fold is None:
-        return [
-            f"dataset.folds={folds}: say which one validates, e.g. dataset.fold=0 or -m"
-            f" 'dataset.fold=range({folds})'"
-        ]
-    if folds is not None and fold is not None and fold >= folds:
-        return [
-            f"dataset.fold={fold}: dataset.folds={folds} are counted from 0; use 0 to {folds - 1}"
-        ]
-    return []
+        yield "dataset.fold", "is one of dataset.folds", "say of how many, e.g. dataset.folds=5"
+    elif folds is not None and fold is None:
+        fix = f"say which one validates, e.g. dataset.fold=0 or -m 'dataset.fold=range({folds})'"
+        yield "dataset.folds", "needs dataset.fold", fix
+    elif folds is not None and fold is not None and fold >= folds:
+        why = f"dataset.folds={folds} are counted from 0"
+        yield "dataset.fold", why, f"use 0 to {folds - 1}"
 
 
-def _objective(config: RunConfig) -> list[str]:
-    problems = []
-    dataset = config.dataset
-    may_have_val = dataset.folds is not None or dataset.may_have_val
-    if config.eval_split == "val" and dataset.val_fraction == 0 and not may_have_val:
-        problems.append(
-            "dataset.val_fraction=0.0: leaves nothing to evaluate on; use eval_split=test"
-        )
-    tests = "test" in (config.eval_split, config.objective.partition("/")[2])
-    if tests and getattr(dataset, "test_fraction", 1) == 0:
-        key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
-        problems.append(
-            f"{key}: dataset.test_fraction=0.0 leaves no test set; use dataset.test_fraction=0.2"
-        )
-    metrics, (metric, _, split) = metrics_of(config.task), config.objective.partition("/")
-    tags = _tags(config, dict.fromkeys(("train", config.eval_split, "test")))
-    if metric in metrics and split == "val" and config.eval_split == "test":
-        problems.append(
-            f"objective={config.objective}: eval_split=test has no val; use objective={metric}/test"
-        )
-    elif config.objective not in tags:
-        hint = did_you_mean(config.objective, tags)
-        problems.append(f"objective={config.objective}: not one of {', '.join(tags)}.{hint}")
-    return problems
+def _measured(config: RunConfig, machine: Machine) -> Problems:
+    dataset, splits = config.dataset, (config.eval_split, config.objective.partition("/")[2])
+    has_val = dataset.val_fraction > 0 or dataset.folds is not None or dataset.may_have_val
+    if config.eval_split == "val" and not has_val:
+        yield "dataset.val_fraction", "leaves nothing to evaluate on", "use eval_split=test"
+    if "test" in splits and getattr(dataset, "test_fraction", 1) == 0:
+        key = "eval_split" if config.eval_split == "test" else "objective"
+        yield key, "dataset.test_fraction=0.0 leaves no test set", "use dataset.test_fraction=0.2"
+    each_epoch = measured_each_epoch(config)
+    watched = {"objective": (config.objective, [*each_epoch, *_tags(config, ["test"])])}
+    if config.early_stop is not None:
+        watched["early_stop.metric"] = config.early_stop.metric, each_epoch
+    if isinstance(config.scheduler, groups.Plateau):
+        watched["scheduler.metric"] = config.scheduler.metric, each_epoch
+    for key, (metric, known) in watched.items():
+        if metric not in known:
+            why = "is not measured" + ("" if key == "objective" else " after each epoch")
+            names = ", ".join(dict.fromkeys(known))
+            yield key, why, f"use one of {names}.{did_you_mean(metric, known)}"
 
 
 def _tags(config: RunConfig, splits: Iterable[str]) -> list[str]:
@@ -358,17 +297,12 @@ def measured_each_epoch(config: RunConfig) -> list[str]:
     return _tags(config, ["train", config.eval_split])
 
 
-def _watched(config: RunConfig) -> list[str]:
-    """Return the problems of what early stopping and a plateau watch."""
-    watched: dict[str, EarlyStop | groups.Plateau] = {}
-    if config.early_stop is not None:
-        watched["early_stop"] = config.early_stop
-    if isinstance(config.scheduler, groups.Plateau):
-        watched["scheduler"] = config.scheduler
-    measured = measured_each_epoch(config) if watched else []
-    return [
-        f"{key}.metric={wanted}: is not measured after each epoch; use one of"
-        f" {', '.join(measured)}.{did_you_mean(wanted, measured)}"
-        for key, watching in watched.items()
-        if (wanted := watching.metric) not in measured
-    ]
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}" + ("" if number == 1 else "s")
+
+
+_ALWAYS = (_gpus, _workers, _compile, _model, _fits_samples, _folds)
+_TRAINING = (
+    *(_sharding, _data_parallel, _optimizer, _batch, _schedule),
+    *(_of_classes, _transforms, _measured),
+)

@@ -22,13 +22,11 @@ _VARIABLE = re.compile(r"\$\{\s*oc\.env:\s*(\w+)[^{}]*\}")
 _REFERENCE = re.compile(r"\$\{[^:{}$]*\}")
 
 
-def interpolations(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def interpolations(settings: Any) -> Iterator[tuple[str, str]]:
     """Yield the dotted keys of unresolved settings that name a variable, and their texts."""
-    if isinstance(node, Mapping | list):
-        for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from interpolations(below, _below(path, key))
-    elif isinstance(node, str) and any(name in os.environ for name in _VARIABLE.findall(node)):
-        yield path, node
+    for path, text in _leaves(settings):
+        if isinstance(text, str) and any(name in os.environ for name in _VARIABLE.findall(text)):
+            yield path, text
 
 
 def remember(found: Mapping[str, str], settings: Any = None) -> None:
@@ -37,7 +35,8 @@ def remember(found: Mapping[str, str], settings: Any = None) -> None:
         names = _VARIABLE.findall(text)
         for name in names:
             _remember(os.environ.get(name, ""), f"${{oc.env:{name}}}")
-        for at, leaf in _leaves_below(settings, path):
+        below = ((at, leaf) for at, leaf in _leaves(settings) if f"{at}.".startswith(f"{path}."))
+        for at, leaf in below:
             if at == path and not _REFERENCE.search(text):
                 _remember(leaf, text)
             elif hidden(leaf) == leaf:
@@ -51,11 +50,12 @@ def _remember(value: Any, instead: str) -> None:
             _texts.setdefault(written, instead)
 
 
-def _leaves_below(node: Any, wanted: str, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested settings, each with its dotted key."""
     if isinstance(node, Mapping | list | tuple):
         for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from _leaves_below(below, wanted, _below(path, key))
-    elif path == wanted or path.startswith(f"{wanted}."):
+            yield from _leaves(below, _below(path, key))
+    else:
         yield path, node
 
 

@@ -1,4 +1,4 @@
-"""The code of custom classes: which files it is in, a hash of them, and how it is imported.
+"""The code of custom classes: which files it is in, a hash of them, how it is imported and kept.
 
 A class's code is its module, and what that imports of the person's own. What is reached otherwise,
 as by importlib.import_module, is seen only by the run, which records what it has imported. Free of
@@ -10,8 +10,10 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
+import fcntl
 import functools
 import hashlib
+import hmac
 import importlib
 import importlib.machinery
 import inspect
@@ -24,9 +26,9 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from expt.config import secrets, signature
+from expt.config import secrets
 from expt.config.constraints import DOTTED_NAME, plain
 from expt.config.imported import PREFIX, as_imported, edited, hash_now, install_finder, is_installed
 from expt.errors import MISTAKES, ConfigError, did_you_mean
@@ -34,7 +36,9 @@ from expt.errors import MISTAKES, ConfigError, did_you_mean
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
 
+T = TypeVar("T")
 TRUST = "EXPT_TRUST_CODE"
+_SIGNATURE = ".signature"
 
 
 def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:
@@ -213,7 +217,7 @@ def keep(config: RunConfig, folder: Path) -> None:
         if is_of_main(name) and file.parent != folder:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / file.name)
-            signature.sign(folder)
+            sign(folder)
 
 
 def find_kept(folder: Path, *, trust: bool = False) -> None:
@@ -222,7 +226,7 @@ def find_kept(folder: Path, *, trust: bool = False) -> None:
     Raises ConfigError for what this user has not written there, unless it is trusted.
     """
     if os.path.isdir(folder) and (path := str(folder.absolute())) not in sys.path:
-        if not (trust or os.environ.get(TRUST) == "1" or signature.is_signed(folder)):
+        if not (trust or os.environ.get(TRUST) == "1" or is_signed(folder)):
             raise ConfigError(
                 f"{folder}: holds code that you have not written on this machine, and to load the"
                 f" run is to run it; read it, then give trust_code=True, or {TRUST}=1 to a command"
@@ -231,7 +235,50 @@ def find_kept(folder: Path, *, trust: bool = False) -> None:
         importlib.invalidate_caches()
 
 
-T = TypeVar("T")
+def sign(folder: Path) -> None:
+    """Sign the files in `folder` by a key that only this user has, unless there can be none."""
+    if key := _key():
+        (folder / _SIGNATURE).write_text(_signature(folder, key))
+
+
+def is_signed(folder: Path) -> bool:
+    """Return whether this user has signed these files; who can have no key must own them."""
+    if (key := _key()) is None:
+        return all(os.stat(at).st_uid == os.geteuid() for at in (folder, *_signed_files(folder)))
+    signature = _signature(folder, key).encode()
+    try:
+        return hmac.compare_digest((folder / _SIGNATURE).read_bytes(), signature)
+    except OSError:
+        return False
+
+
+def _signed_files(folder: Path) -> list[Path]:
+    """Return all files but Python's caches."""
+    found = (at for at in folder.rglob("*") if at.is_file() and at.name != _SIGNATURE)
+    return sorted(at for at in found if "__pycache__" not in at.parts)
+
+
+def _signature(folder: Path, key: bytes) -> str:
+    total = hmac.new(key, digestmod="sha256")
+    for file in _signed_files(folder):
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        total.update(f"{file.relative_to(folder)}\0{content}\0".encode())
+    return total.hexdigest()
+
+
+def _key() -> bytes | None:
+    """Return the key of this user, made when it is first needed; None where it can't be kept."""
+    try:
+        base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+        path = Path(base) / "expt" / "key"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not (key := file.read()):
+                file.write(key := os.urandom(32))
+        return key
+    except (OSError, RuntimeError):
+        return None
 
 
 def resolve(path: str, base: type[T]) -> type[T]:
@@ -344,36 +391,12 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `arguments` with an instance for each `{_target_: a.B, ...}`, however deep.
 
-    All are resolved before anything is called. Raises ConfigError for what is no class, or one of
+    All are found before anything is called. Raises ConfigError for what is no class, or one of
     Python's library.
     """
-    _check(arguments)
+    for path in _named(arguments):
+        _nested_class(path)
     return {key: _made(value) for key, value in arguments.items()}
-
-
-def _check(value: Any) -> None:
-    if isinstance(value, Mapping | list | tuple):
-        if isinstance(value, Mapping) and "_target_" in value:
-            _check_named(value["_target_"])
-        for below in value.values() if isinstance(value, Mapping) else value:
-            _check(below)
-
-
-def _check_named(path: Any) -> None:
-    if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
-        example = "_target_: torchvision.transforms.v2.RandAugment"
-        raise ConfigError(f"_target_={path}: name a class, e.g. {example}")
-    _refuse_python_s(path, path)  # before anything there is imported
-    cls: type = resolve(path, object)
-    if cls.__module__ != "__main__":
-        _refuse_python_s(path, cls.__module__)
-
-
-def _refuse_python_s(path: str, module: str) -> None:
-    """Raise ConfigError for a class of Python's library: no base is known to check it against."""
-    if module.partition(".")[0] in sys.stdlib_module_names:
-        fix = "name a class of a package, or your own"
-        raise ConfigError(f"_target_={path}: refused, it is of Python's own library; {fix}")
 
 
 def _made(value: Any) -> Any:
@@ -381,9 +404,22 @@ def _made(value: Any) -> Any:
         return type(value)(map(_made, value))
     if not isinstance(value, Mapping):
         return value
+    cls = _nested_class(value["_target_"]) if "_target_" in value else None
     typed = {key: below for key, below in value.items() if key != "_target_"}
     arguments = {key: _made(below) for key, below in typed.items()}
-    if "_target_" not in value:
+    if cls is None:
         return arguments
-    path = value["_target_"]
-    return _called(f"_target_={path}", resolve(path, object), (), arguments, typed)
+    return _called(f"_target_={value['_target_']}", cls, (), arguments, typed)
+
+
+def _nested_class(path: Any) -> type:
+    """Return a class for which no base is known: of Python's library some run commands."""
+    if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
+        example = "_target_: torchvision.transforms.v2.RandAugment"
+        raise ConfigError(f"_target_={path}: name a class, e.g. {example}")
+    is_python_s = path.partition(".")[0] in sys.stdlib_module_names  # not imported, then
+    cls: Any = None if is_python_s else resolve(path, object)
+    if is_python_s or cls.__module__.partition(".")[0] in sys.stdlib_module_names:
+        fix = "name a class of a package, or your own"
+        raise ConfigError(f"_target_={path}: refused, it is of Python's own library; {fix}")
+    return cast(type, cls)

@@ -108,35 +108,30 @@ class Sender:
             return False
         settings = settings_of(found, self._name, self._settings)
         digest = found.digest(checkpoints=settings.checkpoints)
-        if digest == run.seen and (found.has_ended or not last):
+        if digest == run.seen:
             return False
-        if run.sent is None:
-            run.sent = _Sent(run.paths.folder, self._name)
-        is_new = False
-        if not found.has_ended or run.sent.state.get("ended") != digest:
-            is_new = self._copy(run, run.sent, found, settings)
-            if found.has_ended:
-                run.sent.state["ended"], is_new = digest, True
+        run.sent = run.sent or _Sent(run.paths.folder, self._name)
+        if is_new := run.sent.state.get("sent") != digest:
+            self._copy(run, run.sent, found, settings)
+            run.sent.state["sent"] = digest
             run.sent.save()
         run.seen = digest
         if found.has_ended:
             run.close()
         return is_new
 
-    def _copy(self, run: _Run, sent: _Sent, found: Snapshot, settings: MLflow | Wandb) -> bool:
+    def _copy(self, run: _Run, sent: _Sent, found: Snapshot, settings: MLflow | Wandb) -> None:
         if run.copy is None:
             run.copy = self._open(found, sent.state, settings)
-            run.reader, run.described = MetricsReader(run.paths), None
-            self.addresses[run.copy.address] = None
-        if found.record.get("started") != run.described or found.has_ended:
             run.copy.describe(found)
-            run.described = found.record.get("started")
-        if found.has_ended:  # all of it once more: the dashboard says what is new
+            self.addresses[run.copy.address] = None
             run.reader = MetricsReader(run.paths)
-        is_new = run.copy.add([*with_epochs(run.reader.read())], time.time())
+        elif found.has_ended:  # all of it once more: the dashboard says what is new
+            run.copy.describe(found)
+            run.reader = MetricsReader(run.paths)
+        run.copy.add([*with_epochs(run.reader.read())], time.time())
         if found.has_ended:
             run.copy.end(found, _sweep_status(found.sweep))
-        return is_new
 
     def _open(
         self, run: Snapshot, state: dict[str, Any], settings: MLflow | Wandb
@@ -151,7 +146,7 @@ class Sender:
     def end(self) -> None:
         """Let go of all. Raises what the dashboard's client raises."""
         for run in self._runs.values():
-            if run.copy is not None:
+            if isinstance(run.copy, WandbCopy):
                 run.copy.leave()
             run.close()
         for sweep in self._sweeps.values():
@@ -165,7 +160,6 @@ class _Run:
         self.paths, self.reader = paths, MetricsReader(paths)
         self.copy: MLflowCopy | WandbCopy | None = None
         self.sent: _Sent | None = None
-        self.described: float | None = None
         self.seen = ""
 
     def close(self) -> None:

@@ -6,17 +6,18 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from expt.config.schema import TensorBoard
 from expt.dashboards.events import Writer
 from expt.dashboards.pictures import Review, RunPictures, whole
 from expt.data.loading import Batch
+from expt.errors import type_name
 from expt.runs import tags
 from expt.training import sharding
-from expt.training.callback import Observer
 from expt.training.learner import Learner, Position
 
 SHARE = 0.01
@@ -25,8 +26,8 @@ FIRST_S = 0.1
 """What the first pictures, or the graph, are taken to cost until they have been seen [seconds]."""
 
 
-class Dashboard(Observer):
-    """One worker's part of it; only rank 0, which has the event file, draws."""
+class Dashboard:
+    """One worker's part of it, which changes no number; only rank 0, with the event file, draws."""
 
     def __init__(
         self,
@@ -36,17 +37,16 @@ class Dashboard(Observer):
         pictures: RunPictures | None,
         *,
         example: Any,
-        images: bool | Literal["end", "spare"],
-        graph: bool | Literal["auto"],
-        norms: bool,
-        histograms: bool,
+        settings: TensorBoard,
     ) -> None:
         self._events, self._learner, self._position = events, learner, position
-        self._example, self._pictures, self._images = example, pictures, images
+        self._example, self._pictures = example, pictures
+        self._images = settings.images if pictures else False
         self._layers: LayerValues | None = None
-        if (events or learner.shards > 1) and (norms or histograms):
-            self._layers = LayerValues(learner, norms=norms, histograms=histograms)
-        self._graph, self._graph_due = graph, graph is not False and learner.shards == 1
+        if (events or learner.shards > 1) and (settings.norms or settings.histograms):
+            self._layers = LayerValues(learner, settings)
+        self._graph = False if learner.compiled and settings.graph == "auto" else settings.graph
+        self._graph_due = self._graph is not False and learner.shards == 1
         self._table_due = True
         self.spent_s = self._trained_s = 0.0
         self._pictures_s, self._epoch_began = FIRST_S, time.perf_counter()
@@ -150,8 +150,8 @@ class Dashboard(Observer):
 class LayerValues:
     """Norms or histograms of each layer's gradients and weights in an epoch's last step."""
 
-    def __init__(self, learner: Learner, *, norms: bool, histograms: bool) -> None:
-        self._learner, self._norms, self._histograms = learner, norms, histograms
+    def __init__(self, learner: Learner, settings: TensorBoard) -> None:
+        self._learner, self._settings = learner, settings
         self._layers = layers(learner.module)
         self._gradient_norms: Tensor | None = None
         self._gradients: dict[str, Tensor] = {}
@@ -166,10 +166,10 @@ class LayerValues:
             return
         scale = self._learner.precision.scale
         gradients = {name: p.grad for name, p in trained if p.grad is not None}
-        if self._norms:
+        if self._settings.norms:
             own = [[gradients[name] for name, _ in layer] for layer in self._layers.values()]
             self._gradient_norms = norms(own) / scale
-        if self._histograms:
+        if self._settings.histograms:
             self._gradients = {name: gradient / scale for name, gradient in gradients.items()}
 
     def show(self, events: Writer | None, step: int) -> None:
@@ -186,7 +186,7 @@ class LayerValues:
                 if events:
                     events.write(step, dict(zip(named, values, strict=True)))
             self._gradient_norms = None
-        if self._histograms:
+        if self._settings.histograms:
             self._show_histograms(events, step)
 
     def _show_histograms(self, events: Writer | None, step: int) -> None:
@@ -226,7 +226,7 @@ def parameter_table(module: nn.Module) -> str:
     rows = [
         f"| {name} | {layer[name.rpartition('.')[0]]} |"
         f" {' x '.join(map(str, parameter.shape)) or '1'} |"
-        f" {str(parameter.dtype).removeprefix('torch.')} |"
+        f" {type_name(parameter)} |"
         f" {parameter.numel():,}{'' if parameter.requires_grad else ' (not trained)'} |"
         for name, parameter in module.named_parameters()
     ]

@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from expt.runs.metrics_file import Point
 from expt.runs.result import COMPLETED, FAILED, PRUNED
 
 KEY = "expt.key"
-MAX_TEXT, MAX_METRICS, MAX_ENTITIES = 5000, 1000, 100
-"""Characters of a parameter, and entries of one request, as MLflow documents."""
+MAX_TEXT, MAX_METRICS = 5000, 1000
+"""Characters of a parameter, and points of one request, as MLflow documents."""
 _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", PRUNED: "SCHEDULED"}
 
 
@@ -69,15 +69,13 @@ class MLflowCopy:
             for key, value in settings.items()
             if self._params.get(key, value) != value
         }
-        for some in _batches([Param(*each) for each in params.items()], MAX_ENTITIES):
-            self._log("params", some)
-        for some in _batches([RunTag(*each) for each in tags.items()], MAX_ENTITIES):
-            self._log("tags", some)
+        self._log("params", [Param(*each) for each in params.items()])
+        self._log("tags", [RunTag(*each) for each in tags.items()])
         self._params |= params
         self._client.update_run(self._id, status="RUNNING")
 
-    def add(self, points: Sequence[Point], at: float) -> bool:
-        """Send the points that are not there yet; return whether there were any."""
+    def add(self, points: Sequence[Point], at: float) -> None:
+        """Send the points that are not there yet."""
         from mlflow.entities import Metric
 
         metrics, marks = list[Metric](), dict(self._marks)
@@ -85,10 +83,10 @@ class MLflowCopy:
             if point.step > marks.get(key := _name(point.tag), -1):
                 marks[key] = point.step
                 metrics.append(Metric(key, point.value, int(at * 1000), point.step))
-        for some in _batches(metrics, MAX_METRICS):
+        for start in range(0, len(metrics), MAX_METRICS):
+            some = metrics[start : start + MAX_METRICS]
             self._log("metrics", some)
             self._marks |= {metric.key: metric.step for metric in some}
-        return bool(metrics)
 
     def _log(self, kind: str, entries: Sequence[Any]) -> None:
         def send(some: _Named) -> None:
@@ -118,9 +116,6 @@ class MLflowCopy:
         if run.sweep is not None:
             status = _STATUS.get(sweep_status, "RUNNING")
             self._client.update_run(self._sweep.info.run_id, status=status)
-
-    def leave(self) -> None:
-        """Leave a run that is still under way; the server keeps it as it is."""
 
 
 _Named = Sequence[tuple[str, Any]]
@@ -159,10 +154,6 @@ def in_a_line(error: BaseException) -> str:
 def _name(tag: str) -> str:
     """Return the tag in the characters that MLflow allows."""
     return re.sub(r"[^\w\-. :/]", "_", tag, flags=re.ASCII)[:250]
-
-
-def _batches(entries: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (entries[start : start + size] for start in range(0, len(entries), size))
 
 
 INIT_S, FINISH_S = 10, 30
@@ -214,15 +205,13 @@ class WandbCopy:
 
         _send([*values.items()], lambda some: send(dict(some)), reach)
 
-    def add(self, points: Sequence[Point], at: float) -> bool:
-        """Send a row for each step that is not there yet; return whether there was any."""
-        before = self._next
+    def add(self, points: Sequence[Point], at: float) -> None:
+        """Send a row for each step that is not there yet."""
         for step, row in itertools.groupby(points, key=lambda point: point.step):
             if step >= self._next:
                 values = {point.tag: point.value for point in row}
                 self._each(values, functools.partial(self._run.log, step=step))
                 self._next = self._state["next_step"] = step + 1
-        return self._next > before
 
     def end(self, run: Snapshot, sweep_status: str) -> None:
         """Send status, summary and files. Raise TimeoutError where not all could be uploaded."""

@@ -17,8 +17,8 @@ from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, mapped
 from expt.data.samples import refuse_shuffled
-from expt.data.source import Source, are_images, warn_of_absent
-from expt.errors import ConfigError, DataError, did_you_mean, warn
+from expt.data.source import About, Source, are_images, warn_of_absent
+from expt.errors import ConfigError, DataError, described, did_you_mean, listed, warn
 from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
@@ -27,26 +27,14 @@ NOTICEABLE = 0.05
 """The share of the training samples that `drop_last` leaves out without a warning."""
 
 
-@dataclass(frozen=True)
-class DataInfo:
+@dataclass(frozen=True, kw_only=True)
+class DataInfo(About):
     """What a model needs to know of its data."""
 
-    shapes: Mapping[str, Any]
-    """what a model may ask for, by keyword, such as `channels`, `image_size` and `num_classes`"""
-    class_names: tuple[str, ...]
-    """empty where samples are of no class"""
     train_size: int
     """samples to train on, after validation is held out and train_limit applied"""
     val_size: int
     test_size: int
-    standardised: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    """of a table's columns: the mean and standard deviation over the training samples"""
-    feature_names: tuple[str, ...] = ()
-    """of a table's columns that the model gets, in their order"""
-    target_names: tuple[str, ...] = ()
-    """of a table's columns that are to be predicted"""
-    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """why columns of a table are neither"""
     class_counts: tuple[int, ...] = ()
     """samples of each class to train on, if that is known before they are read"""
     target_origin: float | tuple[float, ...] = 0.0
@@ -61,19 +49,13 @@ class DataInfo:
     @property
     def told(self) -> dict[str, Any]:
         """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
-        names = "class_names standardised feature_names target_names left_out target_origin"
-        more = {name: getattr(self, name) for name in names.split() if getattr(self, name)}
-        return {**self.shapes, **self.sizes, **more}
+        more = {**_about(self), "target_origin": self.target_origin}
+        shapes = more.pop("shapes")
+        return {**shapes, **self.sizes, **{name: one for name, one in more.items() if one}}
 
-    @property
-    def channels(self) -> int:
-        """Of its images."""
-        return int(self.shapes["channels"])
 
-    @property
-    def num_classes(self) -> int:
-        """The number of a model's outputs."""
-        return int(self.shapes["num_classes"])
+def _about(one: About) -> dict[str, Any]:
+    return {field.name: getattr(one, field.name) for field in dataclasses.fields(About)}
 
 
 def shapes_told(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +102,7 @@ def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
     """
     is_double = any(one.dtype == torch.float64 for one in module.parameters())
     for loader in loaders:
-        loader.floats.stay_double = is_double
+        loader.stay_double = is_double
     return is_double
 
 
@@ -209,24 +191,17 @@ def warn_of_samples(
 def _info(
     source: Source, train: Tensor, task: Any, *, val: Loader | None, test: Loader | None
 ) -> DataInfo:
-    names = source.class_names
-    counts = torch.empty(0)
-    if source.tells_classes:
-        counts = torch.bincount(source.classes[train], minlength=len(names))
+    classes, is_of_numbers = source.counted, getattr(task, "TARGETS", None) == "numbers"
+    counts: Any = ()
+    if classes is not None:
+        counts = classes[train].bincount(minlength=len(source.class_names))
     return DataInfo(
-        shapes=source.shapes,
-        class_names=names,
+        **_about(source),
         train_size=len(train),
         val_size=val.size if val else 0,
         test_size=test.size if test else 0,
-        standardised=source.standardised,
-        feature_names=source.feature_names,
-        target_names=source.target_names,
-        left_out=source.left_out,
-        class_counts=tuple(counts.tolist()),
-        target_origin=_origin(source, train)
-        if getattr(task, "TARGETS", None) == "numbers"
-        else 0.0,
+        class_counts=tuple(map(int, counts)),
+        target_origin=_origin(source, train) if is_of_numbers else 0.0,
     )
 
 
@@ -248,7 +223,9 @@ def _near(values: Tensor) -> float:
 
 def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
     """Return the samples to train on, and those held out to validate [N]."""
-    size, limited_by = source.train.size, None if source.in_random_order else source.classes
+    size = source.train.size
+    strata = torch.zeros(size) if source.classes is None else source.classes
+    limited_by = None if source.in_random_order else strata
     if dataset.folds is None or dataset.fold is None:
         return indexing.split(
             size, 0.0 if source.val else dataset.val_fraction, dataset.train_limit, limited_by
@@ -262,9 +239,7 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
         raise ConfigError(
             f"dataset.folds={dataset.folds}: there are {size} training samples; use {size} or fewer"
         )
-    return indexing.split_fold(
-        source.classes, dataset.folds, dataset.fold, dataset.train_limit, limited_by
-    )
+    return indexing.split_fold(strata, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
 
 
 def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
@@ -309,11 +284,10 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
     inputs = source.example[0]
     for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
         if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
-            is_tensor = isinstance(inputs, Tensor)
-            found = list(inputs.shape) if is_tensor else f"a {type(inputs).__name__}"
             what = "cuts images" if key == "cutmix" else "adds tensors"
             raise ConfigError(
-                f"{key}={value}: {what}, and a sample's inputs are {found}; use {key}=null"
+                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
+                f" {key}=null"
             )
     return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
 
@@ -323,13 +297,13 @@ def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
 
     Raise ConfigError where it shows only once a sample is read.
     """
-    if not source.tells_classes:
+    if (classes := source.counted) is None:
         raise ConfigError(
             f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is"
             " read; give the dataset an attribute `targets`, a list of them, or use"
             " dataset.sampling=null"
         )
-    return source.classes
+    return classes
 
 
 @dataclass(frozen=True)
@@ -369,10 +343,11 @@ def load(
 ) -> EvaluationData:
     """Return the samples of a split, for the model of a run.
 
-    Its record says `trained_on` of its data, and the mean and std of `options` are the run's. `own`
-    samples are those that it was trained and evaluated with. Raise ConfigError where the model does
-    not take the samples, DataError for the data.
+    Its record says `trained_on` of its data. `own` samples are those that it was trained and
+    evaluated with. Raise ConfigError where the model does not take the samples, DataError for the
+    data.
     """
+    options = dataclasses.replace(options, mean=dataset.mean, std=dataset.std)
     source = dataset.open(task, options.device, num_workers, trained_on)
     tells = options.shard.rank == 0
     if not own:
@@ -471,14 +446,13 @@ def _numbers(
             )
         return None
     if unknown := [name for name in names if name not in known]:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ConfigError(
-            f"dataset={dataset.name}: has the class {unknown[0]}{more}, which the run does not"
-            f" know; it has {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}."
+            f"dataset={dataset.name}: has the class {listed(unknown, 1)}, which the run does not"
+            f" know; it has {listed(known)}."
             f"{did_you_mean(unknown[0], known)}"
         )
     if tells and (missing := [name for name in known if name not in names]):
-        warn(f"dataset={dataset.name}: lacks the run's classes {', '.join(missing[:8])}")
+        warn(f"dataset={dataset.name}: lacks the run's classes {listed(missing)}")
     return torch.tensor([list(known).index(name) for name in names])
 
 

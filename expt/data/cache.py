@@ -14,7 +14,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import tarfile
 import tempfile
 import zlib
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from expt.errors import ConfigError, DataError
+from expt.machine import impatient
 
 if TYPE_CHECKING:
     import numpy as np
@@ -238,14 +238,13 @@ def _new(entry: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-_CONNECT_TIMEOUT_S = 10.0  # torchvision sets none, and would wait for minutes behind a firewall
-
-
 def fetch(
     root: Path,
     construct: Callable[[Any, Path], Sequence[Any]],
     name: str,
     *,
+    download: bool,
+    missing: str,
     is_there: Callable[[], bool],
     pattern: str = "*",
 ) -> None:
@@ -253,9 +252,12 @@ def fetch(
 
     `construct` gets its class and a folder beside; the files there that fit the `pattern` are moved
     into the root, as torchvision takes half of an unpacked archive for the whole. Raise DataError
-    with the reason, in a few words.
+    that says what is `missing`, and why: also where it is not to `download` anything.
     """
     from filelock import FileLock  # late: for a download
+
+    if not download:
+        raise DataError(f"{missing}; dataset.download is false")
 
     lock = root / ".download.lock"
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
@@ -266,7 +268,7 @@ def fetch(
                 return
             beside = Path(tempfile.mkdtemp(prefix=".download-", dir=root))
             try:
-                with _impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints mirrors
+                with impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints mirrors
                     cls = getattr(importlib.import_module("torchvision.datasets"), name)
                     construct(cls, beside)
                 for path in [path for path in beside.rglob(pattern) if path.is_file()]:
@@ -276,23 +278,13 @@ def fetch(
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
     except (OSError, RuntimeError, ImportError, ValueError) as error:
-        raise DataError(" ".join(str(error).split()) or type(error).__name__) from error
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{missing}; the download failed ({why})") from error
     finally:
         with contextlib.suppress(OSError):  # up to the first that holds something
             lock.unlink()
             for folder in new:
                 folder.rmdir()
-
-
-@contextlib.contextmanager
-def _impatient() -> Iterator[None]:
-    """Give up on a server that does not answer."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_CONNECT_TIMEOUT_S)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 SAMPLED = 20_000
@@ -367,7 +359,7 @@ class Checksums:
 
         return self.once(path, "", read)
 
-    def known(self, path: str) -> str | None:
+    def known(self, path: Path) -> str | None:
         """Return the MD5 of a file that was read before, and is unchanged."""
         return self._kept(f"{os.path.abspath(path)} ", state_of(path))
 

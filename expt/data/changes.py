@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -12,17 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from expt.config.imported import is_installed
+
 MOST, MANY, FEW = 4096, 10_000_000, 512
 """The numbers of a tensor that are compared, and that are added up; the objects of attributes."""
-SHOWN = 3
 _OF_TORCH = frozenset(vars(nn.Module()))
-_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_CODE = (type, BuiltinFunctionType, MethodType, ModuleType)
 Prints = Mapping[str, Any]
 """Of each attribute what stays equal while it does: digests in containers."""
 
 
 def attributes(one: object) -> dict[str, Any]:
-    """Return the attributes of an object; of a module without its parameters and modules."""
+    """Return the attributes of an object, of a class or of what an import has made, its globals.
+
+    Those of an nn.Module are without its parameters and modules.
+    """
+    if isinstance(one, type | ModuleType):
+        return {name: value for name, value in vars(one).items() if not name.startswith("__")}
     if not isinstance(one, nn.Module):
         return dict(getattr(one, "__dict__", {}))
     own = {name: value for name, value in vars(one).items() if name not in _OF_TORCH}
@@ -42,13 +48,6 @@ def prints(one: object, seen: dict[int, object] | None = None) -> Prints:
 def changed(before: Prints, after: Prints) -> list[str]:
     """Return the attributes that differ; one that was None, or is new, was only made late."""
     return [name for name in before if name in after and _differ(before[name], after[name])]
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return the first of the names."""
-    found = list(names)
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return ", ".join(found[:SHOWN]) + more
 
 
 class Watched:
@@ -103,8 +102,16 @@ def _print(value: Any, seen: dict[int, object], most: int) -> Any:
 
 
 def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
-    """Look into any object, such as a generator, by what pickle and deepcopy would take of it."""
+    """Look into any object, such as a generator, by what pickle and deepcopy would take of it.
+
+    Of a custom function that is what its closure holds.
+    """
+    if isinstance(value, FunctionType) and is_installed(value.__code__.co_filename):
+        return None
     try:
+        if isinstance(value, FunctionType):
+            cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+            return _print(cells, seen, most)
         found = value.__reduce_ex__(5)  # without a copy of large buffers
         parts = [*found[1:3], *([*each] if each else None for each in found[3:5])]
     except Exception:  # an open file, a lock, an iterator, ...

@@ -13,11 +13,15 @@ from torch.utils.data import Dataset
 from expt.config import secrets, user_code
 from expt.config.user_code import own_frame
 from expt.data.image_files import in_mode
-from expt.data.loading import described
-from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed
+from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described
 
 Check = Callable[[Any], Any]
 """Returns a sample as it is to be used. Raise DataError that says what is wrong with it."""
+
+
+def as_it_is(sample: Any) -> Any:
+    """Return the sample, as a Check that accepts everything."""
+    return sample
 
 
 class CheckedSamples(Dataset[Any]):
@@ -162,19 +166,13 @@ _BEYOND = 0.5
 
 
 def build_transforms(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
-    """Return an instance of each `{_target_: a.B, ...}`. Raise ConfigError for no callable."""
+    """Return an instance of each `{_target_: a.B, ...}`. Raise ConfigError for what can't be."""
     try:
-        made = user_code.nested_built({"transforms": list(configured)})["transforms"]
+        return tuple(user_code.nested_built({"transforms": list(configured)})["transforms"])
     except ConfigError as error:
         raise ConfigError(
             [f"dataset.transforms: {problem}" for problem in error.problems]
         ) from error
-    for each in made:
-        if not callable(each):
-            raise ConfigError(
-                f"dataset.transforms: a {type(each).__name__} cannot be called with an image"
-            )
-    return tuple(made)
 
 
 class Transformed(Dataset[tuple[Tensor, Any]]):
@@ -205,24 +203,21 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
         return self._checked(image, index), label
 
     def _checked(self, image: Any, index: int) -> Tensor:
+        where = f"dataset.transforms: make of sample {index}"
         try:
             tensor = to_tensor(image)
         except DataError as error:
-            raise DataError(
-                f"dataset.transforms: make of sample {index} no image: {error}"
-            ) from error
+            raise DataError(f"{where} no image: {error}") from error
         if tuple(tensor.shape) != self._shape:
             raise DataError(
-                f"dataset.transforms: make of sample {index} an image {tuple(tensor.shape)}, and"
-                f" images are {self._shape} (channels, height, width) where they are evaluated; end"
-                " with a crop or resize to that"
+                f"{where} an image {tuple(tensor.shape)}, and images are {self._shape} (channels,"
+                " height, width) where they are evaluated; end with a crop or resize to that"
             )
         if tensor.is_floating_point():
             low, high = (float(value) for value in torch.aminmax(tensor))
             if low < -_BEYOND or high > 1 + _BEYOND:
                 raise DataError(
-                    f"dataset.transforms: make of sample {index} pixels from {low:g} to {high:g},"
-                    " expected [0, 1]; leave scaling to dataset.mean and std, which evaluations"
-                    " use too"
+                    f"{where} pixels from {low:g} to {high:g}, expected [0, 1]; leave scaling to"
+                    " dataset.mean and std, which evaluations use too"
                 )
         return tensor

@@ -87,7 +87,10 @@ def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
             why = f"has {len(row)} cells for {len(names)} columns"
             if damaged is None:
                 cause = "a comma in a cell needs quotes, a decimal sign is a point"
-                raise DataError(f"{path}: row {number + 1} {why}; {cause}")
+                header = ", ".join(names)[:60]
+                raise DataError(
+                    f"{path}: row {number + 1} {why}, which line 1 names ({header}); {cause}"
+                )
             damaged[number], rows[number] = why, [""] * len(names)
     cells = zip(*rows, strict=True) if rows else [()] * len(names)
     return Columns(zip(names, cells, strict=True))
@@ -181,12 +184,10 @@ def numbers_of(
         try:
             found.append(_numbers(path, name, columns[name], fix, damaged))
         except DataError as error:
-            wrong.append(str(error).removeprefix(f"{path}: "))
+            wrong += error.problems
     if wrong:
-        *others, last = wrong[:_SHOWN]
-        texts = "; ".join([*(each.removesuffix(f"; {fix}") for each in others), last])
-        more = f" ({len(wrong) - _SHOWN} more columns likewise)" if len(wrong) > _SHOWN else ""
-        raise DataError(f"{path}: {texts}{more}")
+        more = [f"and {len(wrong) - _SHOWN} columns likewise"] if len(wrong) > _SHOWN else []
+        raise DataError(wrong[:_SHOWN] + more)
     parts = tuple(
         name if values.shape[1] == 1 else f"{name}[{number}]"
         for name, values in zip(names, found, strict=True)

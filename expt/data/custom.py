@@ -7,10 +7,10 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
@@ -19,9 +19,9 @@ from expt.config import user_code
 from expt.data import changes, masks, samples
 from expt.data.checked_samples import (
     Check,
+    as_it_is,
     checked,
     class_of,
-    in_words,
     labelled,
     like,
     read,
@@ -31,10 +31,9 @@ from expt.data.checked_samples import (
 from expt.data.image_files import values_of
 from expt.data.images import image_part, of_images
 from expt.data.memory import NO_TARGET
-from expt.data.samples import Labelled
 from expt.data.source import Part, Source, are_images
 from expt.data.stream import median_read_s, preserved_generators, seeded
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, described, listed
 
 if TYPE_CHECKING:
     from expt.data.kinds.custom import Custom
@@ -56,13 +55,9 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         for more in (dataset.train, dataset.test)
     )
     for name, part in (("training", train), ("test", test)):
-        try:
-            size = len(cast(Sized, part))
-        except Exception as error:
-            raise DataError(str(in_words(error, f"{key}: len() of its {name} part"))) from error
-        if size == 0:
+        if not len(cast(Sized, part)):
             raise DataError(f"{key}: its {name} part has no samples")
-    found = _source(dataset, train, test, num_workers, task)
+    found = _Built(dataset, train, test, num_workers, task).source()
     is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
     return dataclasses.replace(found, notes=[*_notes(train, is_picture)])
 
@@ -76,7 +71,7 @@ def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
         sample = samples.first(train) if is_stream else read(train, index)
         if names := changes.changed(before, changes.prints(train)):
             yield (
-                f"reading a sample changes {changes.listed(names)}, which no checkpoint holds and"
+                f"reading a sample changes {listed(names)}, which no checkpoint holds and"
                 " each reading process has a copy of; draw from the global generators of torch,"
                 " NumPy and Python, which are seeded for each sample"
             )
@@ -90,62 +85,106 @@ def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
             )
 
 
-def _source(
-    dataset: Custom, train: Dataset[Any], test: Dataset[Any], num_workers: int, task: Any
-) -> Source:
-    if dataset.num_classes is not None:
-        return _of_classes(dataset, train, test, num_workers, task)
-    check = check_for(train, dataset, task)
-    found = _own_samples(dataset, train, test, num_workers, check, samples.first(train))
-    if getattr(task, "TARGETS", None) == "mask":
-        return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
-    # An integer is a class, or a count.
-    if getattr(task, "TARGETS", None) == "any" and _is_integer(found.example[1]):
-        shapes = {name: shape for name, shape in found.shapes.items() if name != "num_classes"}
+@dataclass(frozen=True)
+class _Built:
+    """Both parts of a custom dataset, for a task."""
+
+    config: Custom
+    train: Dataset[Any]
+    test: Dataset[Any]
+    num_workers: int
+    task: Any
+
+    def source(self) -> Source:
+        """Return them as a source: samples of a class each, or of any kind."""
+        first = samples.first(self.train)
+        if self.config.num_classes is not None:
+            return self._of_classes(first)
+        found = self._like(first, check_for(self.train, self.config, self.task))
+        shapes, targets = {**found.shapes}, getattr(self.task, "TARGETS", None)
+        if targets == "mask":
+            shapes["num_classes"] = self.task.num_classes
+        elif targets == "any" and _is_integer(found.example[1]):  # a class, or a count
+            shapes.pop("num_classes", None)
         return dataclasses.replace(found, shapes=shapes)
-    return found
 
-
-def _of_classes(
-    dataset: Custom,
-    train: Dataset[Any],
-    test: Dataset[Any],
-    num_workers: int,
-    task: Any,
-) -> Source:
-    """Return samples (inputs, label): images, or inputs of any kind."""
-    names = _names(dataset, train)
-    first = samples.first(train)
-    inputs, _ = checked(functools.partial(labelled, what="inputs"), 0, first)
-    shape = None if hasattr(train, "collate") else _image_shape(inputs)
-    if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
-        check = functools.partial(checked_class, num_classes=len(names))
-        kind = Labelled(len(names), getattr(task, "TARGETS", "class") == "class")
-        found = _own_samples(dataset, train, test, num_workers, check, first, kind)
+    def _of_classes(self, first: Any) -> Source:
+        """Return samples (inputs, label): images, or inputs of any kind."""
+        names = self._names()
+        inputs, _ = checked(functools.partial(labelled, what="inputs"), 0, first)
+        shape = None if hasattr(self.train, "collate") else _image_shape(inputs)
+        if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
+            check = functools.partial(checked_class, num_classes=len(names))
+            found = self._like(first, check)
+        else:
+            how: Any = (shape, self.num_workers, len(names))
+            both = {"train": self.train, "test": self.test}
+            parts = {
+                name: image_part(part, *how, sample_s=self._seconds())
+                for name, part in both.items()
+            }
+            found = of_images(shape, names, parts)
         if are_images(names, found.example):
-            _refuse_channels_last(dataset.target, tuple(found.example[0].shape))
-        shapes = {**found.shapes, "num_classes": len(names)}
+            self._refuse_channels_last(tuple(found.example[0].shape))
         return dataclasses.replace(
-            found, shapes=shapes, class_names=names, classes=_classes_of(train), targets_of=None
+            found,
+            shapes={**found.shapes, "num_classes": len(names)},
+            class_names=names,
+            classes=_classes_of(self.train),
+            targets_of=None,
         )
-    _refuse_channels_last(dataset.target, shape)
-    seconds = _seconds(dataset, train)
-    parts = {
-        name: image_part(part, shape, num_workers, len(names), sample_s=seconds)
-        for name, part in (("train", train), ("test", test))
-    }
-    return of_images(shape, names, parts, classes=_classes_of(train))
 
+    def _names(self) -> tuple[str, ...]:
+        number = cast(int, self.config.num_classes)
+        names = tuple(map(str, getattr(self.train, "classes", None) or range(number)))
+        if len(names) != number:
+            raise ConfigError(
+                f"dataset.num_classes={number}: {self.config.target}.classes has {len(names)}; use"
+                f" dataset.num_classes={len(names)}"
+            )
+        return names
 
-def _names(dataset: Custom, train: Dataset[Any]) -> tuple[str, ...]:
-    number = cast(int, dataset.num_classes)
-    names = tuple(map(str, getattr(train, "classes", None) or range(number)))
-    if len(names) != dataset.num_classes:
-        raise ConfigError(
-            f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)};"
-            f" use dataset.num_classes={len(names)}"
+    def _refuse_channels_last(self, shape: tuple[int, int, int]) -> None:
+        channels, height, width = shape
+        if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
+            raise DataError(
+                f"dataset._target_={self.config.target}: its images are {shape}, read as (channels,"
+                " height, width), and look like (height, width, channels); give tensors as"
+                " image.permute(2, 0, 1)"
+            )
+
+    def _seconds(self) -> float:
+        """Return the time for a sample, where that decides who reads it."""
+        is_open = self.config.num_workers == "auto" and not isinstance(self.train, IterableDataset)
+        return median_read_s(self.train) if is_open else math.inf
+
+    def _like(self, first: Any, check: Check) -> Source:
+        """Return samples of any kind, which are like the `first`."""
+        if not hasattr(self.train, "collate"):  # which may make anything of anything
+            check = like(structure_of(first), check)
+        example, classes = samples.example(self.train, first, check), self.config.num_classes
+        channels = _channels(example[0]) if classes else None
+        if channels:
+            example = example[0].float(), example[1]  # as they are once they are normalised
+        of = classes if getattr(self.task, "TARGETS", "class") == "class" else None
+        how: Any = {"channels": channels, "sample_s": self._seconds()}
+
+        def part(found: Dataset[Any]) -> Part:
+            own, collate = getattr(found, "collate", None), None
+            if own and classes:
+                more: Any = {"classes": of, "are_images": bool(channels)}
+                collate = functools.partial(_collated, own=own, **more)
+            load = samples.loading(found, self.num_workers, check, collate=collate, **how)
+            return Part(len(cast(Sized, found)), load)
+
+        are_tensors = isinstance(example[1], Tensor)
+        return Source(
+            shapes=samples.shapes(self.train, *example),
+            example=example,
+            train=part(self.train),
+            test=part(self.test),
+            targets_of=functools.partial(some_targets, self.train) if are_tensors else None,
         )
-    return names
 
 
 def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
@@ -157,49 +196,36 @@ def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
     return channels, height, width
 
 
-def _refuse_channels_last(target: str, shape: tuple[int, ...]) -> None:
-    channels, height, width = shape
-    if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
-        raise DataError(
-            f"dataset._target_={target}: its images are {shape}, read as (channels, height, width),"
-            " and look like (height, width, channels); give tensors as image.permute(2, 0, 1)"
-        )
+def _channels(inputs: Any) -> int | None:
+    """Return those of images [C, H, W], which are normalised and augmented."""
+    is_image = isinstance(inputs, Tensor) and inputs.dim() == 3
+    has_pixels = is_image and (inputs.dtype == torch.uint8 or inputs.is_floating_point())
+    return inputs.shape[0] if has_pixels else None
 
 
-def _seconds(dataset: Custom, train: Dataset[Any]) -> float:
-    """Return the time for a sample, where that decides who reads it."""
-    is_open = dataset.num_workers == "auto" and not isinstance(train, IterableDataset)
-    return median_read_s(train) if is_open else math.inf
+def _collated(
+    given: list[Any], own: Callable[[list[Any]], Any], classes: int | None, are_images: bool
+) -> tuple[Any, Any]:
+    """Return a batch that the dataset's `collate` makes of samples of one of `classes` each.
 
-
-def _own_samples(
-    dataset: Custom,
-    train: Dataset[Any],
-    test: Dataset[Any],
-    num_workers: int,
-    check: Check,
-    first: Any,
-    labelled: Labelled | None = None,
-) -> Source:
-    """Return samples of any kind, which are like the `first`."""
-    if not hasattr(train, "collate"):  # which may make anything of anything
-        check = like(structure_of(first), check)
-    example = samples.example(train, first, check)
-    labelled = labelled and labelled.of(example)
-    if labelled and labelled.channels is not None:
-        example = example[0].float(), example[1]  # as they are once they are normalised
-    how: Any = {"channels": labelled and labelled.channels, "sample_s": _seconds(dataset, train)}
-
-    def part(found: Dataset[Any]) -> Part:
-        own = getattr(found, "collate", None)
-        collate = functools.partial(labelled.collated, own=own) if labelled and own else None
-        load = samples.loading(found, num_workers, check, collate=collate, **how)
-        return Part(len(cast(Sized, found)), load)
-
-    to_train, to_test = part(train), part(test)
-    shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
-    targets_of = functools.partial(some_targets, train) if isinstance(example[1], Tensor) else None
-    return Source(shapes, (), example, to_train, to_test, alike, targets_of=targets_of)
+    None: of targets for a custom task. Only class numbers can be drawn beside images.
+    """
+    inputs, targets = samples.collated(given, own)
+    if are_images:
+        inputs = inputs.clone()  # it may be the dataset's own, and is normalised in place
+    if classes is None:
+        return inputs, targets
+    is_tensor, also = isinstance(targets, Tensor), ""
+    if is_tensor and targets.dim() == 1 and not targets.is_floating_point():
+        return inputs, targets.long()
+    if not are_images:
+        if is_tensor and targets.shape[1:] == (classes,):
+            return inputs, targets.float()
+        also = f", or shares of the classes, [samples, {classes}]"
+    raise DataError(
+        f"collate makes targets of {described(targets)}; let them be class numbers, int64"
+        f" [samples]{also}"
+    )
 
 
 def _is_integer(target: Any) -> bool:
@@ -221,14 +247,13 @@ def some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
     return torch.cat([target.flatten() for target in targets if isinstance(target, Tensor)])
 
 
-def _classes_of(dataset: Dataset[Any]) -> Tensor:
-    """Return each sample's class, by the attribute `targets`; without it all are of one."""
-    size = len(cast(Sized, dataset))
-    try:
+def _classes_of(dataset: Dataset[Any]) -> Tensor | None:
+    """Return each sample's class, by the attribute `targets`, if there is one."""
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # boxes, texts, ...
         targets = torch.as_tensor(getattr(dataset, "targets", ()))
-    except (TypeError, ValueError, RuntimeError):  # boxes, texts, ...
-        targets = torch.empty(0)
-    return targets if targets.shape == (size,) else torch.zeros(size)
+        if targets.shape == (len(cast(Sized, dataset)),):
+            return targets
+    return None
 
 
 def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
@@ -236,11 +261,9 @@ def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
     targets = getattr(task, "TARGETS", None)
     if targets == "mask":
         return functools.partial(masks.checked_mask, values=values_of(config, task))
-    if targets == "labels":
-        return _checked_labels
     if targets == "tokens" and hasattr(dataset, "vocab_size"):
         return functools.partial(_checked_tokens, vocab_size=dataset.vocab_size)
-    return lambda sample: sample
+    return as_it_is
 
 
 def checked_class(sample: Any, num_classes: int) -> tuple[Any, int]:
@@ -249,25 +272,9 @@ def checked_class(sample: Any, num_classes: int) -> tuple[Any, int]:
     return inputs, class_of(label, num_classes)
 
 
-def _parts_of(sample: Any) -> tuple[Any, Any]:
-    is_pair = isinstance(sample, list | tuple) and len(sample) == 2
-    return (sample[0], sample[1]) if is_pair else (None, None)
-
-
-def _checked_labels(sample: Any) -> Any:
-    _, target = _parts_of(sample)
-    if isinstance(target, Tensor | np.ndarray):
-        wrong = (target != 0) & (target != 1)
-        if wrong.any():
-            raise DataError(
-                f"its target holds {target[wrong][0].item():g}, expected 0 or 1 for each label; fix"
-                " it, or use task=regression"
-            )
-    return sample
-
-
 def _checked_tokens(sample: Any, vocab_size: int) -> Any:
-    for name, tokens in zip(("inputs", "targets"), _parts_of(sample), strict=True):
+    is_pair = isinstance(sample, list | tuple) and len(sample) == 2
+    for name, tokens in zip(("inputs", "targets"), sample if is_pair else (), strict=False):
         if not isinstance(tokens, Tensor):
             continue
         if tokens.is_floating_point():

@@ -7,9 +7,8 @@ import io
 import math
 import pickle
 import struct
-import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,75 +53,42 @@ def _bytes_of(path: Path) -> np.ndarray:
         raise DataError(f"{path} is damaged ({error}); {_FIX}") from error
 
 
-def read_cifar(sources: Sequence[Path], members: Sequence[str], label_key: str) -> Arrays:
-    """Return the batches named `members`, of the files `sources` or of one tar.gz.
-
-    Raise DataError for a missing or malformed batch.
-    """
-    if sources[0].name.endswith(".tar.gz"):
-        batches = members_of(sources[0], members)
-    else:
-        batches = ((str(path), path.read_bytes()) for path in sources)
-    images, labels = zip(
-        *(_read_batch(where, data, label_key) for where, data in batches), strict=True
-    )
+def read_cifar(paths: Sequence[Path], label_key: str) -> Arrays:
+    """Return the samples of some batches. Raise DataError for a malformed one."""
+    images, labels = zip(*(_read_batch(path, label_key) for path in paths), strict=True)
     return Arrays(np.concatenate(images), np.concatenate(labels))
 
 
-def members_of(archive: Path, members: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield where each of an archive's files is, and what it holds, without extracting it.
-
-    No path in the archive is trusted.
-    """
+def _read_batch(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            found = {Path(info.name).name: info for info in tar if info.isfile()}
-            for name in members:
-                stream = tar.extractfile(found[name])
-                assert stream is not None  # regular files only
-                yield f"{name} in {archive}", stream.read()
-    except KeyError as error:
-        raise DataError(f"{archive} holds no file {error}; {_FIX}") from error
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise DataError(f"{archive} is damaged ({error}); {_FIX}") from error
-
-
-def _read_batch(where: str, data: bytes, label_key: str) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        content = _ArrayUnpickler(io.BytesIO(data), encoding="latin1").load()
+        content = _ArrayUnpickler(io.BytesIO(_bytes_of(path).data), encoding="latin1").load()
         images, labels = content["data"], np.asarray(content[label_key], dtype=np.int64)
     except Exception as error:  # a malformed pickle raises nearly anything
         raise DataError(
-            f"{where} is not a CIFAR batch ({type(error).__name__}: {error}); {_FIX}"
+            f"{path} is not a CIFAR batch ({type(error).__name__}: {error}); {_FIX}"
         ) from error
     found = (getattr(images, "dtype", type(images).__name__), getattr(images, "shape", ()))
     if found != (np.uint8, (len(labels), 3 * 32 * 32)) or len(labels) == 0:
         raise DataError(
-            f"{where}: expected images as uint8 ({len(labels)}, 3072), found {found[0]} {found[1]};"
+            f"{path}: expected images as uint8 ({len(labels)}, 3072), found {found[0]} {found[1]};"
             f" {_FIX}"
         )
     return images.reshape(-1, 3, 32, 32), labels
 
 
-def _latin1(text: str, _encoding: str) -> bytes:
-    return text.encode("latin1")
-
-
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
 _ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _latin1,  # how Python 3 writes bytes for Python 2
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),  # how Python 3 writes bytes for Python 2
 }
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler of arrays, numbers, text, containers; nothing that a file names is imported."""
+    """An unpickler of arrays, numbers, text, containers; nothing else is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused") from None
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused")

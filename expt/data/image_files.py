@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,12 +34,15 @@ ORIENTATION = 0x0112  # the EXIF tag
 FOUND = {
     "turned": "turned upright by EXIF",
     "masks": "with masks that were turned with them",
+    "kept": "with masks that were not turned with them, which their size does not tell",
     "transparent": "with transparency laid on white",
     "frames": "of several frames, of which the first is taken",
 }
 """What the `info` of an opened picture may say."""
 MOST_PROBLEMS = 100
 """Files that an error names."""
+_HIDDEN = (".", "__MACOSX", "@eaDir", "$RECYCLE.BIN")
+"""How names begin that are no data; archives of a Mac and network drives have the others."""
 _OF_NUMBERS = ("1", "L", "P", "I", "I;16")  # modes with one number for each pixel
 _METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 """Where Pillow keeps what an orientation may be read from."""
@@ -77,7 +81,7 @@ def names_below(folder: str | Path) -> list[str]:
 
 
 def _shown(names: Iterable[str]) -> list[str]:
-    return [name for name in names if not name.startswith(".")]
+    return [name for name in names if not name.startswith(_HIDDEN)]
 
 
 def _leads_back(where: str, name: str) -> bool:
@@ -103,27 +107,18 @@ def parts_there(root: str | Path, splits: Sequence[str] | None = None) -> dict[s
         part: Path(root) / next(names[each] for each in known if each in names)
         for part, known in PARTS.items()
         if any(each in names for each in known)
-    } or {"train": Path(root)}
+    }
+    if len(found) == 1 < len(names) and not any(map(subfolders, found.values())):
+        found = {}  # it is a class that is called train, beside others
+    found = found or {"train": Path(root)}
     if missing := {*(splits or ())}.difference(found):
         raise DataError(f"dataset.splits: {root} has no {missing.pop()}, only {', '.join(found)}")
     return {part: path for part, path in found.items() if splits is None or part in splits}
 
 
-def names_of_parts(root: str | Path, splits: Sequence[str] | None = None) -> list[str]:
-    """Return every picture of the parts by its path below `root`, sorted."""
-    return sorted(
-        os.path.relpath(path, root)
-        for folder in parts_there(root, splits).values()
-        for path in files_below(folder, picture_suffixes())
-    )
-
-
-def read_of(paths: Iterable[str], root: str | Path, splits: Sequence[str] | None) -> list[str]:
-    """Return those of the paths that are read beforehand, as for a fingerprint; see `sampled`."""
-    from expt.data.cache import sampled
-
-    chosen = {*sampled(names_of_parts(root, splits))}
-    return [path for path in paths if os.path.relpath(path, root) in chosen]
+def composed(name: str) -> str:
+    """Return a name with each accent in its letter: a Mac writes them one after the other."""
+    return unicodedata.normalize("NFC", name)
 
 
 def of_suffix(paths: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
@@ -133,7 +128,7 @@ def of_suffix(paths: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
 
 def left_out(paths: Iterable[str], taken: Iterable[str]) -> str:
     """Return how many of the paths are not `taken`, and of the commonest suffixes; "" for none."""
-    rest = {*paths}.difference(taken)
+    rest = sorted({*paths}.difference(taken))
     suffixes = Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in rest)
     each = ", ".join(f"{suffix} {number}" for suffix, number in suffixes.most_common(8))
     return f"{len(rest)} ({each})" if rest else ""
@@ -214,14 +209,20 @@ def in_mode(image: Any, mode: str) -> Any:
     import numpy as np
     from PIL import Image
 
+    image.load()  # before that a PNG may not know of its transparency
+    info, key = image.info, image.info.get("transparency")
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        info = image.info
-        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+        pixels = np.asarray(image)
+        levels = np.rint(pixels / 257).astype(np.uint8)
+        if key is not None:
+            levels = np.dstack([levels, np.where(pixels == key, 0, 255).astype(np.uint8)])
+        image = Image.fromarray(levels)
         image.info = {key: value for key, value in info.items() if key in _METADATA}
     elif image.mode in ("I", "F"):
         kind = "floats" if image.mode == "F" else "integers"
         raise ValueError(f"its pixels are 32-bit {kind}; save it with 8 or 16 bits")
-    image.load()  # before that a PNG may not know of its transparency
+    elif isinstance(key, tuple) and max(key) > 255:  # of a PNG whose colours have 16 bits
+        image.info["transparency"] = tuple(value >> 8 for value in key)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         if image.getchannel("A").getextrema()[0] < 255:
@@ -251,7 +252,7 @@ def look_at(
     *,
     anew: bool = False,
 ) -> Counter[str]:
-    """Return how many pictures have each of `FOUND` in their `info`.
+    """Return how many pictures have each of `FOUND` in their `info`, or a colour of its `palette`.
 
     `look` returns the picture of a sample's files. It is called in threads, once for a content,
     which is noted with `how` it is looked at, or `anew`. Raise DataError for all that is wrong.
@@ -264,7 +265,8 @@ def look_at(
             picture = look(*samples[place])
         except DataError as error:
             return error.problems
-        sums.note(keys[place], " ".join(word for word in FOUND if word in picture.info))
+        words = [word for word in FOUND if word in picture.info]
+        sums.note(keys[place], " ".join([*words, *picture.info.get("palette", ())]))
         return ()
 
     with ThreadPoolExecutor(usable_cpus()) as pool:
@@ -280,6 +282,13 @@ def report_found(root: object, counts: Counter[str]) -> None:
     """Warn in a line of what `look_at` has found."""
     if told := [f"{counts[word]} {text}" for word, text in FOUND.items() if counts[word]]:
         warn_once(f"{root}: pictures: {', '.join(told)}")
+    numbers = Counter(word.partition("=")[0] for word in counts if "=" in word)
+    if different := sorted(number for number, colours in numbers.items() if colours > 1):
+        which = ", ".join(different[:8])
+        warn_once(
+            f"{root}: masks show the numbers {which} in other colours in other files; the number"
+            " is the class: write them with one palette"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,8 +318,9 @@ def values_of(dataset: Any, task: Any) -> MaskValues:
 def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
     """Return the number of each pixel, int64 [height, width].
 
-    A mask that is as large as its image lies, and not as a viewer shows it, is turned with it;
-    `info["masks"]` of the image says so. Raise DataError for one in colours, or of another size.
+    A mask that is as large as its image lies, and not as a viewer shows it, is turned with it.
+    `info` of the image says so, or that it can't be told. Raise DataError for one in colours, or of
+    another size.
     """
     import numpy as np
 
@@ -320,8 +330,10 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
             " pixel, as a grey or palette PNG"
         )
     orientation = image.info.get("turned", 1)
-    if orientation >= 5 and mask.size == image.size[::-1] != image.size:
-        mask, image.info["masks"] = turn(mask, orientation), True
+    lying = image.size[::-1] if orientation >= 5 else image.size
+    if orientation > 1 and mask.size == lying:
+        image.info["masks" if lying != image.size else "kept"] = True
+        mask = turn(mask, orientation) if lying != image.size else mask
     if mask.size != image.size:
         one, other = (f"{each.height}x{each.width}" for each in (mask, image))
         raise DataError(f"{name} is {one}, and its image {other}; make them one size")
@@ -331,17 +343,22 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
 def look_at_pair(path: str, mask: str, mode: str, values: MaskValues | None) -> Any:
     """Return a picture as `look` does. Raise DataError for what is wrong with it or its mask."""
     found, problems = list[Any](), list[str]()
-    for each, opened in ((path, functools.partial(look, mode=mode)), (mask, open_picture)):
+    for file, read in ((path, functools.partial(look, mode=mode)), (mask, open_picture)):
         try:
-            found.append(opened(each))
+            found.append(read(file))
         except DataError as error:
             problems += error.problems
     if problems:
         raise DataError(problems)
-    numbers = numbers_of_mask(found[1], found[0], mask)
+    picture, opened = found
+    numbers = numbers_of_mask(opened, picture, mask)
     if values:
         values.check(numbers, mask)
-    return found[0]
+    if opened.mode == "P":
+        colours = bytes(opened.getpalette())
+        used = [number for _, number in opened.getcolors()]
+        picture.info["palette"] = [f"{each}={colours[3 * each :][:3].hex()}" for each in used]
+    return picture
 
 
 def pixels_of(picture: Any, image_size: tuple[int, int] | None, channels: int) -> np.ndarray:

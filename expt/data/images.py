@@ -32,10 +32,8 @@ def of_parts(
 ) -> Source:
     """Return a source of images of one shape, for so many outputs; targets are like `target`."""
     shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": number}
-    train = parts.get("train", NOTHING)
-    more = {"class_names": (), "classes": torch.zeros(train.size), "val": parts.get("val"), **more}
-    example = torch.zeros(shape), target
-    return Source(shapes, example=example, train=train, test=parts.get("test"), **more)
+    more |= {"train": NOTHING, **parts}
+    return Source(shapes=shapes, example=(torch.zeros(shape), target), **more)
 
 
 def of_images(
@@ -139,20 +137,6 @@ class ArrayImages(Dataset[tuple[Tensor, int]]):
         return self._images[index].clone(), int(self._labels[index])
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Samples of pictures, or of their files, and as many targets."""
-
-    pictures: Sequence[Any]
-    targets: Sequence[Any]
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self.pictures[index], self.targets[index]
-
-
 @dataclass(frozen=True, eq=False)
 class Pictures(Dataset[tuple[Tensor, Any]]):
     """Pictures as uint8 [C, H, W], and what `target` makes of their targets.
@@ -215,9 +199,13 @@ def of_one_shape(sets: Mapping[str, Sets]) -> tuple[Shape, dict[str, Sets]]:
     return shape, {part: replace(each, one_size=shape[1:]) for part, each in sets.items()}
 
 
-def channels_of(picture: Any, configured: int | None) -> int:
-    """Return how many channels pictures are to have, like the first if nothing else is said."""
-    return configured or (1 if getattr(picture, "mode", "") in ("1", "L") else 3)
+def pictures_of(pairs: Mapping[str, Any], dataset: Any) -> dict[str, Pictures]:
+    """Return the pictures of each part, grey ones if the first is and nothing else is said."""
+    channels = dataset.channels
+    if channels is None:
+        first = open_picture(next(iter(pairs.values()))[0][0], name="sample 0")
+        channels = 1 if first.mode in ("1", "L") else 3
+    return {part: Pictures(each, channels, dataset.image_size) for part, each in pairs.items()}
 
 
 def of_pictures(
@@ -225,7 +213,7 @@ def of_pictures(
     class_names: Sequence[str],
     labels: Tensor | None,
     num_workers: int,
-    memory: Mapping[str, Part] | None = None,
+    memory: Mapping[str, Part | None] | None = None,
 ) -> Source:
     """Return the parts `train`, `val` and `test` that there are; `labels` are those of train.
 
@@ -237,7 +225,7 @@ def of_pictures(
         part: image_part(each, *how, originals=each.as_is(), memory=(memory or {}).get(part))
         for part, each in sets.items()
     }
-    return of_images(shape, class_names, parts, **({} if labels is None else {"classes": labels}))
+    return of_images(shape, class_names, parts, classes=labels)
 
 
 def row(target: Any) -> Tensor:

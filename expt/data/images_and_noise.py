@@ -1,4 +1,4 @@
-"""Images with noise beside them, from which a generator makes others."""
+"""Digits with noise, from which a generator makes others."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.data.kinds.originals import Digits, Downloaded
+from expt.data.kinds.originals import Digits
 
 
 class ImagesAndNoise(Dataset[dict[str, Tensor]]):
-    """Samples of an image and of noise: {"image": [1, H, W] in [0, 1], "noise": [noise]}.
+    """Samples of a digit and of noise: {"image": [1, 8, 8] in [0, 1], "noise": [noise]}.
 
-    The images are the digits, or Fashion-MNIST of the folder `root`. The noise is drawn here, not
-    in the model, so it depends on the seed, the epoch and the sample only, whatever the number of
-    workers.
+    The noise is drawn here, not in the model, so it depends on the seed, the epoch and the sample
+    only, whatever the number of workers.
     """
 
-    def __init__(self, train: bool, noise: int, root: str | None = None) -> None:
-        how: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "mean": None, "std": None}
-        digits = Digits(name="digits", **how)
-        fashion = Downloaded(name="fashion_mnist", root=root, download=False, **how)
-        config = digits if root is None else fashion
-        self._images = torch.from_numpy(config.load("train" if train else "test").images)
+    def __init__(self, train: bool, noise: int) -> None:
+        how: dict[str, Any] = dict.fromkeys(("train_limit", "mean", "std"))
+        digits = Digits(name="digits", val_fraction=0.0, **how)
+        self._images = torch.from_numpy(digits.load("train" if train else "test").images)
         self._noise = noise
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
@@ -69,10 +69,6 @@ class Shard:
     rank: int = 0
     world_size: int = 1
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} is not within world_size {self.world_size}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
@@ -106,14 +102,6 @@ class LoaderOptions:
     """of a global batch, over all workers: none trains on more than one at a time"""
 
 
-@dataclass
-class Floats:
-    """What a loader makes of float64."""
-
-    stay_double: bool = False
-    """For a model in double; else they become float32. It is set before anything is read."""
-
-
 class Loader(ABC):
     """The batches of one split, for one worker: which samples make which. A subclass reads them."""
 
@@ -122,7 +110,8 @@ class Loader(ABC):
         self._options = options
         self._ahead: Order | None = None
         """The order of an epoch that is yet to come."""
-        self.floats = Floats()
+        self.stay_double = False
+        """Whether float64 stays as it is, for a model in double; set before anything is read."""
 
     @property
     def size(self) -> int:
@@ -212,49 +201,29 @@ Load: TypeAlias = Callable[[Tensor, LoaderOptions], Loader]
 
 
 class Finish:
-    """Makes images on the device what the model gets."""
+    """Makes of images on the device what the model gets: (pixel - mean) / std, augmented."""
 
-    def __init__(self, options: LoaderOptions, *, channels: int) -> None:
-        self._augment = options.augment
-        self._normalise = Normalise(
-            options.mean,
-            options.std,
-            channels=channels,
-            device=options.device,
-            channels_last=options.channels_last,
-        )
-
-    def __call__(self, images: Tensor, drawn: Tensor | None) -> Tensor:
-        """Normalised images; the random numbers `drawn` [5, b] augment them."""
-        if drawn is None:
-            return self._normalise(images)
-        return self._augment.cut(self._normalise(self._augment.move(images, drawn)), drawn)
-
-
-class Normalise:
-    """Makes (pixel - mean) / std of images, float32, pixels counted in [0, 1]."""
-
-    def __init__(
-        self,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
-        *,
-        channels: int,
-        device: torch.device,
-        channels_last: bool,
-    ) -> None:
-        scale = 1 / torch.tensor(std or [1.0] * channels, dtype=torch.float64).view(1, -1, 1, 1)
-        shift = -scale * torch.tensor(mean or [0.0] * channels, dtype=torch.float64).view(
-            1, -1, 1, 1
-        )
+    def __init__(self, options: LoaderOptions, channels: int) -> None:
+        each, device = (1, -1, 1, 1), options.device
+        scale = 1 / torch.tensor(options.std or [1.0] * channels, dtype=torch.float64).view(each)
+        mean = torch.tensor(options.mean or [0.0] * channels, dtype=torch.float64).view(each)
         self._byte_scale = (scale / 255).to(device, torch.float32)
         self._scale = scale.to(device, torch.float32)
-        self._shift = shift.to(device, torch.float32)
-        self._identity = mean is None and std is None
-        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._shift = (-scale * mean).to(device, torch.float32)
+        self._identity = options.mean is None and options.std is None
+        self._layout = torch.channels_last if options.channels_last else torch.contiguous_format
+        self._augment = options.augment
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Normalise images [b, C, H, W], uint8 or float in [0, 1]; float32 is overwritten."""
+    def __call__(self, images: Tensor, drawn: Tensor | None = None) -> Tensor:
+        """Return images as float32; the random numbers `drawn` [5, b] augment them.
+
+        They are [b, C, H, W], uint8 or float in [0, 1]; float32 is overwritten.
+        """
+        if drawn is None:
+            return self._normalised(images)
+        return self._augment.cut(self._normalised(self._augment.move(images, drawn)), drawn)
+
+    def _normalised(self, images: Tensor) -> Tensor:
         pixels = images.to(torch.float32, memory_format=self._layout)
         if self._identity:
             return pixels.mul_(self._byte_scale) if images.dtype == torch.uint8 else pixels
@@ -289,11 +258,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and not tensor.is_pinned():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
-
-
-def tree_to_device(tree: Any, device: torch.device) -> Any:
-    """Every tensor in `tree` on `device`."""
-    return mapped(lambda tensor: to_device(tensor, device), tree)
 
 
 _Made = TypeVar("_Made", bound=tuple[Any, ...])
@@ -351,16 +315,11 @@ def leaves(tree: Any) -> Iterator[Tensor]:
     return iter(found)
 
 
-def described(value: Any) -> str:
-    """Return the dtype and shape of a tensor or an array, and the type of anything else."""
-    shape = getattr(value, "shape", None)
-    if shape is None:
-        return f"a {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')} {list(shape)}"
-
-
 def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield its tensors, each with where it is, such as `inputs['row'][0]` of `inputs`."""
+    """Yield its tensors, and parameters of modules, each with where it is.
+
+    That is such as `inputs['row'][0]` of `inputs`.
+    """
     if isinstance(tree, Tensor):
         yield name, tree
     elif isinstance(tree, Mapping):
@@ -369,3 +328,5 @@ def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(tree, list | tuple):
         for index, below in enumerate(tree):
             yield from named_leaves(below, f"{name}[{index}]")
+    elif isinstance(tree, nn.Module):
+        yield from ((f"{name}.{below}", parameter) for below, parameter in tree.named_parameters())

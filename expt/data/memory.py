@@ -73,7 +73,7 @@ class InMemoryLoader(Loader):
         if are_images:
             options = dataclasses.replace(options, eval_batch_size=_eval_batch_size(options))
         super().__init__(indices, options)
-        self._finish = Finish(options, channels=inputs.shape[1]) if are_images else None
+        self._finish = Finish(options, inputs.shape[1]) if are_images else None
         self._inputs = place(inputs, device)
         self._targets = targets.to(self._inputs.device)
         self._device = device
@@ -167,17 +167,20 @@ def _source(
         inputs, targets = (place(tensor, device) for tensor in _tensors(rows, index))
         return Part(len(index), functools.partial(InMemoryLoader, inputs, targets))
 
-    train, each = parts["train"], {name: part(index) for name, index in parts.items() if len(index)}
-    example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
+    train = parts["train"]
+    more |= {name: part(index) for name, index in parts.items() if len(index)}
     targets = torch.from_numpy(rows.targets[train])
-    classes = targets if rows.class_names else torch.zeros(len(train))
     more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
-    more |= {"val": each.get("val"), "targets_of": targets.__getitem__}
     # An image of one row and one channel, so that a model of images may flatten it.
     shapes = {"channels": 1, "image_size": (1, rows.features.shape[1])}
     shapes["num_classes"] = len(rows.class_names or rows.target_names)
     return Source(
-        shapes, rows.class_names, example, each["train"], each.get("test"), classes, **more
+        shapes=shapes,
+        class_names=rows.class_names,
+        example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1])),
+        classes=targets if rows.class_names else None,
+        targets_of=targets.__getitem__,
+        **more,
     )
 
 
@@ -197,25 +200,27 @@ def standardised(
     `standardises` says which of features and targets are to be so. A column of one value is only
     shifted.
     """
-    found: dict[str, tuple[float, float]] = {}
-    targets_too = standardises[1] and not rows.class_names
-    for kind, is_so in (("feature", standardises[0]), ("target", targets_too)):
-        if is_so:
-            values, scales = _at_unit_scale(getattr(rows, f"{kind}s"), training)
-            changed: dict[str, Any] = {f"{kind}s": values}
-            rows = rows._replace(**changed)
-            found |= dict(zip(getattr(rows, f"{kind}_names"), scales, strict=True))
-    return rows, found
+    scales: dict[str, tuple[float, float]] = {}
+    for kind, is_so in zip(("feature", "target"), standardises, strict=True):
+        if is_so and not (kind == "target" and rows.class_names):
+            chosen = getattr(rows, f"{kind}s")[training]
+            mean, std = chosen.mean(0), chosen.std(0)
+            # A column of one value has no deviation but that of rounding.
+            std = np.where(std > 1e-12 * np.abs(chosen).max(0), std, 1.0)
+            each = zip(mean.tolist(), std.tolist(), strict=True)
+            scales |= dict(zip(getattr(rows, f"{kind}_names"), each, strict=True))
+    return _scaled(rows, scales), scales
 
 
-def _at_unit_scale(
-    values: np.ndarray, training: np.ndarray
-) -> tuple[np.ndarray, list[tuple[float, float]]]:
-    chosen = values[training]
-    mean, std = chosen.mean(0), chosen.std(0)
-    # A column of one value has no deviation but that of rounding.
-    std = np.where(std > 1e-12 * np.abs(chosen).max(0), std, 1.0)
-    return (values - mean) / std, list(zip(mean.tolist(), std.tolist(), strict=True))
+def _scaled(rows: Rows, scales: Mapping[str, tuple[float, float]]) -> Rows:
+    """Return the rows less the mean, by the deviation, of those columns that have a scale."""
+    for kind in ("feature", "target"):
+        names = getattr(rows, f"{kind}_names")
+        if not scales.keys().isdisjoint(names):
+            mean, std = np.array([scales.get(name, (0.0, 1.0)) for name in names]).T
+            values: dict[str, Any] = {f"{kind}s": (getattr(rows, f"{kind}s") - mean) / std}
+            rows = rows._replace(**values)
+    return rows
 
 
 def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
@@ -226,7 +231,6 @@ def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
     targets = trained_on.get("target_names") or rows.target_names
     if len(targets) == len(rows.target_names) == 1:
         rows = rows._replace(target_names=tuple(targets))
-    scales = trained_on.get("standardised", {})
     for kind, wanted in (("feature", trained_on["feature_names"]), ("target", targets)):
         there = getattr(rows, f"{kind}_names")
         if missing := [name for name in wanted if name not in there]:
@@ -234,13 +238,10 @@ def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
                 f"dataset.{kind}s: there is no {missing[0]}, which the run was trained with"
                 f".{did_you_mean(missing[0], there)}"
             )
-        if kind == "target" and rows.class_names:
-            break
-        columns = [there.index(name) for name in wanted]
-        mean, std = np.array([scales.get(name, (0.0, 1.0)) for name in wanted]).T
-        values = (getattr(rows, f"{kind}s")[:, columns] - mean) / std
-        rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
-    return rows
+        if kind == "feature" or not rows.class_names:
+            values = getattr(rows, f"{kind}s")[:, [there.index(name) for name in wanted]]
+            rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
+    return _scaled(rows, trained_on.get("standardised", {}))
 
 
 NO_TARGET = -100
@@ -330,9 +331,9 @@ def of_extents(
     """Return a text's parts, by windows of `context` tokens."""
     train, val, test = (extent and _part(Windows(extent, context, tokens)) for extent in extents)
     assert train
-    example = torch.zeros(context, dtype=torch.int64)
-    shapes = {"vocab_size": vocab_size, "context": context}
-    return Source(shapes, (), (example, example), train, test, torch.zeros(train.size), val=val)
+    example, shapes = torch.zeros(context, dtype=torch.int64), {"vocab_size": vocab_size}
+    shapes["context"] = context
+    return Source(shapes=shapes, example=(example, example), train=train, val=val, test=test)
 
 
 def _part(windows: Windows) -> Part:

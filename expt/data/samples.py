@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import hashlib
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,27 +14,29 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from expt.config import secrets
 from expt.config.user_code import own_frame
-from expt.data.checked_samples import Check, CheckedSamples, checked, in_words, read
+from expt.data.changes import digest
+from expt.data.checked_samples import Check, as_it_is, checked, in_words, read
 from expt.data.indexing import Piece, mix
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import (
     Finish,
-    Floats,
     Load,
     Loader,
     LoaderOptions,
     Order,
-    described,
     leaves,
     mapped,
 )
 from expt.data.stream import (
-    Finishing,
+    Collate,
+    Reading,
     ReadingLoader,
     SampleLoader,
     identity_collate,
+    is_cheap,
     loading_settings,
     seeded,
+    single,
 )
 from expt.errors import ConfigError, DataError, ExptError, warn
 
@@ -46,9 +44,9 @@ from expt.errors import ConfigError, DataError, ExptError, warn
 def loading(
     dataset: Dataset[Any],
     num_workers: int,
-    check: Check | None = None,
+    check: Check = as_it_is,
     *,
-    collate: Callable[[list[Any]], tuple[Any, Any]] | None = None,
+    collate: Collate | None = None,
     channels: int | None = None,
     sample_s: float = math.inf,
 ) -> Load:
@@ -60,29 +58,25 @@ def loading(
     """
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
-        own = getattr(dataset, "collate", None)
-        how: Any = {"num_workers": num_workers, "floats": (floats := Floats())}
-        made = collate or functools.partial(collated, own=own)
-        how["collate"] = functools.partial(_with_floats, floats, made)
-        if channels is not None:
-            how["finish"] = Finish(options, channels=channels)
-        if isinstance(dataset, IterableDataset):
-            return IterableLoader(dataset, indices, options, check=check or _unchecked, **how)
-        samples = CheckedSamples(dataset, check) if check else dataset
-        return SampleLoader(samples, indices, options, sample_s=sample_s, **how)
+        is_stream, own = isinstance(dataset, IterableDataset), getattr(dataset, "collate", None)
+        if is_stream and options.balanced is not None:
+            raise ConfigError(
+                "dataset.sampling=balanced: an IterableDataset comes in its own order, and can't be"
+                " drawn from; use dataset.sampling=null with task.class_weights=balanced, or a"
+                " map-style Dataset"
+            )
+        reading = Reading(
+            dataset,
+            check,
+            collate or functools.partial(collated, own=own),
+            0 if is_cheap(sample_s, options) else num_workers,
+            None if channels is None else Finish(options, channels),
+        )
+        if is_stream:
+            return IterableLoader(indices.sort().values, options, reading)
+        return SampleLoader(indices, options, reading)
 
     return load
-
-
-def _with_floats(
-    floats: Floats, collate: Callable[[list[Any]], tuple[Any, Any]], samples: list[Any]
-) -> tuple[Any, Any]:
-    found = collate(samples)
-    return found if floats.stay_double else mapped(_single, found)
-
-
-def _unchecked(sample: Any) -> Any:
-    return sample
 
 
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:
@@ -115,10 +109,6 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
     return found
 
 
-def _single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
-
-
 def first(dataset: Dataset[Any]) -> Any:
     """Return the first sample. Raise DataError where there is none."""
     if not isinstance(dataset, IterableDataset):
@@ -130,7 +120,7 @@ def first(dataset: Dataset[Any]) -> Any:
 def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]:
     """Return zeros like the inputs and targets of the first `sample`. Raise DataError."""
     batch = collated([checked(check, 0, sample)], getattr(dataset, "collate", None))
-    found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(_single(tensor[0])), batch)
+    found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(single(tensor[0])), batch)
     return found
 
 
@@ -142,78 +132,13 @@ def shapes(dataset: Dataset[Any], inputs: Any, targets: Any) -> Mapping[str, Any
     """
     found: dict[str, Any] = {}
     if hasattr(dataset, "vocab_size"):
-        if not hasattr(dataset, "context"):
-            raise DataError(
-                f"{type(dataset).__name__} has a vocab_size, but no context; let that be the most"
-                " tokens that a sample has"
-            )
-        return {"vocab_size": dataset.vocab_size, "context": dataset.context}
+        return {"vocab_size": dataset.vocab_size, "context": dataset.context}  # type: ignore[attr-defined]
     if isinstance(inputs, Tensor) and 1 <= inputs.dim() <= 3:
         channels, height, width = (1,) * (3 - inputs.dim()) + tuple(inputs.shape)
         found = {"channels": channels, "image_size": (height, width)}
     if isinstance(targets, Tensor):
         found["num_classes"] = math.prod(targets.shape)
     return found
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """Samples of one class each, which a `collate` makes, or whose inputs are no images."""
-
-    num_classes: int
-    classifies: bool
-    """whether the targets are classes, and not what a custom task takes"""
-    channels: int | None = None
-    """of images [C, H, W], which are normalised and augmented; None: inputs of another kind"""
-
-    def of(self, example: tuple[Any, Any]) -> Labelled:
-        """Return the same, with the channels of the inputs where these are images."""
-        inputs = example[0]
-        is_image = isinstance(inputs, Tensor) and inputs.dim() == 3 and _has_pixels(inputs)
-        return dataclasses.replace(self, channels=inputs.shape[0] if is_image else None)
-
-    def collated(self, samples: list[Any], own: Callable[[list[Any]], Any]) -> tuple[Any, Any]:
-        """Return a batch of the dataset's `collate`. Raise DataError for one that makes no sense.
-
-        Only class numbers can be drawn beside images.
-        """
-        inputs, targets = collated(samples, own)
-        if self.channels is not None:
-            is_batch = isinstance(inputs, Tensor) and inputs.dim() == 4 and _has_pixels(inputs)
-            if not is_batch or inputs.shape[1] != self.channels:
-                raise DataError(
-                    f"collate makes inputs of {described(inputs)}; let them be images [samples,"
-                    f" {self.channels}, height, width] as the first, uint8, or float in [0, 1]"
-                )
-            inputs = inputs.clone()  # it may be the dataset's own, and is normalised in place
-        return inputs, self._classes(targets) if self.classifies else targets
-
-    def _classes(self, targets: Any) -> Tensor:
-        if isinstance(targets, Tensor) and targets.dim() == 1 and not _is_real(targets):
-            wrong = (targets < 0) | (targets >= self.num_classes)
-            if wrong.any():
-                raise DataError(
-                    f"collate makes the label {int(targets[wrong][0])}, expected 0 to"
-                    f" {self.num_classes - 1}; fix it, or dataset.num_classes"
-                )
-            return targets.long()
-        takes_shares = self.channels is None
-        is_share = isinstance(targets, Tensor) and targets.shape[1:] == (self.num_classes,)
-        if takes_shares and is_share:
-            return targets.float()  # type: ignore[no-any-return]
-        also = f", or shares of the classes, [samples, {self.num_classes}]" if takes_shares else ""
-        raise DataError(
-            f"collate makes targets of {described(targets)}; let them be class numbers, int64"
-            f" [samples]{also}"
-        )
-
-
-def _has_pixels(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.uint8 or tensor.is_floating_point()
-
-
-def _is_real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
 
 
 class IterableLoader(ReadingLoader):
@@ -226,59 +151,41 @@ class IterableLoader(ReadingLoader):
     epoch (0 in an evaluation).
     """
 
-    def __init__(
-        self,
-        dataset: IterableDataset[Any],
-        indices: Tensor,
-        options: LoaderOptions,
-        *,
-        check: Check,
-        collate: Callable[[list[Any]], tuple[Any, Any]],
-        num_workers: int = 0,
-        finish: Finishing | None = None,
-        floats: Floats | None = None,
-    ) -> None:
-        if options.balanced is not None:
-            raise ConfigError(
-                "dataset.sampling=balanced: an IterableDataset comes in its own order, and can't be"
-                " drawn from; use dataset.sampling=null with task.class_weights=balanced, or a"
-                " map-style Dataset"
-            )
-        super().__init__(indices.sort().values, options, finish, floats)
-        self._dataset, self._check, self._collate = dataset, check, collate
-        self._num_workers = min(num_workers, 1)
-
     def first_samples(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
         """Yield each of the first samples as a batch of its own, on the CPU, as in this epoch."""
-        length = len(cast(Sized, self._dataset))
-        samples = itertools.islice(_samples(self._dataset, seed, epoch), min(count, length))
+        dataset, check = self._reading.dataset, self._reading.check
+        length = len(cast(Sized, dataset))
+        samples = itertools.islice(_samples(dataset, seed, epoch), min(count, length))
         for position, sample in enumerate(samples):
-            yield self._collate([checked(self._check, position, sample)])
+            yield self._collate([checked(check, position, sample)])
 
     def _order(self, epoch: int) -> Tensor:
         return self._indices
 
     def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
         wanted = [order.samples[piece.start : piece.stop].tolist() for piece in pieces]
-        seeds = self._options.seed, order.epoch
-        chosen = _Chosen(self._dataset, self._check, self._collate, wanted, seeds)
-        how = loading_settings(self._options.device, self._num_workers)
+        chosen = _Chosen(functools.partial(self._groups, wanted, order.epoch), self._collate)
+        how = loading_settings(self._options.device, min(self._reading.num_workers, 1))
         return DataLoader(chosen, batch_size=None, collate_fn=identity_collate, **how)
+
+    def _groups(self, wanted: list[list[int]], epoch: int) -> Iterator[list[Any]]:
+        """Yield the samples at each of the lists of positions, of which one follows the other."""
+        samples, read = _samples(self._reading.dataset, self._options.seed, epoch), 0
+        for group in wanted:
+            found = {}
+            while read <= max(group):
+                sample = next(samples)
+                if read in group:
+                    found[read] = checked(self._reading.check, read, sample)
+                read += 1
+            yield [found[position] for position in group]
 
 
 class _Chosen(IterableDataset[Any]):
-    """Batches of the samples at each of the lists of positions `wanted`; see _Batches."""
+    """Batches of groups of samples; see _Batches."""
 
-    def __init__(
-        self,
-        dataset: IterableDataset[Any],
-        check: Check,
-        collate: Callable[[list[Any]], tuple[Any, Any]],
-        wanted: list[list[int]],
-        seeds: tuple[int, int],
-    ) -> None:
-        self._dataset, self._check, self._collate = dataset, check, collate
-        self._wanted, self._seeds = wanted, seeds
+    def __init__(self, groups: Callable[[], Iterator[list[Any]]], collate: Collate) -> None:
+        self._groups, self._collate = groups, collate
 
     def __iter__(self) -> Iterator[tuple[Any, Any] | ExptError]:
         try:
@@ -286,20 +193,8 @@ class _Chosen(IterableDataset[Any]):
         except ExptError as error:
             yield error
 
-    def _groups(self) -> Iterator[list[Any]]:
-        samples = _samples(self._dataset, *self._seeds)
-        read = 0
-        for group in self._wanted:  # one comes after the other, though not each in order
-            found = {}
-            while read <= max(group):
-                sample = next(samples)
-                if read in group:
-                    found[read] = checked(self._check, read, sample)
-                read += 1
-            yield [found[position] for position in group]
 
-
-def _samples(dataset: IterableDataset[Any], seed: int, epoch: int) -> Iterator[Any]:
+def _samples(dataset: Dataset[Any], seed: int, epoch: int) -> Iterator[Any]:
     """One after the other, without an end: the error of one that is not there says so."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
@@ -311,14 +206,14 @@ def _samples(dataset: IterableDataset[Any], seed: int, epoch: int) -> Iterator[A
         yield sample
 
 
-def _begun(dataset: IterableDataset[Any]) -> Iterator[Any]:
+def _begun(dataset: Dataset[Any]) -> Iterator[Any]:
     try:
-        return iter(dataset)
+        return iter(cast(IterableDataset[Any], dataset))
     except Exception as error:
         raise in_words(error, f"{type(dataset).__name__}.__iter__") from error
 
 
-def _next(samples: Iterator[Any], read: int, dataset: IterableDataset[Any]) -> Any:
+def _next(samples: Iterator[Any], read: int, dataset: Dataset[Any]) -> Any:
     try:
         return next(samples)
     except StopIteration:
@@ -361,9 +256,9 @@ def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) 
 
 
 class _Sample(NamedTuple):
-    whole: bytes
-    """A digest of its bits, and one of its targets'."""
-    targets: bytes
+    whole: str
+    """A digest of it, and one of its targets."""
+    targets: str
     has_class: bool
     """Whether its target is one integer, which no augmentation changes."""
 
@@ -378,27 +273,19 @@ def _first(loader: IterableLoader, seed: int, epoch: int) -> list[_Sample]:
     return found
 
 
-def _digest(tree: Any) -> bytes:
-    found = hashlib.blake2b(digest_size=16)
-    for tensor in leaves(tree):
-        found.update(f"{tensor.dtype} {[*tensor.shape]}".encode())
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        found.update(raw.numpy().tobytes())
-    return found.digest()
+def _digest(tree: Any) -> str:
+    return repr([digest(tensor) for tensor in leaves(tree)])
 
 
-def _order(
-    one: Sequence[_Sample], other: Sequence[_Sample]
-) -> Literal["same", "another", "unknown"]:
-    """Return how the `other` order compares with `one`, of as many samples."""
-    pairs = list(zip(one, other, strict=True))
-    if all(before.whole == after.whole for before, after in pairs):
+def _order(before: Sequence[_Sample], after: Sequence[_Sample]) -> str:
+    """Return how the order of as many samples compares: "same", "another" or "unknown"."""
+    others = [(old, new) for old, new in zip(before, after, strict=True) if old.whole != new.whole]
+    if not others:
         return "same"
-    times, there = Counter(sample.whole for sample in one), {sample.whole for sample in other}
-    moved = (times[old.whole] == 1 and old.whole != new.whole for old, new in pairs)
-    if any(each and old.whole in there for each, (old, _) in zip(moved, pairs, strict=True)):
+    has_moved = not {old.whole for old, _ in others}.isdisjoint(new.whole for _, new in others)
+    have_changed = any(old.targets != new.targets for old, new in others)
+    if has_moved or (have_changed and all(sample.has_class for sample in before)):
         return "another"
-    if any(before.targets != after.targets for before, after in pairs):
-        return "another" if all(sample.has_class for sample in one) else "unknown"
     # Augmented inputs, by what they are to be known by; nothing is known where all have one target.
-    return "same" if len({sample.targets for sample in one}) > 1 else "unknown"
+    is_known = not have_changed and len({sample.targets for sample in before}) > 1
+    return "same" if is_known else "unknown"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Load, Loader, LoaderOptions
-from expt.errors import DataError, warn
+from expt.errors import DataError, listed, warn
 
 
 class Part(NamedTuple):
@@ -34,36 +34,44 @@ NOTHING = Part(0, _of_nothing)
 """In place of what is not there to be trained on, in an evaluation."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """Its parts, and what is known of its samples; see DataInfo and Data of expt.data.build."""
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What is known of samples: what a model needs, and a run's record has."""
 
     shapes: Mapping[str, Any]
-    class_names: tuple[str, ...]
+    """what a model may ask for, by keyword, such as `channels`, `image_size` and `num_classes`"""
+    class_names: tuple[str, ...] = ()
+    """empty where samples are of no class"""
+    standardised: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    """of a table's columns: the mean and standard deviation over the training samples"""
+    feature_names: tuple[str, ...] = ()
+    """of a table's columns that the model gets, in their order"""
+    target_names: tuple[str, ...] = ()
+    """of a table's columns that are to be predicted"""
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """why columns of a table are neither"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(About):
+    """The parts of a dataset, and what is known of its samples."""
+
     example: tuple[Any, Any]
+    """inputs and targets of one sample"""
     train: Part
-    test: Part | None
-    classes: Tensor
-    """of the training samples [N]; all alike where they have none"""
-    in_random_order: bool = False
-    """whether the training samples come in one"""
     val: Part | None = None
     """where it is a part of its own, and not held out of train"""
-    standardised: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    """see DataInfo"""
-    feature_names: tuple[str, ...] = ()
-    """see DataInfo"""
-    target_names: tuple[str, ...] = ()
-    """see DataInfo"""
-    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """see DataInfo"""
+    test: Part | None = None
+    classes: Tensor | None = None
+    """of the training samples [N], where each has one"""
+    in_random_order: bool = False
+    """whether the training samples come in one"""
     fitted: Callable[[Tensor], Source] | None = None
     """the same, with what is taken from the training samples at these indices"""
     normalises: bool = False
     """whether its samples are images [C, H, W], by mean and std, though not of one class each"""
     moves: bool = True
     """whether such images may be augmented: a mask would stay where it is"""
-
     targets_of: Callable[[Tensor], Tensor] | None = None
     """numbers that are the targets of the training samples at these indices, or of some; of masks
     those that occur"""
@@ -71,12 +79,12 @@ class Source:
     """what a custom dataset's author may not have meant"""
 
     @property
-    def tells_classes(self) -> bool:
-        """Whether `classes` are the classes of the training samples, by their numbers."""
-        classes, number = self.classes, len(self.class_names)
-        if not (number and len(classes)) or classes.is_floating_point():
-            return False
-        return 0 <= int(classes.min()) <= int(classes.max()) < number
+    def counted(self) -> Tensor | None:
+        """The `classes`, where they are the numbers of the `class_names`."""
+        found, number = self.classes, len(self.class_names)
+        if found is None or not len(found) or found.is_floating_point():
+            return None
+        return found if 0 <= int(found.min()) <= int(found.max()) < number else None
 
 
 def absent_classes(source: Source, targets: str, train: Tensor) -> list[str]:
@@ -87,19 +95,16 @@ def absent_classes(source: Source, targets: str, train: Tensor) -> list[str]:
     """
     number = source.shapes.get("num_classes", 0)
     names = [*(source.class_names or source.target_names or map(str, range(number)))]
-    if source.tells_classes:
-        there = source.classes[train].bincount(minlength=len(names)) > 0
+    there = [True] * len(names)
+    if (classes := source.counted) is not None:
+        there = (classes[train].bincount(minlength=len(names)) > 0).tolist()
     elif targets in ("mask", "labels") and source.targets_of:
         values = source.targets_of(train)
         if targets == "mask":
-            there = torch.isin(torch.arange(number), values.long())
+            there = torch.isin(torch.arange(number), values.long()).tolist()
         elif len(values) == len(train) and values.dim() == 2:
-            there = (values > 0).any(0)
-        else:
-            return []
-    else:
-        return []
-    return [name for name, occurs in zip(names, there.tolist(), strict=True) if not occurs]
+            there = (values > 0).any(0).tolist()
+    return [name for name, occurs in zip(names, there, strict=True) if not occurs]
 
 
 def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Tensor) -> None:
@@ -111,14 +116,13 @@ def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Ten
     absent = absent_classes(source, targets, train)
     if not absent or (targets == "mask" and dataset.custom_class and len(absent) < number - 1):
         return
-    names = f"{', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
     fix = "add some, or hold out other samples"
     if targets == "mask":
         ignored = getattr(task, "ignore_index", 255)
         fix = f"masks are to hold 0, 1, ...; {ignored} is ignored (task.ignore_index)"
     warn(
-        f"dataset={dataset.name}: no training sample has the class {names}, which can't be learned;"
-        f" {fix}"
+        f"dataset={dataset.name}: no training sample has the class {listed(absent)}, which can't be"
+        f" learned; {fix}"
     )
 
 

@@ -18,6 +18,7 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -26,16 +27,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from expt import signals
+from expt.data.checked_samples import Check, CheckedSamples
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
     Batch,
-    Floats,
+    Finish,
     Loader,
     LoaderOptions,
     Order,
+    mapped,
     prefetched,
     to_device,
-    tree_to_device,
 )
 from expt.errors import ConfigError, ExptError
 
@@ -44,22 +46,34 @@ _BATCHES_AHEAD = 2  # for each reading process
 # training, so a sample is worth it only if it waits for a disk, or decodes a picture.
 _CHEAP_SAMPLE_S, _CHEAP_BATCH_S = 100e-6, 1e-3
 
-Finishing: TypeAlias = Callable[[Any, Tensor | None], Any]
-"""Makes of inputs on the device what the model gets; random numbers [5, b] augment images."""
+Collate: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
+"""Makes inputs and targets of a list of samples."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read, and how its samples become a batch."""
+
+    dataset: Dataset[Any]
+    check: Check
+    collate: Collate
+    num_workers: int = 0
+    """processes that read"""
+    finish: Finish | None = None
+    """of images"""
 
 
 class ReadingLoader(Loader):
     """Batches that torch's DataLoader reads, in this process or in others; see Loader."""
 
-    def __init__(
-        self,
-        indices: Tensor,
-        options: LoaderOptions,
-        finish: Finishing | None,
-        floats: Floats | None = None,
-    ) -> None:
+    def __init__(self, indices: Tensor, options: LoaderOptions, reading: Reading) -> None:
         super().__init__(indices, options)
-        self._finish, self.floats = finish, floats or self.floats
+        self._reading = reading
+
+    @property
+    def _collate(self) -> Collate:
+        collate = self._reading.collate
+        return collate if self.stay_double else functools.partial(_in_single, collate)
 
     @abstractmethod
     def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
@@ -75,10 +89,10 @@ class ReadingLoader(Loader):
         drawn = None if order.drawn is None else to_device(order.drawn, device)
         batches = _read_ahead(self._dataloader(order, pieces))
         for loaded, piece in zip(batches, pieces, strict=True):
-            inputs, targets = tree_to_device(loaded, device)
-            if self._finish is not None:
+            inputs, targets = mapped(lambda one: to_device(one, device), loaded)
+            if self._reading.finish is not None:
                 numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
-                inputs = self._finish(inputs, numbers)
+                inputs = self._reading.finish(inputs, numbers)
             yield Batch(inputs, targets, piece.global_size, piece.weightless)
 
 
@@ -97,34 +111,23 @@ def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 class SampleLoader(ReadingLoader):
-    """Batches of a map-style Dataset, read by `num_workers` processes; see Loader.
+    """Batches of a map-style Dataset; see Loader.
 
-    `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them. Where
-    a sample is read in few `sample_s` seconds, no processes are started: see `median_read_s`.
     Random augmentation in the dataset depends on the seed, the epoch and the sample only (and how
     often it came before in the epoch), so neither a restart nor `gpus` changes it. Raises
     DataError, while iterating, for what the dataset or `collate` raise as such.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        indices: Tensor,
-        options: LoaderOptions,
-        *,
-        collate: Callable[[list[Any]], tuple[Any, Any]],
-        num_workers: int = 0,
-        sample_s: float = math.inf,
-        finish: Finishing | None = None,
-        floats: Floats | None = None,
-    ) -> None:
-        super().__init__(indices, options, finish, floats)
-        if _is_cheap(sample_s, options):
-            num_workers = 0
-        self._keys = _EpochKeys()
-        how = loading_settings(options.device, num_workers)
-        self._loader: DataLoader[Any] = DataLoader(
-            _Batches(dataset, collate),
+    @functools.cached_property
+    def _keys(self) -> _EpochKeys:
+        return _EpochKeys()
+
+    @functools.cached_property
+    def _loader(self) -> DataLoader[Any]:
+        samples = CheckedSamples(self._reading.dataset, self._reading.check)
+        how = loading_settings(self._options.device, self._reading.num_workers)
+        return DataLoader(
+            _Batches(samples, self._collate),
             sampler=self._keys,
             batch_size=None,
             collate_fn=identity_collate,
@@ -135,6 +138,16 @@ class SampleLoader(ReadingLoader):
     def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
         self._keys.keys = _keys(order, pieces, self._options.seed)
         return self._loader
+
+
+def _in_single(collate: Collate, samples: list[Any]) -> tuple[Any, Any]:
+    found: tuple[Any, Any] = mapped(single, collate(samples))
+    return found
+
+
+def single(tensor: Tensor) -> Tensor:
+    """Return float64 as float32, and anything else as it is."""
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
 def median_read_s(dataset: Dataset[Any]) -> float:
@@ -148,7 +161,8 @@ def median_read_s(dataset: Dataset[Any]) -> float:
     return statistics.median(times) if len(times) == 3 else math.inf
 
 
-def _is_cheap(sample_s: float, options: LoaderOptions) -> bool:
+def is_cheap(sample_s: float, options: LoaderOptions) -> bool:
+    """Return whether samples are read in so few seconds that no processes are to be started."""
     if options.device.type == "cpu":
         return sample_s < _CHEAP_SAMPLE_S
     return sample_s * options.batch_size / options.shard.world_size < _CHEAP_BATCH_S
@@ -195,9 +209,7 @@ class _Batches(Dataset[Any]):
     that is raised in its own traceback.
     """
 
-    def __init__(
-        self, dataset: Dataset[Any], collate: Callable[[list[Any]], tuple[Any, Any]]
-    ) -> None:
+    def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
         self._dataset, self._collate = dataset, collate
         self._draws: bool | None = None
 

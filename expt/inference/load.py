@@ -19,14 +19,14 @@ from expt.config.user_code import targets
 from expt.data.build import shapes_told
 from expt.data.image_files import MODES, fit, open_picture, stretch
 from expt.data.kinds import DatasetConfig
-from expt.data.loading import Normalise
+from expt.data.loading import Finish, LoaderOptions
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import Which, found, run_and_which
 from expt.runs.paths import RunPaths
-from expt.runs.result import Record
+from expt.runs.result import FAILED, Record
 from expt.training.precision import Precision
 
 Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
@@ -66,12 +66,10 @@ class Preprocess:
         number = data["image_size"][1] if standardises else 0
         self.features: Scales = dict(known[:number])
         self.targets: Scales = dict(known[number:])
-        self._normalise: Normalise | None = None
+        self._normalise: Finish | None = None
         if "channels" in data and not dataset.has_rows and not dataset.passes_as_is:
-            self._normalise = Normalise(
-                dataset.mean, dataset.std, channels=data["channels"], device=device,
-                channels_last=False,
-            )  # fmt: skip
+            how = LoaderOptions(batch_size=1, device=device, mean=dataset.mean, std=dataset.std)
+            self._normalise = Finish(how, data["channels"])
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
         """Return the batch."""
@@ -198,6 +196,8 @@ def saved(
     """
     folder, which = run_and_which(run, which)
     record, file = found(folder, which)
+    if record.get("status") == FAILED:
+        warn(f"{folder}: the run failed; its {which} checkpoint was saved before that")
 
     def read() -> dict[str, Any]:
         checkpoint_file.check(file)

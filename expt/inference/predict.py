@@ -127,8 +127,6 @@ class Predictor:
             batch_size=config.batch_size,
             eval_batch_size=size,
             device=self.device,
-            mean=dataset.mean,
-            std=dataset.std,
             channels_last=config.channels_last,
         )
         workers, part = min(machine.usable_cpus(), 8), cast("Split", split)

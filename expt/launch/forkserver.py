@@ -22,14 +22,13 @@ import select
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import util
-from multiprocessing.connection import wait
+from multiprocessing import reduction, util
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -46,9 +45,6 @@ _LIBRARIES = {
 }
 FINISHED = 93
 """The exit code of a process that has done its work; any other has failed, with 0 too."""
-LENGTH = struct.Struct("!Q")
-"""What each message begins with."""
-_MOST_DESCRIPTORS = 16
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
@@ -91,7 +87,7 @@ class Server:
             control.close()
             os.close(alive)
 
-    def fork(self, line: socket.socket) -> None:
+    def fork(self, line: Connection) -> None:
         """Fork a process that gets this end of a pair. Raises OSError if the server is gone."""
         socket.send_fds(self._control, [b"f"], [line.fileno()])
 
@@ -207,13 +203,13 @@ def _serve(control: socket.socket, alive: int) -> NoReturn:
                 pid, line = key.data
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 with line, contextlib.suppress(OSError):  # the driver has closed it
-                    send(line, ("exit", code))
+                    line.send(("exit", code))
                 os.close(key.fd)
                 continue
             message, descriptors, *_ = socket.recv_fds(control, 1, 1)
             if not message:
                 os._exit(0)
-            line = socket.socket(fileno=descriptors[0])
+            line = Connection(descriptors[0])
             pid = os.fork()
             if pid == 0:
                 signals.note_driven()
@@ -286,25 +282,27 @@ def print_to(stdout: Path, stderr: Path) -> None:
         os.dup2(err.fileno(), 2)
 
 
-def _work_through(line: socket.socket) -> NoReturn:
+def _work_through(line: Connection) -> NoReturn:
     """Do in this process, which was just forked, what comes by the line, and end with it."""
     code = 1
     try:
         with contextlib.suppress(OSError):  # the driver has closed it
             # Only here: who knows this process may count on its death with the forkserver.
-            send(line, ("pid", os.getpid()))
+            line.send(("pid", os.getpid()))
         os.register_at_fork(after_in_child=line.close)  # else its end would not be seen
         set_title("expt worker")
-        if (found := receive(line)) is None:
-            os._exit(0)  # the driver has no work for it
-        send(line, ("done", _do(*found)))
+        try:
+            work, surroundings = _Unpacker(line).load()
+        except EOFError:  # the driver has no work for it
+            os._exit(0)
+        line.send(("done", _do(work, surroundings)))
         code = FINISHED
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except Exception as error:
         traceback.print_exc()
         with contextlib.suppress(Exception):  # one that can't be sent
-            send(line, ("raised", error))
+            line.send(("raised", error))
     finally:
         with contextlib.suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
@@ -331,46 +329,36 @@ def _do(work: Work, surroundings: Surroundings) -> Any:
     return found
 
 
-def send(line: socket.socket, what: object) -> None:
-    """Send an object, with the descriptors that it holds. Raises OSError where nobody is there."""
-    file = io.BytesIO()
-    packer = _Packer(file, pickle.HIGHEST_PROTOCOL)
+def send(line: Connection, work: Work, surroundings: Surroundings) -> None:
+    """Send work with the descriptors that it holds. Raises OSError where nobody is there."""
+    packer = _Packer(file := io.BytesIO(), pickle.HIGHEST_PROTOCOL)
     packer.descriptors = []
-    packer.dump(what)
-    text = file.getvalue()
-    message = LENGTH.pack(len(text)) + text
-    sent = socket.send_fds(line, [message], packer.descriptors)
-    line.sendall(message[sent:])
-
-
-def receive(line: socket.socket) -> Any:
-    """Wait for what `send` has sent; return None at the end."""
-    flags = socket.MSG_CMSG_CLOEXEC
-    text, descriptors, _, _ = socket.recv_fds(line, 1 << 16, _MOST_DESCRIPTORS, flags)
-    while text and len(text) < LENGTH.size + LENGTH.unpack_from(text)[0]:
-        text += line.recv(1 << 16)
-    return _Unpacker(text[LENGTH.size :], descriptors).load() if text else None
+    packer.dump((work, surroundings))
+    line.send_bytes(file.getvalue())
+    for number in packer.descriptors:
+        reduction.send_handle(line, number, None)
 
 
 class _Packer(pickle.Pickler):
-    """Leaves out what only the kernel can hand over, and says where it was."""
+    """Leaves out what only the kernel can hand over, and says what it was."""
 
     descriptors: list[int]
 
-    def persistent_id(self, found: Any) -> tuple[str, int] | None:
+    def persistent_id(self, found: Any) -> str | None:
         """For what is a descriptor, or has one."""
         if isinstance(found, socket.socket | Kept):
             number = found.fileno() if isinstance(found, socket.socket) else found.descriptor
             self.descriptors.append(number)
-            return type(found).__name__, len(self.descriptors) - 1
+            return type(found).__name__
         return None
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, text: bytes, descriptors: Sequence[int]) -> None:
-        super().__init__(io.BytesIO(text))
-        self._descriptors = descriptors
+    def __init__(self, line: Connection) -> None:
+        super().__init__(io.BytesIO(line.recv_bytes()))
+        self._line = line
 
-    def persistent_load(self, pid: tuple[str, int]) -> Any:
-        number = self._descriptors[pid[1]]
-        return keep_open(number) if pid[0] == Kept.__name__ else socket.socket(fileno=number)
+    def persistent_load(self, kind: str) -> Any:
+        number = reduction.recv_handle(self._line)  # they come in the order in which they were sent
+        os.set_inheritable(number, False)
+        return keep_open(number) if kind == Kept.__name__ else socket.socket(fileno=number)

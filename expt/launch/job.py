@@ -1,4 +1,4 @@
-"""A run in the pool, what is told of it, and how the pool uses its machine."""
+"""A run in the pool, what is reported of it, and how the pool uses its machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, Killed, WorkersLost, warn
 from expt.launch.workers import Workers
-from expt.runs.attempt import in_one_line, mistake_in
-from expt.runs.metrics_file import MetricsReader
+from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
+from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import (
     COMPLETED,
     FAILED,
@@ -31,7 +30,7 @@ QUEUED = "queued"
 class Job:
     """A run in the pool: what is asked for, and what has become of it so far.
 
-    The pool alone changes it.
+    Only the pool changes it.
     """
 
     paths: RunPaths
@@ -50,8 +49,6 @@ class Job:
     started_at: float = 0.0
     """By time.monotonic, which is no time of day."""
     ended_at: float = 0.0
-    _mistake: tuple[str, int] = ("", 0)
-    """By which its last attempt failed, and after which step that was told of."""
 
     @property
     def name(self) -> str:
@@ -69,16 +66,8 @@ class Job:
         was_lost = isinstance(error, WorkersLost) and not self.paths.metrics.exists()
         if was_lost or (self.is_trial and isinstance(error, Killed | WorkersLost)):
             restarts = max(restarts, 1)
-        if isinstance(error, ConfigError | Interrupted | Diverged) or self.retries >= restarts:
-            return False
-        before, points = self._mistake, MetricsReader(self.paths).read()
-        self._mistake = mistake_in(str(error)), points[-1].step if points else 0
-        if alike := bool(before[0]) and before == self._mistake:
-            warn(
-                f"{self.paths.folder}: has failed twice by the same mistake in the code, and is not"
-                " tried again"
-            )
-        return not alike
+        would_repeat = isinstance(error, ConfigError | Interrupted | Diverged)
+        return not would_repeat and self.retries < restarts
 
     def try_again(self) -> None:
         """Queue the run, which has failed, for another start."""
@@ -112,9 +101,10 @@ class Job:
         self.status, self.error = QUEUED, None
 
 
-def described(request: RunRequest) -> str:
-    """Return a line on what a run takes of its files, which are prepared; empty for no run."""
+def prepared(request: RunRequest) -> str:
+    """Prepare the data; return a line on what a run takes of its files, empty for no run."""
     dataset, task = request.config.dataset, request.config.task
+    dataset.prepare(task, learns=not isinstance(request.instead, Evaluation))
     about = "" if request.instead else dataset.described(task)
     return f"data         {about}" if about else ""
 

@@ -14,15 +14,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-FATAL = {
-    "Aborted": signal.SIGABRT,
-    "Segmentation fault": signal.SIGSEGV,
-    "Bus error": signal.SIGBUS,
-    "Floating point exception": signal.SIGFPE,
-    "Illegal instruction": signal.SIGILL,
-}
-"""What Python's faulthandler calls the signals of which it writes to the log."""
+if TYPE_CHECKING:
+    from expt.runs.paths import RunPaths
+
+FATAL = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""The signals of which Python's faulthandler writes to the log, by their names in C."""
 
 
 @contextlib.contextmanager
@@ -66,16 +64,14 @@ def write_end(folder: Path, attempt: int) -> None:
     with contextlib.suppress(ConfigError), at_work(paths):  # the next attempt may be at work
         record = read_result(paths)
         if record.get("status") == RUNNING:
-            record_end(paths, _what_ended(folder, attempt, record.get("world_size", 1)))
+            record_end(paths, _what_ended(paths, attempt, record.get("world_size", 1)))
 
 
-def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
+def _what_ended(paths: RunPaths, attempt: int, world_size: int) -> Exception:
     from expt.errors import RunFailed
     from expt.launch.workers import Aftermath
     from expt.runs.attempt import LOG, in_one_line, read_error
-    from expt.runs.paths import RunPaths
 
-    paths = RunPaths(folder)
     ranks = range(world_size)
     raised = {rank: each for rank in ranks if (each := read_error(paths.error(attempt, rank)))}
     by = {rank: -number for rank in ranks if (number := _signal_in(paths.stderr(attempt, rank)))}
@@ -88,10 +84,9 @@ def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
 
 
 def _signal_in(log: Path) -> signal.Signals | None:
-    told = log.read_text(errors="replace") if log.exists() else ""
-    return next(
-        (number for name, number in FATAL.items() if f"Fatal Python error: {name}" in told), None
-    )
+    text = log.read_text(errors="replace") if log.exists() else ""
+    found = (each for each in FATAL if f"Fatal Python error: {signal.strsignal(each)}" in text)
+    return next(found, None)
 
 
 if __name__ == "__main__":

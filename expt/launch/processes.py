@@ -8,23 +8,22 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import pickle
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import wait
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from expt import machine
 from expt.errors import RunFailed
 from expt.launch import forkserver
-from expt.launch.forkserver import FINISHED, LENGTH, Surroundings, Work, send
+from expt.launch.forkserver import FINISHED, Surroundings, Work, send
 
 UNKNOWN = 255
-"""The exit code of a process whose forkserver has died, which alone knows the code."""
+"""The exit code of a process whose forkserver, which knows the code, has died."""
 TRIES = 3
 FORKSERVER_KILLED = "the process that all workers are forked from was killed (out of memory?)"
 LEAVING_S = 5.0
@@ -34,8 +33,8 @@ LEAVING_S = 5.0
 class Process:
     """A process that the forkserver has forked."""
 
-    def __init__(self, line: socket.socket, *, frees_at_end: bool = False) -> None:
-        self._line, self._buffer, self._frees_at_end = line, b"", frees_at_end
+    def __init__(self, line: Connection, *, frees_at_end: bool = False) -> None:
+        self._line, self._frees_at_end = line, frees_at_end
         self._pid: int | None = None
         self._code: int | None = None
         self._outcome: tuple[str, Any] | None = None
@@ -93,34 +92,17 @@ class Process:
             _leaving.append(self)
 
     def _listen(self) -> None:
-        while self._code is None:
+        while self._code is None and self._line.poll():
             try:
-                heard = self._line.recv(1 << 16, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                heard = b""
-            self._buffer += heard
-            while (message := self._next_message()) is not None:
-                kind, value = message
-                if kind == "pid":
-                    self._pid = value
-                elif kind == "exit":
-                    self._code = value
-                else:
-                    self._outcome = message
-            if not heard and self._code is None:
-                self._code = UNKNOWN
-
-    def _next_message(self) -> Any:
-        begin = LENGTH.size
-        if len(self._buffer) < begin:
-            return None
-        end = begin + LENGTH.unpack_from(self._buffer)[0]
-        if len(self._buffer) < end:
-            return None
-        text, self._buffer = self._buffer[begin:end], self._buffer[end:]
-        return pickle.loads(text)
+                kind, value = self._line.recv()
+            except (EOFError, ConnectionError):
+                kind, value = "exit", UNKNOWN
+            if kind == "pid":
+                self._pid = value
+            elif kind == "exit":
+                self._code = value
+            else:
+                self._outcome = kind, value
 
 
 _leaving: list[Process] = []
@@ -137,13 +119,13 @@ def start(work: Work) -> Process:
     )
     for _ in range(TRIES):
         server = forkserver.ensure_running()
-        ours, its = socket.socketpair()
+        ours, its = Pipe()
         process = Process(ours, frees_at_end=work.frees_at_end)
         try:
             with its:
                 server.fork(its)
             if process.pid:
-                send(ours, (work, here))
+                send(ours, work, here)
                 return process
         except OSError:  # it was killed in between
             process.close()

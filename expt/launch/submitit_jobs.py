@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import signal
@@ -15,7 +14,7 @@ from typing import Any
 
 from expt import machine, signals
 from expt.config import secrets, user_code
-from expt.errors import ConfigError, Diverged, ExptError, Interrupted, OutOfMemory, RunFailed
+from expt.errors import BAD_TRIALS, ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
 from expt.launch.launcher import adopt, launcher
@@ -31,8 +30,6 @@ PREEMPTED = signal.SIGUSR2
 """What submitit lets Slurm send to a job that has to go; its own handler then puts the job into the
 queue again.
 """
-SPARED = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
-"""What a search takes for a bad point, and no failure."""
 OF_SUBMITIT = ("nodes", "gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min")
 
 
@@ -69,7 +66,7 @@ class Queue:
     def __init__(self, executor: Any, observer: Observer) -> None:
         self._executor, self._observer = executor, observer
         self._active: dict[Job, Any] = {}
-        self._cancelled_at: dict[Job, float] = {}  # by this command, by time.time
+        self._cancelled = set[Job]()  # by this command
         self._silent_since: dict[Job, float] = {}  # that have ended, and have not said how
         self._finishing: str | None = None
         self.look_on: Callable[[], object] = lambda: None
@@ -125,35 +122,22 @@ class Queue:
     def _has_ended(self, job: Job, submitted: Any) -> bool:
         if not submitted.done():
             return False
-        if job in self._cancelled_at or _has_told(job) or _has_result(submitted):
+        if job in self._cancelled or _has_told(job) or _has_result(submitted):
             return True
         return time.monotonic() >= self._silent_since.setdefault(job, time.monotonic()) + RESULT_S
 
     def _outcome(self, job: Job, submitted: Any) -> ExptError | None:
-        error = outcome(job, None if job in self._cancelled_at else submitted)
+        error = outcome(job, None if job in self._cancelled else submitted)
         if error is None or self._finishing is None:
             return error
         stopped = Interrupted(self._finishing)
-        self._record_end(job, stopped)
+        if _is_running(job):
+            record_end(job.paths, stopped)
         return stopped
 
-    def _record_end(self, job: Job, error: Interrupted) -> None:
-        if _is_running(job):
-            record_end(job.paths, error, self._worked_until(job))
-
-    def _worked_until(self, job: Job) -> float | None:
-        """Return when a cancelled job was last at work, by time.time.
-
-        Slurm reports a minute late that it has ended.
-        """
-        cancelled_at = self._cancelled_at.get(job)
-        with contextlib.suppress(OSError):
-            return cancelled_at and max(cancelled_at, job.paths.metrics.stat().st_mtime)
-        return cancelled_at
-
     def _cancel(self, job: Job) -> None:
-        if job not in self._cancelled_at:
-            self._cancelled_at[job] = time.time()
+        if job not in self._cancelled:
+            self._cancelled.add(job)
             self._active[job].cancel(check=False)
 
     def _cancel_all(self) -> None:
@@ -170,12 +154,12 @@ class Queue:
             time.sleep(POLL_S)
         for job in list(self._active):
             error = Interrupted("interrupted (Ctrl-C)")
-            if job not in saving:
-                self._record_end(job, error)
+            if job not in saving and _is_running(job):
+                record_end(job.paths, error)
             self._end(job, error)
 
     def _end(self, job: Job, error: ExptError | None) -> None:
-        for known in (self._active, self._cancelled_at, self._silent_since):
+        for known in (self._active, self._silent_since):
             known.pop(job, None)
         job.end(error, time.monotonic())
         self._observer.job_ended(job)
@@ -191,7 +175,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
     if status == FAILED:
-        return SPARED.get(result.get("error_kind", ""), RunFailed)(result["error"])
+        return BAD_TRIALS.get(result.get("error_kind", ""), RunFailed)(result["error"])
     if submitted is None:
         return Interrupted("cancelled, before it could save")
     return RunFailed(
@@ -257,7 +241,7 @@ class ClusterJob:
     def _train(self, started_at: float) -> None:
         how = launcher()
         user_code.find_kept(RunPaths(Path(self.sent["folder"])).code, trust=True)
-        if how.starts_workers:
+        if not machine.is_external_worker():
             forkserver.warm()
         if how.follow(started_at) is None:
             how.carry_out(received(self.sent, machine.detect(), typed_at=started_at))

@@ -17,12 +17,12 @@ from typing import Any
 
 from expt import signals
 from expt.errors import (
+    BAD_TRIALS,
     ConfigError,
     Diverged,
     ExptError,
     Interrupted,
     Killed,
-    OutOfMemory,
     RunFailed,
     TimedOut,
     WorkersLost,
@@ -140,14 +140,12 @@ def start(attempt: Attempt) -> Workers:
     """
     config, paths = attempt.request.config, attempt.paths
     together = config.world_size > 1
-    if together:
-        check_loopback()
     # The port is ours from here on, and out of reach for other machines.
-    with _bind_free_port() as listener:
+    with bind_free_port(reached=together) as listener:
         port = listener.getsockname()[1]
         source = attempt.begin(port if together else None)
-        workers = Workers(paths, attempt.number, config.timeout_s, [])
-        workers.saves = attempt.request.instead is None
+        saves = attempt.request.instead is None
+        workers = Workers(paths, attempt.number, config.timeout_s, [], saves=saves)
         try:
             for rank in range(config.world_size):
                 meeting = Meeting(port, listener if rank == 0 else None) if together else None
@@ -161,26 +159,16 @@ def start(attempt: Attempt) -> Workers:
     return workers
 
 
-def check_loopback() -> None:
-    """Raise RunFailed where this machine cannot reach itself, such as in a container."""
+def bind_free_port(*, reached: bool = True) -> socket.socket:
+    """Listen where workers meet; raise RunFailed where that can't be `reached`, or is full."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((LOOPBACK, 9))  # no packet leaves
-    except OSError as error:
-        fix = "bring it up, as by `ip link set lo up`, or use world_size=1"
-        raise RunFailed(
-            f"{LOOPBACK}: {error.strerror}; the workers meet at the loopback interface: {fix}"
-        ) from error
-
-
-def _bind_free_port() -> socket.socket:
-    try:
+        if reached:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((LOOPBACK, 9))  # no packet leaves
         return socket.create_server((LOOPBACK, 0))
     except OSError as error:
         why = os.strerror(error.errno or 0)
-        raise RunFailed(
-            f"no port is free on {LOOPBACK} ({why}); end other runs, or start fewer"
-        ) from error
+        raise RunFailed(f"{LOOPBACK}: {why}; the workers meet there, on a free port") from error
 
 
 def _work(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> Work:
@@ -273,11 +261,9 @@ class Aftermath:
         if raised is not None and raised.is_refusal:
             return ConfigError(raised.text)
         if raised is not None and raised.expected:
-            if raised.kind == Diverged.__name__:  # all ranks say the same
-                return Diverged(f"{raised.text}\n{log}")
-            if raised.kind == OutOfMemory.__name__:
-                return OutOfMemory(f"{who}: {raised.text}\n{log}")
-            return RunFailed(f"{who}: {raised.text}\n{log}")
+            kind = BAD_TRIALS.get(raised.kind, RunFailed)
+            text = raised.text if kind is Diverged else f"{who}: {raised.text}"  # all say the same
+            return kind(f"{text}\n{log}")
         if raised is not None:
             return RunFailed(f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}")
         code = self._codes[rank]
@@ -316,12 +302,12 @@ class Aftermath:
         either; then the earliest. Who has lost others comes last, also if NCCL has ended it.
         Of those that got no further it is the one with the fewest steps.
         """
-        told = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
+        left = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
         # whether it has ended yet or not
-        if refused := [rank for rank, found in told.items() if found.is_refusal]:
-            return min(refused, key=lambda rank: told[rank].time_ns)
+        if refused := [rank for rank, found in left.items() if found.is_refusal]:
+            return min(refused, key=lambda rank: left[rank].time_ns)
         ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
-        raised = {rank: told[rank] for rank in ended if rank in told}
+        raised = {rank: left[rank] for rank in ended if rank in left}
         vanished = [rank for rank in ended if rank not in raised]
         if first := [
             rank for rank in vanished if not (raised and self._aborted(rank, *_NCCL_ABORTED))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from torch import nn
+
+from expt.errors import ConfigError, did_you_mean
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Are never called themselves."""
@@ -18,6 +23,29 @@ def blocks(module: nn.Module) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     _add(module, "", found)
     return found
+
+
+def matching(module: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
+    """Return the modules inside `module` whose whole names regular expressions match, in order.
+
+    Containers, which are never called, are left out. Raises ConfigError for what matches nothing.
+    """
+    named = {
+        name: part
+        for name, part in module.named_modules()
+        if name and not isinstance(part, CONTAINERS)
+    }
+    chosen = set[str]()
+    for pattern in patterns:
+        found = [name for name in named if re.fullmatch(pattern, name)]
+        if not found:
+            some = f" There are {len(named)}, such as {', '.join([*named][:4])}."
+            hint = did_you_mean(pattern.strip("^$.*"), [*named]) or some
+            raise ConfigError(
+                f"{key}=[{pattern}]: is the whole name of no module that is called.{hint}"
+            )
+        chosen.update(found)
+    return {name: part for name, part in named.items() if name in chosen}
 
 
 def _add(module: nn.Module, prefix: str, found: dict[str, nn.Module]) -> None:

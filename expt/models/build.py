@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import constraints, groups, user_code
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError, did_you_mean, type_name
 from expt.models import named
 from expt.models.transformer import Transformer
 from expt.models.vision import MLP, ConvNet, ResNet18, UNet
@@ -136,10 +136,9 @@ def _wanted(
 def _refuse_other_inputs(model: str, example: torch.Tensor) -> None:
     """Raise ConfigError for what is no batch of images, or for `mlp` no batch of numbers."""
     if not example.is_floating_point():
-        dtype = str(example.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"model={model}: takes float32, and a sample's inputs are {dtype}; let the dataset"
-            " convert them"
+            f"model={model}: takes float32, and a sample's inputs are {type_name(example)}; let the"
+            " dataset convert them"
         )
     if example.dim() != 4 and model != "mlp":
         raise ConfigError(
@@ -231,8 +230,10 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         found = [name for name in parameters if re.search(pattern, name)]
         if not found:
+            hint = did_you_mean(pattern.strip("^$.*"), parameters)
             raise ConfigError(
-                f"freeze={pattern}: is in no parameter's name.{_hint(pattern, list(parameters))}"
+                f"freeze={pattern}: is in no parameter's name.{hint} There are"
+                f" {len(parameters)}, such as {', '.join([*parameters][:3])}"
             )
         for name in found:
             parameters[name].requires_grad_(False)
@@ -240,14 +241,3 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
         raise ConfigError(
             f"freeze=[{','.join(patterns)}]: leaves no parameter to train; freeze fewer"
         )
-
-
-def _hint(pattern: str, names: Sequence[str]) -> str:
-    """Return the nearest name of a parameter or of a layer; else some of all names."""
-    layers = {
-        ".".join(name.split(".")[:depth])
-        for name in names
-        for depth in range(1, name.count(".") + 1)
-    }
-    some = f" There are {len(names)}, such as {', '.join([*names[:3], *names[-1:]])}."
-    return did_you_mean(pattern.strip("^$.*"), [*names, *layers]) or some

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import importlib
 import os
-import pickle
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -22,10 +21,10 @@ from torch import Tensor, nn
 from expt.config import secrets
 from expt.config.groups import NamedModel
 from expt.errors import ConfigError, did_you_mean
+from expt.machine import impatient
 from expt.models.partial_load import load_some, what_fits
 
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")  # in training they would return three outputs
-_CONNECT_TIMEOUT_S = 10.0
 _NEAREST = 3  # names that a wrong one is answered with
 
 
@@ -73,11 +72,12 @@ def normalisation(config: NamedModel, module: nn.Module) -> tuple[list[float], l
 
 
 def _in_words(error: Exception, config: NamedModel, images: str) -> str:
-    why = " ".join(str(error).split()) or type(error).__name__
+    why = secrets.said(error)
     if config.pretrained and isinstance(error, OSError):
         problem = f"the weights of {config.arch} can't be fetched ({why})"
         return f"model.pretrained=true: {problem}; use model.pretrained=false"
-    wanted = " with published weights" * config.pretrained
+    wanted = f" with published weights, which are kept in {torch.hub.get_dir()},"
+    wanted *= config.pretrained
     remedy = "use another arch" + " or model.pretrained=false" * config.pretrained
     problem = f"can't be built{wanted} for images of {images} ({why})"
     return f"model.arch={config.arch}: {problem}; {remedy}"
@@ -97,7 +97,8 @@ def _torchvision(
         config.arch, weights=None, num_classes=num_classes, **kwargs
     )
     if fetches:
-        state = _published(config, models.get_model_weights(config.arch).DEFAULT)
+        weights = models.get_model_weights(config.arch).DEFAULT
+        state: dict[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
         if isinstance(module, models.VisionTransformer):
             transformer: Any = importlib.import_module("torchvision.models.vision_transformer")
             sizes = module.image_size, module.patch_size
@@ -107,22 +108,6 @@ def _torchvision(
     if channels != 3:
         _adapt_first_convolution(module, channels)
     return module
-
-
-def _published(config: NamedModel, weights: Any) -> dict[str, Tensor]:
-    """Return what torchvision has fetched, now or before; raise ConfigError where it is damaged."""
-    try:
-        state: dict[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
-        if not file.exists():  # what came was not what was published
-            raise OSError(error) from error
-        why = secrets.said(error)
-        raise ConfigError(
-            f"model.pretrained=true: {file}, the weights of {config.arch} as they were fetched"
-            f" before, can't be read ({why}); remove it, and they are fetched again"
-        ) from error
-    return state
 
 
 def _options(config: NamedModel, channels: int, image_size: tuple[int, int]) -> dict[str, Any]:
@@ -193,16 +178,12 @@ def _unknown(config: NamedModel, known: list[str]) -> ConfigError:
 @contextlib.contextmanager
 def _fetching_alone() -> Iterator[None]:
     """Let one worker of this machine fetch weights, which the others then find, with a timeout."""
-    folder, before = Path(torch.hub.get_dir()), socket.getdefaulttimeout()
+    folder = Path(torch.hub.get_dir())
     folder.mkdir(parents=True, exist_ok=True)
     from filelock import FileLock  # late: for published weights
 
-    with FileLock(folder / ".expt.lock"):
-        socket.setdefaulttimeout(_CONNECT_TIMEOUT_S)
-        try:
-            yield
-        finally:
-            socket.setdefaulttimeout(before)
+    with FileLock(folder / ".expt.lock"), impatient():
+        yield
 
 
 def _know_whether_online() -> None:
@@ -210,7 +191,7 @@ def _know_whether_online() -> None:
     if urllib.request.getproxies() or "HF_ENDPOINT" in os.environ:
         return
     try:
-        socket.create_connection(("huggingface.co", 443), timeout=_CONNECT_TIMEOUT_S).close()
+        socket.create_connection(("huggingface.co", 443), timeout=10).close()
     except OSError:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

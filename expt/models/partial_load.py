@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from expt.errors import ConfigError
+from expt.errors import ConfigError, listed
 
 SHOWN = 4
 """names of each kind in a message"""
@@ -44,6 +44,9 @@ def _state_dicts(content: Any, key: str = "") -> Iterator[tuple[str, dict[str, T
             yield key, state
         for name, below in named.items():
             yield from _state_dicts(below, f"{key}.{name}".removeprefix("."))
+    elif isinstance(content, list | tuple):
+        for index, below in enumerate(content):
+            yield from _state_dicts(below, f"{key}.{index}".removeprefix("."))
 
 
 def _without_prefix(key: str, state: dict[str, Tensor], names: Collection[str]) -> Found:
@@ -103,7 +106,7 @@ class Fit:
         kinds = {"missing": self.missing, "unexpected": self.unexpected}
         kinds["of another shape"] = self.other_shape
         found = ((kind, names) for kind, names in kinds.items() if names)
-        return "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in found)
+        return "; ".join(f"{len(names)} {kind}: {listed(names, SHOWN)}" for kind, names in found)
 
 
 def load_all(module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -140,8 +143,3 @@ def what_fits(module: nn.Module, state: Mapping[str, Tensor]) -> Fit:
         unexpected=tuple(name for name in state if name not in own),
         other_shape=tuple(f"{x} {[*a]}, the model's {[*b]}" for x, (a, b) in others.items()),
     )
-
-
-def _some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

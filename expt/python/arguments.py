@@ -36,7 +36,7 @@ def words_of(
     Raises ConfigError for what no override can hold.
     """
     words = list[str]()
-    for argument in arguments:
+    for argument in (*arguments, settings):
         if isinstance(argument, str):
             words.append(argument)
         elif isinstance(argument, Mapping):
@@ -44,8 +44,6 @@ def words_of(
                 words += _Setting(str(key), sweep).words(value)
         else:
             raise ConfigError(f"{argument!r}: give KEY=VALUE as a text, or by name, e.g. epochs=3")
-    for key, value in settings.items():
-        words += _Setting(key, sweep).words(value)
     return words
 
 
@@ -62,22 +60,14 @@ class _Setting:
 
     def __init__(self, key: str, sweep: bool) -> None:
         self._key, self._sweep = key, sweep
-        group, _, below = key.partition(".")
-        self._is_group = not below and group in GROUPS
-        self._is_open = self._is_group or key in holders() or group == "hydra"
+        self._is_group = key in GROUPS or key == "search"
+        self._is_open = self._is_group or key in holders() or key.partition(".")[0] == "hydra"
 
     def words(self, value: Any) -> Iterator[str]:
-        """One or several for `value`; the choice of a group comes before what is set of it."""
+        """Yield the words for `value`; a group's choice comes before what is set of it."""
         value = self._with_class(value)
         if isinstance(value, Interval):
-            if not self._sweep:
-                raise ConfigError(
-                    f"{self._key}={value}: many values make a search; use expt.sweep with"
-                    " search=..."
-                )
             yield Exact(f"{self._key}={value}")
-        elif self._key == "search":
-            yield from _of_search(value)
         elif self._sweep and (axis := _axis(self._key, value)) is not None:
             for one in axis if self._is_group else ():
                 if isinstance(one, Mapping) and "_target_" not in one:
@@ -107,9 +97,10 @@ class _Setting:
             return
         if self._is_group and "name" in values:
             yield from _Setting(self._key, self._sweep).words(values["name"])
+        sweep = self._sweep and self._key != "search"  # of which a list is no axis
         for name, value in values.items():
             if not (self._is_group and name == "name"):
-                yield from _Setting(f"{self._key}.{name}", self._sweep).words(value)
+                yield from _Setting(f"{self._key}.{name}", sweep).words(value)
 
     def _class(self, values: Mapping[str, Any]) -> Iterator[str]:
         axes = {
@@ -132,22 +123,6 @@ class _Setting:
                 )
             value = [as_setting(each, f"{self._key}[{at}]") for at, each in enumerate(value)]
         return text_of(self._key, self._with_class(value))
-
-
-def _of_search(value: Any) -> Iterator[str]:
-    """Yield the overrides of a sampler's name, or of a dict of its `name` and keys."""
-    settings = value if isinstance(value, Mapping) else {"name": value}
-    if "name" not in settings:
-        raise ConfigError(
-            f"search={value!r}: names no sampler; as in {{'name': 'tpe', 'runs': 64}}"
-        )
-    yield Exact(f"search={text_of('search', settings['name'])}")
-    for name, setting in settings.items():
-        if name == "when" and isinstance(setting, Mapping):
-            several = ((key, [x] if isinstance(x, str) else x) for key, x in setting.items())
-            setting = [f"{key}: {word}" for key, words in several for word in words]
-        if name != "name":
-            yield Exact(f"search.{name}={text_of(f'search.{name}', setting)}")
 
 
 def _axis(key: str, value: Any) -> list[Any] | None:
@@ -209,6 +184,8 @@ def as_setting(value: Any, key: str) -> Any:
             name = getattr(value.func, "__name__", "...")
             raise ConfigError(f"{key}: name the arguments of functools.partial({name}, ...)")
         return {"_target_": dotted(key, value.func), **value.keywords}
+    if isinstance(value, Mapping) and isinstance(value.get("_target_"), type):
+        return {**value, "_target_": dotted(key, value["_target_"])}
     if isinstance(value, type) and not issubclass(value, enum.Enum):
         return {"_target_": dotted(key, value)}
     return value
@@ -219,14 +196,9 @@ def _plain(key: str, value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return _plain(key, value.value)
     if isinstance(value, os.PathLike):
-        path = os.fspath(value)
-        return path if isinstance(path, str) else os.fsdecode(path)
-    if isinstance(value, functools.partial):
+        return os.fsdecode(value)
+    if isinstance(value, functools.partial | Mapping):
         return as_setting(value, key)
-    if isinstance(value, Mapping):
-        target = value.get("_target_")
-        is_class = isinstance(target, type)
-        return {**value, "_target_": dotted(key, target)} if is_class else value
     if isinstance(value, tuple | range):
         return list(value)
     if not isinstance(value, type) and callable(getattr(value, "tolist", None)):  # NumPy's, torch's

@@ -14,7 +14,7 @@ import linecache
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
@@ -30,6 +30,14 @@ _OF_PYTHON = {
     *("__abstractmethods__", "_abc_impl", "__parameters__", "__classdictcell__"),
 }
 """What Python itself puts into a class."""
+_PLAIN = (str, bytes, int, float, complex, types.NoneType)
+_IN_PARTS = (types.FunctionType, types.CodeType, property, staticmethod, classmethod)
+_PARTS = (
+    *("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
+    *("co_name", "co_names", "co_varnames", "co_freevars", "co_flags", "co_argcount"),
+    *("co_kwonlyargcount", "co_code", "co_consts", "fget", "fset", "fdel", "__func__"),
+)
+"""What counts of a function, its code, and what wraps one."""
 _MODULE = '''"""{name}, as cloudpickle under Python {version} has it; its source is below."""
 
 import base64
@@ -92,14 +100,15 @@ class _Walk:
     def __init__(self) -> None:
         self.modules = set[str]()
         """What is used of other modules, whose source counts by itself."""
-        self._seen = dict[int, int]()
+        self._seen = dict[int, tuple[int, Any]]()
 
     def of(self, value: Any) -> Iterator[str]:
         """Yield the texts."""
-        if id(value) in self._seen and not isinstance(value, str | int | float | bool | None):
-            yield f"again {self._seen[id(value)]}"
+        if id(value) in self._seen:
+            yield f"again {self._seen[id(value)][0]}"
             return
-        self._seen[id(value)] = len(self._seen)
+        if not isinstance(value, (*_PLAIN, tuple, frozenset)):
+            self._seen[id(value)] = len(self._seen), value  # held, so that no other has its id
         yield type(value).__qualname__
         if isinstance(value, types.ModuleType):
             self.modules.add(value.__name__)
@@ -109,60 +118,35 @@ class _Walk:
             yield f"{value.__module__}.{value.__qualname__}"
         elif isinstance(value, type):
             yield value.__qualname__
-            for base in value.__bases__:
-                yield from self.of(base)
-            for name in sorted(vars(value).keys() - _OF_PYTHON):
-                yield name
-                yield from self.of(vars(value)[name])
-        elif isinstance(value, types.FunctionType):
-            yield from self._of_function(value)
-        elif isinstance(value, property | staticmethod | classmethod):
-            for part in ("fget", "fset", "fdel", "__func__"):
-                yield from self.of(getattr(value, part, None))
-        elif isinstance(value, types.CodeType):
-            yield from self._of_code(value)
+            yield from self.of(value.__bases__)
+            yield from self._named(vars(value), vars(value).keys() - _OF_PYTHON)
+        elif isinstance(value, _IN_PARTS):
+            for part in (part for part in _PARTS if hasattr(value, part)):
+                yield from self.of(getattr(value, part))
+            if isinstance(value, types.FunctionType):
+                of_main = value.__globals__
+                yield from self._named(of_main, {*_names(value.__code__)} & of_main.keys())
+        elif isinstance(value, types.CellType):
+            if value != types.CellType():  # filled
+                yield from self.of(value.cell_contents)
         elif isinstance(value, Mapping):
-            for key, below in value.items():
-                yield from self.of(key)
-                yield from self.of(below)
+            yield from self.of([*value.items()])
         elif isinstance(value, list | tuple):
             for below in value:
                 yield from self.of(below)
         elif isinstance(value, set | frozenset):
             yield from sorted(map(repr, value))
-        elif isinstance(value, str | bytes | int | float | complex | None):
+        elif isinstance(value, _PLAIN):
             yield repr(value)
         elif hasattr(value, "__dict__") and type(value).__module__ in NAMES:
-            yield from self.of(type(value))
-            yield from self.of(vars(value))
+            yield from self.of((type(value), vars(value)))
         else:
             yield hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
 
-    def _of_function(self, function: types.FunctionType) -> Iterator[str]:
-        code = function.__code__
-        yield from self._of_code(code)
-        yield from self.of(function.__defaults__)
-        yield from self.of(function.__kwdefaults__)
-        for cell in function.__closure__ or ():
-            try:
-                yield from self.of(cell.cell_contents)
-            except ValueError:  # not filled yet
-                yield "empty"
-        for name in sorted({*_names(code)} & function.__globals__.keys()):
+    def _named(self, scope: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
+        for name in sorted(names):
             yield name
-            yield from self.of(function.__globals__[name])
-
-    def _of_code(self, code: types.CodeType) -> Iterator[str]:
-        parts = ("co_name", "co_names", "co_varnames", "co_freevars", "co_flags", "co_argcount")
-        yield repr([getattr(code, part) for part in (*parts, "co_kwonlyargcount")])
-        yield hashlib.sha256(code.co_code).hexdigest()
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                yield from self._of_code(constant)
-            elif isinstance(constant, frozenset):
-                yield from sorted(map(repr, constant))
-            else:
-                yield repr(constant)
+            yield from self.of(scope[name])
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -201,35 +201,22 @@ class SweepResult(Runs):
 
         It keeps the search's constraints. Raises RunFailed where there is none.
         """
-        if (searched := self._best_of_search()) is not None:
-            return searched
-        ranked = by_objective(
-            (run, run.record) for run in self.completed if run.objective is not None
-        )
+        from expt.search.conclusion import search_in  # late: few ask for it
+
+        found, folders = self._found(), {run.folder.parent for run in self}
+        if len(folders) == 1 and (search := search_in(folders.pop(), found)):
+            best = search.best(found)
+            ranked = [run for run in self if best and run.folder == best["folder"]]
+        else:
+            ranked = by_objective(
+                (run, run.record) for run in self.completed if run.objective is not None
+            )
+            if len(names := {run.record["objective"]["name"] for run in ranked}) > 1:
+                text = f"chosen by {' and '.join(sorted(names))}: none is best by all"
+                raise RunFailed(f"the runs were {text}")
         if not ranked:
-            raise RunFailed("no run of the sweep has completed and measured its objective")
-        if len(names := {run.record["objective"]["name"] for run in ranked}) > 1:
-            raise RunFailed(
-                f"the runs were chosen by {' and '.join(sorted(names))}: none is best by all"
-            )
+            raise RunFailed("no run has completed, measured its objective and kept all constraints")
         return ranked[0]
-
-    def _best_of_search(self) -> Result | None:
-        """None where the runs are not those of one search."""
-        are_searched = any("search" in run.record for run in self)
-        if not are_searched or len({run.folder.parent for run in self}) != 1:
-            return None
-        from expt.search.conclusion import search_in  # late: a grid has no need of it
-
-        found = self._found()
-        search = search_in(self[0].folder.parent, found)
-        best = search.best(found) if search else None
-        if search is not None and best is None:
-            raise RunFailed(
-                "no run of the search has completed, measured its objectives and kept its"
-                " constraints"
-            )
-        return next((run for run in self if best and run.folder == best["folder"]), None)
 
     def _found(self) -> list[FoundRecord]:
         return [{**run.record, "folder": run.folder} for run in self]
@@ -239,11 +226,11 @@ class SweepResult(Runs):
             return "expt.SweepResult of no runs"
         text = io.StringIO()
         Console(file=text, width=WIDTH, force_jupyter=False).print(leaderboard(self._found()))
-        told = f", {len(self.pruned)} pruned" if self.pruned else ""
-        told += f", {len(self.failed)} failed" if self.failed else ""
+        few = f", {len(self.pruned)} pruned" if self.pruned else ""
+        few += f", {len(self.failed)} failed" if self.failed else ""
         failures = [f"{run.folder.name}: {in_one_line(run.error or '')}" for run in self.failed]
         return "\n".join(
-            [f"expt.SweepResult of {len(self)} runs{told}", text.getvalue().rstrip(), *failures]
+            [f"expt.SweepResult of {len(self)} runs{few}", text.getvalue().rstrip(), *failures]
         )
 
 

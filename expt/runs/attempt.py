@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +17,9 @@ from expt.config import user_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.config.secrets import hidden
-from expt.errors import MISTAKES, ConfigError, ExptError, Interrupted, warn
+from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.runs import continuing, provenance
+from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
 from expt.runs.named_checkpoint import begun_from
 from expt.runs.paths import FolderLock, RunPaths, at_work
@@ -115,14 +115,10 @@ class Attempt:
                 )
 
     @contextlib.contextmanager
-    def recorded(self, on_start: Callable[[], None] | None = None) -> Iterator[Path | None]:
-        """Keep result.json true while the run trains in this process; yield as `begin` returns.
-
-        `on_start` is called once the run has been accepted.
-        """
+    def recorded(self) -> Iterator[Path | None]:
+        """Keep result.json true while the run trains in this process; yield as `begin` returns."""
         source = self.begin()
-        if on_start:
-            on_start()
+        self.request.on_start()
         try:
             yield source
         except BaseException as error:
@@ -199,10 +195,7 @@ def _back_up(paths: RunPaths) -> None:
     beside.mkdir(parents=True)
     for path in (paths.result, paths.metrics):
         if path.exists():
-            try:
-                os.link(path, beside / path.name)
-            except OSError:  # a disk without links
-                shutil.copyfile(path, beside / path.name)
+            link(path, beside / path.name)
     if paths.checkpoints.exists():
         (beside / paths.checkpoints.name).touch()
     beside.rename(paths.before)
@@ -230,30 +223,24 @@ def put_back(paths: RunPaths) -> bool:
     return was_run
 
 
-def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = None) -> None:
+def record_end(paths: RunPaths, error: BaseException) -> None:
     """Write into result.json that the run has failed, or was interrupted, and how far it came.
 
-    A resumed run that was refused is put back. `ended_at` [by time.time] is given where it is not
-    now.
+    A resumed run that was refused is put back.
     """
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
         if isinstance(error, ConfigError) and put_back(paths):
             return
-        reached = _reached(paths, ended_at)
+        record = read_result(paths)
+        reached = so_far(paths, record)
+        if record.get("status") == RUNNING:  # else it has said itself what it has cost
+            reached |= cost_until_now(record)
         reached["status"], reached["error"] = status, str(error) or "interrupted (Ctrl-C)"
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
     except OSError as problem:  # a full disk, maybe: the error itself must still be raised
         warn(f"{paths.result}: could not be written ({problem})")
-
-
-def _reached(paths: RunPaths, ended_at: float | None) -> Record:
-    record = read_result(paths)
-    reached = so_far(paths, record)
-    if record.get("status") == RUNNING:  # else it has said itself what it has cost
-        reached |= cost_until_now(record, ended_at)
-    return reached
 
 
 def record_refusal(
@@ -303,20 +290,17 @@ LOST = (
 
 def write_error(path: Path, error: BaseException, exit_code: int) -> None:
     """Write the exception that ends a worker, in the form that torch elastic reads."""
-    content = {
-        "message": {
-            "message": f"{type(error).__name__}: {error}",
-            "extraInfo": {
-                "py_callstack": "".join(traceback.format_exception(error)),
-                "timestamp": str(int(time.time())),
-            },
-        },
-        "text": str(error),
-        "expected": isinstance(error, ExptError),
-        "kind": type(error).__name__,
-        "exit_code": exit_code,
-        "beats": getattr(error, "beats", None),
-    }
+    raised = Raised(
+        text=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        exit_code=exit_code,
+        expected=isinstance(error, ExptError),
+        kind=type(error).__name__,
+        beats=getattr(error, "beats", None),
+    )
+    about = {"py_callstack": raised.traceback, "timestamp": str(int(time.time()))}
+    message = {"message": f"{raised.kind}: {error}", "extraInfo": about}
+    content = {"message": message, "raised": raised._asdict()}
     path.write_text(json.dumps(hidden(content)), encoding="utf-8")
 
 
@@ -326,13 +310,14 @@ class Raised(NamedTuple):
     text: str
     traceback: str
     exit_code: int
-    time_ns: int
     expected: bool
     """Whether `text` is meant for a person, without the traceback."""
     kind: str
     """The name of its class."""
     beats: int | None = None
     """How far it had come, if it has ended itself because it was stuck."""
+    time_ns: int = 0
+    """When it was written."""
 
     @property
     def is_refusal(self) -> bool:
@@ -348,26 +333,10 @@ class Raised(NamedTuple):
 def read_error(path: Path) -> Raised | None:
     """Return the exception that ended a worker; None if it left none, or only part of one."""
     try:
-        content, time_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
-        callstack = content["message"]["extraInfo"]["py_callstack"]
-        return Raised(
-            content.get("text", ""),
-            callstack,
-            content.get("exit_code", 1),
-            time_ns,
-            content.get("expected", False),
-            content.get("kind", ""),
-            content.get("beats"),
-        )
+        raised = Raised(**json.loads(path.read_text(encoding="utf-8"))["raised"])
+        return raised._replace(time_ns=path.stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def mistake_in(error: str) -> str:
-    """Return the traceback of a mistake in code; "" where another attempt may succeed."""
-    traceback_alone = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
-    name = traceback_alone.partition(f"\n{NOTE}")[0].rpartition("\n")[2].partition(":")[0]
-    return traceback_alone if name in MISTAKES else ""
 
 
 def in_one_line(error: str, *, with_log: bool = True) -> str:

@@ -12,9 +12,9 @@ import io
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -49,13 +49,26 @@ def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
     )
 
 
+Place: TypeAlias = tuple[Any, ...]
+"""The keys and indices that lead to a value in nested containers."""
+
+
+def mapped(state: Any, change: Callable[[Any, Place], Any], place: Place = ()) -> Any:
+    """Return nested containers with what `change` makes of each key, and each value and its place.
+
+    What is in the place of a part is a value, too.
+    """
+    if isinstance(state, Mapping) and state.keys() != {_AT}:
+        items = ((key, mapped(below, change, (*place, key))) for key, below in state.items())
+        return {change(key, place): below for key, below in items}
+    if isinstance(state, list | tuple):
+        return type(state)(mapped(each, change, (*place, i)) for i, each in enumerate(state))
+    return change(state, place)
+
+
 def without_numpy(state: Any) -> Any:
     """Return nested containers with Python's numbers in place of NumPy's, as `load` has them."""
-    if isinstance(state, Mapping):
-        return {without_numpy(key): without_numpy(value) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(map(without_numpy, state))
-    return state.item() if isinstance(state, np.generic) else state
+    return mapped(state, lambda value, _: value.item() if isinstance(value, np.generic) else value)
 
 
 _GIVEN_BACK: set[type] = {Tensor, torch.nn.Parameter}
@@ -171,7 +184,7 @@ class Writer(_InThread):
         With `keeps_best` the best before it stays, under the name of an older one.
         """
         self.wait()
-        copy = state if owned else _copied(state)
+        copy = state if owned else mapped(state, _copied)
         gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         copied = None if gpu is None else torch.cuda.Event()
         if copied:
@@ -247,50 +260,43 @@ def _write_parts(folder: Path, parts: Mapping[str, Tensor], group: Any) -> None:
     dcp.save(dict(parts), storage_writer=dcp.FileSystemWriter(folder), process_group=group)
 
 
-def _copied(value: Any) -> Any:
-    """Copy nested containers with their tensors; those of a GPU into pinned memory, under way."""
-    if isinstance(value, Tensor):
-        if value.device.type == "cuda":
-            pinned = torch.empty_like(value, device="cpu", pin_memory=True)
-            return pinned.copy_(value.detach(), non_blocking=True)
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(item) for item in value)
-    return value
+def _copied(value: Any, _: Place) -> Any:
+    """Return a copy of a tensor; that of a GPU's goes into pinned memory, and is under way."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.device.type == "cuda":
+        pinned = torch.empty_like(value, device="cpu", pin_memory=True)
+        return pinned.copy_(value.detach(), non_blocking=True)
+    return value.detach().clone()
 
 
 def parted(
-    state: Any, is_part: Callable[[Any], bool], *, copies: bool, path: tuple[Any, ...] = ()
+    state: Any, is_part: Callable[[Any], bool], *, copies: bool
 ) -> tuple[Any, dict[str, Tensor]]:
     """Return `state` with keys in place of tensors that are parts, and the tensors by their keys.
 
     With `copies` they are copies.
     """
-    if isinstance(state, Tensor) and is_part(state):
-        key, part = "/".join(map(str, path)), state.detach()
+    tensors = dict[str, Tensor]()
+
+    def rest(value: Any, place: Place) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if not is_part(value):
+            return value.clone()
+        key, part = "/".join(map(str, place)), value.detach()
         if copies:
             part = part.clone() if part.device.type == "cpu" else part.cpu()
-        return {_AT: key}, {key: part}
-    items: Iterable[tuple[Any, Any]]
-    if isinstance(state, Mapping):
-        items = state.items()
-    elif isinstance(state, list | tuple):
-        items = enumerate(state)
-    else:
-        return state.clone() if isinstance(state, Tensor) else state, {}
-    found = {at: parted(below, is_part, copies=copies, path=(*path, at)) for at, below in items}
-    tensors = {key: tensor for _, below in found.values() for key, tensor in below.items()}
-    if isinstance(state, Mapping):
-        return {key: rest for key, (rest, _) in found.items()}, tensors
-    return type(state)(rest for rest, _ in found.values()), tensors
+        tensors[key] = part
+        return {_AT: key}
+
+    return mapped(state, rest), tensors
 
 
 def filled(
     path: Path,
     state: Mapping[str, Any],
-    like: Callable[[tuple[Any, ...]], Any] | None = None,
+    like: Callable[[Place], Any] | None = None,
     *,
     without: Collection[str] = (),
 ) -> Any:
@@ -313,8 +319,11 @@ def filled(
     targets: dict[str, Tensor] = {}
     num_bytes, room = 0, available_memory()
 
-    def target(place: tuple[Any, ...], key: str) -> Tensor:
+    def target(value: Any, place: Place) -> Any:
         nonlocal num_bytes
+        if not isinstance(value, Mapping):
+            return value
+        key = value[_AT]
         about = known[key]
         pattern: Any = like(place) if like else None
         dtype: torch.dtype = about.properties.dtype
@@ -331,7 +340,7 @@ def filled(
             targets[key] = torch.empty(about.size, dtype=dtype)
         return targets[key]
 
-    whole = _replaced(rest, target)
+    whole = mapped(rest, target)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
         try:
@@ -343,20 +352,6 @@ def filled(
             said = secrets.said(cause)
             raise CheckpointError(f"{path}: {folder} can't be read ({said})") from error
     return whole
-
-
-def _replaced(
-    state: Any, target: Callable[[tuple[Any, ...], str], Tensor], place: tuple[Any, ...] = ()
-) -> Any:
-    if isinstance(state, Mapping):
-        if state.keys() == {_AT}:
-            return target(place, state[_AT])
-        return {key: _replaced(value, target, (*place, key)) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(
-            _replaced(value, target, (*place, index)) for index, value in enumerate(state)
-        )
-    return state
 
 
 def _reader(folder: Path) -> Any:

@@ -189,7 +189,7 @@ def candidates(last: Path) -> list[Path]:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file, so that nothing takes it for a checkpoint; return its new name."""
+    """Rename what is damaged, so that nothing takes it for what it was; return its new name."""
     names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
     new = next(name for name in names if not name.exists())
     path.rename(new)
@@ -213,12 +213,9 @@ def full_disk_in_words(path: Path) -> Iterator[None]:
 def not_written(path: Path, reason: str) -> str:
     """Return the error for a checkpoint that probably found no room on its disk."""
     free_mb = shutil.disk_usage(path.parent).free / 1e6
-    has_one = any(path.parent.glob("*.pt"))
-    before = "The checkpoint before it is kept" if has_one else "There is none before it"
     return (
-        f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free."
-        f" {before}. Make room, or name a folder on another disk by hydra.run.dir."
-        f" ({reason[:200]})"
+        f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free;"
+        f" make room, or name a folder on another disk by hydra.run.dir ({reason[:200]})"
     )
 
 
@@ -241,12 +238,13 @@ def keep_as(last: Path, best: Path) -> None:
     beside = best.with_name(f".{best.name}.tmp")
     beside.unlink(missing_ok=True)
     with full_disk_in_words(best), _removed_at_end(beside):
-        _link(last, beside)
+        link(last, beside)
         _publish(beside, best, _digests(last))
         _sync_folder(best.parent)
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name; where the disk has no links, make a copy."""
     try:
         os.link(source, target)
     except FileNotFoundError:
@@ -329,7 +327,7 @@ def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
     beside.mkdir(parents=True)
     try:
         for name in parts["files"]:
-            _link(folder / name, beside / name)
+            link(folder / name, beside / name)
         beside.rename(goal)
     except FileNotFoundError as error:  # a run under way has written another meanwhile
         raise CheckpointError(

@@ -55,7 +55,8 @@ def find(request: RunRequest, *, resumes: bool) -> Source | None:
     elif request.source is not None:
         source = Source("resume", _elsewhere(request.source))
     elif config.fork is not None:
-        source = Source("fork", _taken(paths) or _fork(config, request.content))
+        step = (request.content.fork or "").rpartition("@")[2]  # which identifies the fork
+        source = Source("fork", _taken(paths) or _forked(config.fork, step))
     else:
         if resumes and paths.metrics.exists():
             warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
@@ -110,17 +111,10 @@ def _taken(paths: RunPaths) -> Checkpoint | None:
     return read(paths.forked)
 
 
-def _fork(config: RunConfig, content: Content) -> Checkpoint:
-    """Return the checkpoint of the other run, of the very step that identifies the fork."""
-    if content.fork is None:
-        return _forked(str(config.fork))
-    run, _ = named("fork", str(config.fork))
-    return whole("fork", str(config.fork), run, content.fork.rpartition("@")[2])
-
-
-def _forked(given: str) -> Checkpoint:
+def _forked(given: str, step: str = "") -> Checkpoint:
+    """Return the checkpoint of the other run, of this step where it is known."""
     run, which = named("fork", given)
-    return whole("fork", given, run, which or "last")
+    return whole("fork", given, run, step or which or "last")
 
 
 def record_of(given: str) -> Record:
@@ -132,21 +126,6 @@ def record_of(given: str) -> Record:
     if not {"config", "identity", "seedless_identity", "content", "arguments"} <= record.keys():
         raise ConfigError(f"fork={given}: {no_run(run)}")
     return record
-
-
-def steps_done(request: RunRequest, steps_per_epoch: int) -> int:
-    """Return the optimiser steps that need not be taken any more; only looks, without a warning."""
-    own = checkpoints(request.paths.folder) if request.resumes else ()
-    if steps := [found.step for found in own]:
-        return max(steps)
-    with contextlib.suppress(ConfigError, CheckpointError):  # who tries to train says so
-        if (given := request.source) is not None:
-            run, which = named("resume", str(given))
-            meant = (each.step for each in checkpoints(run) if not which or each.is_meant(which))
-            return max(meant, default=0)
-        if request.config.fork is not None:
-            return _forked(request.config.fork).epochs_done * steps_per_epoch
-    return 0
 
 
 def as_continued(config: RunConfig, content: Content) -> Content:
@@ -193,7 +172,7 @@ _OTHER_VERSION = (
 )
 
 
-def _refuse(source: Source, config: RunConfig, content: Content, folder: Path | None) -> None:
+def _refuse(source: Source, config: RunConfig, content: Content, folder: Path) -> None:
     """Raise ConfigError where settings, length, data or code forbid to begin so."""
     rule, found = source
     if found.state.get("version") != VERSION:
@@ -209,18 +188,18 @@ def _refuse(source: Source, config: RunConfig, content: Content, folder: Path | 
     if made is None:  # a checkpoint without its run
         return
     if made["data"] != content.data:
-        place = [key for key in ("root", "path") if hasattr(config.dataset, key)]
-        same = f"dataset.{place[0]}=PATH with the same files" if place else "the same files"
         raise ConfigError(
-            f"dataset: its files are not those that {found.run} was trained on; give {same}, or"
+            f"dataset: its files are not those that {found.run} was trained on; give these, or"
             f" {_instead(source)}"
         )
     if made["code"] != content.code or user_code.changed(record):
         other = f"{found.run}: its custom classes have other source now"
-        trained = _is_trained(config, found)
-        here = folder is not None and found.run.resolve() == folder.resolve()
-        if rule == "resume" and (here or trained):  # one record can't be of both
-            raise ConfigError(f"{other}; {after_other_code(found.run, trained=trained)}")
+        steps = config.epochs * found.state["steps_per_epoch"]
+        is_trained = found.step >= min(steps, config.max_steps or steps)
+        here = found.run.resolve() == folder.resolve()
+        if rule == "resume" and (here or is_trained):  # one record can't be of both
+            anew = f"{provenance.program()} rerun {shlex.quote(str(found.run))}"
+            raise ConfigError(f"{other}; put it back, or train the run anew by {anew}")
         warn(f"{other}; what continues from it is of both")
 
 
@@ -306,21 +285,6 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
         f" planned to step {then}, and one to step {now} has had other learning rates until here;"
         f" keep its plan by {keep}, or begin a further run from its weights by weights={run}@last"
     )
-
-
-def _is_trained(config: RunConfig, found: Checkpoint) -> bool:
-    steps = config.epochs * found.state["steps_per_epoch"]
-    return bool(found.step >= min(steps, config.max_steps or steps))
-
-
-def after_other_code(run: Path, *, trained: bool) -> str:
-    """Return what to type for a run whose custom classes have other source now."""
-    program, folder = provenance.program(), shlex.quote(str(run))
-    anew = f"to train it anew: {program} rerun {folder}"
-    if trained:
-        return f"to test it: {program} evaluate {folder}; {anew}"
-    elsewhere = f"type its settings with {shlex.quote(f'resume={run}')} and without hydra.run.dir"
-    return f"to continue in a new folder, {elsewhere}; {anew}"
 
 
 def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:

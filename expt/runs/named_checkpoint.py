@@ -109,7 +109,11 @@ def named(word: str, given: str) -> tuple[Path, str]:
     if path.is_file():
         return path.parent.parent, path.stem
     if is_sweep(path):
-        raise ConfigError(f"{word}={given}: {_best_of_sweep(path, which, word)}")
+        tried = ((run.folder, one) for run, one in results(path) if run.best.is_file())
+        ranked = by_objective(tried)
+        at = f"@{which}" if which else ""
+        such = f", such as '{word}=\"{ranked[0]}{at}\"', which is the best" if ranked else ""
+        raise ConfigError(f"{word}={given}: is a sweep; name one of its runs{such}")
     if not path.exists():
         beside = path.parent.glob("*") if path.parent.is_dir() else ()
         near = did_you_mean(str(path), map(str, beside))
@@ -117,17 +121,6 @@ def named(word: str, given: str) -> tuple[Path, str]:
             f"{word}={given}: there is no such file or folder; give that of a run.{near}"
         )
     return path, which
-
-
-def _best_of_sweep(folder: Path, which: str, word: str) -> str:
-    """Return which run of a sweep is the best, for one must be named."""
-    found = [(paths.folder, record) for paths, record in results(folder) if paths.best.is_file()]
-    ranked = by_objective(found)
-    if not ranked:
-        return "is a sweep, and no run of it has a checkpoint yet; name a run"
-    best, name = ranked[0], dict(found)[ranked[0]]["objective"]["name"]
-    again = f"'{word}=\"{best}{f'@{which}' if which else ''}\"'"
-    return f"is a sweep; name one of its {len(found)} runs, such as {again}, the best by {name}"
 
 
 def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:

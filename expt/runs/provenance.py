@@ -96,8 +96,8 @@ def _after_colon(path: Path, name: str) -> str | None:
 
 def command() -> str:
     """Return what was typed, for a shell."""
-    name = Path(sys.argv[0]).name
-    program = "python -m expt" if name == "__main__.py" else name
+    path = Path(sys.argv[0])
+    program = f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
     return " ".join([program, *map(shlex.quote, sys.argv[1:])])
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import NotRequired, TypedDict
 
@@ -22,6 +21,7 @@ from expt.config.identity import VERSION
 from expt.config.secrets import hidden
 from expt.errors import warn
 from expt.runs import tags
+from expt.runs.checkpoint_file import set_aside
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, dumps, is_held, write_atomically
 from expt.runs.provenance import Provenance
@@ -389,23 +389,8 @@ def _to_be_changed(paths: RunPaths) -> Record:
     content = read_result(paths)
     if content.get("status") != DAMAGED:
         return content
-    name = f"{paths.result.name}.damaged"
-    names = (paths.result.with_name(f"{name}{number or ''}") for number in itertools.count())
-    aside = next(path for path in names if not path.exists())
-    paths.result.rename(aside)
-    warn(f"{paths.result}: is damaged, or no run's, and set aside as {aside.name}")
+    warn(f"{paths.result}: is damaged, or no run's; set aside as {set_aside(paths.result)}")
     return {}
-
-
-class Cost(NamedTuple):
-    """The cost of several runs together."""
-
-    device_s: float
-    runs: int
-    """The number of those that have cost anything."""
-    energy_j: float
-    measured: int
-    """The number of those whose energy is known."""
 
 
 def cost_at_start(devices: Sequence[str], earlier: Record) -> Record:
@@ -416,14 +401,14 @@ def cost_at_start(devices: Sequence[str], earlier: Record) -> Record:
     return begun
 
 
-def cost_until_now(record: Record, ended_at: float | None = None) -> Record:
-    """Return the cost of a run at the end of an attempt, `ended_at` [by time.time] or now.
+def cost_until_now(record: Record) -> Record:
+    """Return the cost of a run that works, up to now.
 
     Its energy is known only on the machine where it ran.
     """
     if "started" not in record:
         return {}
-    lasted_s = max(0.0, (time.time() if ended_at is None else ended_at) - record["started"])
+    lasted_s = max(0.0, time.time() - record["started"])
     before = record.get("device_s_before", 0.0)
     spent: Record = {"device_s": before + num_devices(record) * lasted_s}
     is_metered = "energy_j_before" in record and record.get("node") == socket.gethostname()
@@ -447,17 +432,3 @@ def device_s(record: Record) -> float:
         return record["device_s"]
     trained = num_devices(record) * (sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0))
     return record.get("device_s_before", 0.0) + trained
-
-
-def total_costs(records: Iterable[Record]) -> dict[str, Cost]:
-    """Return the cost of runs by the kind of their devices, GPU or core."""
-    by_kind: dict[str, list[Record]] = {}
-    for record in records:
-        if device_s(record) > 0:
-            by_kind.setdefault("GPU" if record.get("devices") else "core", []).append(record)
-    costs: dict[str, Cost] = {}
-    for kind, found in sorted(by_kind.items()):
-        energies = [record["energy_j"] for record in found if "energy_j" in record]
-        total_s = sum(map(device_s, found))
-        costs[kind] = Cost(total_s, len(found), sum(energies), len(energies))
-    return costs

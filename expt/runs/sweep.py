@@ -161,24 +161,18 @@ def has_own_name(paths: RunPaths, record: Record) -> bool:
 def copies_among(runs: Iterable[tuple[RunPaths, Record]]) -> dict[Path, Path]:
     """Return the folders of copies of runs, each with that of the run which counts instead.
 
-    That is the last one next to it under its own name, else the first: a folder that was only
-    renamed is no copy. Runs under their own names are no copies either, except those of one number
-    of a search, which gives each to one run.
+    They began at one moment. The one under its own name counts, else the first: a folder that was
+    only renamed is no copy.
     """
-    alike: dict[tuple[object, ...], list[tuple[Path, bool]]] = {}
+    alike: dict[tuple[object, ...], list[tuple[bool, Path]]] = {}
     for paths, record in runs:
-        number = record["search"]["number"] if "search" in record else None
-        settings = record.get("identity") or repr(record.get("arguments") or "")
-        if number is not None or settings != repr(""):
-            own = has_own_name(paths, record)
-            same = (number, settings, paths.folder.parent)
-            alike.setdefault(same, []).append((paths.folder, own))
+        if "started" in record:
+            moment = (record["started"], record.get("identity"))
+            alike.setdefault(moment, []).append((has_own_name(paths, record), paths.folder))
     found = dict[Path, Path]()
-    for (of_search, *_), folders in alike.items():
-        kept = next((folder for folder, own in reversed(folders) if own), folders[0][0])
-        for folder, own in folders:
-            if folder != kept and (of_search is not None or not own):
-                found[folder] = kept
+    for folders in alike.values():
+        kept = next((folder for own, folder in folders if own), folders[0][1])
+        found |= {folder: kept for _, folder in folders if folder != kept}
     return found
 
 

@@ -11,12 +11,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from expt.errors import ConfigError
+from expt.errors import BAD_TRIALS
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord
 from expt.runs.sweep import place
-from expt.runs.view.text import cells, say
-from expt.search.trial import BAD, Goal, Limit, costs_of, goals_for, limits_of
+from expt.runs.view.text import cells, plain_table, say
+from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of, value_of
 
 NAMED = 3
 """Runs that violate a limit, and are named."""
@@ -53,7 +53,7 @@ class SearchRecord(NamedTuple):
 
     def values(self, run: FoundRecord) -> list[float | None]:
         """Return the value of each goal."""
-        return [goal.value(run, RunPaths(run["folder"])) for goal in self.goals]
+        return [value_of(goal.tag, run, RunPaths(run["folder"])) for goal in self.goals]
 
     def _costs(self, run: FoundRecord) -> list[float]:
         return costs_of(self.goals, self.values(run))
@@ -69,26 +69,16 @@ def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
     if measured is None or not any("search" in run for run in runs):
         return None
     task: Any = (measured.get("config") or {}).get("task")
-    record = _record(folder)
-    tags, settings = record.get("objective"), record.get("search")
-    if not isinstance(tags, list) or not tags:
+    record: dict[str, Any] = {}
+    if (path := folder / SWEEP_RECORD).is_file():  # else the sweep's runs were moved
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 20 times as fast
+        record = yaml.load(path.read_bytes(), loader) or {}
+    tags = record.get("objective")
+    constraints = (record.get("search") or {}).get("constraints") or []
+    if not isinstance(tags, list):
         tags = [measured["objective"]["name"]]
-    constraints = (settings.get("constraints") if isinstance(settings, dict) else None) or []
-    try:
-        limits = limits_of([constraints] if isinstance(constraints, str) else constraints)
-    except ConfigError:  # the file was edited
-        limits = []
+    limits = limits_of([constraints] if isinstance(constraints, str) else constraints)
     return SearchRecord(goals_for(tags, task), limits)
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    """Return the sweep's composed configuration; empty where it can't be read."""
-    try:
-        text = (folder / SWEEP_RECORD).read_bytes()
-        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # 20 times as fast
-    except (OSError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def bad_trials(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
@@ -96,7 +86,7 @@ def bad_trials(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
     if not any("search" in run and run["status"] in (COMPLETED, PRUNED) for run in runs):
         return []
     failed = [run for run in runs if "search" in run and run["status"] == FAILED]
-    return [run for run in failed if run.get("error_kind") in BAD]
+    return [run for run in failed if run.get("error_kind") in BAD_TRIALS]
 
 
 def conclude_search(
@@ -124,10 +114,7 @@ def conclude_search(
             console.print(_table(front, found))
     best = found.best(runs)
     if best is None:
-        say(
-            console,
-            "best         none: no run has measured all goals and kept all limits",
-        )
+        say(console, "best         none: no run has measured all goals and kept all limits")
         return
     tag, value = found.goals[0].tag, found.values(best)[0]
     say(console, f"best         {best['folder'].name}  {tag} {value:.4f}", "bold green")
@@ -135,10 +122,7 @@ def conclude_search(
 
 
 def _table(front: Sequence[FoundRecord], found: SearchRecord) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", overflow="fold")
-    for goal in found.goals:
-        table.add_column(cells(goal.tag)[0], justify="right", no_wrap=True)
+    table = plain_table(("run", *(goal.tag for goal in found.goals)), left=["run"])
     for run in front:
         table.add_row(*cells(run["folder"].name, *(f"{value:.6g}" for value in found.values(run))))
     return table

@@ -13,7 +13,7 @@ from typing import Any
 from expt.config.constraints import Target
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, Diverged, OutOfMemory, did_you_mean
+from expt.errors import BAD_TRIALS, ConfigError, OutOfMemory, did_you_mean
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader, of_epochs
 from expt.runs.paths import RunPaths
@@ -21,9 +21,6 @@ from expt.runs.result import COMPLETED, DAMAGED, FAILED, PRUNED, Record, result_
 from expt.runs.sweep import results_of_sweep
 from expt.runs.view.query import settings_of
 from expt.search.space import Space, Values
-
-BAD = (Diverged.__name__, OutOfMemory.__name__)
-"""Errors that say something of the trial, rather than of the code or the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +55,7 @@ class Trial:
     def is_bad(self) -> bool:
         """Whether it diverged, ran out of memory or measured no number."""
         if self.status == FAILED:
-            return self.error_kind in BAD
+            return self.error_kind in BAD_TRIALS
         return self.status == COMPLETED and not self.has_values
 
     @property
@@ -91,7 +88,7 @@ class Reader:
             values=values,
             status=record["status"],
             number=record.get("search", {}).get("number"),
-            objectives=tuple(goal.value(record, paths) for goal in self.goals),
+            objectives=tuple(value_of(goal.tag, record, paths) for goal in self.goals),
             violations={
                 limit.text: limit.violation(record, paths, out_of_memory=no_memory)
                 for limit in self.limits
@@ -172,10 +169,6 @@ class Goal:
 
     tag: str
     highest: bool
-
-    def value(self, record: Record, paths: RunPaths) -> float | None:
-        """Return the run's value, see `value_of`."""
-        return value_of(self.tag, record, paths)
 
     def cost(self, value: float | None) -> float:
         """Return the value as a cost, of which lower is better; a cost becomes the value again."""

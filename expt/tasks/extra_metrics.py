@@ -12,8 +12,8 @@ from torch import Tensor
 
 from expt.config import secrets, user_code
 from expt.config.constraints import Target
-from expt.data.loading import Batch, described, mapped
-from expt.errors import ConfigError
+from expt.data.loading import Batch, mapped
+from expt.errors import ConfigError, described
 from expt.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -162,10 +162,6 @@ def _refuse_several(name: str, value: Any) -> None:
         raise ConfigError(
             f"task.metrics.{name}: gives {shape}, not one number; choose an average, e.g."
             " average=macro"
-        )
-    if value.is_complex():
-        raise ConfigError(
-            f"task.metrics.{name}: gives a complex number; use one that gives a real one"
         )
 
 

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, Targets, TaskConfig
-from expt.errors import DataError
+from expt.errors import DataError, described
 from expt.tasks.task import Facts, Sum, Task
 
 if TYPE_CHECKING:
@@ -81,19 +81,10 @@ def _flat(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
 
     Raises DataError where they are not of the same tokens.
     """
-    from torch import Tensor
-
-    if (
-        not isinstance(logits, Tensor)
-        or not isinstance(targets, Tensor)
-        or logits.shape[:-1] != targets.shape
-    ):
-        gives, wanted = (
-            list(each.shape) if isinstance(each, Tensor) else None for each in (logits, targets)
-        )
+    if getattr(logits, "shape", ())[:-1] != getattr(targets, "shape", None):
         raise DataError(
-            f"the model gives {gives} for targets {wanted}; let it give logits [samples, tokens,"
-            " vocabulary], and a sample have a target for each token"
+            f"the model gives {described(logits)} for targets {described(targets)}; let it give"
+            " logits [samples, tokens, vocabulary], and a sample have a target for each token"
         )
     if targets.is_floating_point():
         raise DataError(f"a sample's targets are {targets.dtype}; let them be tokens, int64")

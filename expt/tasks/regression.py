@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, Targets, TaskConfig
-from expt.errors import DataError
+from expt.errors import DataError, described
 from expt.tasks.task import Facts, Sum, Task
 
 if TYPE_CHECKING:
@@ -133,23 +133,14 @@ def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises DataError where that is another: it would be broadcast.
     """
-    from torch import Tensor
-
-    for what, given in (("the model gives", outputs), ("a batch's targets are", targets)):
-        if not isinstance(given, Tensor):
-            raise DataError(
-                f"{what} a {type(given).__name__}, where one tensor is needed: [samples, ...]"
-            )
-    if (
-        outputs.shape != targets.shape
-        and outputs.numel() == targets.numel()
-        and len(outputs) == len(targets)
-    ):
-        outputs = outputs.view(targets.shape)  # [B, 1] and [B]
-    if outputs.shape != targets.shape:
-        gives, wanted = list(outputs.shape[1:]), list(targets.shape[1:])
+    shape, wanted = getattr(outputs, "shape", None), getattr(targets, "shape", None)
+    is_alike = shape and wanted and (shape[0], shape.numel()) == (wanted[0], wanted.numel())
+    if is_alike and shape != wanted:
+        outputs, shape = outputs.view(targets.shape), wanted  # [B, 1] and [B]
+    if wanted is None or shape != wanted:
         raise DataError(
-            f"the model gives {gives} for a sample, and its target is {wanted}; "
-            "let the model's last layer have as many outputs (num_classes, which it is given)"
+            f"the model gives {described(outputs)}, and a batch's targets are {described(targets)};"
+            " let both be [samples, ...], and the model's last layer have as many outputs"
+            " (num_classes, which it is given)"
         )
     return outputs.float(), targets.float()

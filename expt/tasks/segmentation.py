@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, Targets, TaskConfig
-from expt.errors import ConfigError
+from expt.errors import ConfigError, described
 from expt.tasks.task import Facts, Sum, Task
 
 if TYPE_CHECKING:
@@ -111,8 +111,6 @@ class Segmentation(Task):
         return outputs.float().softmax(1), batch.targets.long()
 
     def _check(self, outputs: Any, masks: Any) -> None:
-        from expt.data.loading import described
-
         batch, *size = masks.shape
         wanted = [batch, self._num_classes, *size]
         if len(size) != 2 or masks.is_floating_point():

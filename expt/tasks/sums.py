@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from expt.data.loading import Batch, mapped
-from expt.errors import ConfigError, Diverged
+from expt.errors import ConfigError, Diverged, described
 from expt.tasks.task import PhasedTask, Sum, Task
 
 MAX_RECENT = 1024
@@ -250,24 +250,32 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
     if not samples:
         return None
     means, columns = dict[str, Any](), columns_of(task)
+    of_loss = "training_loss" if learns else "loss"
     for name, its in columns.items():
         sums, weight = row[its], row[its.stop]
-        if not 0 <= weight < math.inf:
-            method = loss_method(task, learns=learns) if name == LOSS else measure_method(task)
-            if weight < 0 or all(map(math.isfinite, sums)):
-                raise ConfigError(
-                    f"{method}: the weights of {name} add up to {weight:g}, or one is below 0; let"
-                    " each be a finite number that is not"
-                )
+        if not 0 <= weight < math.inf and (weight < 0 or all(map(math.isfinite, sums))):
+            raise _refusal(
+                task,
+                of_loss if name == LOSS else "measure",
+                f": the weights of {name} add up to {weight:g}, or one is below 0; let each be a"
+                " finite number that is not",
+            )
         found = [value / weight if weight else math.nan for value in sums]
         means[name] = found[0] if len(found) == 1 else found
     weight = row[columns[LOSS].stop]
     if task.weight_is_samples and weight != samples and math.isfinite(weight):
-        raise ConfigError(
-            f"{loss_method(task, learns=learns)}: its weights add up to {weight:g} for {samples:g}"
-            " samples, and weight_is_samples says that they are the samples; leave that out"
+        raise _refusal(
+            task,
+            of_loss,
+            f": its weights add up to {weight:g} for {samples:g} samples, and weight_is_samples"
+            " says that they are the samples; leave that out",
         )
-    known = {**means, **_derived(task, means)}
+    known = {**means, **task.derive(means)}
+    if missing := [name for name in task.metrics if name not in known]:
+        raise ConfigError(
+            f"{type(task).__name__}: task.metrics names {', '.join(missing)}, which neither measure"
+            " nor derive gives; add it there"
+        )
     return Averages(
         {name: float(known[name]) for name in (LOSS, *task.metrics)}, int(samples), bool(weight)
     )
@@ -276,21 +284,12 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
 def refuse_weightless(averages: Averages, task: Task, epoch: int) -> None:
     """Raise ConfigError where nothing in all of an epoch had a weight: there were no gradients."""
     if not averages.has_weight:
-        raise ConfigError(
-            f"{loss_method(task)}: its weights add up to 0 in epoch {epoch}, so that nothing was"
-            " learned; give samples a weight, or targets that are not all to be ignored"
+        raise _refusal(
+            task,
+            "training_loss",
+            f": its weights add up to 0 in epoch {epoch}, so that nothing was learned; give samples"
+            " a weight, or targets that are not all to be ignored",
         )
-
-
-def _derived(task: Task, means: Mapping[str, Any]) -> Mapping[str, float]:
-    found, name_of = task.derive(means), type(task).__name__
-    given = {**means, **found} if isinstance(found, Mapping) else {}
-    if missing := [name for name in task.metrics if name not in given]:
-        raise ConfigError(
-            f"{name_of}: task.metrics names {', '.join(missing)}, which neither measure nor derive"
-            " gives; add it there"
-        )
-    return given
 
 
 def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]) -> Any:
@@ -300,75 +299,62 @@ def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]
     """
     terms = task.measure(outputs, batch)
     if not isinstance(terms, Mapping):
-        raise ConfigError(
-            f"{measure_method(task)} gives a {type(terms).__name__}; return a dict of name: (sum,"
-            " weight)"
+        raise _refusal(
+            task, "measure", f" gives {described(terms)}; return a dict of name: (sum, weight)"
         )
     if terms.keys() != expected.keys():
         given, named = ", ".join(terms) or "nothing", ", ".join(expected) or "none"
-        raise ConfigError(
-            f"{measure_method(task)} gives {given}, and task.metrics names {named}; let them be the"
-            " same, or say in `sums` of what `derive` makes metrics, e.g."
-            ' {"hits": 1}, with the number of values of each'
+        raise _refusal(
+            task,
+            "measure",
+            f" gives {given}, and task.metrics names {named}; let them be the same, or name in"
+            ' `sums` what `derive` needs, e.g. {"hits": 1}, with the number of values of each',
         )
     for name, term in terms.items():
         if problem := _problem(term, expected[name]):
-            raise ConfigError(f"{measure_method(task)}: {name} {problem}")
+            raise _refusal(task, "measure", f": {name} {problem}")
     return terms
 
 
 def check_loss(loss: Any, task: Task, *, learns: bool = True) -> None:
     """Raise ConfigError unless it is a real sum and weight, with a gradient if it `learns`."""
-    if problem := _problem(loss, None):
-        raise ConfigError(f"{loss_method(task, learns=learns)} {problem}")
-    if learns and not loss[0].requires_grad:
-        raise ConfigError(
-            f"{loss_method(task)} gives a number without a gradient; compute it from the model's"
-            " outputs, without detach, item or argmax"
+    problem = _problem(loss, None)
+    if not problem and learns and not loss[0].requires_grad:
+        problem = (
+            "gives a number without a gradient; compute it from the model's outputs, without"
+            " detach, item or argmax"
         )
+    if problem:
+        raise _refusal(task, "training_loss" if learns else "loss", f" {problem}")
+
+
+def _refusal(task: Task, method: str, problem: str) -> ConfigError:
+    return ConfigError(f"{method_of(task, method)}{problem}")
 
 
 def _problem(term: object, size: int | None) -> str:
     """Return what is wrong with the sum, of `size` values, or where that is None a tensor []."""
     if not isinstance(term, tuple | list) or len(term) != 2:
-        return f"is a {type(term).__name__}; give its sum and its weight"
+        return f"is {described(term)}; give its sum and its weight"
     total, weight = term
     fits = isinstance(total, Tensor) and not total.is_complex()
     if not fits or (total.dim() if size is None else total.numel() != size):
         many = "one real number" if size in (None, 1) else f"{size} real numbers"
-        return f"is {_shown(total)}; give its sum, a tensor of {many}"
-    fits = (
-        weight.numel() == 1 and not weight.is_complex()
-        if isinstance(weight, Tensor)
-        else isinstance(weight, Real) and not weight < 0
-    )
-    return (
-        ""
-        if fits
-        else f"has the weight {_shown(weight)}; give a real number that is not below 0, such as"
-        " len(outputs)"
-    )
+        return f"is {described(total)}; give its sum, a tensor of {many}"
+    if isinstance(weight, Tensor):
+        fits, shown = weight.numel() == 1 and not weight.is_complex(), described(weight)
+    else:
+        fits, shown = isinstance(weight, Real) and not weight < 0, repr(weight)
+    fix = "give a real number that is not below 0, such as len(outputs)"
+    return "" if fits else f"has the weight {shown}; {fix}"
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of the shape {list(value.shape)} and {value.dtype}"
-    return repr(value)
-
-
-def loss_method(task: Task, *, learns: bool = True) -> str:
-    """Return the method that gives the loss, as an error names it."""
+def method_of(task: Task, name: str) -> str:
+    """Return the method that gives the `loss`, `training_loss` or `measure`, for an error."""
     kind = type(task)
     if isinstance(task, PhasedTask):
-        method = "phase" if learns or kind.loss is PhasedTask.loss else "loss"
-    else:
-        own = learns and kind.training_loss is not Task.training_loss
-        method = "training_loss" if own else "loss"
-    return f"{kind.__name__}.{method}"
-
-
-def measure_method(task: Task) -> str:
-    """Return the method that gives the metrics, as an error names it."""
-    kind = type(task)
-    phased = isinstance(task, PhasedTask) and kind.measure is PhasedTask.measure
-    return f"{kind.__name__}.{'phase' if phased else 'measure'}"
+        is_phases = name == "training_loss" or getattr(kind, name) is getattr(PhasedTask, name)
+        name = "phase" if is_phases else name
+    elif name == "training_loss" and kind.training_loss is Task.training_loss:
+        name = "loss"
+    return f"{kind.__name__}.{name}"

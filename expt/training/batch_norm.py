@@ -32,7 +32,7 @@ def is_in(module: nn.Module) -> bool:
 
 def synchronise(module: nn.Module, gather: Gather) -> None:
     """Have the batch norms inside `module` normalize by the statistics of all workers' images."""
-    for layer in _batch_norms(module):
+    for layer in of_torch(module):
         layer.__class__ = SynchronisedBatchNorm
         layer.gather = gather
 
@@ -50,14 +50,9 @@ def _of_one(values: Tensor) -> Tensor:
 
 def group(module: nn.Module, size: int) -> None:
     """Have the batch norms inside `module` normalize each `size` images by themselves."""
-    for layer in _batch_norms(module):
+    for layer in of_torch(module):
         layer.__class__ = GroupedBatchNorm
         layer.group_size = size
-
-
-def refuse_custom_classes(module: nn.Module) -> None:
-    """Raise ConfigError where a batch norm inside `module` is of a custom class."""
-    _batch_norms(module)
 
 
 def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], None]:
@@ -66,9 +61,7 @@ def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], N
     It is to be called after each step.
     """
     buffers = [
-        buffer
-        for layer in _batch_norms(module)
-        for buffer in (layer.running_mean, layer.running_var)
+        buffer for layer in of_torch(module) for buffer in (layer.running_mean, layer.running_var)
     ]
     tracked: list[Tensor] = [buffer for buffer in buffers if buffer is not None]
 
@@ -183,8 +176,11 @@ ALL_KINDS = (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
 """Whose buffers are statistics that no forward pass of training reads."""
 
 
-def _batch_norms(module: nn.Module) -> list[Any]:
-    """Raise ConfigError for one of a custom class, which may compute anything."""
+def of_torch(module: nn.Module) -> list[Any]:
+    """Return the batch norms inside `module`.
+
+    Raises ConfigError for one of a custom class, which may compute anything.
+    """
     layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, KINDS)]
     for name, layer in layers:
         if type(layer) not in (*KINDS, GroupedBatchNorm, SynchronisedBatchNorm):

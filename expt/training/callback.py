@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from expt.data.loading import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,46 +88,6 @@ class Callback:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned; called before training in a resumed run."""
-
-
-class Observer:
-    """What watches a run on one worker, and changes nothing; this one sees nothing."""
-
-    spent_s = 0.0
-    """Seconds that all this has taken."""
-
-    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Return the batches with which an epoch begins or continues."""
-        return batches
-
-    def before_update(self) -> None:
-        """Look at a step's gradients, which the optimizer is about to use and drop."""
-
-    def wants_review(self) -> bool:
-        """Return whether this rank wants to look at the evaluation after an epoch's last step."""
-        return False
-
-    def end_epoch(self, *, review: bool, may_end: bool = False) -> None:
-        """Note that an epoch was logged; with `review`, alike on all, rank 0 wants evaluations.
-
-        The run `may_end` with the evaluation that comes.
-        """
-
-    def review(self) -> Callable[[Batch, Tensor], None] | None:
-        """Return what gets each batch of an evaluation and its logits, on all ranks or on none."""
-        return None
-
-    def end_evaluation(self, split: str, *, is_last: bool = False) -> None:
-        """Note that an evaluation has ended on every rank; if it `is_last` no epoch follows."""
-
-    def values(self, values: Mapping[str, float]) -> None:
-        """Note the values of some tags after the steps that are done."""
-
-    def picture(self, tag: str, image: Tensor) -> None:
-        """Draw a picture of custom code, uint8 [height, width, channels] on the CPU."""
-
-    def close(self, *, complete: bool) -> None:
-        """End with the run, which is complete or is to be resumed."""
 
 
 class Generated(Callback):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -13,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from expt.errors import ConfigError, did_you_mean
-from expt.models.blocks import CONTAINERS, blocks
+from expt.errors import ConfigError
+from expt.models.blocks import blocks, matching
 
 REPAYS_STEPS = 50_000
-"""An estimate, of no measurement: compiling takes about a minute, and saves a fifth of a step of 6
-ms (ResNet-18, batch
-512, bf16). A smaller model's step has less to save, and it compiles sooner."""
+"""An estimate: compiling takes about a minute, and saves a fifth of a step of 6 ms (ResNet-18,
+batches of 512 in bf16). A smaller model's step has less to save, and it compiles sooner."""
 
 
 def mode_of(wanted: bool | str, *, steps: int) -> bool | str:
@@ -63,7 +61,7 @@ def checkpoint_activations(
     Raises ConfigError for what matches nothing, and for modules with buffers if the model is
     `compiled`.
     """
-    chosen = _blocks(module) if wanted == "auto" else _matching(module, wanted)
+    chosen = _blocks(module) if wanted == "auto" else matching(module, wanted, KEY)
     outermost = {
         name: part
         for name, part in chosen.items()
@@ -86,25 +84,6 @@ def _blocks(module: nn.Module) -> dict[str, nn.Module]:
             f" {KEY}=[{next((name for name, _ in module.named_children()), 'NAME')}]"
         )
     return found
-
-
-def _matching(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
-    named = {
-        name: part
-        for name, part in module.named_modules()
-        if name and not isinstance(part, CONTAINERS)
-    }
-    chosen: dict[str, nn.Module] = {}
-    for pattern in patterns:
-        found = {name: part for name, part in named.items() if re.fullmatch(pattern, name)}
-        if not found:
-            some = f" There are {len(named)}, such as {', '.join(list(named)[:4])}."
-            hint = did_you_mean(pattern.strip("^$.*"), list(named)) or some
-            raise ConfigError(
-                f"{KEY}={pattern}: is the whole name of no module that is called.{hint}"
-            )
-        chosen |= found
-    return {name: part for name, part in named.items() if name in chosen}
 
 
 def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

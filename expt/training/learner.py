@@ -189,12 +189,7 @@ def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
     }
     found: dict[str, frozenset[nn.Parameter]] = {}
     for phase, pattern in phases.items():
-        try:
-            names = [name for name in named if re.search(pattern, name)]
-        except re.error as error:
-            raise ConfigError(
-                f"phases: {phase}: {pattern!r} is no regular expression: {error}"
-            ) from error
+        names = [name for name in named if re.search(pattern, name)]
         if not names:
             hint = did_you_mean(pattern.strip("^$.*"), {name.partition(".")[0] for name in named})
             raise ConfigError(

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expt.data.indexing import local_slice
 from expt.data.loading import Batch, leaves, mapped
-from expt.errors import ConfigError, OutOfMemory
+from expt.errors import ConfigError
 from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
@@ -50,9 +50,7 @@ def train_epoch(
     switch(learner.optimizer, "train")
     since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
-        shortage = _train_step(learner, batch, sums, on_gradients)
-        if shortage:  # out of the `except`: the traceback would keep what the step has allocated
-            raise OutOfMemory(shortage, fits=largest_that_fits(learner, batch))
+        _train_step(learner, batch, sums, on_gradients)
         position.advance()
         trained += batch.global_size
         on_step()
@@ -72,24 +70,20 @@ def train_epoch(
 
 def _train_step(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
-) -> str | None:
-    """Run one training step; return torch's message if it ran out of memory, else None."""
-    try:
-        if learner.phases:
-            moved = _through_phases(learner, batch, sums, on_gradients)
-        else:
-            accumulate_gradients(learner, batch, sums.add)
-            check_gradients(learner)
-            learner.drop_unused()
-            on_gradients()
-            moved = update(learner)
-        sums.end_step(learner.precision.left_out)
-        learner.average_statistics()
-        if learner.ema is not None and moved:
-            learner.ema.update_parameters(learner.module)
-    except torch.OutOfMemoryError as error:
-        return str(error)
-    return None
+) -> None:
+    """Run one training step."""
+    if learner.phases:
+        moved = _through_phases(learner, batch, sums, on_gradients)
+    else:
+        accumulate_gradients(learner, batch, sums.add)
+        check_gradients(learner)
+        learner.drop_unused()
+        on_gradients()
+        moved = update(learner)
+    sums.end_step(learner.precision.left_out)
+    learner.average_statistics()
+    if learner.ema is not None and moved:
+        learner.ema.update_parameters(learner.module)
 
 
 def _through_phases(
@@ -322,49 +316,3 @@ def _without_all_reduce(learner: Learner) -> contextlib.AbstractContextManager[N
     if learner.shards > 1 and not learner.reduces_each_micro_batch:
         return sharding.without_reduction(learner.parallel)
     return contextlib.nullcontext()
-
-
-def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
-    """Return how many samples a worker can train on at a time, halved until it does, or None.
-
-    For a run that has failed: the model has taken more steps afterwards. No collective.
-    """
-    waits = learner.shards > 1 or any(
-        isinstance(layer, nn.SyncBatchNorm) for layer in learner.module.modules()
-    )
-    # With dp a GPU has only its share of the batch; a compiled model would compile for each size.
-    is_shared = isinstance(learner.parallel, nn.DataParallel)
-    if waits or is_shared or learner.phases or learner.compiled:
-        return None
-    count = batch.size // learner.gradient_accumulation
-    while count > 1:
-        count //= 2
-        learner.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-        try:
-            _step_alone(learner, _first(batch, count))
-        except torch.OutOfMemoryError:
-            continue
-        except Exception:  # a batch norm of one image, ...
-            return None
-        return count
-    return None
-
-
-def _first(batch: Batch, count: int) -> Batch:
-    def cut(tensor: Tensor) -> Tensor:
-        return tensor[:count]
-
-    return Batch(mapped(cut, batch.inputs), mapped(cut, batch.targets), count)
-
-
-def _step_alone(learner: Learner, batch: Batch) -> None:
-    """Do a step without `backward`, in which DistributedDataParallel would call the others."""
-    parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
-    with learner.precision.autocast():
-        loss, _ = learner.task.training_loss(learner.task.forward(learner.module, batch), batch)
-    for parameter, gradient in zip(
-        parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
-    ):
-        parameter.grad = gradient
-    learner.optimizer.step()

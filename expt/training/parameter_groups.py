@@ -79,18 +79,13 @@ def _refuse_idle(
 ) -> None:
     problems = []
     for index, group in enumerate(groups):
-        if any(one is group for one in chosen.values()):
-            continue
-        where = f"optimizer.groups.{index}.match={group.match}"
-        if taken := [name for name in names if re.search(group.match, name)]:
+        if not any(one is group for one in chosen.values()):
+            shown = ", ".join([*names][:SHOWN_NAMES]) + ", ..." * (len(names) > SHOWN_NAMES)
+            hint = did_you_mean(group.match, [name for name in names if chosen[name] is None])
             problems.append(
-                f"{where}: every name that it matches, as {taken[0]}, is matched by a group"
-                " before it"
+                f"optimizer.groups.{index}.match={group.match}: matches no parameter of the model"
+                f" that no group before it has; there are {shown}.{hint}"
             )
-            continue
-        shown = ", ".join([*names][:SHOWN_NAMES]) + (", ..." if len(names) > SHOWN_NAMES else "")
-        hint = did_you_mean(group.match, names)
-        problems.append(f"{where}: matches no parameter of the model, which has {shown}.{hint}")
     if problems:
         raise ConfigError(problems)
 

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import functools
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -20,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from expt.data.loading import Batch, leaves
-from expt.errors import ConfigError, did_you_mean
-from expt.models.blocks import CONTAINERS, blocks
+from expt.errors import ConfigError
+from expt.models.blocks import CONTAINERS, blocks, matching
 from expt.training import batch_norm, collectives
 from expt.training.collectives import Worker, from_rank_0, max_across_workers, sum_across_workers
 
@@ -250,27 +249,14 @@ def _with_size(module: nn.Module, least: int) -> dict[str, nn.Module]:
 
 
 def _matching(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
-    named = {name: part for name, part in module.named_modules() if name and _size(part)}
-    chosen: dict[str, nn.Module] = {}
-    for pattern in patterns:
-        where = f"sharding.wrap=[{pattern}]"
-        found = [name for name in named if re.fullmatch(pattern, name)]
-        if not found:
-            hint = did_you_mean(pattern.replace("\\", ""), named)
-            hint = hint or f" There are {len(named)}, such as {', '.join([*named][:4])}."
-            raise ConfigError(f"{where}: is the name of no module with parameters.{hint}")
-        for name in found:
-            if isinstance(named[name], CONTAINERS):
-                raise ConfigError(
-                    f"{where}: {name} is a {type(named[name]).__name__}, which is never called; use"
-                    f" '{name}\\.[^.]+' for its elements"
-                )
-            if shared := _shared_name(module, name):
-                raise ConfigError(
-                    f"{where}: {name} shares {shared} with another module, and both must be"
-                    " gathered together; leave it out"
-                )
-            chosen[name] = named[name]
+    found = matching(module, patterns, "sharding.wrap")
+    chosen = {name: part for name, part in found.items() if _size(part)}
+    for name in chosen:
+        if shared := _shared_name(module, name):
+            raise ConfigError(
+                f"sharding.wrap: {name} shares {shared} with another module, and both must be"
+                " gathered together; leave it out"
+            )
     return chosen
 
 
@@ -408,24 +394,10 @@ def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.
         dist.broadcast(full, src=0)
         pattern = like(place)
         if pattern is not None and is_sharded(pattern) and pattern.shape == full.shape:
-            return _shard_of(full, pattern)
+            return shard_as(pattern, full).clone()  # it may be a view of the whole
         return full
 
     return map_tensors(received, from_rank_0(shape, device))
-
-
-def _shard_of(full: Tensor, pattern: Any) -> Tensor:
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    part = distribute_tensor(full, pattern.device_mesh, pattern.placements, src_data_rank=None)
-    return DTensor.from_local(  # a copy, for it may be a view of the whole
-        part.to_local().clone(),
-        pattern.device_mesh,
-        pattern.placements,
-        run_check=False,
-        shape=full.shape,
-        stride=full.stride(),
-    )
 
 
 def map_tensors(change: Callable[[Place, Tensor], Any], state: Any, place: Place = ()) -> Any:

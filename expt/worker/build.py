@@ -29,9 +29,9 @@ from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.cache import cache_dir, digest
 from expt.data.fingerprint import refuse_missing
-from expt.data.loading import Batch, Loader, Shard, described, mapped
+from expt.data.loading import Batch, Loader, Shard, mapped
 from expt.data.samples import IterableLoader, refuse_shuffled
-from expt.errors import ConfigError, warn
+from expt.errors import ConfigError, described, warn
 from expt.models import build as model_build
 from expt.models.build import freeze
 from expt.runs import tags
@@ -40,7 +40,6 @@ from expt.runs.result import read_result
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim
-from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of
@@ -48,7 +47,6 @@ from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel, watchdog
-from expt.worker.steps import StepProfiler, Steps
 
 
 def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lambda: None) -> Data:
@@ -83,34 +81,58 @@ def num_readers(config: RunConfig) -> int:
 
 @contextlib.contextmanager
 def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iterator[None]:
-    """Let a custom dataset take its time to be constructed, by one worker first; see one_first."""
+    """Let one worker of a machine construct a custom dataset before all others; a collective.
+
+    It may take its time, and download, which two must not do at a time, not even of two runs: a
+    file is locked.
+    """
     custom = config.dataset.custom_class
     if not custom:
         yield
         return
-    done = threading.Event()
+    from filelock import FileLock  # late: only for custom datasets
 
-    def beats() -> None:
-        began = time.monotonic()
-        patience_s = config.timeout_s
-        while not (done.wait(BEAT_S) or signals.asked()):  # Ctrl-C waits for a step at most so long
-            beat()
-            if time.monotonic() - began > patience_s:
-                patience_s = math.inf
-                warn(
-                    f"dataset._target_={custom}: rank {worker.rank} is still constructing it or"
-                    f" reading its first samples after {config.timeout_s:g} s (timeout_s); it is"
-                    f" here\n\n{watchdog.main_stack()}"
-                )
-
-    thread = threading.Thread(target=beats, name="construction", daemon=True)
-    thread.start()
+    meet, lock, done = collectives.patient_barrier(), FileLock(lock_of(custom)), threading.Event()
+    where = f"dataset._target_={custom}: rank {worker.rank}"
+    about = done, beat, config.timeout_s, where
+    beats = threading.Thread(target=_beat_until, args=about, name="construction", daemon=True)
+    beats.start()
     try:
-        with one_first(worker, custom):
-            yield
+        if worker.local_rank:
+            meet()
+        else:
+            with contextlib.suppress(OSError, NotImplementedError):  # read-only, or without locks
+                lock_of(custom).parent.mkdir(parents=True, exist_ok=True)
+                lock.acquire()
+        yield
+        lock.release()
+        if not worker.local_rank:
+            meet()
+        meet()  # all have it
     finally:
+        lock.release()
         done.set()
-        thread.join()
+        beats.join()
+
+
+def _beat_until(
+    done: threading.Event, beat: Callable[[], None], timeout_s: float, where: str
+) -> None:
+    """Call `beat` until it is done; warn once after `timeout_s`."""
+    began, patience_s = time.monotonic(), timeout_s
+    while not (done.wait(BEAT_S) or signals.asked()):  # Ctrl-C waits for a step at most so long
+        beat()
+        if time.monotonic() - began > patience_s:
+            patience_s = math.inf
+            warn(
+                f"{where} is still constructing it or reading its first samples after"
+                f" {timeout_s:g} s (timeout_s); it is here\n\n{watchdog.main_stack()}"
+            )
+
+
+def lock_of(target: str) -> Path:
+    """Return the lock file of the dataset `target`."""
+    return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
 
 
 def eval_batch_size(config: RunConfig) -> int | None:
@@ -156,7 +178,7 @@ def build_learner(
         ema = ema_of(module, config.ema)
     own = config.model.target if isinstance(config.model, constraints.Target) else None
     if own and not compiled and config.task.TARGETS == "class":
-        check_first_output(module, own, data.info.num_classes, warns=worker.rank == 0)
+        check_first_output(module, own, data.info.shapes["num_classes"], warns=worker.rank == 0)
     scheduler = build_scheduler(config, optimizer, steps_per_epoch=len(data.train))
     learner = Learner(
         module=module,
@@ -273,21 +295,6 @@ def build_position(config: RunConfig, data: Data) -> Position:
     return Position(each, total, epochs=config.epochs, max_steps=config.max_steps)
 
 
-def build_steps(
-    config: RunConfig,
-    paths: RunPaths,
-    learner: Learner,
-    worker: Worker,
-    *,
-    typed_at: float,
-    beat: Callable[[], None],
-) -> Steps:
-    """Build what is done after each step; rank 0 profiles some if `profile` is set."""
-    traces = config.profile and worker.rank == 0
-    profiler = StepProfiler(paths.trace, paths.operators, worker.device) if traces else None
-    return Steps(learner, worker.device, typed_at=typed_at, beat=beat, profiler=profiler)
-
-
 def build_observer(
     config: RunConfig,
     paths: RunPaths,
@@ -296,7 +303,7 @@ def build_observer(
     position: Position,
     worker: Worker,
     resumed_at: int | None,
-) -> Observer:
+) -> Dashboard:
     """Build what TensorBoard shows of a run resumed after step `resumed_at`.
 
     Rank 0 writes it; the other ranks take part in it.
@@ -316,18 +323,10 @@ def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
     """Build what is drawn into `events`; the other ranks take part in it."""
-    wanted, info = config.tensorboard, data.info
+    info, example = data.info, data.blank(1).inputs
     pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
     return Dashboard(
-        events,
-        learner,
-        position,
-        pictures,
-        example=data.blank(1).inputs,
-        images=wanted.images if pictures else False,
-        graph=False if learner.compiled and wanted.graph == "auto" else wanted.graph,
-        norms=wanted.norms,
-        histograms=wanted.histograms,
+        events, learner, position, pictures, example=example, settings=config.tensorboard
     )
 
 
@@ -354,35 +353,6 @@ def build_pictures(
     return RunPictures(
         class_names, mean=dataset.mean or [0.0] * channels, std=dataset.std or [1.0] * channels
     )
-
-
-@contextlib.contextmanager
-def one_first(worker: Worker, target: str) -> Iterator[None]:
-    """Let one worker of a machine construct the dataset `target` before all others; a collective.
-
-    It may download, which two must not do at a time, not even of two runs: a file is locked.
-    """
-    from filelock import FileLock  # late: only for custom datasets
-
-    meet, lock = collectives.patient_barrier(), FileLock(lock_of(target))
-    if worker.local_rank:
-        meet()
-    else:
-        with contextlib.suppress(OSError, NotImplementedError):  # read-only, or without locks
-            lock_of(target).parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-    if not worker.local_rank:
-        meet()
-    meet()  # all have it
-
-
-def lock_of(target: str) -> Path:
-    """Return the lock file of the dataset `target`."""
-    return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
 
 
 BEAT_S = 0.2

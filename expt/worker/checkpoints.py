@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from expt.config.schema import RunConfig
 from expt.data.loading import leaves
-from expt.errors import CheckpointError
 from expt.machine import available_memory
 from expt.models.partial_load import load_all
 from expt.runs import checkpoint, checkpoint_file
@@ -75,7 +74,6 @@ class Checkpoints:
             which = {"is_best": is_best, "keeps_best": keeps_best, "target": target}
             return self._save_parts(self._parted, state, about, which)
         if owned:
-            self._refuse_lack_of_room(state)
             state = gathered(state, keep=self._worker.rank == 0)
         if self._worker.rank:
             return
@@ -111,16 +109,6 @@ class Checkpoints:
             wanted = float(self._wanted is True or lacks)
             self._in_parts = collectives.max_across_workers([wanted], self._worker.device)[0] > 0
         return self._in_parts
-
-    def _refuse_lack_of_room(self, state: Mapping[str, Any]) -> None:
-        """Raise CheckpointError where one worker can't gather it all."""
-        needed, room = _num_bytes(state), available_memory()
-        if self._worker.rank == 0 and needed > room:
-            raise CheckpointError(
-                f"{self._paths.last}: {needed / 1e9:.1f} GB of tensors must be gathered for one"
-                f" file, and this worker may take {room / 1e9:.1f} GB more; use"
-                " checkpoint.sharded=true, with which each worker writes its shards"
-            )
 
 
 def _as_it_is(about: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError, ExptError, warn
-from expt.tasks.sums import LOSS, loss_method, measure_method
+from expt.tasks.sums import LOSS, method_of
 from expt.tasks.task import Task
 from expt.training import batch_norm, collectives
 from expt.training.collectives import Worker
@@ -74,7 +74,10 @@ def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: b
         # a training loss may compare the samples of a batch
         may_warn = warns and not is_noisy and name != TRAINING
         each = [half[name] for half in halves]
-        _compare(_method(learner.task, name), whole[name], *each, near=near, warns=may_warn)
+        is_loss = name in (LOSS, TRAINING)
+        method = method_of(learner.task, name if is_loss else "measure")
+        method += "" if is_loss else f": {name}"
+        _compare(method, whole[name], *each, near=near, warns=may_warn)
 
 
 def _sums(task: Task, module: Any, batch: Batch) -> dict[str, _Sum]:
@@ -86,12 +89,6 @@ def _sums(task: Task, module: Any, batch: Batch) -> dict[str, _Sum]:
         name: (total.detach().double().reshape(-1).cpu(), float(weight))
         for name, (total, weight) in found.items()
     }
-
-
-def _method(task: Task, name: str) -> str:
-    if name in (LOSS, TRAINING):
-        return loss_method(task, learns=name == TRAINING)
-    return f"{measure_method(task)}: {name}"
 
 
 def _compare(method: str, whole: _Sum, one: _Sum, other: _Sum, *, near: float, warns: bool) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import sys
+from types import ModuleType
 
 from torch import Tensor, nn
 
-from expt.config import constraints
+from expt.config import constraints, imported
+from expt.config.imported import PREFIX
 from expt.config.schema import RunConfig
 from expt.data import changes
-from expt.data.changes import Watched, listed
+from expt.data.changes import Watched
 from expt.data.checked_samples import in_words
-from expt.errors import ConfigError, warn
+from expt.data.loading import named_leaves
+from expt.errors import ConfigError, listed, warn
 from expt.tasks.task import Task
 from expt.training.learner import Learner
 
@@ -41,8 +43,9 @@ class FirstSteps:
         self._refuse_late()
         self._report_untrained()
         known = self._known()
+        watched = {**self._objects, **(_own_code() if self._objects else {})}
         self._watched = {
-            where: Watched(one, known, *_methods(one)) for where, one in self._objects.items()
+            where: Watched(one, known, *_methods(one)) for where, one in watched.items()
         }
 
     def _refuse_late(self) -> None:
@@ -62,9 +65,10 @@ class FirstSteps:
         """Raise ConfigError for tensors of the model that get gradients and are no parameters."""
         for where, one in self._objects.items():
             names = [
-                f"{where}.{name}"
-                for name, value in changes.attributes(one).items()
-                if any(map(self._is_untrained, _tensors(value)))
+                name
+                for attribute, value in changes.attributes(one).items()
+                for name, tensor in named_leaves(value, f"{where}.{attribute}")
+                if self._is_untrained(tensor)
             ]
             if names and where != "task":
                 raise ConfigError(
@@ -95,8 +99,8 @@ class FirstSteps:
         if lost and self._warns:
             warn(
                 f"{listed(lost)}: changes while training, and no checkpoint holds it: a resumed run"
-                " begins it anew; give a task state_dict and load_state_dict, a module a buffer"
-                " or get_extra_state and set_extra_state"
+                " begins it anew; keep it in a task with state_dict and load_state_dict, or in the"
+                " model: a buffer, or get_extra_state and set_extra_state"
             )
 
     def _known(self) -> dict[int, object]:
@@ -106,20 +110,21 @@ class FirstSteps:
         return {id(each): each for each in found}
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested containers, and the parameters of modules in them."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, nn.Module):
-        yield from value.parameters()
-    elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(each)
+def _own_code() -> dict[str, ModuleType | type]:
+    """Return the person's own modules and the classes in them, which may have a state, too."""
+    names = [*imported.own_files(), *(each for each in sys.modules if each.startswith(PREFIX))]
+    found: dict[str, ModuleType | type] = {name: sys.modules[name] for name in names}
+    for name in names:
+        for value in vars(sys.modules[name]).copy().values():
+            if isinstance(value, type) and value.__module__ == name:
+                found[f"{name}.{value.__qualname__}"] = value
+    return found
 
 
-def _methods(one: nn.Module | Task) -> tuple[str, ...]:
+def _methods(one: object) -> tuple[str, ...]:
     """Return the methods that save and load the state of an object, where it has its own."""
     if isinstance(one, nn.Module):
         own = type(one).get_extra_state is not nn.Module.get_extra_state
         return ("get_extra_state", "set_extra_state") if own else ()
-    return () if type(one).state_dict is Task.state_dict else ("state_dict", "load_state_dict")
+    own = isinstance(one, Task) and type(one).state_dict is not Task.state_dict
+    return ("state_dict", "load_state_dict") if own else ()

@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.optim import Optimizer
 
 from expt.config.schema import RunConfig
-from expt.data.loading import Batch, Loader, described, named_leaves
+from expt.data.loading import Batch, Loader, named_leaves
 from expt.data.samples import IterableLoader
 from expt.errors import (
     ConfigError,
@@ -26,6 +25,7 @@ from expt.errors import (
     OutOfMemory,
     RunFailed,
     TimedOut,
+    described,
     first_line,
 )
 from expt.runs.attempt import LOST, NOTE
@@ -38,15 +38,11 @@ from expt.training.precision import is_finite
 _CPU_MEMORY = re.compile(
     r"(?:can't allocate memory|not enough memory): you tried to allocate (\d+)"
 )
-_LARGER = "make it larger (such as by docker run --shm-size)"
 
 
 def in_words(error: Exception, config: RunConfig) -> Exception:
     """Return the ExptError that explains `error`, or `error` itself where none is known."""
     known = error if isinstance(error, ExptError) else _known(error, str(error), config)
-    if isinstance(error, torch.OutOfMemoryError | OutOfMemory):
-        fits = getattr(error, "fits", None)
-        known = OutOfMemory(f"{_first_sentences(error)}\n{_to_need_less(config, fits)}")
     if known is None:
         _note_batch(error, config)
         return error
@@ -73,17 +69,17 @@ def _named(batch: Batch) -> list[tuple[str, Tensor]]:
 
 
 def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
+    if isinstance(error, torch.OutOfMemoryError):
+        return OutOfMemory(f"{_first_sentences(error)}\n{_to_need_less(config)}")
     if isinstance(error, MemoryError):
         return OutOfMemory(f"out of memory {text}\n{_to_need_less(config)}")
-    if isinstance(error, dist.DistError) and (
-        shm := re.search(r".*(shared memory|/dev/shm).*", text)
-    ):
-        fix = f"{_LARGER}, or set NCCL_SHM_DISABLE=1, which is slower"
-        return RunFailed(f"/dev/shm: NCCL has no room there ({shm[0][:200].strip()}); {fix}")
     if _is_lack_of_shared_memory(error):
-        fix = f"mount it, or {_LARGER}, or use dataset.num_workers=0"
-        why = (error.strerror if isinstance(error, OSError) else None) or first_line(error)[:200]
-        return RunFailed(f"/dev/shm: {why}; the processes that read images need it; {fix}")
+        of_nccl = re.search(r".*/dev/shm.*", text)  # the last of its lines
+        why = of_nccl[0] if of_nccl else getattr(error, "strerror", None) or first_line(error)
+        return RunFailed(
+            f"/dev/shm: {why[:200].strip()}; mount it, make it larger (such as by docker run"
+            " --shm-size), or do without: dataset.num_workers=0, or NCCL_SHM_DISABLE=1 for NCCL"
+        )
     if isinstance(error, ValueError) and "more than 1 value per channel" in text:
         return ConfigError(_single_sample(config))
     if not isinstance(error, RuntimeError):
@@ -94,20 +90,8 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
     is_distributed = isinstance(error, dist.DistError)
     if "Timed out waiting" in text or (is_distributed and re.search(r"(?i)time[d ]*out", text)):
         return TimedOut(
-            f"waited for another worker, in vain, for {config.timeout_s:g} s (timeout_s)"
+            f"waited {config.timeout_s:g} s (timeout_s) for another worker, which did not come"
         )
-    if "mixed torch.Tensor and DTensor" in text:
-        why = (
-            "the optimizer takes a tensor that each worker has whole next to a parameter of which"
-            " it has a shard; make it an attribute of the parameter, of its shape, or use"
-            " strategy=ddp"
-            if _is_of_optimizer(error)
-            else "a parameter is used outside of the module that it is sharded with; call modules,"
-            " and not functions of their weights, or name a larger module in sharding.wrap"
-        )
-        return ConfigError(f"strategy={config.strategy}: {why}")
-    if "Address already in use" in text:
-        return RunFailed("no port is free for the workers to meet at; end other runs")
     return None
 
 
@@ -122,13 +106,8 @@ def _single_sample(config: RunConfig) -> str:
     )
 
 
-def _is_of_optimizer(error: Exception) -> bool:
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(isinstance(frame.f_locals.get("self"), Optimizer) for frame, _ in frames)
-
-
 def _is_lack_of_shared_memory(error: Exception) -> bool:
-    """Return whether torch's loader processes, or their locks, found no room in /dev/shm."""
+    """Return whether torch's loader processes, their locks, or NCCL found no room in /dev/shm."""
     if isinstance(error, OSError):
         frames = traceback.extract_tb(error.__traceback__)
         return bool(frames) and Path(frames[-1].filename).match("multiprocessing/synchronize.py")
@@ -146,24 +125,18 @@ def _first_sentences(error: Exception) -> str:
 HAVE_BLOCKS = ("transformer", "resnet18", "unet")
 
 
-def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
-    """Return what to set where memory was short; `fits` samples at a time were seen to fit."""
+def _to_need_less(config: RunConfig) -> str:
+    """Return what to set where memory was short."""
     dp = config.strategy == "dp"  # one worker shares its batch out among GPUs
     size, name = (config.num_gpus, "GPUs") if dp else (config.world_size, "workers")
-    each = config.batch_size // size
-    parts = config.gradient_accumulation
+    each, parts = config.batch_size // size, config.gradient_accumulation
     part = each // parts  # a micro-batch
     now = f"batch_size={config.batch_size} is {each} samples on each of {size} {name}"
-    if part != each:
-        now += f", {part} at a time"
+    now += f", {part} at a time" if part != each else ""
     ways = []
-    if fits is not None and fits < part:
-        now += f"; {fits} at a time fit, as was tried"
     if part > 1:
-        few = part // 2 if fits is None or fits >= part else fits
-        equal = next(
-            number for number in range(1, each + 1) if each % number == 0 and each // number <= few
-        )
+        few = part // 2
+        equal = next(n for n in range(1, each + 1) if each % n == 0 and each // n <= few)
         ways = [f"gradient_accumulation={equal}", f"batch_size={few * parts * size}"]
     if config.amp is False:
         ways += ["amp=true"]

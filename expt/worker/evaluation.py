@@ -114,8 +114,6 @@ def _data(
         batch_size=config.batch_size,
         shard=Shard(worker.rank, worker.world_size),
         device=worker.device,
-        mean=config.dataset.mean,
-        std=config.dataset.std,
         channels_last=config.channels_last,
         eval_batch_size=build.eval_batch_size(config),
     )

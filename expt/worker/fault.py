@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,42 +22,28 @@ def arm(module: nn.Module, rank: int, steps_done: Callable[[], int]) -> None:
     if VARIABLE not in os.environ:
         return
     victim, step, kind, *once = os.environ[VARIABLE].split(":")
-    if int(victim) != rank or (
-        once == ["once"] and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    ):
-        return
-    strike = KINDS[kind]
+    is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 
-    def after_forward(module: nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
-        return strike(logits) if module.training and steps_done() + 1 == int(step) else logits
+    def after_forward(module: nn.Module, _: Any, outputs: Any) -> Any:
+        return strike(kind, outputs) if module.training and steps_done() + 1 == int(step) else None
 
-    module.register_forward_hook(after_forward)
+    if int(victim) == rank and (is_first or not once):
+        module.register_forward_hook(after_forward)
 
 
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
-def _signal(number: signal.Signals, logits: torch.Tensor) -> torch.Tensor:
-    os.kill(os.getpid(), number)
-    return logits
-
-
-def _hang(logits: torch.Tensor) -> torch.Tensor:
-    time.sleep(1e6)
-    return logits
-
-
-NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB, on purpose"
-KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "raise": lambda _: _raise(RuntimeError("a fault on purpose")),
-    "oom": lambda _: _raise(torch.OutOfMemoryError(NO_MEMORY)),
-    "exit0": lambda _: os._exit(0),
-    # as NCCL's watchdog does in a thread of its own: no Python comes after it
-    "abort": lambda _: os.abort(),
-    "hang": _hang,
-    "nan": lambda logits: logits * float("nan"),
-    "kill": functools.partial(_signal, signal.SIGKILL),
-    "term": functools.partial(_signal, signal.SIGTERM),
-    "stop": functools.partial(_signal, signal.SIGSTOP),
-}
+def strike(kind: str, outputs: Any) -> Any:
+    """Do what `kind` says, or send this process the signal of that name: kill, term, stop."""
+    if kind == "raise":
+        raise RuntimeError("a fault on purpose")
+    if kind == "oom":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB, on purpose")
+    if kind == "nan":
+        return outputs * float("nan")
+    if kind == "exit0":
+        os._exit(0)
+    if kind == "abort":  # as NCCL's watchdog does in a thread of its own: no Python comes after it
+        os.abort()
+    if kind == "hang":
+        time.sleep(1e6)
+    os.kill(os.getpid(), signal.Signals[f"SIG{kind.upper()}"])
+    return outputs

@@ -7,11 +7,9 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from expt.config import constraints
 from expt.config.groups import NamedModel, Plateau, TargetScheduler
@@ -20,7 +18,7 @@ from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
 from expt.errors import CheckpointError, ConfigError, DataError, warn
 from expt.models import named
-from expt.models.partial_load import SHOWN, Fit, load_some, renumbered, weights_in, what_fits
+from expt.models.partial_load import SHOWN, load_some, renumbered, weights_in, what_fits
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
@@ -32,26 +30,11 @@ from expt.training.sharding import is_sharded, scattered
 from expt.worker import build
 from expt.worker.checkpoints import Snapshot
 
+State = Mapping[str, Any]
 _FIX = "save it by torch.save(model.state_dict(), FILE)"
 
 
-class Loaded(NamedTuple):
-    """What rank 0 knows of the loaded weights."""
-
-    about: Mapping[str, Any] = MappingProxyType({})
-    """For result.json, see expt.runs.result.Begun."""
-    config: Mapping[str, Any] = MappingProxyType({})
-    """The settings of the run that wrote them, or empty."""
-    data: Mapping[str, Any] = MappingProxyType({})
-    """What it was trained on, as its record has it, or empty."""
-
-
-def begin_with(
-    config: RunConfig,
-    module: nn.Module,
-    worker: Worker,
-    data: Mapping[str, Any],
-) -> Mapping[str, Any]:
+def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:
     """Load the run's `weights`, if it has any; return the entry of result.json.
 
     `data` is what this run's record has of it.
@@ -60,19 +43,23 @@ def begin_with(
         if worker.rank == 0:
             warn_of_published(config, module)
         return {}
-    loaded = load_weights(module, config.weights, worker)
+    about, content = load_weights(module, config.weights, worker)
     if worker.rank == 0:
-        _warn_of_runs(config, loaded, data)
-    return loaded.about
+        _warn_of_runs(config, content, data)
+    return about
 
 
-def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
+def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, State]:
     """Load into `module` what fits of `given`, which rank 0 reads; warn of the rest.
 
-    A collective. Raises ConfigError where no parameter fits, or the file holds no weights.
+    Returns, on rank 0, what result.json says of it (see expt.runs.result.Begun), and all that a
+    file of several entries holds. A collective. Raises ConfigError where no parameter fits, or the
+    file holds no weights.
     """
-    loaded, own = Loaded(), module.state_dict()
+    about: dict[str, Any] = {}
+    known: State = {}
     fitting: dict[str, Tensor] | None = None
+    own = module.state_dict()
     if worker.rank == 0:
         file = chosen(given).file
         content = _read(file, given)
@@ -95,24 +82,16 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> Loaded:
             warn(f"weights={given}: {found.key} is loaded, and not {', '.join(others)}")
         if misfits:
             warn(f"weights={given}: loaded {len(fit.loaded)} of {len(own)} tensors; {misfits}")
-        loaded = _about(content, fit)
+        known = content if isinstance(content, Mapping) else {}
+        about = {"left_out": [*fit.missing, *(one.partition(" ")[0] for one in fit.other_shape)]}
+        if isinstance(position := known.get("position"), Mapping):
+            about |= {"epoch": position.get("epoch"), "average": "ema" in known}
     if any(map(is_sharded, own.values())):
         load_some(module, scattered(fitting, lambda path: own[path[0]], worker.device))
-        return loaded
-    load_some(module, fitting or {})
-    collectives.broadcast_parameters(module)
-    return loaded
-
-
-def _about(content: Any, fit: Fit) -> Loaded:
-    known = content if isinstance(content, Mapping) else {}
-    about: dict[str, Any] = {
-        "left_out": [*fit.missing, *(each.partition(" ")[0] for each in fit.other_shape)]
-    }
-    if isinstance(position := known.get("position"), Mapping):
-        about |= {"epoch": position.get("epoch"), "average": "ema" in known}
-    told = [known.get(key) for key in ("config", "data")]
-    return Loaded(about, *(one if isinstance(one, Mapping) else {} for one in told))
+    else:
+        load_some(module, fitting or {})
+        collectives.broadcast_parameters(module)
+    return about, known
 
 
 def _read(file: Path, given: str) -> Any:
@@ -144,9 +123,13 @@ def warn_of_published(config: RunConfig, module: nn.Module) -> None:
             _warn(config, "model.pretrained=true", *scale)
 
 
-def _warn_of_runs(config: RunConfig, loaded: Loaded, data: Mapping[str, Any]) -> None:
-    then, now = (json.loads(json.dumps(dict(one))) for one in (loaded.data, data))
-    trained_by = loaded.config.get("dataset") or {}
+def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
+    """Warn where the run that wrote the weights was trained on other data."""
+    settings, about = (
+        one if isinstance(one := content.get(key), Mapping) else {} for key in ("config", "data")
+    )
+    then, now = (json.loads(json.dumps(dict(one))) for one in (about, data))
+    trained_by = settings.get("dataset") or {}
     if "mean" in trained_by:
         _warn(config, f"weights={config.weights}", trained_by.get("mean"), trained_by.get("std"))
     if then.get("standardised", now.get("standardised")) != now.get("standardised"):
@@ -180,9 +163,6 @@ def _shown(mean: Any, std: Any) -> str:
     )
 
 
-State = Mapping[str, Any]
-
-
 def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     """Continue from another run's checkpoint, which rank 0 reads, and return it; a collective.
 
@@ -198,8 +178,25 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     _load_fork_weights(learner, saved, config)
     position.load_state_dict(saved["position"])
     position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
-    warns = snapshot.worker.rank == 0
-    _carry_over(learner, config, before, optimizer, saved, place=_place(snapshot), warns=warns)
+    # the optimizer is without its state, which is in `saved`
+    steps_per_epoch = saved.get("steps_per_epoch") or 1
+    scheduler = build.build_scheduler(before, optimizer, steps_per_epoch=steps_per_epoch)
+    same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
+    if snapshot.worker.rank == 0 and not same_optimizer:
+        was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
+        warn(f"fork={config.fork}: was trained by {was}; the state of {now} starts fresh")
+    # how often this schedule would have been advanced before
+    by_step = position.step - position.offset
+    by_epoch = position.epoch - position.is_within_epoch
+    place = by_epoch if learner.scheduler_interval == "epoch" else by_step
+    carry_over(
+        learner.optimizer,
+        learner.scheduler,
+        Earlier(optimizer, scheduler, saved["optimizer"], saved["scheduler"]),
+        same_optimizer=same_optimizer,
+        same_schedule=_is_same_schedule(before.scheduler, config.scheduler),
+        place=place,
+    )
     if saved["scaler"]:
         learner.precision.scaler.load_state_dict(saved["scaler"])
     snapshot.load_workers(
@@ -222,41 +219,6 @@ def _load_fork_weights(learner: Learner, saved: State, config: RunConfig) -> Non
             f"fork={config.fork}: the weights of its checkpoint don't fit this model ({why});"
             " start a run with what fits of them, by weights=RUN@last"
         ) from error
-
-
-def _place(snapshot: Snapshot) -> int:
-    """Return how often this schedule would have been advanced before."""
-    position = snapshot.position
-    if snapshot.learner.scheduler_interval == "epoch":
-        return position.epoch - position.is_within_epoch
-    return position.step - position.offset
-
-
-def _carry_over(
-    learner: Learner,
-    config: RunConfig,
-    before: RunConfig,
-    optimizer: Optimizer,
-    saved: State,
-    *,
-    place: int,
-    warns: bool,
-) -> None:
-    # `optimizer` is that of `before`, without its state, which is in `saved`.
-    steps_per_epoch = saved.get("steps_per_epoch") or 1
-    scheduler = build.build_scheduler(before, optimizer, steps_per_epoch=steps_per_epoch)
-    same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
-    if warns and not same_optimizer:
-        was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
-        warn(f"fork={config.fork}: was trained by {was}; the state of {now} begins anew")
-    carry_over(
-        learner.optimizer,
-        learner.scheduler,
-        Earlier(optimizer, scheduler, saved["optimizer"], saved["scheduler"]),
-        same_optimizer=same_optimizer,
-        same_schedule=_is_same_schedule(before.scheduler, config.scheduler),
-        place=place,
-    )
 
 
 def _kind(chosen: Any) -> str:
@@ -296,13 +258,11 @@ def refuse_other(config: RunConfig, info: DataInfo, saved: State) -> None:
     }
     differ = {split: pair for split, pair in sizes.items() if pair[0] != pair[1]}
     if differ:
-        target = getattr(config.dataset, "target", None)
-        has, had = (
-            ", ".join(f"{pair[at]} samples of {split}" for split, pair in differ.items())
-            for at in (0, 1)
+        found = ", ".join(
+            f"{has} samples of {one}, and had {had}" for one, (has, had) in differ.items()
         )
         fix = "start a run with its weights, by weights=RUN@last" if is_fork else "start a new run"
         raise DataError(
-            f"dataset{f'._target_={target}' if target else ''}: is not what the run was trained on:"
-            f" it has {has}, and had {had}; give the same data, or {fix}"
+            f"dataset={constraints.word(config.dataset)}: is not what the run was trained on: it"
+            f" has {found}; give the same data, or {fix}"
         )

@@ -17,8 +17,7 @@ from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.build import Data
-from expt.data.changes import listed
-from expt.errors import ConfigError, warn
+from expt.errors import ConfigError, listed, warn
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of
@@ -33,15 +32,11 @@ def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
     left, parts = samples % config.batch_size, config.world_size * config.gradient_accumulation
     if config.batch_norm != "sync" or config.world_size == 1 or config.drop_last:
         return
-    if left % parts == 0:
-        return
-    if config.gradient_accumulation > 1 or left < config.world_size:
-        number = config.gradient_accumulation
-        each = f" in {number} micro-batches each" if number > 1 else ""
+    if left % parts and (config.gradient_accumulation > 1 or left < config.world_size):
         raise ConfigError(
-            f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which"
-            f" {config.world_size} workers{each} can't share equally; use drop_last=true, or"
-            " another batch_size"
+            f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which can't"
+            f" be cut into {parts} equal micro-batches of {config.world_size} workers; use"
+            " drop_last=true, or another batch_size"
         )
 
 
@@ -58,7 +53,7 @@ def with_batch_norm(
         if worker.world_size > 1:
             return module, batch_norm.averaging_of_statistics(module, gather)
     if config.batch_norm == "sync" and worker.device.type == "cuda":
-        batch_norm.refuse_custom_classes(module)  # such as those of timm, with an activation
+        batch_norm.of_torch(module)  # refuses others, such as those of timm, with an activation
         return nn.SyncBatchNorm.convert_sync_batchnorm(module), lambda: None
     if config.batch_norm == "sync" and worker.world_size > 1:
         batch_norm.synchronise(module, gather)
@@ -237,10 +232,7 @@ def _compress(parallel: DistributedDataParallel, hook: str) -> None:
         )
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
-        compress = (
-            default_hooks.bf16_compress_hook if hook == "bf16" else default_hooks.fp16_compress_hook
-        )
-        parallel.register_comm_hook(None, compress)
+        parallel.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}

@@ -7,7 +7,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BITS = 48  # of a checksum: what float64 holds exactly
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
+class Reading(NamedTuple):
     """What one rank reports after an epoch; nan is unknown."""
 
     step_ms: float
@@ -37,11 +36,11 @@ class Reading:
     """Percent of the last moments in which the GPU was busy."""
     wish: float
     """1 where this rank wants pictures of the next evaluation; rank 0's counts."""
-    weights: float
+    weights: float = 0.0
     """The checksum of the parameters."""
 
 
-NUMBERS = len(fields(Reading))
+NUMBERS = len(Reading._fields)
 
 
 class RankHealth:
@@ -88,13 +87,6 @@ class RankHealth:
         self.readings = readings(total[len(sums) :])
         return total[: len(sums)]
 
-    def refuse_unequal(self) -> None:
-        """Raise RunFailed if the ranks have different weights.
-
-        Call it after rank 0 has shown the readings, with a collective in between.
-        """
-        refuse_unequal(self.readings, self._position.epoch, self._learner.shards)
-
 
 def reading(
     *, steps: int, seconds: float, all_reduce_s: float | None, device: torch.device, wish: bool
@@ -112,7 +104,6 @@ def reading(
         gpu_memory_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else math.nan,
         gpu_utilisation=_utilisation(device) if on_gpu else math.nan,
         wish=float(wish),
-        weights=0.0,
     )
 
 
@@ -141,7 +132,7 @@ def row(
 ) -> Tensor:
     """Return a table, float64 [world_size * NUMBERS], with zeros for other ranks."""
     table = torch.zeros(world_size, NUMBERS, dtype=torch.float64)
-    table[rank] = torch.tensor([getattr(mine, field.name) for field in fields(mine)])
+    table[rank] = torch.tensor(mine)
     table = table.to(device)
     table[rank, -1] = weights
     return table.flatten()
@@ -149,11 +140,7 @@ def row(
 
 def readings(table: Tensor) -> list[Reading]:
     """Return the readings of all ranks from the sum of their rows; waits for the device."""
-    names = [field.name for field in fields(Reading)]
-    return [
-        Reading(**dict(zip(names, numbers, strict=True)))
-        for numbers in table.view(-1, NUMBERS).tolist()
-    ]
+    return [Reading(*numbers) for numbers in table.view(-1, NUMBERS).tolist()]
 
 
 def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:
@@ -182,7 +169,10 @@ def unequal(found: list[Reading], shards: int = 1) -> list[int]:
 
 
 def refuse_unequal(found: list[Reading], epoch: int, shards: int = 1) -> None:
-    """Raise RunFailed if the ranks have different weights."""
+    """Raise RunFailed if the ranks have different weights.
+
+    Call it after rank 0 has shown the readings, with a collective in between.
+    """
     ranks = unequal(found, shards)
     if ranks:
         which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -14,6 +14,7 @@ from expt.config import imported
 from expt.config.identity import VERSION
 from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
+from expt.dashboards.tensorboard import Dashboard
 from expt.errors import warn
 from expt.runs import provenance, tags
 from expt.runs.attempt import accept
@@ -27,7 +28,6 @@ from expt.runs.result import (
     update_result,
 )
 from expt.tasks.sums import Averages
-from expt.training.callback import Observer
 from expt.training.learner import Position
 
 
@@ -51,7 +51,7 @@ class Record:
         paths: RunPaths,
         position: Position,
         history: History,
-        observer: Observer,
+        observer: Dashboard,
         *,
         writes: bool,
         has_custom: bool = False,

@@ -13,6 +13,7 @@ from expt.config import constraints, user_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
+from expt.dashboards.tensorboard import Dashboard
 from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import tags
@@ -20,7 +21,6 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
-from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, train_epoch, warm_up_buckets
 from expt.training.optimizer_state import in_use
@@ -39,9 +39,9 @@ from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, History, Record, tagged
-from expt.worker.steps import Agreement, SaveTimes
+from expt.worker.steps import Agreement, SaveTimes, StepProfiler, Steps
 
-Observe = Callable[..., Observer]
+Observe = Callable[..., Dashboard]
 """What builds the observer, with the arguments of worker.build.build_observer."""
 
 
@@ -97,8 +97,11 @@ class Run:
         self.save_times = SaveTimes(config.checkpoint)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
         self.checkpoints = Checkpoints(config, paths, self.learner, worker)
-        self.steps = build.build_steps(
-            config, paths, self.learner, worker, typed_at=typed_at, beat=beat
+        profiler = None
+        if config.profile and worker.rank == 0:
+            profiler = StepProfiler(paths.trace, paths.operators, worker.device)
+        self.steps = Steps(
+            self.learner, worker.device, typed_at=typed_at, beat=beat, profiler=profiler
         )
         self.first_steps = FirstSteps(config, self.learner, warns=worker.rank == 0)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
@@ -127,7 +130,9 @@ class Run:
                     optim.advance_after_epoch(
                         self.learner.scheduler, values.values, self.directions, self.history.last
                     )
-                self.health.refuse_unequal()
+                rank_health.refuse_unequal(
+                    self.health.readings, self.position.epoch, self.learner.shards
+                )
                 self._is_at_best = self.history.note_best(self.position.epoch)
                 self.record.best()
                 self._call_back("on_epoch_end", self.config.eval_split)

@@ -124,7 +124,7 @@ OPERATORS = 10
 
 
 class StepProfiler:
-    """A trace of TRACED_STEPS steps after WARMUP_STEPS."""
+    """A trace of TRACED_STEPS steps after WARMUP_STEPS, and torch's table of operators."""
 
     def __init__(self, trace: Path, table: Path, device: torch.device) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
@@ -149,28 +149,6 @@ class StepProfiler:
 
     def _write(self, profiler: Any) -> None:
         profiler.export_chrome_trace(str(self._trace))
-        self._table.write_text(table_of(profiler.key_averages(), self._device), encoding="utf-8")
-
-
-def table_of(averages: Any, device: str) -> str:
-    """Return a table of the most expensive operators, or kernels of a GPU."""
-    by = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
-    operators = [event for event in averages if _is_counted(event, device)]
-    events = sorted(operators, key=lambda event: -getattr(event, by))
-    total_us = sum(getattr(event, by) for event in events) or 1.0
-    lines = [f"{'ms/step':>9} {'share':>6} {'calls/step':>10}  operator"]
-    for event in events[:OPERATORS]:
-        used_us = getattr(event, by)
-        calls = event.count / TRACED_STEPS
-        lines.append(
-            f"{used_us / 1e3 / TRACED_STEPS:9.3f} {used_us / total_us:6.1%} {calls:10.1f} "
-            f" {event.key.splitlines()[0]}"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _is_counted(event: Any, device: str) -> bool:
-    if event.key.startswith("ProfilerStep"):
-        return False
-    is_kernel = event.device_type != torch.autograd.DeviceType.CPU
-    return device == "cpu" or (is_kernel and not getattr(event, "is_user_annotation", False))
+        by = "self_cpu_time_total" if self._device == "cpu" else "self_device_time_total"
+        table = profiler.key_averages().table(by, row_limit=OPERATORS, max_name_column_width=40)
+        self._table.write_text(table, encoding="utf-8")

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from expt import machine
-from expt.command.compose import Composer, Where
+from expt.command.compose import Composer
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
@@ -202,7 +202,7 @@ class BareLoop:
 
 
 def _configuration(overrides: list[str]) -> RunConfig:
-    return parse(Composer(Where()).settings(overrides, sweep=False), machine.detect())
+    return parse(Composer().settings(overrides, sweep=False), machine.detect())
 
 
 def _copied(batch: Batch) -> Batch:

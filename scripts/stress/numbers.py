@@ -9,12 +9,14 @@ import contextlib
 import io
 import json
 import math
+import os
 import random
 import sys
 import tempfile
 from pathlib import Path
 
 import expt
+from scripts.stress import carried
 from scripts.stress.plain_loop import Curves, Settings, train
 
 TOLERANCE = 2e-4
@@ -32,12 +34,18 @@ def draw(chance: random.Random) -> Settings:
             "step", "one_cycle"]),
         "batch_size": pick([24, 48, 72, 120]), "epochs": pick([2, 3]),
         "seed": chance.randrange(1000),
-        "drop_last": pick([True, False]), "label_smoothing": pick([0.0, 0.1]),
+        "drop_last": pick([True, False]),
         "gradient_clip": pick([None, 0.5, 5.0]),
         "lr_scaling": pick(["none", "linear", "sqrt"]), "base_batch_size": 64,
-        "dataset.val_fraction": pick([0.1, 0.25]), "dataset.train_limit": pick([None, 333, 500]),
+        "dataset": pick(["digits", "digits", "open_file"]),
+        "task": pick(["classification", "classification", "warmed_up"]),
+        "dataset.val_fraction": pick([0.1, 0.25]),
         "optimizer.weight_decay": pick([0.0, 0.01]),
     }  # fmt: skip
+    if found["dataset"] == "digits":
+        found["dataset.train_limit"] = pick([None, 333, 500])
+    if found["task"] == "classification":
+        found["label_smoothing"] = pick([0.0, 0.1])
     found["optimizer.lr"] = (
         pick([0.02, 0.05]) if found["optimizer"] == "sgd" else pick([0.001, 0.003])
     )
@@ -66,7 +74,11 @@ def ours(settings: Settings, chance: random.Random, folder: Path) -> expt.Result
             "model.paddings=[same,same]",
         ]
         words += ["model.batch_norm=false", "model.hidden=16", "model.dropout=0"]
-    workers, parts = chance.choice([1, 2, 3, 4]), chance.choice([1, 1, 2])
+    # The task counts losses, which are steps where these are whole
+    parts = 1 if settings["task"] == "warmed_up" else chance.choice([1, 1, 2])
+    workers = chance.choice([1, 2, 3, 4])
+    if settings["dataset"] == "open_file":
+        words += [f"dataset.folder='{Path.cwd()}'", f"dataset.num_workers={chance.choice([0, 2])}"]
     words += [
         f"world_size={workers}",
         f"gradient_accumulation={parts}",
@@ -147,6 +159,8 @@ def main() -> None:
     asked = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        carried.write(Path(scratch))
         for seed in range(asked.seed, asked.seed + asked.count):
             print(f"seed {seed}")
             chance = random.Random(seed)

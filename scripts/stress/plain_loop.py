@@ -15,12 +15,11 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 from expt.data import indexing
-from expt.data.kinds.originals import Digits, Split
+from expt.data.kinds.originals import Split
 from expt.models.vision import MLP, ConvNet
+from scripts.stress.carried import DIGITS, MEAN, STD, size_in_step
 
-MEAN, STD = 0.3053, 0.3760
 ROUNDING = 1e-7
-DIGITS = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=(MEAN,), std=(STD,))
 Settings = dict[str, Any]
 
 
@@ -49,7 +48,7 @@ def train(settings: Settings, *, blurred: int = 0) -> Curves:
             + ROUNDING * torch.randn(images.shape, generator=torch.Generator().manual_seed(blurred))
         )
     train, val = indexing.split(
-        len(labels), settings["dataset.val_fraction"], settings["dataset.train_limit"]
+        len(labels), settings["dataset.val_fraction"], settings.get("dataset.train_limit")
     )
     torch.manual_seed(settings["seed"])
     net = _net(settings)
@@ -76,8 +75,10 @@ def train(settings: Settings, *, blurred: int = 0) -> Curves:
             found.lrs.append(optimizer.param_groups[0]["lr"])
             logits = net(images[indices])
             loss = functional.cross_entropy(
-                logits, labels[indices], label_smoothing=settings["label_smoothing"]
+                logits, labels[indices], label_smoothing=settings.get("label_smoothing", 0.0)
             )
+            if settings["task"] == "warmed_up":
+                loss = loss * size_in_step(len(found.losses) + 1)
             correct = int((logits.argmax(1) == labels[indices]).sum())
             sums += torch.tensor([loss.item() * len(indices), correct, len(indices)])
             optimizer.zero_grad()

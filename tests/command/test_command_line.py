@@ -36,7 +36,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_are_told_from_settings() -> None:
     found = options_of(["seed=1", "-m", "--config-dir", "my", "x=2", "--cfg", "job", "-q", "~y"])
     assert found == Options(["seed=1", "x=2", "~y"], True, True, "my", printing=("--cfg", "job"))
-    assert options_of(["-cd=my", "--config-name=other"])[3:6] == ("my", None, "other")
+    assert options_of(["-cd=my"]).config_dir == "my"
     for word in ("--epochs", "--batch-size=3", "-v", "--experimental-rerun"):
         with pytest.raises(ConfigError, match=f"^{word}: there is no such option"):
             options_of([word, "5"])
@@ -122,9 +122,9 @@ def test_a_run_that_is_resumed_finds_its_yaml_again(tmp_path: Path) -> None:
     run = leave(tmp_path / "run", "model=mine")
     RunPaths(run).hydra_settings.write_text(f"hydra: {{searchpath: ['file://{tmp_path}/my']}}")
     now = [f"hydra.run.dir={run}", "resume=auto"]
-    assert read(options_of(now))[1].own == (f"file://{tmp_path}/my",)
+    assert read(options_of(now))[1] == [f"{tmp_path}/my"]
     (tmp_path / "x").mkdir()
-    assert read(options_of(["--config-dir", "x", *now]))[1].own == ("x",)
+    assert read(options_of(["--config-dir", "x", *now]))[1] == ["x"]
 
 
 def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path) -> None:
@@ -175,12 +175,12 @@ def test_conf_in_the_current_folder_is_found() -> None:
     Path("conf/checkpoint").mkdir()
     Path("conf/checkpoint/new.yaml").touch()
     for words in (["epochs=1"], ["checkpoint={keep: 1}"], ["+recipe=a", "nginx.site=1"]):
-        assert read(Options(words))[1].own == ()  # it is of something else
+        assert read(Options(words))[1] == []  # it is of something else
     for word in ("+nginx=site", "nginx=sight", "nginx@model.opts=site", "+nginx@x=site,other"):
-        assert read(Options([word]))[1].own == ("conf",)
+        assert read(Options([word]))[1] == ["conf"]
     Path("conf/model").mkdir()
     Path("conf/model/mine.yaml").touch()
-    assert read(Options(["model=mine"]))[1].own == ("conf",)
+    assert read(Options(["model=mine"]))[1] == ["conf"]
 
 
 def test_a_choice_that_expt_has_too_is_refused() -> None:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expt.command import compose
-from expt.command.compose import Composer, Where, with_classes_added
+from expt.command.compose import Composer, with_classes_added
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_files import own_folders_of
 from expt.config.parse import plain
@@ -51,9 +51,10 @@ def _each_by_hydra() -> Iterator[None]:
     composer.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "compose", hydra_compose)
-        patch.setattr(compose, "_of_process", {})
+        compose._kept.cache_clear()
         yield
     composer.cache_clear()
+    compose._kept.cache_clear()
 
 
 def of_hydra_alone(words: Sequence[str]) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def test_what_hydra_says_of_itself_is_that_of_the_run(tmp_path: Path) -> None:
 
 
 def test_now_is_the_same_in_all_runs_of_a_command() -> None:
-    this = Composer(Where())
+    this = Composer()
     words = [["seed=1", "wandb.group='${now:%f}'"], ["seed=2", "wandb.group='${now:%f}'"]]
     found = {compose.settings_of(this.compose(each))["wandb"]["group"] for each in words}
     assert len(found) == 1
@@ -125,7 +126,7 @@ def test_whoever_else_uses_hydra_here_finds_it_as_it_was() -> None:
     with initialize_config_dir(str(conf_dir() / "model"), job_name="own", version_base="1.2"):
         theirs = hydra_compose("mlp", [])
         before, of_run = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
-        Composer(Where(), ["hydra.verbose=false"]).compose(["seed=1"])  # none that is kept
+        Composer([], ["hydra.verbose=false"]).compose(["seed=1"])  # none that is kept
         assert GlobalHydra.instance().hydra is before
         assert JobRuntime.instance().get("name") == "own"
         assert HydraConfig.instance().cfg is of_run
@@ -136,7 +137,7 @@ def test_threads_compose_at_once() -> None:
     found: dict[int, Any] = {}
 
     def work(seed: int) -> None:
-        this = Composer(Where())
+        this = Composer()
         for _ in range(3):
             found[seed] = compose.settings_of(this.compose([f"seed={seed}", "model=convnet"]))
 
@@ -148,17 +149,17 @@ def test_threads_compose_at_once() -> None:
     assert {seed: settings["seed"] for seed, settings in found.items()} == {i: i for i in range(4)}
 
 
-def test_custom_yaml_is_found_beside_what_the_settings_name(tmp_path: Path) -> None:
+def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
     for folder, name in (("a", "net"), ("b", "other")):
         (tmp_path / folder / "model").mkdir(parents=True)
         (tmp_path / folder / "model" / f"{name}.yaml").write_text(f"_target_: mine.{name}\n")
-    this = Composer(Where(own=(str(tmp_path / "a"),)), [f"hydra.searchpath=[file://{tmp_path}/b]"])
+    this = Composer([str(tmp_path / "a"), str(tmp_path / "b")])
     assert {"net", "other", "mlp"} <= {*this.options("model")}
     for name in ("net", "other"):
         assert this.settings([f"model={name}"], sweep=False)["model"]["_target_"] == f"mine.{name}"
     files = compose.hydra_files(this.compose(["model=net"]), ["model=net"])
     (tmp_path / "hydra.yaml").write_text(files["hydra"])
-    folders = [f"file://{tmp_path}/{name}" for name in "ab"]
+    folders = [f"{tmp_path}/{name}" for name in "ab"]
     assert own_folders_of(tmp_path / "hydra.yaml") == folders
 
 
@@ -244,13 +245,13 @@ def test_yaml_that_cannot_be_read_is_told_with_its_place(tmp_path: Path) -> None
     (tmp_path / "model").mkdir()
     (tmp_path / "model/bad.yaml").write_text("a: [1\n")
     with pytest.raises(ConfigError, match=r"bad.yaml"):
-        Composer(Where(own=(str(tmp_path),))).compose(["model=bad"])
+        Composer([str(tmp_path)]).compose(["model=bad"])
 
 
 def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/net.yaml").write_text("_target_: mine.Net\nheight: 3\n")
-    this = Composer(Where(own=(str(tmp_path),)))
+    this = Composer([str(tmp_path)])
     with pytest.raises(ConfigError, match=r"type \+model.breadth=3"):
         this.compose(["model=net", "model.breadth=3"])
     found = this.settings(["model=net", "+model.breadth=3", "model.height=4"], sweep=False)
@@ -261,7 +262,7 @@ def test_what_is_kept_for_the_next_command_is_of_the_same_folder_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def folder() -> str:
-        return str(Composer(Where()).compose(["model=mlp"]).hydra.runtime.cwd)
+        return str(Composer().compose(["model=mlp"]).hydra.runtime.cwd)
 
     here = folder()
     monkeypatch.chdir(tmp_path)
@@ -270,4 +271,4 @@ def test_what_is_kept_for_the_next_command_is_of_the_same_folder_and_files(
     monkeypatch.setattr(compose, "conf_dir", lambda: conf)
     for lr in (0.5, 0.6):
         (conf / "optimizer" / "sgd.yaml").write_text(f"name: sgd\nlr: {lr}\n")
-        assert Composer(Where()).compose([]).optimizer.lr == lr
+        assert Composer().compose([]).optimizer.lr == lr

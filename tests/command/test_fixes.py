@@ -21,7 +21,7 @@ def ways_out(words: Sequence[str], text: str) -> list[list[str]]:
     *before, last = words
     key, _, value = last.partition("=")
     meant = re.findall(r"'([^']+)'", text.partition("Did you mean")[2])
-    is_value = "not one of" in text
+    is_value = "one of" in text
     found = [[*before, f"{key}={name}" if is_value else f"{name}={value}"] for name in meant]
     if type_it := re.search(r"(?:type|add it with) (\S+=\S+)$", text):
         found.append([*before, type_it[1]])

@@ -181,7 +181,16 @@ def test_a_search_gives_a_class_no_key_of_the_choice_that_it_replaces(conf: Path
     assert result.config["model"]["kwargs"] == {"width": 16}
 
 
+def test_a_decimal_comma_is_pointed_at(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("optimizer.lr=0,01") == 2
+    assert "optimizer.lr=0.01" in capsys.readouterr().err
+    assert ended("seed=0,1") == 2
+    assert "seed=0.1" not in capsys.readouterr().err
+
+
 def test_run_is_for_one_run() -> None:
-    for words in (["seed=1,2"], ["-m", "seed=0,1"], ["sweep=seeds"]):
+    interval = {"seed": expt.interval(1, 2)}
+    several: Any = (["seed=1,2"], ["-m", "seed=0,1"], ["sweep=seeds"], [interval])
+    for words in several:
         with pytest.raises(ConfigError, match=r"use expt.sweep"):
             expt.run(*words)

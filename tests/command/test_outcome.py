@@ -43,11 +43,11 @@ def test_a_point_that_diverges_is_no_failure_where_another_has_come_to_something
     ("statuses", "unseen", "said"),
     [
         ([COMPLETED, COMPLETED], 0, None),
-        ([COMPLETED, INTERRUPTED], 3, None),
+        ([COMPLETED, INTERRUPTED], 4, None),
         ([COMPLETED, PRUNED], 0, None),
         ([COMPLETED, FAILED], 0, "1 of 2 runs failed"),
         ([PRUNED, FAILED, COMPLETED], 0, "1 of 3 runs failed"),
-        ([FAILED, FAILED, COMPLETED, INTERRUPTED, "queued"], 4, "2 of 9 runs failed, 6 were"),
+        ([FAILED, FAILED, COMPLETED, INTERRUPTED, "queued"], 6, "2 of 9 runs failed, 6 were"),
     ],
 )
 def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: str | None) -> None:

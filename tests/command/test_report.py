@@ -123,9 +123,9 @@ def test_a_narrow_terminal_leaves_out_what_is_the_same(outputs: Path) -> None:
     out = io.StringIO()
     report_command.report(Console(file=out, width=60), parse([]))
     lines = [line.split() for line in out.getvalue().splitlines()]
-    assert lines[0] == ["status", "model", "best", "test", "time"]
-    assert ["outputs/sweeps/s/lr=1"] in lines, "a folder to be copied whole, on a line of its own"
-    assert ["completed", "convnet", "0.8000", "0.7800", "01:10"] in lines
+    assert lines[0] == ["run", "status", "model", "best", "test", "time"]
+    assert lines[1][0] == "outputs/sweeps/s/lr=1", "a folder to be copied whole"
+    assert lines[2] == ["outputs/day/b", "completed", "convnet", "0.8000", "0.7800", "01:10"]
 
 
 @pytest.mark.parametrize("words", [[], ["--csv", "-"]])
@@ -284,40 +284,14 @@ def test_a_malformed_record_is_damaged_and_hides_no_other(
     assert len(told("--csv", "-")) == 1 + 4
 
 
-def test_whose_weights_a_run_began_with_is_told_back_to_the_first(
-    outputs: Path, told: Told
-) -> None:
-    def begun(name: str, **more: Any) -> dict[str, Any]:
-        run = str(outputs / name)
-        return {
-            "file": f"{run}/checkpoints/best.pt",
-            "run": run,
-            "identity": name,
-            "which": "best",
-            **more,
-        }
-
-    for number, name in enumerate(("a", "b", "c", "d")):
-        more: dict[str, Any] = (
-            {"weights_from": begun("abc"[number - 1], epoch=number, average=number == 1)}
-            if number
-            else {}
-        )
-        leave(outputs / name, 10.0 + number, 0.5, identity=name, **more)
-    leave(outputs / "e", 20.0, 0.5, weights_from={"file": "resnet.pt", "identity": None})
+def test_whose_weights_a_run_began_with_is_said(outputs: Path, told: Told) -> None:
     here = outputs.name
-    lines = told(f"{here}/d")
-    assert lines[-3:] == [
-        f"weights      {here}/d: from {here}/c (best, epoch 3)",
-        f"               which began from {here}/b (best, epoch 2)",
-        f"                 which began from {here}/a (best, epoch 1, moving average)",
-    ]
+    run = str(outputs / "day" / "a")
+    begun: Any = {"file": f"{run}/checkpoints/best.pt", "run": run, "identity": "a", "epoch": 3}
+    leave(outputs / "e", 20.0, 0.5, weights_from={"file": "resnet.pt", "identity": None})
     assert f"weights      {here}/e: from resnet.pt" in told(here)
-    leave(outputs / "f", 21.0, 0.5, weights_from=begun("gone"))
-    leave(outputs / "g", 22.0, 0.5, weights_from=begun("gone"))
-    update_result(RunPaths(outputs / "b"), identity="another")
-    lines = told(here)
-    assert f"weights      2 runs: from {here}/gone (best, no longer there)" in lines
-    assert (
-        f"weights      {here}/c: from {here}/b (best, epoch 2, another run is there now)" in lines
-    )
+    for at, name in ((21.0, "f"), (22.0, "g")):
+        leave(outputs / name, at, 0.5, weights_from={**begun, "which": "best", "average": True})
+    about = "(best, epoch 3, moving average)"
+    assert f"weights      {here}/g: from {here}/day/a {about}" in told(f"{here}/g")
+    assert f"weights      2 runs: from {here}/day/a {about}" in told(here)

@@ -50,12 +50,9 @@ def test_what_holds_no_settings_is_refused_at_once(
     monkeypatch.chdir(tmp_path)
     create_result(RunPaths(tmp_path / "refused"), error="bad")
     for folder in (tmp_path / "refused", tmp_path / "nowhere"):
-        with pytest.raises(ConfigError, match="holds no run to repeat"):
+        with pytest.raises(ConfigError, match=rf"^{folder}: "):
             rerun(folder, None, typed_at=0.0)
-    with pytest.raises(
-        ConfigError,
-        match=rf"{tmp_path}: holds 1 runs; name one of them, e.g. .* {tmp_path}/refused$",
-    ):
+    with pytest.raises(ConfigError, match=rf"{tmp_path}: holds 1 runs; name .*{tmp_path}/refused"):
         rerun(tmp_path, None, typed_at=0.0)
     RunPaths(tmp_path / "refused").result.write_text("{")
     with pytest.raises(ConfigError, match=r"refused/result\.json: is damaged"):
@@ -86,7 +83,7 @@ def test_a_run_that_went_on_begins_anew_as_it_once_began(
 def test_a_setting_is_no_folder_for_a_rerun(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"seed=3: a rerun has all its recorded settings"):
         rerun(tmp_path, Path("seed=3"), typed_at=0.0)
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="is no folder of a run"):
         rerun(tmp_path, tmp_path / "seed=3", typed_at=0.0)
 
 

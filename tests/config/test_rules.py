@@ -155,7 +155,7 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     "something to evaluate on": (
         machine(0), {"dataset": {"val_fraction": 0}, "eval_split": "test",
             "objective": "accuracy/test"},
-        {"dataset": {"val_fraction": 0}}, "dataset.val_fraction=0.0: ",
+        {"dataset": {"val_fraction": 0}}, "dataset.val_fraction=0: ",
     ),
     "a fold of how many": (
         machine(0), {"dataset": {"folds": 5, "fold": 4, "val_fraction": 0}},

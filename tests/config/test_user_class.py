@@ -200,7 +200,6 @@ def test_what_arguments_name_is_built_before_the_class_itself() -> None:
         ("torch.load", "refused, it is not a class"),
         (f"{__name__}.Notet", "has no Notet. Did you mean 'Noted'?"),
         ("Noted", "name a class, e.g. _target_: torchvision.transforms.v2.RandAugment"),
-        (3, "name a class, e.g. "),
     ],
 )
 def test_nothing_is_called_where_one_of_them_is_refused(wrong: object, says: str) -> None:

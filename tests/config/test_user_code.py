@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from expt.config import constraints, groups, imported, signature, user_code
+from expt.config import constraints, groups, imported, user_code
 from expt.config.identity import shown
 from expt.config.user_code import fingerprint, resolve, targets
 from expt.data.kinds.custom import Custom
@@ -324,7 +324,7 @@ def test_only_code_that_this_user_has_kept_is_imported(
     own = tmp_path / "own"
     own.mkdir()
     (own / "expt_main_0.py").write_text("X = 1\n")
-    signature.sign(own)
+    user_code.sign(own)
     copies = {name: shutil.copytree(own, tmp_path / name) for name in ("copy", "edited", "more")}
     (copies["edited"] / "expt_main_0.py").write_text("X = 2\n")
     (copies["more"] / "expt_main_0.so").touch()
@@ -334,9 +334,9 @@ def test_only_code_that_this_user_has_kept_is_imported(
         with pytest.raises(ConfigError):
             user_code.find_kept(tmp_path / name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
-    assert not signature.is_signed(own)
+    assert not user_code.is_signed(own)
     user_code.find_kept(copies["edited"], trust=True)
     assert str(copies["edited"]) in sys.path
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
-    assert signature.is_signed(copies["more"]), "nobody has a key here, and it is our file"
+    assert user_code.is_signed(copies["more"]), "nobody has a key here, and it is our file"

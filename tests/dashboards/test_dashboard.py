@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from expt.config.schema import TensorBoard
 from expt.dashboards import tensorboard
 from expt.dashboards.events import Writer
 from expt.dashboards.pictures import RunPictures
@@ -45,20 +46,14 @@ class Watched:
         self.clock, self.pictures = clock, SlowPictures(clock)
         self.position = Position(steps_per_epoch=10, total_steps=100)
         self.events = Writer(folder, {}, {}) if rank_0 else None
-        settings: dict[str, Any] = {
-            "images": "spare",
-            "graph": False,
-            "norms": False,
-            "histograms": False,
-            **options,
-        }
+        off: dict[str, Any] = dict.fromkeys(("graph", "norms", "histograms", "health"), False)
         self.dashboard = Dashboard(
             self.events,
             learner(plain()),
             self.position,
             self.pictures,
             example=torch.zeros(1, *SHAPE),
-            **settings,
+            settings=TensorBoard(**{**off, "images": "spare", **options}),
         )
 
     def epoch(self, seconds: float, *, may_end: bool = False, ends: bool = False) -> bool:

@@ -141,7 +141,7 @@ def test_a_value_that_is_refused_takes_no_other_along(capsys: pytest.CaptureFixt
     copy._wandb, copy._state, copy._next = wandb, {}, 0
     copy._run = SimpleNamespace(config=SimpleNamespace(update=update), log=update)
     copy.describe(SimpleNamespace(settings={"lr": 0.1, "bad": 1, "seed": 0}, tags={"user": "me"}))
-    assert copy.add([Point(3, 1, tag, 0.5) for tag in ("a", "bad", "b")], 0.0)
+    copy.add([Point(3, 1, tag, 0.5) for tag in ("a", "bad", "b")], 0.0)
     assert taken.keys() == {"lr", "seed", "user", "a", "b"}
     assert (copy._next, len(capsys.readouterr().err.splitlines())) == (4, 1)
     copy._run.log = lambda *_, **__: 1 / 0

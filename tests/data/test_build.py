@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from expt.data.build import Data, build
 from expt.data.fingerprint import content_of
-from expt.data.images import Pairs, Pictures
+from expt.data.images import Pictures
 from expt.data.kinds.custom import Custom
 from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
 from expt.data.kinds.originals import Digits, Synthetic
@@ -30,7 +30,7 @@ from tests.conftest import Configured
 
 
 def image_files(listing: Listing) -> Pictures:
-    return Pictures(Pairs(listing.files, listing.labels), 3, (8, 10))
+    return Pictures([*zip(listing.files, listing.labels, strict=True)], 3, (8, 10))
 
 
 def write_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), test: str = "test") -> Path:
@@ -65,7 +65,7 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert (image.shape, image.dtype, label) == ((3, 8, 10), torch.uint8, 1)
     assert image.float().mean((1, 2)).tolist() == [100, 10, 7]
     data = build_data(folder_config(tmp_path))
-    assert data.info.channels == 3
+    assert data.info.shapes["channels"] == 3
     assert data.info.shapes["image_size"] == (8, 10)
     assert data.info.class_names == ("cat", "dog")
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, 6)
@@ -199,7 +199,7 @@ def test_a_class_that_falls_into_the_held_out_part_is_reported(
     source = dataset.open(None, torch.device("cpu"), 0)
     warn_of_absent(dataset, source, None, torch.arange(5))
     assert "the class dog" in capsys.readouterr().err
-    labels = Source({"num_classes": 2}, (), (0, 0), NOTHING, None, torch.zeros(3),
+    labels = Source(shapes={"num_classes": 2}, example=(0, 0), train=NOTHING,
                     targets_of=torch.tensor([[0, 1], [0, 1], [1, 1]]).__getitem__)  # fmt: skip
     assert absent_classes(labels, "labels", torch.arange(2)) == ["0"]
     assert absent_classes(labels, "labels", torch.arange(3)) == []
@@ -273,7 +273,9 @@ def synthetic(**options: Any) -> Synthetic:
 def test_digits_are_built() -> None:
     data = build_data(digits(), batch_size=100)
     info = data.info
-    assert (info.channels, info.shapes["image_size"], info.num_classes) == (1, (8, 8), 10)
+    assert info.shapes["channels"] == 1
+    assert info.shapes["image_size"] == (8, 8)
+    assert info.shapes["num_classes"] == 10
     assert (info.train_size, info.val_size, info.test_size) == (1293, 144, 360)
     assert data.val is not None
     assert len(data.train) == 12
@@ -373,7 +375,7 @@ def own(name: str = "Own", num_classes: int = 3, **kwargs: Any) -> Custom:
 def test_a_person_s_own_dataset() -> None:
     data = build_data(own(), batch_size=9, num_workers=1)
     info = data.info
-    assert info.channels == 1
+    assert info.shapes["channels"] == 1
     assert info.shapes["image_size"] == (5, 4)
     assert info.class_names == ("0", "1", "2")
     assert (info.train_size, info.val_size, info.test_size) == (36, 4, 6)

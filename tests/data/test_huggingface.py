@@ -199,7 +199,7 @@ def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
         (["dataset.target=kind"], None, "dataset.target=kind: train has no such column"),
         (["dataset.input=weight"], None, "dataset.input=weight: holds float32"),
         (["dataset.target=weight"], None, "dataset.target=weight: holds 1.5"),
-        ([], ["dog", "null", "cow", "NA"] * 2, "dataset.target=label: holds 'NA', which stands"),
+        ([], ["dog", "null", "cow", "NA"] * 2, "dataset.target=label: holds 'null'; a class"),
     ],
 )
 def test_columns_that_do_not_fit_are_told(
@@ -311,7 +311,7 @@ def test_rows_have_classes_or_labels(
     ("words", "told"),
     [
         (("dataset.standardise_targets=true",), "dataset.standardise_targets=true: is of numbers"),
-        (("dataset.input=[a]", "cutmix=1.0"), "cutmix=1.0: cuts images, and dataset=huggingface"),
+        (("dataset.input=[a]", "cutmix=1.0"), "cutmix=1: cuts images, and dataset=huggingface"),
         (("dataset.input=[a]", "dataset.target=[y,z]"), "dataset.target names 2 columns"),
         (("dataset.input=[a]", "dataset.image_size=[3,3]"), "dataset.image_size and transforms"),
         (

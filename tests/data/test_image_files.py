@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from expt.data.image_files import (
     files_below,
     left_out,
     look,
+    look_at,
     look_at_pair,
     open_picture,
     parts_there,
     picture_suffixes,
+    report_found,
 )
-from expt.data.images import Pairs, Pictures
+from expt.data.images import Pictures
 from expt.data.masks import MaskPictures
 from expt.errors import DataError
 
@@ -73,8 +76,13 @@ def test_what_is_transparent_lies_on_white(tmp_path: Path, mode: str) -> None:
     palette.save(tmp_path / "palette.png")
     assert (np.asarray(open_picture(tmp_path / "palette.png", mode))[3:] == 255).all()
     grey = Image.fromarray(PIXELS[..., 0])
-    grey.save(tmp_path / "key.png", transparency=int(PIXELS[0, 0, 0]))
-    assert (np.asarray(open_picture(tmp_path / "key.png", mode))[0, 0] == 255).all()
+    deep = Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257)
+    for picture, key in ((grey, int(PIXELS[0, 0, 0])), (deep, int(PIXELS[0, 0, 0]) * 257)):
+        picture.save(tmp_path / "key.png", transparency=key)
+        found = np.asarray(open_picture(tmp_path / "key.png", mode)).reshape(6, 9, -1)[..., 0]
+        assert np.array_equal(
+            found, np.where(PIXELS[..., 0] == PIXELS[0, 0, 0], 255, PIXELS[..., 0])
+        )
 
 
 @pytest.mark.parametrize("suffix", ["tif", "gif", "webp", "png", "jpg"])
@@ -110,6 +118,28 @@ def test_a_mask_lies_as_its_image(tmp_path: Path, orientation: int, with_image: 
     assert torch.equal(numbers, (pixels[0] // 128).long())
     said = look_at_pair(image, mask, "RGB", values).info
     assert ("turned" in said, "masks" in said) == (True, turned)
+    assert ("kept" in said) == (orientation == 3)
+
+
+def test_masks_of_different_palettes_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their numbers are the classes, whatever the colours."""
+    image, pairs = save(tmp_path / "image.png", PIXELS), list[tuple[str, str]]()
+    for name, palette in (("one", [0, 0, 0, 9, 9, 9]), ("other", [9, 9, 9, 0, 0, 0])):
+        mask = Image.fromarray(PIXELS[..., 0] // 128).convert("P")
+        mask.putpalette(palette)
+        mask.save(tmp_path / f"{name}.png")
+        pairs.append((image, str(tmp_path / f"{name}.png")))
+    for chosen in (pairs[:1], pairs):
+        with Checksums.below(tmp_path) as sums:
+            report_found(
+                "all",
+                look_at(
+                    sums, "now", chosen, functools.partial(look_at_pair, mode="L", values=None)
+                ),
+            )
+        assert ("palette" in capsys.readouterr().err) == (len(chosen) == 2)
 
 
 def test_everything_wrong_with_a_pair_is_named(tmp_path: Path) -> None:
@@ -127,7 +157,7 @@ def test_everything_wrong_with_a_pair_is_named(tmp_path: Path) -> None:
 def test_a_stream_is_read_as_its_file(tmp_path: Path) -> None:
     path = save(tmp_path / "a.png", PIXELS, 6)
     with open(path, "rb") as file:
-        pictures = Pictures(Pairs([path, file], [0, 1]), 3, None)
+        pictures = Pictures([(path, 0), (file, 1)], 3, None)
         assert torch.equal(pictures[0][0], pictures[1][0])
 
 
@@ -137,7 +167,8 @@ def test_what_pillow_opens_is_a_picture() -> None:
 
 
 def test_what_is_left_out_is_counted_by_suffix(tmp_path: Path) -> None:
-    for name in ("a.PNG", "b.txt", "c.TXT", "Makefile", ".hidden", ".folder/d.png"):
+    hidden = (".hidden", ".folder/d.png", "__MACOSX/e.png")
+    for name in ("a.PNG", "b.txt", "c.TXT", "Makefile", *hidden):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     every = files_below(tmp_path)
@@ -156,6 +187,9 @@ def test_parts_are_chosen_by_name(tmp_path: Path) -> None:
     }
     assert [*parts_there(tmp_path, ("train", "test"))] == ["train", "test"]
     (tmp_path / "TEST").rmdir()
+    (tmp_path / "Valid").rmdir()
+    assert parts_there(tmp_path) == {"train": tmp_path}, "a class of vehicles"
+    (tmp_path / "train" / "cat").mkdir()
     with pytest.raises(DataError, match=r"dataset\.splits"):
         parts_there(tmp_path, ("train", "test"))
 
@@ -171,6 +205,6 @@ def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path, monkeypatch
     os.utime(one, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert one.stat().st_size == size
     with Checksums.below(tmp_path) as sums:
-        assert sums.known(str(one)) is None
+        assert sums.known(one) is None
         assert sums.noted(f"look {sums.of(one)}") is None
         assert sums.of(one) == sums.of(other)

@@ -143,7 +143,7 @@ def test_a_batch_is_the_same_on_any_number_of_workers(drop_last: bool) -> None:
 
 def test_images_of_classes_are_normalised_checked_and_mixed() -> None:
     one = data_of(Pictures, mixup=0.4)
-    assert (one.info.num_classes, one.info.channels) == (4, 1)
+    assert (one.info.shapes["num_classes"], one.info.shapes["channels"]) == (4, 1)
     mixed = [list(data_of(Pictures, rank, 2, mixup=0.4).train.epoch(1)) for rank in range(2)]
     assert whole(mixed) == whole([list(one.train.epoch(1))])
     assert one.test is not None
@@ -168,7 +168,7 @@ def test_it_cannot_be_drawn_from_by_class() -> None:
     assert isinstance(loader, IterableLoader)
     drawing = dataclasses.replace(loader._options, balanced=torch.zeros(3))
     with pytest.raises(ConfigError, match=r"^dataset\.sampling=balanced: an IterableDataset comes"):
-        samples.loading(loader._dataset, 0, lambda sample: sample)(torch.arange(3), drawing)
+        samples.loading(loader._reading.dataset, 0, lambda sample: sample)(torch.arange(3), drawing)
 
 
 class Stream(IterableDataset[Any]):

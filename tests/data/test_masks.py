@@ -48,7 +48,7 @@ def folder(root: Path, size: tuple[int, int] = (6, 4)) -> MaskPictures:
 
 def test_images_and_masks_of_a_stem_belong_together_and_are_resized(root: Path) -> None:
     pairs = list_pairs(root / "train")
-    assert [Path(pair.mask).stem for pair in pairs] == ["a", "b", "c", "d"]
+    assert [Path(mask).stem for _, mask in pairs] == ["a", "b", "c", "d"]
     image, mask = folder(root, (3, 8))[2]
     assert (image.shape, image.dtype, mask.dtype) == ((3, 3, 8), torch.uint8, torch.int64)
     assert mask.tolist() == [[0, 0, 1, 1, 2, 2, 255, 255]] * 3, (

@@ -45,24 +45,16 @@ class Pictures(Dataset[Any]):
         if self.kind == "view":
             return samples[0][0][None], labels
         images = [functional.pad(image, (0, 0, 0, 3 - image.shape[1])) for image, _ in samples]
-        many = len(samples) > 1
         targets: dict[str, Any] = {
-            "labels": labels + 1,
             "fractions": labels + 0.7,
             "shares": torch.eye(2)[labels],
             "no targets": None,
-        }
-        inputs: dict[str, Any] = {
-            "row": torch.zeros(len(samples), 5),
-            "ints": labels.view(-1, 1, 1, 1).expand(-1, 2, 3, 3),
         }
         if self.kind == "nothing":
             return None
         if self.kind == "encoded":
             return torch.stack(images) * torch.ones((), requires_grad=True), labels
-        return (
-            inputs[self.kind] if many and self.kind in inputs else torch.stack(images)
-        ), targets.get(self.kind, labels)
+        return torch.stack(images), targets.get(self.kind, labels)
 
 
 class Stream(IterableDataset[Any]):
@@ -129,11 +121,8 @@ def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
             ),
         ),
         ("nothing", "a batch, a NoneType, must hold tensors [samples, ...]"),
-        ("labels", "collate makes the label 2, expected 0 to 1; fix it, or dataset.num_classes"),
         ("fractions", "collate makes targets of float32 [4]; let them be class numbers"),
         ("no targets", "collate makes targets of a NoneType; let them be class numbers"),
-        ("row", ("collate makes inputs of float32 [4, 5]; let them be images [samples, 2,")),
-        ("ints", "collate makes inputs of int64 [4, 2, 3, 3]; let them be images"),
     ],
 )
 @pytest.mark.parametrize("name", ["Pictures", "Stream"])

@@ -156,8 +156,8 @@ def test_without_a_fraction_there_is_no_such_part(file: Path) -> None:
     train, val, test = dataset.extents()
     assert train.start == 0
     assert train.stop == len(TEXT)
-    assert val == None
-    assert test == None
+    assert val is None
+    assert test is None
 
 
 def test_a_text_trains_on_any_number_of_workers(trained: Trained, file: Path) -> None:

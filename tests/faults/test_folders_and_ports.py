@@ -15,7 +15,7 @@ import pytest
 
 import expt
 from expt.errors import ConfigError, DataError
-from expt.launch.workers import _bind_free_port
+from expt.launch.workers import bind_free_port
 from tests.conftest import RunFolder, run, start
 from tests.data.test_files import config, write_idx_set
 from tests.faults.running import listening, training, wait_until
@@ -38,7 +38,7 @@ def test_of_two_commands_in_one_folder_the_second_is_refused(tmp_path: Path) -> 
 
 
 def test_twenty_runs_at_once_have_twenty_ports_on_loopback() -> None:
-    held = [_bind_free_port() for _ in range(20)]
+    held = [bind_free_port() for _ in range(20)]
     ports = {listener.getsockname()[1] for listener in held}
     assert len(ports) == 20
     assert {address for address, port in listening([os.getpid()]) if port in ports} == {"127.0.0.1"}

@@ -341,27 +341,32 @@ def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) ->
     return killed
 
 
+GRID_OR_SEARCH = {
+    "a grid": f"seed=range({SWEEP_RUNS})",
+    "a search": f"search=tpe search.runs={SWEEP_RUNS} optimizer.lr=tag(log,interval(0.001,0.3)) "
+    "hydra.launcher.max_concurrent=1",  # else trials depend on what ends first
+}
+
+
 @pytest.mark.slow
-def test_a_sweep_survives_workers_that_die_at_random(tmp_path: Path) -> None:
-    grid = (
-        f"seed=range({SWEEP_RUNS})",
-        *as_typed("model.dropout=0.3 epochs=3 threads=1 checkpoint.every_steps=7"),
-    )
-    whole = expt.sweep(*grid, f"hydra.sweep.dir='{tmp_path / 'whole'}'")
+@pytest.mark.parametrize("words", GRID_OR_SEARCH.values(), ids=GRID_OR_SEARCH)
+def test_a_sweep_survives_workers_that_die_at_random(words: str, tmp_path: Path) -> None:
+    given = as_typed(f"{words} model.dropout=0.3 epochs=3 threads=1 checkpoint.every_steps=7")
+    whole = expt.sweep(*given, f"hydra.sweep.dir='{tmp_path / 'whole'}'")
     lasted = sorted(end - begin for begin, end, _ in spans(tmp_path / "whole"))
-    process = start("-m", *grid, "max_restarts=2", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    process = start("-m", *given, "max_restarts=2", "hydra.sweep.dir=sweep", cwd=tmp_path)
     wanted = max(1, SWEEP_RUNS // 5)
     killed = _kill_some(process, tmp_path / "sweep", wanted, longest_s=lasted[len(lasted) // 2])
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert len(killed) == wanted
+    assert killed
     found = results(tmp_path / "sweep")
-    assert len(found) == SWEEP_RUNS
+    assert found.keys() == {run_folder.folder.name for run_folder in whole}
     for name, result in found.items():
         assert (result["status"], result["attempts"]) == ("completed", 2 if name in killed else 1)
     resumed = sum("resumed_from" in result for result in found.values())
     print(
-        f"{SWEEP_RUNS} runs completed, {len(killed)} of them killed: {resumed} went on from a"
+        f"{SWEEP_RUNS} runs completed, {len(killed)} of them killed: {resumed} continued from a"
         " checkpoint"
     )
     for run_folder in whole:

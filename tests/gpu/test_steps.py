@@ -4,6 +4,7 @@ Never run yet: written without a card."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_an_epoch_waits_for_the_device_at_log_points_alone(words: tuple[str, ...
         build.build_position(config, data),
     )
     sums, logs = Sums(learner.task, worker.device), list[float]()
-    values = LayerValues(learner, norms=True, histograms=False)
+    values = LayerValues(learner, replace(config.tensorboard, norms=True, histograms=False))
 
     def epoch(number: int) -> None:
         position.begin_epoch()
@@ -134,13 +135,9 @@ def test_shipped_models_have_deterministic_operations(
     assert result["status"] == "completed"
 
 
-def test_the_table_of_operators_has_kernels(trained: Trained) -> None:
+def test_the_table_of_operators_has_times_of_the_gpu(trained: Trained) -> None:
     run = trained("gpus=1", "profile=true", "epochs=1")
-    head, *rows = RunPaths(Path(run.folder)).operators.read_text().splitlines()
-    assert "ms/step" in head
-    assert rows
-    assert not any("aten::" in row or "ProfilerStep" in row for row in rows)
-    assert sum(float(row.split()[1].rstrip("%")) for row in rows) <= 100.5
+    assert "Self CUDA" in RunPaths(Path(run.folder)).operators.read_text()
 
 
 @pytest.mark.parametrize("compiled", ["true", "reduce-overhead"])

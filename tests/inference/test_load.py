@@ -119,13 +119,19 @@ def test_it_gives_what_the_worker_computed(
     assert loaded.config["epochs"] == 1
 
 
-def test_it_computes_in_float32_if_nothing_else_is_said(train: TrainAlone) -> None:
+def test_it_computes_in_float32_if_nothing_else_is_said(
+    train: TrainAlone, capfd: pytest.CaptureFixture[str]
+) -> None:
     trained = train(*words("mixed precision"))
     loaded, images = expt.load(trained.folder), torch.rand(5, 1, 8, 8)
     with torch.no_grad():
         assert torch.equal(loaded(images), trained.run.learner.module.eval()(images))
         assert loaded(images).dtype == torch.float32
         assert expt.load(trained.folder, amp=True)(images).dtype == torch.bfloat16
+    assert capfd.readouterr().err == ""
+    update_result(trained.run.paths, status="failed")
+    expt.load(trained.folder)
+    assert capfd.readouterr().err.startswith(f"warning: {trained.folder}: the run failed; ")
 
 
 def test_a_text_goes_in_as_its_bytes(train: TrainAlone, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_any_number_of_workers_counts_each_sample_once(
     printed = capfd.readouterr().out
     assert f"then         the run itself recorded loss {recorded['loss/test']:.4f}" in printed
     assert "by 3 workers on the CPU" in printed
+    assert printed.count("class  samples  precision  recall      F1\n0           29 ") == 2
     turned = expt.evaluate(moved, "dataset=turned")
     assert turned["accuracy/test"] == recorded["accuracy/test"]
     with pytest.raises(ConfigError, match="turned has no Nope"):
@@ -126,9 +127,9 @@ def test_a_sweeps_best_and_folders_that_are_none(
     assert [line.split()[:2] for line in lines[1:3]] == [["b", "val"], ["a", "val"]]
     (sweep / "c" / "checkpoints" / "best.pt").unlink()
     for words, said in (
-        ([str(sweep)], "--best 1"),
+        ([str(sweep)], "holds 3 runs; name one"),
         ([str(tmp_path / "no")], "no such folder"),
-        ([str(sweep / "a" / "checkpoints")], "is not a run"),
+        ([str(sweep / "a" / "checkpoints")], "is no folder of a run"),
         ([str(sweep / "a"), "--best", "2"], "--best 2: "),
         (["split=val"], "split=val: "),
         ([str(sweep / "c")], "which=last"),

@@ -33,7 +33,7 @@ def test_a_run_is_repeated_to_the_same_bits(tmp_path: Path, trained: Trained) ->
     assert gone_on.result["resumed_from"]["step"] == 40
     with pytest.raises(ConfigError, match="holds a run already"):
         expt.rerun(first.folder, tmp_path / "again")
-    with pytest.raises(ConfigError, match="holds 2 runs; name one of them"):
+    with pytest.raises(ConfigError, match="holds 2 runs; name one"):
         expt.rerun(tmp_path)
 
 

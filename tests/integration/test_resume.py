@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import expt
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint
+from scripts.stress import carried
 from tests.conftest import RunFolder, Trained, as_typed, start
 
 # scripts/stress_resume asks for more
@@ -26,6 +27,10 @@ KILLS = int(os.environ.get("EXPT_KILLS", "3"))
 OFTEN = ("log_every=2", "checkpoint.every_steps=7", "threads=1")
 CASES = {
     "mlp with dropout, 2 workers": "model.dropout=0.3 optimizer=adam epochs=5 world_size=2",
+    "a task with state, samples from an open file, 3 workers with readers": (
+        "task=warmed_up dataset=open_file dataset.folder=. dataset.num_workers=2 batch_size=48 "
+        "epochs=3 world_size=3"
+    ),
     "convnet with batch norm and augmentation, 1 worker": (
         "model=convnet model.dropout=0.2 epochs=4 world_size=1 dataset.augment.crop_padding=1 "
         "dataset.augment.flip=true dataset.augment.cutout=2"
@@ -91,8 +96,10 @@ def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) 
     "number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, KILLS))]
 )
 def test_a_killed_run_goes_on_to_the_same_bits(
-    number: int, tmp_path: Path, trained: Trained
+    number: int, tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    carried.write(tmp_path)
     name, words = list(CASES.items())[number % len(CASES)]
     arguments = as_typed(words)
     step = 2 * random.Random(number).randrange(4, 30)

@@ -163,9 +163,10 @@ def test_a_dry_run_starts_nothing(
     monkeypatch.chdir(tmp_path)
     assert expt.sweep("seed=0,1", "batch_size=64,63", "hydra.launcher.dry_run=true") == []
     shown = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()[1:]]
-    names = [f"batch_size={size},seed={seed}" for size in (64, 63) for seed in (0, 1)]
+    names = [f"batch_size={size},seed={seed}" for seed in (0, 1) for size in (64, 63)]
     assert [words[1] for words in shown[:4]] == names
-    assert all(len(words[2]) == 12 and words[3].split()[-1] == "start" for words in shown[:2])
+    able = [words for words in shown if "64" in words[1]]
+    assert all(len(words[2]) == 12 and words[3].split()[-1] == "start" for words in able)
     assert not any(tmp_path.iterdir())
 
 

@@ -14,8 +14,14 @@ import pytest
 
 from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
-from expt.launch.launcher import adopt, first_host, launcher, tasks_per_node
-from expt.launch.part import Launcher
+from expt.launch.launcher import (
+    Launcher,
+    adopt,
+    first_host,
+    launcher,
+    refuse_in_torchrun,
+    tasks_per_node,
+)
 from tests.conftest import environment, run
 
 TORCHRUN = {
@@ -37,8 +43,8 @@ def test_alone_expt_starts_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch)
     how = launcher()
     assert type(how) is Launcher
-    assert (how.starts_workers, how.follow(0.0), how.earlier_folder()) == (True, None, None)
-    how.refuse_sweep("-m")
+    assert (how.follow(0.0), how.earlier_folder()) == (None, None)
+    refuse_in_torchrun("a sweep")
     with how.deciding():
         pass
 
@@ -47,9 +53,9 @@ def test_a_worker_of_torchrun_starts_none(monkeypatch: pytest.MonkeyPatch) -> No
     set_all(monkeypatch, RANK="0", WORLD_SIZE="2", **TORCHRUN)
     how = launcher()
     assert isinstance(how, torchrun.ExternalWorker)
-    assert (how.starts_workers, how.follow(0.0)) == (False, None)  # rank 0 decides
+    assert how.follow(0.0) is None  # rank 0 decides
     with pytest.raises(ConfigError, match="-m: a sweep cannot run inside torchrun"):
-        how.refuse_sweep("-m")
+        refuse_in_torchrun("-m: a sweep")
 
 
 @pytest.mark.parametrize(("count", "begun", "again"), [
@@ -69,7 +75,7 @@ def test_whether_the_workers_were_started_again(
 def test_only_rank_0_says_that_a_sweep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, RANK="1", WORLD_SIZE="2", **TORCHRUN)
     with pytest.raises(SystemExit) as exited:
-        launcher().refuse_sweep("-m")
+        refuse_in_torchrun("-m: a sweep")
     assert exited.value.code == 2
 
 

@@ -6,7 +6,6 @@ import contextlib
 import pickle
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,17 +19,15 @@ from expt.launch import submitit_jobs
 from expt.launch.job import Job, Observer
 from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of, outcome
 from expt.machine import Machine
-from expt.runs import result
 from expt.runs.request import received
 from expt.runs.result import (
     COMPLETED,
     INTERRUPTED,
     RUNNING,
     create_result,
-    read_result,
     update_result,
 )
-from expt.signals import Heeded, interrupts_noted
+from expt.signals import Heeded
 from tests.requests import request
 
 
@@ -249,19 +246,6 @@ class Running:
         return None
 
 
-class Killed(Running):
-    """Has no time to save when it is cancelled, at work for 100 s then; the cluster says later that
-    it has ended.
-    """
-
-    def __init__(self, job: ClusterJob, looks: int, *, begins: bool) -> None:
-        super().__init__(job, looks, begins=begins)
-        update_result(self.run, started=time.time() - 100, world_size=1)
-
-    def cancel(self, check: bool = True) -> None:
-        self.cancelled, self._looks = self.cancelled + 1, 3
-
-
 class Silent(Running):
     """Ends without a word, or one that has not come yet from another node."""
 
@@ -305,26 +289,6 @@ def test_to_finish_cancels_what_runs_or_waits_and_is_no_interruption(tmp_path: P
     assert [job.status for job in some] == [INTERRUPTED, INTERRUPTED]
     queue.run(iter(late := jobs(tmp_path / "later", 1)))
     assert [job.status for job in late] == ["queued"], "nothing is submitted after that"
-
-
-@pytest.mark.usefixtures("_at_once")
-@pytest.mark.parametrize("how", ["finish", "Ctrl-C"])
-def test_one_that_is_killed_before_it_can_save_has_cost_what_it_had_when_it_was_cancelled(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (job,) = jobs(tmp_path, 1)
-    monkeypatch.setattr(result, "time", SimpleNamespace(time=lambda: time.time() + 1000))
-    queue = Queue(Cluster(LONG, kind=Killed), Observer())
-
-    def end() -> None:
-        queue.finish("enough") if how == "finish" else signal.raise_signal(signal.SIGINT)
-
-    queue.look_on = end
-    with contextlib.suppress(KeyboardInterrupt), interrupts_noted():
-        queue.run(iter([job]))
-    record = read_result(job.paths)
-    assert record["status"] == INTERRUPTED
-    assert record["device_s"] == pytest.approx(100, abs=20)
 
 
 @pytest.mark.usefixtures("_at_once")

@@ -17,7 +17,7 @@ import pytest
 from expt.errors import ConfigError, Diverged, Interrupted, RunFailed, TimedOut
 from expt.launch import processes
 from expt.launch.forkserver import FINISHED
-from expt.launch.workers import LATE_S, Aftermath, Workers, check_loopback
+from expt.launch.workers import LATE_S, Aftermath, Workers, bind_free_port
 from expt.runs.attempt import write_error
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
@@ -120,22 +120,20 @@ CLONE_NEWNET = 0x40000000
 
 
 def test_workers_that_cannot_meet_are_not_started() -> None:
-    check_loopback()
+    bind_free_port().close()
 
     def told_without_network() -> str:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):  # of this thread alone
             return ""
         with pytest.raises(RunFailed) as raised:
-            check_loopback()
+            bind_free_port()
         return str(raised.value)
 
     with ThreadPoolExecutor(1) as thread:
         told = thread.submit(told_without_network).result()
     if not told:
         pytest.skip("may not take the network away, as root may")
-    assert told.startswith(
-        "127.0.0.1: Network is unreachable; the workers meet at the loopback interface: bring it up"
-    )
+    assert told.startswith("127.0.0.1: Network is unreachable; ")
 
 
 @pytest.fixture

@@ -142,6 +142,8 @@ SWEEP: list[tuple[Mapping[str, Any], list[str]]] = [
     ({"model": {"_target_": Net, "width": [4, 8], "at": (1,)}},
      [f"model={{_target_:{NET},width:4,at:[1]}}", "model.width=4,8"]),
     ({"callbacks": (Watch,)}, [f"callbacks=[{WATCH}]"]),
+    ({"search": {"name": "tpe", "runs": 3, "constraints": ["loss/val<1"]}},
+     ["search=tpe", "search.runs=3", "search.constraints=['loss/val<1']"]),
 ]  # fmt: skip
 
 
@@ -178,7 +180,6 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"model": {"_target_": Net, "of": {"a b": 1}}}, "model.of"),
     ({"dataset": {"root": "???"}}, "dataset.root='???'"),
     ({"seed": 1j}, "seed=1j"),
-    ({"seed": expt.interval(1, 2)}, "seed=int(interval(1,2))"),
     ({"model": {"_target_": Net, "width": expt.interval(1, 2)}}, "model.width="),
 ]
 

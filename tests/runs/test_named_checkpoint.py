@@ -106,7 +106,7 @@ def test_all_words_name_a_run_alike(word: str, paths: RunPaths, tmp_path: Path) 
             named(word, given)
     (tmp_path / "multirun.yaml").touch()
     update_result(paths, objective={"name": "loss/val", "value": 0.5})
-    with pytest.raises(ConfigError, match=f"such as '{word}=\"{run}@5\"', the best by loss/val"):
+    with pytest.raises(ConfigError, match=f"such as '{word}=\"{run}@5\"', which is the best"):
         named(word, f"{tmp_path}@5")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -305,30 +304,6 @@ def test_the_summary_of_a_run_that_was_at_its_end_says_that_nothing_was_trained(
     update_result(paths, resumed_from={"checkpoint": "last.pt", "step": 40})
     assert summary(paths)[0][:4] == ["nothing", "was", "left", "to"]
     assert "40," in summary(paths)[0]
-
-
-@pytest.mark.parametrize(
-    ("value", "eval_split", "says"),
-    [
-        (math.nan, "val", ["what", "is", "tested", "is", "the", "last"]),
-        (math.inf, "val", ["what", "is", "tested", "is", "the", "last"]),
-        (math.nan, "test", ["in", "any", "epoch"]),
-        (0.5, "val", None),
-    ],
-)
-def test_the_summary_says_that_no_epoch_was_the_best(
-    tmp_path: Path, value: float, eval_split: str, says: list[str] | None
-) -> None:
-    paths, name = RunPaths(tmp_path), f"accuracy/{eval_split}"
-    create_result(paths, world_size=1, config={"eval_split": eval_split, "objective": name})
-    update_result(
-        paths,
-        metrics={"loss/test": 1.0, name: value},
-        best=None,
-        objective={"name": name, "value": value},
-    )
-    lines = [line for line in summary(paths) if line[:2] == ["no", "best"]]
-    assert [line[-len(says) :] for line in lines] == [says] if says else not lines
 
 
 def test_a_run_that_is_over_before_the_first_look_is_told(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.runs.view.comparison import as_csv
+from expt.runs.view.comparison import listing_csv
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
 
 
@@ -105,14 +105,11 @@ LISTS = [
         (["hidden=[64]"], "b"),
         (["freeze=[^a.*]"], "a"),
         (["freeze=['^a*']"], "ab"),
-        (["freeze=['x, y',true,null]"], "c"),
         (["freeze=[x,y,true,null]"], ""),
         (["freeze=[nan]"], "d"),
         (["freeze=[inf]"], ""),
         (["freeze=[*"], "abcd"),
-        (["optimizer.groups=[{lr: 0.001, match: a}]"], "c"),
-        (["optimizer.groups=[{lr: 0.002, match: a}]"], ""),
-        (["optimizer.groups=[{lr: 0.001, match: a, x: 1}]"], ""),
+        (["optimizer.groups=[{match: a, lr: 0.001}]"], "c"),
         (["optimizer.groups=[{lr: 0.001}]"], ""),
         (["seed=9007199254740993"], "b"),
         (["note=a*"], "a"),
@@ -253,7 +250,7 @@ def test_runs_are_chosen_and_sorted_by_what_was_typed_of_own_groups() -> None:
     assert names(chosen(runs, ["aug@model.opts=t"])) == "c"
     check_key("recipe", runs)
     assert names(in_order(runs, "recipe")) == "bac"
-    head, *lines = as_csv(runs).splitlines()
+    head, *lines = listing_csv(runs).splitlines()
     assert [head.count(each) for each in ("recipe", "aug@model.opts", "epochs", "wandb")] == [
         1,
         1,

@@ -38,7 +38,7 @@ def test_a_request_travels_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert there.paths.folder == tmp_path / "here"
     assert there.about == asked.about
     assert there.env == asked.env
-    assert there.may_have_run == True
+    assert there.may_have_run
     assert there.typed_at == 3.0
     assert (there.config.model, there.until_epoch) == (asked.config.model, 3)
 

@@ -118,10 +118,10 @@ def test_a_damaged_record_is_named_and_set_aside_by_whoever_writes(
     paths.result.write_bytes(damaged)
     create_result(paths, may_exist=True, world_size=2)
     assert read_result(paths) == {"version": VERSION, "status": "running", "world_size": 2}
-    asides = [paths.folder / name for name in ("result.json.damaged", "result.json.damaged1")]
+    asides = [paths.folder / name for name in ("result.json.corrupt", "result.json.corrupt1")]
     assert [path.read_bytes() for path in asides] == [damaged] * 2, "nothing is lost"
     told = "".join(
-        f"warning: {paths.result}: is damaged, or no run's, and set aside as {path.name}\n"
+        f"warning: {paths.result}: is damaged, or no run's; set aside as {path}\n"
         for path in asides
     )
     assert capsys.readouterr().err == told
@@ -133,7 +133,7 @@ def test_a_folder_of_that_name_is_set_aside_whole(paths: RunPaths) -> None:
     assert result_of_any(paths) == {}, "no run"
     create_result(paths, may_exist=True, world_size=2)
     assert read_result(paths) == {"version": VERSION, "status": "running", "world_size": 2}
-    assert (paths.folder / "result.json.damaged/mine").is_dir()
+    assert (paths.folder / "result.json.corrupt/mine").is_dir()
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["", "on a disk without hard links"])
@@ -334,7 +334,7 @@ def test_nan_is_null_on_the_disk_and_nan_again_when_read_and_infinity_a_number(
     update_result(paths, seed=3)  # reads and writes it again
     written = json.loads(paths.result.read_text(), parse_constant=pytest.fail)
     assert written["metrics"] == {"loss/val": None, "lr": 0.5}
-    assert written["objective"]["value"] == None
+    assert written["objective"]["value"] is None
     found = read_result(paths)
     assert (str(found["metrics"]["loss/val"]), str(found["objective"]["value"])) == ("nan", "nan")
     unmeasured: Any = {"name": "loss/test", "value": None}

@@ -98,7 +98,8 @@ def test_records_that_are_nearly_alike_are_told_apart(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"version": 0, "runs": {}}', '{"version": 1, "runs": {"a": 1}}']
+    "text",
+    ["", "[]", "{", '{"version": 0, "runs": {}}', f'{{"version": {VERSION}, "runs": {{"a": 1}}}}'],
 )
 def test_a_file_that_is_no_index_is_replaced(tmp_path: Path, text: str) -> None:
     leave(tmp_path / "a", 1.0)

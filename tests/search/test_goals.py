@@ -41,9 +41,13 @@ def test_a_goal_knows_which_way_is_better_and_what_a_run_has_come_to(
     tags = ["accuracy/val", "loss/val", "speed/samples_per_s", "memory/gpu_mib", "loss/test"]
     goals = goals_of(tags, configured())
     assert [goal.highest for goal in goals] == [True, False, True, False, False]
-    assert [goal.value(RECORD, NOWHERE) for goal in goals] == [0.75, 1.5, 10.0, 900.0, None], (
-        "the best epoch's of its objective"
-    )
+    assert [value_of(goal.tag, RECORD, NOWHERE) for goal in goals] == [
+        0.75,
+        1.5,
+        10.0,
+        900.0,
+        None,
+    ], "the best epoch's of its objective"
     assert goals[0].cost(0.75) < goals[0].cost(0.5)
     assert goals_of("auto", configured())[0].tag == "accuracy/val"
 

@@ -274,10 +274,10 @@ BINS = torch.zeros(3), 1
     ("given", "text"),
     [
         ({}, "measure gives nothing, and task.metrics names mean, bins"),
-        ({"mean": (torch.zeros(2), 1), "bins": BINS}, r"mean is a tensor of the shape \[2\]"),
+        ({"mean": (torch.zeros(2), 1), "bins": BINS}, r"mean is float32 \[2\]"),
         ({"mean": (torch.zeros(()), "3"), "bins": BINS}, "mean has the weight '3'"),
         ({"mean": (torch.zeros(()), torch.tensor(1j)), "bins": BINS}, "mean has the weight"),
-        ({"mean": (torch.tensor(2 + 1j), 1), "bins": BINS}, "mean is a tensor .*complex64"),
+        ({"mean": (torch.tensor(2 + 1j), 1), "bins": BINS}, "mean is complex64"),
     ],
 )
 def test_what_is_not_a_sum_is_refused(

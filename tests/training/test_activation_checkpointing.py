@@ -93,11 +93,11 @@ def test_a_copy_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(("build", "wanted", "compiled", "says"), [
-    (decoder, ["blocks"], False, "=blocks: is the whole name of no module that is called."),
+    (decoder, ["blocks"], False, "=[blocks]: is the whole name of no module that is called."),
     (decoder, ["norn"], False,
-        "=norn: is the whole name of no module that is called. Did you mean 'norm'?"),
+        "=[norn]: is the whole name of no module that is called. Did you mean 'norm'?"),
     (decoder, ["x+"], False,
-        "=x+: is the whole name of no module that is called. There are 31, such as tokens, "),
+        "=[x+]: is the whole name of no module that is called. There are 31, such as tokens, "),
     (resnet, "auto", True,
         ": 'layer1.0' has buffers, such as a batch norm's statistics, which compiled"),
     (lambda: MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "auto",

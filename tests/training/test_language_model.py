@@ -38,7 +38,7 @@ def test_padding_counts_nothing() -> None:
 
 def test_a_model_for_other_targets_is_told() -> None:
     with pytest.raises(
-        DataError, match=r"the model gives \[2, 7\] for targets \[2, 5\]; let it give logits"
+        DataError, match=r"gives float32 \[2, 7\] for targets int64 \[2, 5\]; let it give logits"
     ):
         LanguageModel().loss(
             torch.zeros(2, 7), Batch(None, torch.zeros(2, 5, dtype=torch.int64), 2)

@@ -452,23 +452,9 @@ def test_one_cycle_of_torchs_is_told_how_often_it_is_advanced(
     assert built.state_dict()["total_steps"] == length
 
 
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        (
-            scheduler("ReduceLROnPlateau", "step"),
-            "interval=step: ReduceLROnPlateau looks at .*; use interval: epoch",
-        ),
-        (
-            scheduler("OneCycleLR", max_lr=0.1, total_steps=50),
-            "has total_steps=50 and the run 5 epochs; use interval",
-        ),
-    ],
-)
-def test_an_interval_that_cannot_be_meant_is_refused(
-    config: schema.TargetScheduler, text: str
-) -> None:
-    with pytest.raises(ConfigError, match=text):
+def test_an_interval_that_cannot_be_meant_is_refused() -> None:
+    config = scheduler("OneCycleLR", max_lr=0.1, total_steps=50)
+    with pytest.raises(ConfigError, match="has total_steps=50 and the run 5 epochs; use interval"):
         build_scheduler(
             config, optim.SGD(net().parameters(), lr=PEAK), steps_per_epoch=SPE, total_steps=TOTAL
         )

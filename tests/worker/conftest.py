@@ -15,13 +15,12 @@ import torch
 
 from expt.config.schema import RunConfig
 from expt.runs.paths import RunPaths
-from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, usual
 from tests.ranks import together
-from tests.worker.sharded import Configs
+from tests.worker.sharded import Configs, Observer
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 
@@ -65,6 +64,22 @@ def train_alone(tmp_path: Path, configured: Configured) -> Iterator[TrainAlone]:
     torch.set_num_threads(1)
     yield train
     torch.set_num_threads(threads)
+
+
+def stop_at(step: int) -> Callable[[Run], None]:
+    """A `before` of train_alone that asks the run to stop after this step."""
+
+    def ask(run: Run) -> None:
+        run.agreement._asked_to_stop = lambda: run.position.step == step
+
+    return ask
+
+
+def stopped_and_resumed(train_alone: TrainAlone, *words: str, step: int) -> Trained:
+    """Train until `step`, and then to the end from the checkpoint that this has left."""
+    stopped = train_alone(*words, name="stopped", before=stop_at(step))
+    assert (stopped.status, stopped.result["resumable"]) == ("interrupted", True)
+    return train_alone(*words, name="stopped", source=stopped.run.paths.last)
 
 
 TrainTogether = Callable[..., RunFolder]

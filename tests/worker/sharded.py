@@ -6,17 +6,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from expt.config.schema import RunConfig
+from expt.config.schema import RunConfig, TensorBoard
+from expt.dashboards.tensorboard import Dashboard
 from expt.runs.paths import RunPaths
-from expt.training.callback import Observer
 from expt.training.collectives import Worker
+from expt.training.learner import Position
 from expt.worker.run import Run
 from tests import ranks
 from tests.conftest import RunFolder
 
 Configs = Callable[..., RunConfig]
+
+
+class Observer(Dashboard):
+    """Looks on, and draws nothing."""
+
+    def __init__(self) -> None:
+        learner: Any = SimpleNamespace(shards=1, compiled=False)
+        settings = TensorBoard(
+            images=False, graph=False, norms=False, histograms=False, health=False
+        )
+        super().__init__(None, learner, Position(1, 1), None, example=None, settings=settings)
 
 
 def trained(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from expt.data import indexing
 from expt.data.kinds.originals import Digits
 from expt.training.precision import Precision
 from expt.worker import parallel
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 from tests.worker.conftest import ALONE, TrainAlone
 
 STEPS, SEED = 8, 3
@@ -73,14 +73,15 @@ def cosine(step: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * step / STEPS))
 
 
-SETTINGS: dict[str, tuple[list[str], dict[str, Any]]] = {
+SETTINGS: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
     "none": ([], {}),
     "gradient_clip": (["gradient_clip=0.1"], {"clip": 0.1}),
     "label_smoothing": (["label_smoothing=0.2"], {"smoothing": 0.2}),
     "gradient_accumulation": (["gradient_accumulation=4"], {}),
-    "lr": (["optimizer.lr=0.2"], {"optimizer": sgd(0.2)}),
-    "momentum": (["optimizer.momentum=0.5"], {"optimizer": sgd(momentum=0.5)}),
-    "weight_decay": (["optimizer.weight_decay=0.1"], {"optimizer": sgd(weight_decay=0.1)}),
+    "sgd": (
+        as_typed("optimizer.lr=0.2 optimizer.momentum=0.5 optimizer.weight_decay=0.1"),
+        {"optimizer": sgd(0.2, momentum=0.5, weight_decay=0.1)},
+    ),
     "nesterov": (["optimizer.nesterov=true"], {"optimizer": sgd(nesterov=True)}),
     "adamw": (
         ["optimizer=adamw", "optimizer.lr=0.01"],
@@ -88,10 +89,11 @@ SETTINGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     ),
     "lr_scaling": (["lr_scaling=sqrt", "base_batch_size=16"], {"optimizer": sgd(0.1)}),
     "scheduler": (["scheduler=cosine"], {"factor": cosine}),
-    "batch_size": (["batch_size=32"], {"batch": 32}),
     "amp": (["amp=bf16"], {"amp": True}),
-    "hidden": (["model.hidden=[40]"], {"hidden": 40}),
-    "train_limit": (["dataset.train_limit=600"], {"limit": 600}),
+    "sizes": (
+        as_typed("batch_size=32 model.hidden=[40] dataset.train_limit=600"),
+        {"batch": 32, "hidden": 40, "limit": 600},
+    ),
 }
 
 
@@ -105,14 +107,8 @@ def test_a_setting_changes_the_curve_as_it_should(
     setting: str, default: list[float], train_alone: TrainAlone
 ) -> None:
     words, changes = SETTINGS[setting]
-    done = train_alone(
-        *words,
-        f"max_steps={STEPS}",
-        "log_every=1",
-        f"seed={SEED}",
-        "eval_split=test",
-        "objective=loss/test",
-    )
+    same = f"max_steps={STEPS} log_every=1 seed={SEED} eval_split=test objective=loss/test"
+    done = train_alone(*words, *as_typed(same))
     expected = plain_loop(**changes)
     if setting not in ("none", "gradient_accumulation"):
         assert expected != pytest.approx(default, abs=2e-4), "the setting matters"

@@ -16,9 +16,8 @@ from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.worker.callbacks import Callbacks, as_bytes
 from expt.worker.run import Run
-from tests.conftest import Trained as TrainInWorkers
 from tests.conftest import as_typed
-from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.conftest import TrainAlone, Trained, TrainTogether
 from tests.worker.looking_on import Busy, Noting
 from tests.worker.test_run import TURNING, measured, values
 
@@ -30,28 +29,19 @@ def words(*classes: str) -> str:
     return "callbacks=[" + ",".join(f"{{_target_: {OWN}.{name}}}" for name in classes) + "]"
 
 
-NOISY = (*TURNING, "model=convnet", "model.dropout=0.2")
+NOISY = (*TURNING, "model=convnet", "model.dropout=0.2", "epochs=2")
 
 
 def without_own(done: Trained) -> list[dict[str, Any]]:
     return [point for point in values(done) if not point["tag"].startswith("mine/")]
 
 
-def test_no_number_depends_on_it_and_its_state_is_resumed(train_alone: TrainAlone) -> None:
+def test_no_number_depends_on_it(train_alone: TrainAlone) -> None:
     plain = train_alone(*NOISY, "ema=0.9", name="plain")
     done = train_alone(*NOISY, "ema=0.9", words("Busy", "Busy"), name="done")
     assert without_own(done) == values(plain)
-    assert len(done.curve("mine/sum")) == 2 * 5
+    assert len(done.curve("mine/sum")) == 2 * 2
     assert "callbacks" not in checkpoint.load(plain.folder / "checkpoints" / "last.pt")
-
-    def stop(run: Run) -> None:
-        run.agreement._asked_to_stop = lambda: run.position.step == 25  # within the third epoch
-
-    stopped = train_alone(*NOISY, "ema=0.9", words("Busy", "Busy"), name="stopped", before=stop)
-    assert stopped.status == "interrupted"
-    last = stopped.folder / "checkpoints" / "last.pt"
-    resumed = train_alone(*NOISY, "ema=0.9", words("Busy", "Busy"), name="stopped", source=last)
-    assert values(resumed) == values(done)
 
 
 def test_a_class_may_come_and_go_between_two_parts_of_a_run(train_alone: TrainAlone) -> None:
@@ -159,15 +149,14 @@ def test_a_picture_is_made_of_what_looks_like_one() -> None:
             as_bytes(cast(torch.Tensor, wrong))
 
 
-def test_two_workers_have_one(trained: TrainInWorkers, train_alone: TrainAlone) -> None:
+def test_two_workers_have_one(train_together: TrainTogether) -> None:
     """The copy of a model whose batch norms look at all workers can be trained alone."""
-    small = (
-        *as_typed("dataset.train_limit=128 epochs=2 model=convnet model.dropout=0"),
-        *as_typed("batch_norm=sync"),
+    small = as_typed(
+        "dataset.train_limit=128 epochs=2 model=convnet model.dropout=0 batch_norm=sync"
     )
     two, one = (
-        trained(*small, words("Lonely"), "world_size=2", name="two"),
-        train_alone(*small, name="one"),
+        train_together(2, *small, words("Lonely"), name="two"),
+        train_together(1, *small, name="one"),
     )
     assert dict(two.curve("loss/val")) == pytest.approx(dict(one.curve("loss/val")), abs=1e-5)
     assert len(two.curve("mine/sum")) == 2

@@ -12,11 +12,9 @@ from expt.runs import checkpoint
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
 from expt.worker.custom_code import FirstSteps
-from expt.worker.run import Run
 from tests.conftest import Configured
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 from tests.worker.stateful import Half, Saved, Warm
-from tests.worker.test_run import TURNING, values
 
 OWN = "tests.worker.stateful"
 
@@ -25,18 +23,6 @@ def of(name: str) -> tuple[str, ...]:
     if name in ("Warm", "Saved", "Half", "Centred"):
         return "~task", f"+task._target_={OWN}.{name}", "objective=loss/val"
     return "~model", f"+model._target_={OWN}.{name}"
-
-
-def test_a_tasks_state_is_resumed(train_alone: TrainAlone) -> None:
-    words = (*TURNING, *of("Saved"))
-    done = train_alone(*words, name="done")
-
-    def stop(run: Run) -> None:
-        run.agreement._asked_to_stop = lambda: run.position.step == 7
-
-    stopped = train_alone(*words, name="stopped", before=stop)
-    last = stopped.folder / "checkpoints" / "last.pt"
-    assert values(train_alone(*words, name="stopped", source=last)) == values(done)
 
 
 def test_each_worker_saves_its_own(train_together: TrainTogether) -> None:
@@ -56,6 +42,7 @@ def test_each_worker_saves_its_own(train_together: TrainTogether) -> None:
         ("Counting", {"model.calls", "model.total"}),
         ("Extra", set()),
         ("LateCache", set()),
+        ("Outside", {f"{OWN}.calls", f"{OWN}.remember", f"{OWN}.Outside.calls_of_all"}),
     ],
 )
 def test_what_no_checkpoint_holds_is_reported_once(
@@ -84,7 +71,7 @@ def test_what_no_optimizer_would_train_is_refused(
     learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
     steps = FirstSteps(config, learner, warns=True)
     learner.module(torch.zeros(2, 1, 8, 8)).sum().backward()
-    with pytest.raises(ConfigError, match=f"^model.*{made}: "):
+    with pytest.raises(ConfigError, match=f"^model.*{made}.*: "):
         steps.step()
 
 

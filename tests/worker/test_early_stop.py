@@ -10,10 +10,9 @@ from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
 from expt.runs import checkpoint
 from expt.worker.record import EarlyStop
-from expt.worker.run import Run
 from tests.conftest import RunFolder, run
 from tests.worker.conftest import TrainAlone
-from tests.worker.test_run import TURNING, values
+from tests.worker.test_run import TURNING
 
 NAN = float("nan")
 
@@ -111,21 +110,6 @@ def test_a_run_ends_early_and_goes_on_with_more_patience(train_alone: TrainAlone
     more = train_alone(*EARLY, patient(9), source=last, name="more")
     assert [loss for _, loss in more.curve("loss/val")] == long[end:]
     assert more.result["stopped_early"] is None
-
-
-def test_a_run_that_is_resumed_counts_on(train_alone: TrainAlone) -> None:
-    words = (*EARLY, "early_stop={metric: accuracy/val, patience: 2, min_delta: 0.2}")
-
-    def stop(run: Run) -> None:
-        run.agreement._asked_to_stop = lambda: run.position.step == 12
-
-    whole = train_alone(*words, name="whole")
-    assert whole.result["stopped_early"]["epoch"] < 9
-    stopped = train_alone(*words, before=stop)
-    assert stopped.status == "interrupted"
-    resumed = train_alone(*words, source=stopped.folder / "checkpoints" / "last.pt")
-    assert values(resumed) == values(whole)
-    assert resumed.result["stopped_early"] == whole.result["stopped_early"]
 
 
 def test_all_workers_end_after_the_same_epoch_and_the_summary_says_why(tmp_path: Path) -> None:

@@ -36,12 +36,12 @@ from tests.every_task import CASES, config_of
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
-QUIET = (
-    *as_typed("tensorboard.images=false tensorboard.graph=false tensorboard.norms=false"),
-    *as_typed("tensorboard.health=false"),
+QUIET = as_typed(
+    "tensorboard.images=false tensorboard.graph=false tensorboard.norms=false"
+    " tensorboard.health=false"
 )
-FEW = ("epochs=2", "batch_size=16", "dataset.train_limit=160", *QUIET)
-TABLE = ("model=mlp", "model.hidden=[4]", "epochs=1", "batch_size=8", "drop_last=false", *QUIET)
+FEW = (*as_typed("epochs=2 batch_size=16 dataset.train_limit=160"), *QUIET)
+TABLE = (*as_typed("model=mlp model.hidden=[4] epochs=1 batch_size=8 drop_last=false"), *QUIET)
 
 
 @pytest.fixture
@@ -126,19 +126,17 @@ RUNS = {
         *FEW,
         *as_typed("model=convnet batch_norm=sync mixup=0.2 weights=null"),
     ),
-    "a moving average": (*FEW, "ema=0.9", "task.class_weights=balanced", "label_smoothing=0.1"),
-    "in bf16, accumulated": (*FEW, "amp=bf16", "gradient_accumulation=2", "optimizer.lr=0.2"),
-    "a fold, augmented": (
+    "a moving average, of a fold": (
         *FEW,
-        "dataset.folds=5",
-        "dataset.fold=3",
-        "dataset.augment.crop_padding=2",
+        *as_typed("ema=0.9 task.class_weights=balanced label_smoothing=0.1"),
+        *as_typed("dataset.folds=5 dataset.fold=3 dataset.augment.crop_padding=2"),
     ),
-    "balanced": (*FEW, "dataset.sampling=balanced", "freeze=['bias']", "gradient_clip=1"),
+    "in bf16, accumulated, balanced": (
+        *FEW,
+        *as_typed("amp=bf16 gradient_accumulation=2 dataset.sampling=balanced freeze=['bias']"),
+    ),
     "standardised targets": (
-        "experiment=diabetes",
-        "epochs=2",
-        "dataset.standardise_targets=true",
+        *as_typed("experiment=diabetes epochs=2 dataset.standardise_targets=true"),
         *QUIET,
     ),
 }
@@ -213,12 +211,8 @@ def test_classes_of_ones_own_and_more_metrics(
     )
     assert "warning" not in capfd.readouterr().err
     others: dict[str, Any] = {"content": {"data": None, "code": "other"}, "config": shown(config)}
-    extra = {
-        "name": "_target_",
-        "target": "torchmetrics.MeanAbsoluteError",
-        "kwargs": {},
-        "better": "min",
-    }
+    mae = "torchmetrics.MeanAbsoluteError"
+    extra = {"name": "_target_", "target": mae, "kwargs": {}, "better": "min"}
     others["config"]["task"]["metrics"]["mae"] = extra
     asked = evaluation_settings.read(["world_size=1"])
     record: Any = {**read_result(RunPaths(folder)), **others}
@@ -285,7 +279,7 @@ def test_another_table_has_the_runs_columns_scales_and_classes(
 
 
 def test_booleans_are_the_classes_false_and_true_of_any_file(
-    train: TrainAlone, tmp_path: Path
+    train: TrainAlone, tmp_path: Path, capfd: Any
 ) -> None:
     """Also one of them only."""
     x = np.random.default_rng(2).normal(size=60)
@@ -300,8 +294,12 @@ def test_booleans_are_the_classes_false_and_true_of_any_file(
     assert metrics(folder, whole) == pytest.approx(expected)
     assert metrics(folder, true)
     assert read_result(RunPaths(folder))["data"]["class_names"] == ["False", "True"]
-    trained = train("dataset=table", whole, "dataset.targets=y", *TABLE, name="npz")
+    untested = (*TABLE, "dataset.test_fraction=0", "dataset.val_fraction=0.2")
+    trained = train("dataset=table", whole, "dataset.targets=y", *untested, name="npz")
     assert trained.result["data"]["class_names"] == ["False", "True"]
+    capfd.readouterr()
+    assert "loss/val" in metrics(trained.folder)
+    assert "has no test set: val is measured" in capfd.readouterr().err
 
 
 def test_several_targets_are_known_by_their_names(train: TrainAlone, tmp_path: Path) -> None:
@@ -309,14 +307,8 @@ def test_several_targets_are_known_by_their_names(train: TrainAlone, tmp_path: P
     x = drawn.normal(3, 2, 60)
     columns = {"x": x, "near": x * 2, "far": x * 1000 + drawn.normal(size=60)}
     here = table(tmp_path / "here.csv", columns)
-    words = (
-        "task=regression",
-        "dataset=table",
-        here,
-        "dataset.targets=[near,far]",
-        "dataset.standardise_targets=true",
-    )
-    folder = train(*words, *TABLE).folder
+    scaled = as_typed("task=regression dataset=table dataset.standardise_targets=true")
+    folder = train(*scaled, here, "dataset.targets=[near,far]", *TABLE).folder
     there = table(tmp_path / "there.csv", {name: columns[name] for name in ("far", "x", "near")})
     at_home = metrics(folder, "split=all")
     assert metrics(folder, there, "dataset.targets=[far,near]") == pytest.approx(at_home)
@@ -338,57 +330,40 @@ def photos(root: Path, names: dict[str, int]) -> str:
 
 def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_path: Path) -> None:
     trained_on = photos(tmp_path / "one", {"black": 0, "grey": 120, "white": 240})
-    small = (
-        "model=mlp",
-        "model.hidden=[8]",
-        *as_typed("batch_size=4 epochs=8 optimizer.lr=0.1 dataset.num_workers=0"),
-        *QUIET,
+    small = as_typed(
+        "model=mlp model.hidden=[8] batch_size=4 epochs=8 optimizer.lr=0.1 dataset.num_workers=0"
     )
     size = ("dataset.image_size=[8,8]", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.3,0.4]")
     folder = train(
-        "dataset=image_folder", trained_on, *size, "dataset.val_fraction=0.3", *small
+        "dataset=image_folder", trained_on, *size, "dataset.val_fraction=0.3", *small, *QUIET
     ).folder
     right = metrics(folder, "split=all")["accuracy/all"]
     assert right == 1
     # black is now the second of two, and images are 32 x 32 if nothing is said
     other = photos(tmp_path / "two", {"white": 240, "black": 0})
-    found = evaluated(folder, "dataset=image_folder", other)
+    found = evaluated(folder, "dataset=image_folder", other, "dataset.num_workers=0")
     assert found["metrics"]["accuracy/test"] == 1
     assert found["config"]["dataset"]["image_size"] == [8, 8]
     assert found["config"]["dataset"]["std"] == [0.2, 0.3, 0.4]
     turned = photos(tmp_path / "three", {"white": 0, "black": 240})
     assert metrics(folder, turned)["accuracy/test"] == 0
     refused = {
-        ("dataset=digits",): (
-            "dataset=digits: has channels 1, and the model takes channels 3; use data like the"
-            " run's"
-        ),
-        (
-            "dataset=image_folder",
-            other,
-            "dataset.image_size=[9,9]",
-        ): "has image_size 9 x 9, and the model takes",
-        (
-            photos(tmp_path / "four", {"black": 0, "red": 9}),
-        ): "has the class red, which the run does not know",
-        ("dataset.mean=[0,0,0]",): "samples are prepared as in training; leave it out",
-        ("dataset=diabetes",): "task=classification: dataset=diabetes is of task=regression",
+        "dataset=digits": "dataset=digits: has channels 1, and the model takes channels 3; use",
+        f"dataset=image_folder {other} dataset.image_size=[9,9]": "has image_size 9 x 9, and the",
+        photos(tmp_path / "four", {"black": 0, "red": 9}): "has the class red, which the run",
+        "dataset.mean=[0,0,0]": "samples are prepared as in training; leave it out",
+        "dataset=diabetes": "task=classification: dataset=diabetes is of task=regression",
     }
     for words, message in refused.items():
         with pytest.raises(ConfigError) as raised:
-            metrics(folder, *words)
+            metrics(folder, *words.split())
         assert message in str(raised.value)
         assert "\n" not in str(raised.value)
 
 
 def test_classes_without_names_are_taken_by_their_number(train: TrainAlone, capfd: Any) -> None:
-    folder = train(
-        *FEW,
-        "dataset=synthetic",
-        "dataset.train_size=300",
-        "dataset.test_size=40",
-        "model.hidden=[4]",
-    ).folder
+    data = as_typed("dataset=synthetic dataset.train_size=300 dataset.test_size=40")
+    folder = train(*FEW, *data, "model.hidden=[4]").folder
     words = ("dataset=fashion_mnist", "dataset.root=/usr/share/datasets/fashion-mnist")
     if Path(words[1].partition("=")[2]).is_dir():
         assert evaluated(folder, *words)["evaluation_of"]["samples"] == 10_000
@@ -402,20 +377,12 @@ def test_classes_without_names_are_taken_by_their_number(train: TrainAlone, capf
 def test_a_text_and_its_window(train: TrainAlone, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("to be or not to be, that is the question. " * 60)
     (tmp_path / "other.txt").write_text("to be or not to be, " * 30)
-    small = (
-        *as_typed("model.layers=1 model.width=16 model.heads=2 dataset.context=16 epochs=1"),
-        *as_typed("max_steps=3"),
+    small = as_typed(
+        "model.layers=1 model.width=16 model.heads=2 dataset.context=16 epochs=1 max_steps=3"
+        " batch_size=8 eval_split=val objective=auto"
     )
     book = f"dataset.root={tmp_path / 'book.txt'}"
-    trained = train(
-        "experiment=char_lm",
-        book,
-        *small,
-        "batch_size=8",
-        "eval_split=val",
-        "objective=auto",
-        *QUIET,
-    )
+    trained = train("experiment=char_lm", book, *small, *QUIET)
     recorded = trained.result["metrics"]
     assert metrics(trained.folder)["perplexity/test"] == recorded["perplexity/test"]
     other = evaluated(trained.folder, "dataset=text", f"dataset.root={tmp_path / 'other.txt'}")
@@ -500,28 +467,23 @@ def write_test_alone(root: Path, number: int = 30) -> tuple[torch.Tensor, torch.
     return torch.from_numpy(images[order]).float() / 255, torch.from_numpy(labels[order]).long()
 
 
-@pytest.mark.parametrize("split", ["test", "all"])
 def test_a_folder_of_a_test_alone_is_read_in_the_models_channels(
-    split: str, digits: Path, tmp_path: Path
+    digits: Path, tmp_path: Path
 ) -> None:
     """The run's pictures are grey, those of the folder have three channels."""
     images, labels = write_test_alone(tmp_path / "photos")
-    folder = ("dataset=image_folder", f"dataset.root={tmp_path / 'photos'}")
-    found = evaluated(digits, *folder, f"split={split}")
-    assert found["evaluation_of"]["samples"] == 30
+    root = f"dataset.root={tmp_path / 'photos'}"
+    folder = ("dataset=image_folder", root, "dataset.num_workers=0")
+    model = expt.load(digits)
     with torch.no_grad():
-        outputs = expt.load(digits)(expt.load(digits).preprocess(images))
-    assert found["metrics"][f"loss/{split}"] == pytest.approx(
-        float(functional.cross_entropy(outputs, labels)), abs=1e-6
-    )
-    for none in ("train", "val"):
-        with pytest.raises(
-            ConfigError,
-            match=f"split={none}: dataset=image_folder has none; use split=test or split=all",
-        ):
-            evaluated(digits, *folder, f"split={none}")
-    with pytest.raises(ConfigError, match="has channels 3, and the model takes channels 1"):
-        evaluated(digits, *folder, "dataset.channels=3")
+        loss = float(functional.cross_entropy(model(model.preprocess(images)), labels))
+    for split in ("test", "all"):
+        found = evaluated(digits, *folder, f"split={split}")
+        assert found["evaluation_of"]["samples"] == 30
+        assert found["metrics"][f"loss/{split}"] == pytest.approx(loss, abs=1e-6)
+    for word in ("split=train", "split=val", "dataset.channels=3"):
+        with pytest.raises(ConfigError, match=word.partition("=")[0].removeprefix("dataset.")):
+            evaluated(digits, *folder, word)
 
 
 def test_every_part_counts_once(digits: Path, capfd: Any) -> None:

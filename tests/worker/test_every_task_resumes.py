@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,36 +13,31 @@ import torch
 from expt.config.schema import RunConfig
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.training.callback import Observer
-from expt.training.collectives import Worker
 from expt.worker import fault
 from expt.worker.run import Run
-from tests import ranks
 from tests.conftest import Configured, RunFolder
 from tests.every_task import CASES, config_of
+from tests.worker.conftest import ALONE
+from tests.worker.sharded import Observer
 
-HALVES = [[*CASES][:3], [*CASES][3:]]
 SAVED, KILLED_IN, LOGGED = 2, 9, 4
-"""The step is within the second epoch of five. What was begun to be saved before it, after step 8,
-may not have been
-written; that of step 6 has, between two log points."""
+"""The step is within the second epoch of five, and what is saved before it between log points."""
 
 
-def trained(folder: Path, config: RunConfig, worker: Worker, source: Path | None = None) -> str:
+def begun(folder: Path, config: RunConfig) -> Run:
     folder.mkdir(exist_ok=True)
-    run = Run(config, RunPaths(folder), worker, typed_at=0.0, beat=lambda: None)
-    return run.train(source, lambda *_: Observer())
+    return Run(config, RunPaths(folder), ALONE, typed_at=0.0, beat=lambda: None)
 
 
-def broken_off(folder: Path, config: RunConfig, worker: Worker) -> None:
+def break_off(folder: Path, config: RunConfig) -> None:
     """Train until an exception in the middle of a step, which leaves what was saved before."""
-    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(fault.VARIABLE, f"{worker.rank}:{KILLED_IN}:raise")
-        run = Run(config, RunPaths(folder), worker, typed_at=0.0, beat=lambda: None)
+        patch.setenv(fault.VARIABLE, f"0:{KILLED_IN}:raise")
+        run = begun(folder, config)
     with pytest.raises(Exception, match="a fault on purpose"):
         run.train(None, lambda *_: Observer())
     run.checkpoints.wait()
+    run.record.end("interrupted", {})  # closes its files, as the worker's end would
 
 
 def values(folder: Path) -> dict[tuple[str, int], float]:
@@ -55,40 +49,21 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
 @pytest.mark.filterwarnings(
     "ignore::UserWarning:torchmetrics"
 )  # of three samples, not of each class
-@pytest.mark.parametrize("names", HALVES, ids=", ".join)
+@pytest.mark.parametrize("name", CASES)
 def test_runs_that_broke_off_go_on_to_the_same_bits(
-    names: list[str], configured: Configured, tmp_path: Path
+    name: str, configured: Configured, tmp_path: Path
 ) -> None:
-    importlib.import_module("torchmetrics")  # once, and not in each rank
-    configs, size = {}, 2
-    for name in names:
-        config = config_of(name, configured)
-        saves = dataclasses.replace(config.checkpoint, every_steps=SAVED)
-        often: dict[str, Any] = {
-            "epochs": 2,
-            "log_every": LOGGED,
-            "world_size": size,
-            "gradient_accumulation": 3,
-        }
-        configs[name] = dataclasses.replace(config, drop_last=False, checkpoint=saves, **often)
-
-    def each(worker: Worker) -> list[int]:
-        steps = []
-        for name, config in configs.items():
-            trained(tmp_path / f"{name}, whole", config, worker)
-            folder = tmp_path / f"{name}, broken off"
-            broken_off(folder, config, worker)
-            if worker.rank == 0:
-                steps.append(checkpoint.load(RunPaths(folder).last)["position"]["step"])
-            trained(folder, config, worker, RunPaths(folder).last)
-        return steps
-
-    assert ranks.together(tmp_path, size, each)[0] == [8] * len(configs)
-    for name in configs:
-        folders = [tmp_path / f"{name}, {how}" for how in ("whole", "broken off")]
-        states = [checkpoint.load(RunPaths(folder).last) for folder in folders]
-        for key, weights in states[0]["model"].items():
-            assert torch.equal(weights, states[1]["model"][key]), (name, key)
-        sums = [[worker["sums"] for worker in state["workers"]] for state in states]
-        assert sums[0] == sums[1], name
-        assert values(folders[0]) == pytest.approx(values(folders[1]), abs=0, nan_ok=True), name
+    config = config_of(name, configured)
+    often: dict[str, Any] = {"epochs": 2, "log_every": LOGGED, "gradient_accumulation": 3}
+    saves = dataclasses.replace(config.checkpoint, every_steps=SAVED)
+    config = dataclasses.replace(config, drop_last=False, checkpoint=saves, **often)
+    folders = whole, again = tmp_path / "whole", tmp_path / "broken off"
+    begun(whole, config).train(None, lambda *_: Observer())
+    break_off(again, config)
+    assert checkpoint.load(RunPaths(again).last)["position"]["step"] == 8
+    begun(again, config).train(RunPaths(again).last, lambda *_: Observer())
+    states = [checkpoint.load(RunPaths(folder).last) for folder in folders]
+    for key, weights in states[0]["model"].items():
+        assert torch.equal(weights, states[1]["model"][key]), key
+    assert states[0]["workers"][0]["sums"] == states[1]["workers"][0]["sums"]
+    assert values(whole) == pytest.approx(values(again), abs=0, nan_ok=True)

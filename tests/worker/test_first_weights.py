@@ -18,11 +18,11 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.training.callback import Observer
 from expt.worker import first_weights
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, run
 from tests.worker.conftest import ALONE, TrainAlone
+from tests.worker.sharded import Observer
 
 
 def net(width: int = 3, outputs: int = 2) -> nn.Module:
@@ -78,13 +78,13 @@ def test_layers_without_weights_do_not_change_which_tensor_is_whose(tmp_path: Pa
     trained = layers(nn.ReLU(), nn.Dropout()).state_dict()
     torch.save(trained, tmp_path / "file.pt")
     for module in (layers(), layers(nn.ReLU(), outputs=5)):
-        loaded = first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
+        about, _ = first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
         one, other = [*module.state_dict().values()], [*trained.values()]
         assert all(map(torch.equal, one[:2], other[:2]))
-        assert torch.equal(one[2], other[2]) == (loaded.about["left_out"] == [])
+        assert torch.equal(one[2], other[2]) == (about["left_out"] == [])
     deeper = layers(nn.Linear(3, 3))  # other layers are not counted through
-    loaded = first_weights.load_weights(deeper, str(tmp_path / "file.pt"), ALONE)
-    assert len(loaded.about["left_out"]) == 4
+    about, _ = first_weights.load_weights(deeper, str(tmp_path / "file.pt"), ALONE)
+    assert len(about["left_out"]) == 4
 
 
 @pytest.mark.parametrize("wraps", [0, 1])
@@ -93,6 +93,7 @@ def test_a_model_may_have_an_attribute_module(wraps: int) -> None:
     content = {"module." * wraps + name: value for name, value in state.items()}
     assert weights_in(content, state.keys())[0].state == state
     average = {"ema": {f"module.{name}": value for name, value in state.items()}}
+    assert weights_in([state, {}], state.keys())[0].state == state
     assert weights_in(average, state.keys())[0].state == state
 
 
@@ -199,7 +200,7 @@ def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: 
         paths.best.touch()
     with pytest.raises(ConfigError) as refused:
         _ = chosen(f"{tmp_path}@last").file
-    assert f"'weights=\"{tmp_path}/{best}@last\"', the best by {objective}" in str(refused.value)
+    assert f"'weights=\"{tmp_path}/{best}@last\"', which is the best" in str(refused.value)
 
 
 def test_what_is_frozen_stays_as_it_was_loaded_and_a_resume_does_not_load_it_again(
@@ -273,6 +274,7 @@ class FirstStep(Observer):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.began: dict[str, torch.Tensor] = {}
         self.batch: Batch | None = None
         self.run: Run | None = None

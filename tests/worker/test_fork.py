@@ -20,10 +20,10 @@ from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import read_result
-from expt.training.callback import Observer
 from tests.conftest import Configured, as_typed
 from tests.integration.test_resume import _same
 from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.sharded import Observer
 
 SHORT = (
     *as_typed("dataset.train_limit=320 log_every=2 optimizer.lr=0.2 batch_size=32"),
@@ -70,7 +70,6 @@ def _last(run: Trained, name: str = "last.pt") -> dict[str, Any]:
 UNCHANGED: dict[str, tuple[tuple[str, ...], str]] = {
     "adam, with all that draws and averages": (
         ("optimizer=adam", "model.dropout=0.3", "ema=0.9", "gradient_accumulation=2", "mixup=0.2",
-            "model=convnet",
          "dataset.augment.crop_padding=1"), "@20"),
     "cosine, by the epoch": (("scheduler=cosine", "model.dropout=0.3"), "@epoch:2"),
     "one cycle": (("scheduler=one_cycle", "scheduler.rise_fraction=0.6"), "@20"),

@@ -5,7 +5,6 @@ bit.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,13 @@ from expt.dashboards import events
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.training.callback import Observer
 from expt.training.collectives import Worker
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.ranks import together
 from tests.requests import continued
 from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.sharded import Observer
 from tests.worker.test_callbacks import words as with_callbacks
 from tests.worker.test_continue import ALL_AT_ONCE, AUGMENTED, SHORT, _assert_same
 
@@ -29,9 +28,9 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     # the words of the run, and the epochs after which it pauses
     "all that draws and averages, by a cosine that sees all epochs": (
         (*ALL_AT_ONCE, *AUGMENTED, "model=convnet", "scheduler=cosine",
-            "scheduler.warmup_epochs=1.5", "epochs=4",
+            "scheduler.warmup_epochs=1.5", "epochs=3",
          "checkpoint.every_epochs=null", "tensorboard.images=false", with_callbacks("Busy")),
-        (1, 3),
+        (1, 2),
     ),
     "a plateau, an early stop, and half precision": (
         ("scheduler=plateau", "scheduler.patience=0", "early_stop={metric: loss/val, patience: 2}",
@@ -115,7 +114,7 @@ def test_what_is_stopped_within_the_epoch_is_interrupted(train_alone: TrainAlone
 def test_two_workers_pause_together_and_go_on_to_the_same_bits(
     configured: Configured, tmp_path: Path
 ) -> None:
-    words = ("epochs=3", "ema=0.9", "optimizer=adam", "model.dropout=0.3", "scheduler=cosine")
+    words = ("epochs=2", "ema=0.9", "optimizer=adam", "model.dropout=0.3", "scheduler=cosine")
     config = dataclasses.replace(configured(*SHORT, *words), world_size=2)
 
     def trained(name: str, until_epoch: int | None, worker: Worker) -> str:
@@ -123,13 +122,13 @@ def test_two_workers_pause_together_and_go_on_to_the_same_bits(
         run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None, until_epoch=until_epoch)
         return run.train(paths.last if paths.last.exists() else None, lambda *_: Observer())
 
-    for number, (name, until, status) in enumerate(
-        [("whole", None, "completed"), ("parts", 1, "pruned"), ("parts", None, "completed")]
-    ):
-        (tmp_path / name).mkdir(exist_ok=True)
-        (store := tmp_path / f"store {number}").mkdir()
-        ended = together(store, 2, functools.partial(trained, name, until))
-        assert ended == [status] * 2
+    def each(worker: Worker) -> list[str]:
+        stretches = (("whole", None), ("parts", 1), ("parts", None))
+        return [trained(name, until, worker) for name, until in stretches]
+
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    assert together(tmp_path, 2, each) == [["completed", "pruned", "completed"]] * 2
     whole, parts = (RunFolder(tmp_path / name) for name in ("whole", "parts"))
     assert whole.points == parts.points
     states = [checkpoint.load(RunPaths(run.folder).last) for run in (whole, parts)]

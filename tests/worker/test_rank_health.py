@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -26,9 +25,7 @@ def table(*changes: dict[str, float]) -> list[rank_health.Reading]:
     mine = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=0.5, device=CPU, wish=False)
     rows = [
         rank_health.row(
-            dataclasses.replace(
-                mine, **{key: value for key, value in change.items() if key != "weights"}
-            ),
+            mine._replace(**change),
             torch.tensor(change.get("weights", 2.0**47 + 1), dtype=torch.float64),
             rank=rank,
             world_size=len(changes),
@@ -61,7 +58,7 @@ def test_what_nobody_has_measured_is_no_number() -> None:
     time negative."""
     unknown = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=None, device=CPU, wish=False)
     assert unknown.step_ms == 200
-    found = rank_health.scalars(table({}, dataclasses.asdict(unknown)))
+    found = rank_health.scalars(table({}, unknown._asdict()))
     assert "ranks/all_reduce_share" not in found
     assert (found["ranks/step_ms_min"], found["ranks/step_ms_max"]) == (150, 200)
     fallen = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=-0.5, device=CPU, wish=False)
@@ -120,5 +117,5 @@ def test_an_epochs_sums_come_with_every_ranks_reading() -> None:
         assert reading.all_reduce_share > 0
         assert 0 <= reading.step_ms < 1000
         assert reading.weights == 0, "a single worker has none to compare with"
-        health.refuse_unequal()
+        rank_health.refuse_unequal(health.readings, position.epoch)
     assert 0 < health.spent_s < 10

@@ -12,9 +12,9 @@ import pytest
 
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, read_result, update_result
-from expt.training.callback import Observer
 from expt.training.learner import Position
 from expt.worker.record import History, Record
+from tests.worker.sharded import Observer
 
 
 @pytest.fixture

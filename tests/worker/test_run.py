@@ -18,19 +18,14 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.training.callback import Observer
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, as_typed
-from tests.conftest import Trained as TrainInWorkers
 from tests.data.test_build import write_folder
-from tests.worker.conftest import ALONE, TrainAlone, Trained
+from tests.worker.conftest import ALONE, TrainAlone, Trained, TrainTogether, stop_at
+from tests.worker.sharded import Observer
 
-TURNING = (
-    *(
-        *as_typed("objective=loss/val dataset.train_limit=320 epochs=5 batch_size=32"),
-        *as_typed("optimizer.lr=0.2"),
-    ),
-    "tensorboard.images=auto",
+TURNING = as_typed(
+    "objective=loss/val dataset.train_limit=320 epochs=5 batch_size=32 optimizer.lr=0.2"
 )
 """A run whose best epoch is neither its first nor its last."""
 
@@ -91,16 +86,12 @@ def test_the_best_epoch_is_saved_tested_and_the_objective(turning: Trained) -> N
     assert measured(last, turning.run, "test")[0] != pytest.approx(loss, abs=1e-4)
 
 
-@pytest.mark.parametrize("more", [(), ("model=convnet", "ema=0.5")])
-def test_where_the_last_epoch_is_the_best_its_weights_are_tested(
-    train_alone: TrainAlone, more: tuple[str, ...]
-) -> None:
+def test_where_the_last_epoch_is_the_best_its_weights_are_tested(train_alone: TrainAlone) -> None:
     """They are in memory, and not read again."""
-    done = train_alone(
-        "objective=loss/val", "dataset.train_limit=640", "epochs=3", "optimizer.lr=1e-3", *more
-    )
-    assert done.result["best"]["epoch"] == 3
-    assert checkpoint.load(done.folder / "checkpoints" / "best.pt")["position"]["epoch"] == 3
+    few = as_typed("objective=loss/val dataset.train_limit=320 epochs=2 optimizer.lr=1e-3")
+    done = train_alone(*few, "model=convnet", "ema=0.5")
+    assert done.result["best"]["epoch"] == 2
+    assert checkpoint.load(done.folder / "checkpoints" / "best.pt")["position"]["epoch"] == 2
     done.run.snapshot.load_best(done.folder / "checkpoints" / "best.pt")
     loss, accuracy = measured(done.run.learner.evaluated, done.run, "test")
     metrics = done.result["metrics"]
@@ -111,13 +102,8 @@ def test_where_the_last_epoch_is_the_best_its_weights_are_tested(
 
 
 def test_it_works_with_nobody_looking_on(turning: Trained, train_alone: TrainAlone) -> None:
-    alone = train_alone(
-        *TURNING,
-        "checkpoint.every_epochs=null",
-        "checkpoint.keep=0",
-        name="alone",
-        observe=lambda *_: Observer(),
-    )
+    few = as_typed("checkpoint.every_epochs=null checkpoint.keep=0")
+    alone = train_alone(*TURNING, *few, name="alone", observe=lambda *_: Observer())
     assert alone.status == "completed"
     assert values(alone) == values(turning)
     assert not list(alone.folder.glob("events*"))
@@ -135,6 +121,7 @@ class Watching(Observer):
     """Notes each moment of an epoch, and who looks where."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.moments: list[str] = []
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -182,6 +169,7 @@ class Listening(Observer):
     """Keeps each epoch's labels, as they are trained on."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.labels: list[list[torch.Tensor]] = []
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -203,9 +191,7 @@ def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images_alone(
 
         run.learner.module.register_forward_hook(keep)
 
-    words = (
-        *as_typed("dataset.train_limit=300 drop_last=false batch_size=64 log_every=2 epochs=3"),
-    )
+    words = as_typed("dataset.train_limit=300 drop_last=false batch_size=64 log_every=2 epochs=2")
     done = train_alone(*words, observe=lambda *_: heard, before=hear)
     found = iter(logits)
     expected = []
@@ -235,13 +221,7 @@ def test_a_profile_is_a_trace_and_a_table(train_alone: TrainAlone) -> None:
     with gzip.open(done.folder / "trace.json.gz") as trace:
         found = {event.get("name") for event in json.load(trace)["traceEvents"]}
     assert {"aten::addmm", "ProfilerStep#5"} <= found
-    head, *operators = (done.folder / "operators.txt").read_text().splitlines()
-    assert head.split() == ["ms/step", "share", "calls/step", "operator"]
-    assert 1 < len(operators) <= 10
-    assert all(float(line.split()[0]) >= 0 for line in operators)
-    shares = [float(line.split()[1].rstrip("%")) for line in operators]
-    assert shares == sorted(shares, reverse=True)
-    assert sum(shares) <= 100.1
+    assert "aten::addmm" in (done.folder / "operators.txt").read_text()
 
 
 def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone) -> None:
@@ -270,14 +250,8 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
 def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(
     train_alone: TrainAlone,
 ) -> None:
-    words = (
-        *as_typed("epochs=4 model.dropout=0.3 log_every=2 dataset.train_limit=320 on_nan=skip"),
-    )
-
-    def stop(run: Run) -> None:
-        run.agreement._asked_to_stop = lambda: run.position.step == 8
-
-    stopped = train_alone(*words, before=stop)
+    words = as_typed("epochs=3 model.dropout=0.3 log_every=2 dataset.train_limit=320 on_nan=skip")
+    stopped = train_alone(*words, before=stop_at(8))
     assert stopped.status == "interrupted"
     assert (stopped.result["status"], stopped.result["resumable"]) == ("interrupted", True)
     reached = stopped.result["metrics"]["accuracy/val"]
@@ -287,9 +261,9 @@ def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(
     resumed = train_alone(*words, source=stopped.folder / "checkpoints" / "last.pt")
     whole = train_alone(*words, name="whole")
     assert values(resumed) == values(whole)
-    assert [step for step, _ in resumed.curve("speed/epoch_s")] == [5, 10, 15, 20]
+    assert [step for step, _ in resumed.curve("speed/epoch_s")] == [5, 10, 15]
     assert resumed.result["epoch_s"][1] >= elapsed_s
-    assert len(resumed.result["epoch_s"]) == 4
+    assert len(resumed.result["epoch_s"]) == 3
 
 
 @pytest.mark.parametrize("log_every", [3, 100], ids=["at a log point", "at the epoch's end"])
@@ -333,13 +307,11 @@ def test_a_folder_without_test_is_validated_and_not_tested(
     train_alone: TrainAlone, tmp_path: Path
 ) -> None:
     root = write_folder(tmp_path / "images", test="val")
-    folder = (
-        "dataset=image_folder",
+    words = (
+        *as_typed("dataset=image_folder dataset.image_size=[8,8] dataset.cache=false"),
+        *as_typed("dataset.num_workers=0 batch_size=4 epochs=1"),
         f"dataset.root='{root}'",
-        "dataset.image_size=[8,8]",
-        "dataset.cache=false",
     )
-    words = (*folder, "dataset.num_workers=0", "batch_size=4", "epochs=1")
     done = train_alone(*words, "dataset.val_fraction=0")
     assert done.status == "completed"
     assert dict(done.curve("loss/val")) == {
@@ -356,16 +328,14 @@ def test_a_folder_without_test_is_validated_and_not_tested(
         train_alone(*words, "dataset.val_fraction=0", name="wrong")
 
 
-OWN_SCHEDULE = (
-    "+scheduler._target_=torch.optim.lr_scheduler.StepLR",
-    "+scheduler.step_size=2",
-    "~scheduler.warmup_epochs",
+OWN_SCHEDULE = as_typed(
+    "+scheduler._target_=torch.optim.lr_scheduler.StepLR +scheduler.step_size=2"
+    " ~scheduler.warmup_epochs"
 )
 
 
 def test_an_own_schedule_counts_epochs(train_alone: TrainAlone) -> None:
-    words = (*OWN_SCHEDULE, "dataset.train_limit=320")
-    done = train_alone(*words, "epochs=5")
+    done = train_alone(*OWN_SCHEDULE, "dataset.train_limit=320", "epochs=5")
     assert done.curve("lr") == [
         (5, 0.05),
         (10, 0.05),
@@ -373,12 +343,6 @@ def test_an_own_schedule_counts_epochs(train_alone: TrainAlone) -> None:
         (20, pytest.approx(0.005)),
         (25, pytest.approx(0.0005)),
     ]
-    first = train_alone(*words, "epochs=2", name="first")
-    resumed = train_alone(
-        *words, "epochs=5", name="first", source=first.folder / "checkpoints" / "last.pt"
-    )
-    assert resumed.curve("lr") == done.curve("lr")
-    assert resumed.curve("loss/val") == done.curve("loss/val")
 
 
 def test_or_optimiser_steps(train_alone: TrainAlone) -> None:
@@ -389,42 +353,28 @@ def test_or_optimiser_steps(train_alone: TrainAlone) -> None:
 def test_a_plateau_gets_the_evaluations_loss(train_alone: TrainAlone) -> None:
     """One that no loss is good enough for comes to an end in each epoch."""
     plateau = "+scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"
-    never = (
-        "+scheduler.patience=0",
-        "+scheduler.threshold=100",
-        "+scheduler.threshold_mode=abs",
-        "~scheduler.warmup_epochs",
+    never = as_typed(
+        "+scheduler.patience=0 +scheduler.threshold=100 +scheduler.threshold_mode=abs"
+        " ~scheduler.warmup_epochs"
     )
     done = train_alone(plateau, *never, "epochs=3", "dataset.train_limit=320")
     assert [lr for _, lr in done.curve("lr")] == pytest.approx([0.05, 0.05, 0.005])
     assert done.run.learner.scheduler.state_dict()["best"] == dict(done.curve("loss/val"))[5]
 
 
-NEVER_GOOD_ENOUGH = (
-    *as_typed("scheduler=plateau scheduler.patience=1 scheduler.min_delta=100"),
-    *as_typed("scheduler.cooldown=1"),
-)
-
-
-def test_a_plateau_resumes_and_is_the_same_on_two_workers(
-    train_alone: TrainAlone, trained: TrainInWorkers
-) -> None:
+def test_a_plateau_is_the_same_on_two_workers(train_together: TrainTogether) -> None:
     """One that no accuracy is good enough for, so that only the count of epochs says when the rate
     drops.
     """
-    words = (*NEVER_GOOD_ENOUGH, "dataset.train_limit=320", "scheduler.metric=accuracy/train")
-    done = train_alone(*words, "epochs=7")
-    drops = [0.05, 0.05, 0.05, 0.005, 0.005, 0.005, 0.0005]
-    assert [lr for _, lr in done.curve("lr")] == pytest.approx(drops)
-    first = train_alone(*words, "epochs=2", name="first")
-    resumed = train_alone(
-        *words, "epochs=7", name="first", source=first.folder / "checkpoints" / "last.pt"
+    words = as_typed(
+        "scheduler=plateau scheduler.patience=1 scheduler.min_delta=100 scheduler.cooldown=1"
+        " scheduler.metric=accuracy/train dataset.train_limit=128 epochs=7"
     )
-    assert resumed.curve("lr") == done.curve("lr")
-    assert resumed.curve("loss/val") == done.curve("loss/val")
-    two = trained(*words, "epochs=7", "world_size=2", name="two")
-    assert two.curve("lr") == done.curve("lr")
-    assert dict(two.curve("loss/val")) == pytest.approx(dict(done.curve("loss/val")), abs=1e-5)
+    one, two = (train_together(size, *words, name=f"{size}") for size in (1, 2))
+    drops = [0.05, 0.05, 0.05, 0.005, 0.005, 0.005, 0.0005]
+    assert [lr for _, lr in one.curve("lr")] == pytest.approx(drops)
+    assert two.curve("lr") == one.curve("lr")
+    assert dict(two.curve("loss/val")) == pytest.approx(dict(one.curve("loss/val")), abs=1e-5)
 
 
 def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(
@@ -432,21 +382,17 @@ def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(
 ) -> None:
     assert configured("scheduler=plateau").scheduler.metric == "loss/val"
     assert configured("scheduler=plateau", "eval_split=test").scheduler.metric == "loss/test"
-    told = (
-        r"^scheduler\.metric=acuracy/val: is not measured after each epoch; .* Did you mean"
-        r" 'accuracy/val'\?$"
-    )
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=r"^scheduler\.metric=acuracy/val: .* 'accuracy/val'\?$"):
         configured("scheduler=plateau", "scheduler.metric=acuracy/val")
 
 
 def test_two_workers_drop_other_units_and_evaluate_one_model(
-    trained: TrainInWorkers, configured: Configured
+    train_together: TrainTogether, configured: Configured
 ) -> None:
     """Each has batch-norm statistics and, at the end, weights of its own until rank 0's are told to
     all.
     """
-    done = trained(*TURNING, "model=convnet", "model.dropout=0.2", "world_size=2")
+    done = train_together(2, *TURNING, "model=convnet", "model.dropout=0.2", name="run")
     losses = dict(done.curve("loss/val"))
     best = min(losses, key=lambda step: losses[step])
     assert best != max(losses), "what is tested is not what was there last"

@@ -1,21 +1,18 @@
-"""A run with a moving average of its weights: what is evaluated, saved and tested, and how it goes
-on."""
+"""A run with a moving average of its weights: what is evaluated, saved and tested."""
 
 from __future__ import annotations
 
 import pytest
 
 from expt.runs import checkpoint
-from expt.worker.run import Run
-from tests.conftest import Trained as TrainInWorkers
 from tests.conftest import as_typed
-from tests.worker.conftest import TrainAlone
-from tests.worker.test_run import TURNING, measured, values
+from tests.worker.conftest import TrainAlone, TrainTogether
+from tests.worker.test_run import TURNING, measured
 
 EMA = (*TURNING, "ema=0.9", "model=convnet", "model.dropout=0.2")
 
 
-def test_the_average_is_evaluated_saved_tested_and_resumed(train_alone: TrainAlone) -> None:
+def test_the_average_is_evaluated_saved_and_tested(train_alone: TrainAlone) -> None:
     done = train_alone(*EMA)
     learner, losses = done.run.learner, dict(done.curve("loss/val"))
     assert learner.ema
@@ -35,24 +32,14 @@ def test_the_average_is_evaluated_saved_tested_and_resumed(train_alone: TrainAlo
     assert done.result["metrics"]["loss/test"] == pytest.approx(tested, abs=1e-6)
     assert tested == measured(learner.ema.module, done.run, "test")[0], "of the best"
 
-    def stop(run: Run) -> None:
-        run.agreement._asked_to_stop = lambda: run.position.step == 12
 
-    stopped = train_alone(*EMA, name="stopped", before=stop)
-    assert stopped.status == "interrupted"
-    resumed = train_alone(*EMA, name="stopped", source=stopped.folder / "checkpoints" / "last.pt")
-    assert values(resumed) == values(done)
+def test_two_workers_have_one_average(train_together: TrainTogether) -> None:
+    same = as_typed("model=mlp model.hidden=[8] dataset.train_limit=128 epochs=2")
 
-
-def test_two_workers_have_one_average(trained: TrainInWorkers) -> None:
-    same = (
-        *as_typed("model=convnet model.dropout=0 batch_norm=groups batch_norm_group=16"),
-    )  # whatever the workers
-
-    def losses(*words: str, name: str) -> list[float]:
-        done = trained(*same, "dataset.train_limit=320", "epochs=2", *words, name=name)
+    def losses(size: int, *words: str) -> list[float]:
+        done = train_together(size, *same, *words, name=f"{size} {len(words)}")
         return [value for _, value in done.curve("loss/val")]
 
-    one, two = (losses("ema=0.9", f"world_size={size}", name=str(size)) for size in (1, 2))
+    one, two = losses(1, "ema=0.9"), losses(2, "ema=0.9")
     assert one == pytest.approx(two, abs=1e-5)
-    assert losses("world_size=2", name="plain") != pytest.approx(two, abs=1e-2)
+    assert losses(1) != pytest.approx(two, abs=1e-2)

@@ -34,9 +34,9 @@ def test_a_run_does_not_go_on_with_it(train_alone: TrainAlone) -> None:
             train_alone(*words(size), source=last, name="refused")
         return str(raised.value)
 
-    had = "40 samples of train, 4 samples of val, 44 samples of test"
-    has = "49 samples of train, 5 samples of val, 54 samples of test"
-    assert f"it has {has}, and had {had}; " in refused(54)
+    sizes = {"train": (49, 40), "val": (5, 4), "test": (54, 44)}
+    found = (f"{has} samples of {one}, and had {had}" for one, (has, had) in sizes.items())
+    assert f"it has {', '.join(found)}; " in refused(54)
     assert train_alone(*words(44), source=last, name="goes on").status == "completed"
 
 
@@ -44,16 +44,18 @@ def test_a_fork_may_have_fewer_to_train_on_alone(configured: Configured, tmp_pat
     config = dataclasses.replace(configured(*words(44)), fork=str(tmp_path))
     saved: dict[str, Any] = {"config": {"dataset": {"train_limit": None}}, "steps_per_epoch": 3}
     saved["sizes"] = {"train_size": 40, "val_size": 4, "test_size": 44}
-    info = DataInfo({}, (), train_size=40, val_size=4, test_size=44)
+    info = DataInfo(shapes={}, train_size=40, val_size=4, test_size=44)
     refuse_other(config, info, saved)
     other = dataclasses.replace(info, train_size=20)
-    with pytest.raises(DataError, match=r"has 20 samples of train, and had 40 .*weights=RUN@last$"):
+    with pytest.raises(
+        DataError, match=r"has 20 samples of train, and had 40; .*weights=RUN@last$"
+    ):
         refuse_other(config, other, saved)
     limited = dataclasses.replace(
         config, dataset=dataclasses.replace(config.dataset, train_limit=20)
     )
     refuse_other(limited, other, saved)
-    with pytest.raises(DataError, match="it has 43 samples of test, and had 44 samples of test"):
+    with pytest.raises(DataError, match="it has 43 samples of test, and had 44; "):
         refuse_other(limited, dataclasses.replace(other, test_size=43), saved)
     saved["config"]["fork"] = str(tmp_path)  # that is its own checkpoint
     with pytest.raises(DataError, match="start a new run"):

@@ -7,9 +7,8 @@ import torch
 
 from expt.runs import checkpoint
 from expt.training.loop import evaluate
-from expt.worker.run import Run
 from tests.worker.conftest import ALONE, TrainAlone
-from tests.worker.test_run import TURNING, values
+from tests.worker.test_run import TURNING
 
 OWN = "tests.worker.odd_optimizers"
 TOGGLED = ("~optimizer", f"+optimizer={{_target_: {OWN}.Toggled, lr: 0.05}}", "epochs=3")
@@ -25,15 +24,3 @@ def test_the_weights_to_use_are_evaluated_and_saved(train_alone: TrainAlone) -> 
     assert run.data.val is not None
     found = evaluate(run.learner, run.data.val.evaluation(), ALONE.device)
     assert found.loss == pytest.approx(done.curve("loss/val")[-1][1], rel=1e-6)
-
-
-def test_it_resumes_to_the_bit_within_an_epoch(train_alone: TrainAlone) -> None:
-    done = train_alone(*TURNING, *TOGGLED, name="done")
-
-    def stop(run: Run) -> None:
-        run.agreement._asked_to_stop = lambda: run.position.step == 7
-
-    stopped = train_alone(*TURNING, *TOGGLED, name="stopped", before=stop)
-    last = stopped.folder / "checkpoints" / "last.pt"
-    resumed = train_alone(*TURNING, *TOGGLED, name="stopped", source=last)
-    assert values(resumed) == values(done)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from expt.worker.build import in_turn, lock_of, one_first
+from expt.worker.build import in_turn, lock_of
 from tests.conftest import Configured, run
 from tests.worker.conftest import ALONE
 from tests.worker.test_own_outputs import WORDS
@@ -48,17 +48,18 @@ def test_a_dataset_that_downloads_does_not_race(tmp_path: Path) -> None:
 
 
 def test_the_first_worker_of_another_run_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: Configured
 ) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path))
-    entered = threading.Event()
+    config, entered = configured(*WORDS), threading.Event()
 
     def construct() -> None:
-        with one_first(ALONE, "mine.Data"):
+        with in_turn(config, ALONE, lambda: None):
             entered.set()
 
-    lock_of("mine.Data").parent.mkdir(parents=True)
-    with FileLock(lock_of("mine.Data")):
+    lock = lock_of(str(config.dataset.custom_class))
+    lock.parent.mkdir(parents=True)
+    with FileLock(lock):
         thread = threading.Thread(target=construct)
         thread.start()
         assert not entered.wait(0.2)
@@ -75,9 +76,9 @@ def test_construction_is_no_hang(configured: Configured) -> None:
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: Configured
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file"))
-    with one_first(ALONE, "mine.Data"):
+    with in_turn(configured(*WORDS), ALONE, lambda: None):
         pass

@@ -41,21 +41,17 @@ class Custom(DatasetConfig):
 
     @property
     def custom_class(self) -> str:
-        """See DatasetConfig."""
         return self.target
 
     @property
     def passes_as_is(self) -> bool:
-        """See DatasetConfig."""
         return self.num_classes is None
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
-        """See DatasetConfig."""
         return "image" if settings.get("num_classes") else "sample"
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         number = self.num_classes
         if task.TARGETS == "class" and number is None:
             return [
@@ -76,7 +72,6 @@ class Custom(DatasetConfig):
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """See DatasetConfig."""
         from expt.data.custom import source
 
         return source(self, num_workers, task)

@@ -27,7 +27,6 @@ from expt.data.image_files import (
     look_at,
     names_below,
     of_suffix,
-    open_picture,
     picture_suffixes,
     report_found,
 )
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from expt.data.images import Pictures
     from expt.data.source import Source
 
 _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
@@ -65,20 +63,16 @@ class HuggingFace(Images):
 
     @property
     def has_rows(self) -> bool:
-        """See DatasetConfig."""
         return not isinstance(self.input, str)
 
     def has_masks(self, segments: bool) -> bool:
-        """See DatasetConfig."""
         return segments and not self.has_rows
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
-        """See DatasetConfig."""
         return "image" if isinstance(settings.get("input"), str) else "row"
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         problems = problems_of_columns("target", self.target, self.standardise_targets, task)
         if self.has_rows and (self.image_size or self.transforms):
             problems.append(
@@ -116,7 +110,6 @@ class HuggingFace(Images):
             )
 
     def fingerprint(self) -> str:
-        """See DatasetConfig."""
         self._check()
         return of_files(Path(self.path), names_below(self.path))
 
@@ -134,7 +127,7 @@ class HuggingFace(Images):
         """
         import torch
 
-        from expt.data.images import of_pictures
+        from expt.data.images import of_pictures, pictures_of
         from expt.data.memory import of_rows
 
         splits = _splits(self, task)
@@ -142,24 +135,17 @@ class HuggingFace(Images):
             rows, parts = _table(self, splits, task)
             return of_rows(self, rows, parts, device, trained_on)
         if task.TARGETS == "mask":
-            return _masks(self, splits, task, num_workers)
+            from expt.data.masks import of_masks
+
+            rows = {part: _Rows(split, self, None) for part, split in splits.items()}
+            return of_masks(rows, self, task, num_workers)
         if task.TARGETS in ("numbers", "labels"):
             scales = None if trained_on is None else trained_on.get("standardised", {})
             return _numbered(self, splits, task, num_workers, scales)
         names, numbers = _classes(self, splits)
-        sets = _pictures(self, splits, numbers)
+        rows = {part: _Rows(split, self, numbers[part]) for part, split in splits.items()}
         classes = torch.tensor(numbers["train"])
-        return of_pictures(sets, tuple(map(str, names)), classes, num_workers)
-
-
-def _pictures(
-    dataset: HuggingFace, splits: Mapping[str, Any], targets: Mapping[str, Any]
-) -> dict[str, Pictures]:
-    from expt.data.images import Pictures, channels_of
-
-    rows = {part: _Rows(split, dataset, targets[part]) for part, split in splits.items()}
-    channels = channels_of(open_picture(rows["train"][0][0], name="row 0"), dataset.channels)
-    return {part: Pictures(each, channels, dataset.image_size) for part, each in rows.items()}
+        return of_pictures(pictures_of(rows, self), tuple(map(str, names)), classes, num_workers)
 
 
 def _numbered(
@@ -168,12 +154,13 @@ def _numbered(
     """Return images with numbers to predict, or labels."""
     import torch
 
-    from expt.data.images import of_numbers
+    from expt.data.images import of_numbers, pictures_of
 
     read = {part: _read_targets(dataset, part, split, task) for part, split in splits.items()}
     targets = {part: torch.from_numpy(values).float() for part, (values, _) in read.items()}
+    rows = {part: _Rows(split, dataset, targets[part]) for part, split in splits.items()}
     return of_numbers(
-        _pictures(dataset, splits, targets),
+        pictures_of(rows, dataset),
         targets["train"],
         read["train"][1],
         num_workers,
@@ -192,52 +179,35 @@ def _read_targets(
     return values, names
 
 
-def _masks(dataset: HuggingFace, splits: Mapping[str, Any], task: Any, num_workers: int) -> Source:
-    from expt.data.image_files import values_of
-    from expt.data.masks import MaskPictures, of_masks
-
-    how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size}
-    how["values"] = values = values_of(dataset, task)
-    sets = {
-        part: MaskPictures(pairs=_Rows(split, dataset, None), **how)
-        for part, split in splits.items()
-    }
-    return of_masks(sets, values.num_classes, num_workers)
-
-
 def _classes(
     dataset: HuggingFace, splits: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, list[int]]]:
     """Return the names of the classes, and by part the class of each row, by its name."""
     (target,) = names_of(dataset.target)
-    cells = {part: _column(split, target) for part, split in splits.items()}
-    names = getattr(splits["train"].features[target], "names", None)
-    if names is None and {type(cell) for cell in cells["train"]} not in ({int}, {str}):
-        odd = next((cell for cell in cells["train"] if type(cell) not in (int, str)), "both kinds")
-        raise DataError(f"dataset.target={target}: holds {odd!r}; a class is an integer or a text")
-    if names is None and (missing := columns.MISSING.intersection(cells["train"])):
-        raise DataError(
-            f"dataset.target={target}: holds {min(missing)!r}, which stands for no value; give such"
-            " rows a class, or remove them, or write it otherwise if it is one"
-        )
-    names = list(names or sorted({*cells["train"]}))
-    known = {name: number for number, name in enumerate(names)}
-    numbers = dict[str, list[int]]()
+    named = {part: getattr(split.features[target], "names", None) for part, split in splits.items()}
+    cells = dict[str, list[Any]]()
     for part, split in splits.items():
         # A split may count the classes in another order, or have only their numbers.
-        own = getattr(split.features[target], "names", None) or names
-        is_number = isinstance(own[0], str)
-        numbers[part] = []
-        for row, cell in enumerate(cells[part]):
-            by_name = is_number and isinstance(cell, int) and 0 <= cell < len(own)
-            number = known.get(own[cell] if by_name else cell)
-            if number is None:
+        known = dict(enumerate(named[part] or named["train"] or ()))
+        cells[part] = [known.get(cell, cell) for cell in _column(split, target)]
+    train = cells["train"]
+    odd = [cell for cell in train if type(cell) not in (int, str) or cell in columns.MISSING]
+    if odd or len({*map(type, train)}) > 1:
+        what = repr(odd[0]) if odd else "both kinds"
+        raise DataError(
+            f"dataset.target={target}: holds {what}; a class is an integer or a text: give such"
+            " rows one, or remove them"
+        )
+    classes = list(named["train"] or sorted({*train}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    for part, found in cells.items():
+        for row, cell in enumerate(found):
+            if cell not in numbers:
                 raise DataError(
                     f"dataset.target={target}: row {row} of {part} has {cell!r}, which is no class"
                     " of train"
                 )
-            numbers[part].append(number)
-    return names, numbers
+    return classes, {part: [numbers[cell] for cell in found] for part, found in cells.items()}
 
 
 def _table(
@@ -319,7 +289,6 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
     refuse_twice(chosen)
     for key, names in chosen.items():
         wants_images = not dataset.has_rows if key == "input" else task.TARGETS == "mask"
-        wanted = "images, by one name" if wants_images else "numbers, by a list of columns"
         for column in names:
             if lacking := [part for part, split in splits.items() if column not in split.features]:
                 raise ConfigError(
@@ -328,22 +297,18 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
                 )
             kind = type(features[column]).__name__
             if (kind == "Image") != wants_images:
-                holds = "images" if kind == "Image" else getattr(features[column], "dtype", kind)
                 raise DataError(
-                    f"dataset.{key}={column}: holds {holds or kind}, and is to hold"
-                    f" {wanted if key == 'input' else wanted.partition(',')[0]}"
+                    f"dataset.{key}={column}: holds {getattr(features[column], 'dtype', kind)}, and"
+                    f" is to hold {'images' if wants_images else 'numbers'}"
                 )
     return splits
 
 
 def _loaded(dataset: HuggingFace) -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import
-    try:
-        # Else tqdm makes a lock for several processes, which Python reports when a run has failed.
-        importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
-        library: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise ConfigError(_NEEDS) from error
+    # Else tqdm makes a lock for several processes, which Python reports when a run has failed.
+    importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
+    library: Any = importlib.import_module("datasets")
     library.disable_progress_bars()
     folder = Path(dataset.path)
     try:

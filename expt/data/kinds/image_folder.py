@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
-import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -19,20 +19,19 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Size
 from expt.data import cache
-from expt.data.cache import Checksums, of_files
+from expt.data.cache import Checksums, of_files, sampled
 from expt.data.image_files import (
     MODES,
+    composed,
     files_below,
     left_out,
     look,
     look_at,
     look_at_pair,
-    names_of_parts,
     of_suffix,
     parts_there,
     picture_suffixes,
     pixels_of,
-    read_of,
     report_found,
     report_left_out,
     subfolders,
@@ -40,7 +39,7 @@ from expt.data.image_files import (
     warn_once,
 )  # fmt: skip
 from expt.data.kinds import DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
-from expt.errors import DataError
+from expt.errors import DataError, listed
 from expt.machine import available_memory
 
 if TYPE_CHECKING:
@@ -48,33 +47,67 @@ if TYPE_CHECKING:
 
     from expt.data.source import Source
 
-_SHARE = 0.25  # of the free memory and disk, that `auto` takes
+_SHARE = 0.25  # of the free memory, that `auto` takes
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ImageFolder(Images):
-    """Images in a folder for each class."""
+class _Folder(DatasetConfig):
+    """Pictures in a folder, which has train, val and test, or is train itself."""
 
-    name: Literal["image_folder"]
     root: Place
-    cache: Annotated[Literal["auto"] | bool, Key(result="none")] = "auto"
     image_size: Size
     channels: Literal[1, 3] = 3
     num_workers: Readers
     splits: Splits = None
 
-    names_classes = True
     may_have_val = True
 
+    def _samples(self) -> Mapping[str, Sequence[tuple[str, ...]]]:
+        """Return the files of each sample of the parts. Raise DataError for all that is wrong."""
+        raise NotImplementedError
+
+    def _names(self) -> list[str]:
+        """Return the files of all samples by their paths below the root, sorted."""
+        samples = itertools.chain.from_iterable(self._samples().values())
+        files = itertools.chain.from_iterable(samples)
+        return sorted(os.path.relpath(file, self.root) for file in files)
+
+    def _read(self) -> list[tuple[str, ...]]:
+        """Return the samples that are read beforehand, as for the fingerprint; see `sampled`."""
+        read = {*sampled(self._names())}
+        samples = itertools.chain.from_iterable(self._samples().values())
+        return [each for each in samples if os.path.relpath(each[0], self.root) in read]
+
+    def parts(self) -> Collection[str]:
+        return parts_there(self.root, self.splits)
+
+    def fingerprint(self) -> str:
+        return of_files(Path(self.root), self._names())
+
+    def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
+        """Return the paths of a split's pictures; of val those of train, if it is held out."""
+        samples = self._samples()
+        chosen = samples[split if split in samples else "train"]
+        return lambda index: {"path": chosen[index][0]}
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ImageFolder(_Folder, Images):
+    """Images in a folder for each class."""
+
+    name: Literal["image_folder"]
+    cache: Annotated[Literal["auto"] | bool, Key(result="none")] = "auto"
+
+    names_classes = True
+
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         if self.transforms and self.cache is True:
             return ["dataset.cache=true: dataset.transforms read each image as it is; use auto"]
         return []
 
-    def parts(self) -> Collection[str]:
-        """See DatasetConfig."""
-        return list_parts(self.root, self.splits).keys()
+    def _samples(self) -> Mapping[str, list[tuple[str, ...]]]:
+        listings = list_parts(self.root, self.splits)
+        return {part: [(file,) for file in each.files] for part, each in listings.items()}
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """Look at every image, and decode them into the cache, unless it is false or too small.
@@ -85,16 +118,16 @@ class ImageFolder(Images):
         listings = list_parts(self.root, self.splits)
         for part, listing in listings.items():
             listing.report(part)
-        decodes = self.cache is not False and not self.transforms
-        decodes = decodes and (self.cache is True or _fits(listings.values(), self))
-        files = [file for listing in listings.values() for file in listing.files]
+        samples = [*itertools.chain.from_iterable(self._samples().values())]
+        num_bytes = len(samples) * self.channels * math.prod(self.image_size)
+        fits = self.cache == "auto" and num_bytes <= _SHARE * available_memory()
         with Checksums.below(Path(self.root)) as sums:
-            if decodes:
+            if (fits or self.cache is True) and not self.transforms:
                 for listing in listings.values():
                     self._decode(listing, sums)
             else:
-                files = read_of(files, self.root, self.splits)
-            found = look_at(sums, self._how, [(file,) for file in files], self._look)
+                samples = self._read()
+            found = look_at(sums, self._how, samples, self._look)
         report_found(self.root, found)
 
     @property
@@ -106,11 +139,31 @@ class ImageFolder(Images):
 
     def _decode(self, listing: Listing, sums: Checksums) -> None:
         """Decode what the cache has not; what can't be is found when it is looked at."""
-        name = _name(listing, self, [sums.of(Path(file)) for file in listing.files])
+        import numpy as np
+
+        labels, shape = np.array(listing.labels, np.int64), (self.channels, *self.image_size)
+        rows = {file: row for row, file in enumerate(listing.files)}
+
+        def write(folder: Path) -> None:
+            # Threads are enough: Pillow decodes and resizes without Python's lock.
+            with cache.new_images(folder, labels, shape) as file:
+                images = np.load(file, mmap_mode="r+")
+
+                def store(path: str) -> Any:
+                    picture = self._look(path)
+                    pixels = pixels_of(picture, self.image_size, self.channels)
+                    images[rows[path]] = pixels.transpose(2, 0, 1)
+                    return picture
+
+                look_at(sums, self._how, [(path,) for path in listing.files], store, anew=True)
+                images.flush()
+
+        name = _entry(listing, self, sums.of)
+        assert name is not None
         if cache.read(name) is not None:
             return
         try:
-            cache.fill(name, functools.partial(self._write, listing, sums))
+            cache.fill(name, write)
         except DataError:
             return
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
@@ -120,56 +173,26 @@ class ImageFolder(Images):
                     " set EXPT_CACHE to a folder with room, or use dataset.cache=false"
                 ) from error
 
-    def _write(self, listing: Listing, sums: Checksums, folder: Path) -> None:
-        """Decode a part into a folder of the cache."""
-        import numpy as np
-
-        labels, shape = np.array(listing.labels, np.int64), (self.channels, *self.image_size)
-        rows = {file: row for row, file in enumerate(listing.files)}
-        # Threads are enough: Pillow decodes and resizes without Python's lock.
-        with cache.new_images(folder, labels, shape) as file:
-            images = np.load(file, mmap_mode="r+")
-
-            def store(path: str) -> Any:
-                picture = self._look(path)
-                pixels = pixels_of(picture, self.image_size, self.channels)
-                images[rows[path]] = pixels.transpose(2, 0, 1)
-                return picture
-
-            look_at(sums, self._how, [(path,) for path in listing.files], store, anew=True)
-            images.flush()
-
-    def fingerprint(self) -> str:
-        """See DatasetConfig."""
-        list_parts(self.root, self.splits)
-        return of_files(Path(self.root), names_of_parts(self.root, self.splits))
-
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
         """Read from memory if the driver has put the images into the cache, else one by one."""
         import torch
 
-        from expt.data.images import Pairs, Pictures, in_memory, of_pictures
+        from expt.data.images import in_memory, of_pictures, pictures_of
 
         listings = list_parts(self.root, self.splits)
-        decoded = {part: decoded_folder(listing, self) for part, listing in listings.items()}
-        found = {part: arrays for part, arrays in decoded.items() if arrays is not None}
-        is_whole = len(found) == len(listings)
-        memory = {part: in_memory(each, device) for part, each in found.items() if is_whole}
-        sets = {
-            part: Pictures(Pairs(each.files, each.labels), self.channels, self.image_size)
+        memory = {
+            part: in_memory(arrays, device)
             for part, each in listings.items()
+            if (arrays := decoded_folder(each, self))
+        }
+        pairs = {
+            part: [*zip(each.files, each.labels, strict=True)] for part, each in listings.items()
         }
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
-        return of_pictures(sets, classes, labels, num_workers, memory)
-
-    def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
-        """Return the paths of a split's files; of val those of train, if it is held out."""
-        listings = list_parts(self.root, self.splits)
-        paths = listings[split if split in listings else "train"].files
-        return lambda index: {"path": paths[index]}
+        return of_pictures(pictures_of(pairs, self), classes, labels, num_workers, memory)
 
 
 class Listing(NamedTuple):
@@ -187,9 +210,8 @@ class Listing(NamedTuple):
         """Warn of files that are left out, and of classes without an image."""
         report_left_out(self.folder, self.left_out, "picture in a class folder")
         if lacking := sorted({*range(len(self.classes))} - {*self.labels}):
-            more = ", ..." if len(lacking) > 8 else ""
-            names = ", ".join(self.classes[label] for label in lacking[:8])
-            warn_once(f"{self.folder}: {part} has no image of {names}{more}")
+            names = listed(self.classes[label] for label in lacking)
+            warn_once(f"{self.folder}: {part} has no image of {names}")
 
 
 def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[str, Listing]:
@@ -200,7 +222,7 @@ def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[st
     """
     parts = parts_there(root, splits)
     named = [parts["train"]] if "train" in parts else [*parts.values()]
-    classes = tuple(sorted({name for folder in named for name in subfolders(folder)}))
+    classes = tuple(sorted({composed(name) for folder in named for name in subfolders(folder)}))
     if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
         what = "no class folders in" if Path(root).is_dir() else "no folder"
         raise DataError(
@@ -214,7 +236,7 @@ def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[st
         for file in of_suffix(every, picture_suffixes()):
             name, inside, _ = file[start:].partition(os.sep)
             if inside:
-                images.setdefault(name, []).append(file)
+                images.setdefault(composed(name), []).append(file)
         files = [file for several in images.values() for file in several]
         rest = left_out(every, files)
         problems += _problems(part, folder, images, len(classes), rest)
@@ -234,15 +256,10 @@ def _problems(
             f"{folder}: train has no class {', '.join(unknown)}; add it, or remove the folder here"
         )
     empty = [str(folder / name) for name, files in images.items() if not files]
-    if part == "train" and empty:
+    if (part == "train" and empty) or len(empty) == known:
         yield (
-            f"no images in the class folder {', '.join(empty)}; add some, or remove the folder"
-            f" (other files in {part}: {rest or 'none'})"
-        )
-    elif len(empty) == known:
-        yield (
-            f"{folder}: no images in its class folders; add some, or leave {part} out by"
-            " dataset.splits"
+            f"no images in the class folder {listed(empty)}; add some, or remove the folder, or"
+            f" leave {part} out by dataset.splits (other files in {part}: {rest or 'none'})"
         )
 
 
@@ -250,69 +267,44 @@ def decoded_folder(listing: Listing, dataset: ImageFolder) -> cache.Arrays | Non
     """Return the images of `listing` if they are in the cache, mapped into memory."""
     if dataset.cache is False:
         return None
-    with Checksums.below(Path(dataset.root)) as checksums:
-        sums = [checksums.known(file) for file in listing.files]
-    if None in sums:  # not read yet, so not decoded either
-        return None
-    return cache.read(_name(listing, dataset, sums))
+    with Checksums.below(Path(dataset.root)) as sums:
+        name = _entry(listing, dataset, sums.known)
+    return cache.read(name) if name else None
 
 
-def _name(listing: Listing, dataset: ImageFolder, sums: Sequence[str | None]) -> str:
-    """Return the cache's entry: another for other files, or another content of one."""
-    grey = ["grey"] if dataset.channels == 1 else []
-    where = cache.digest([str(listing.folder.resolve()), *map(str, dataset.image_size), *grey])
-    words, start = list(listing.classes), len(str(listing.folder)) + 1
-    for file, label, content in zip(listing.files, listing.labels, sums, strict=True):
-        words += (file[start:], str(label), str(content))
+def _entry(
+    listing: Listing, dataset: ImageFolder, checksum: Callable[[Path], str | None]
+) -> str | None:
+    """Return the cache's entry: another for another content; None where a file was not read yet."""
+    shape = dataset.channels, *dataset.image_size
+    where = cache.digest([str(listing.folder.resolve()), *map(str, shape)])
+    words, start = list[str](), len(str(listing.folder)) + 1
+    for file, label in zip(listing.files, listing.labels, strict=True):
+        if (content := checksum(Path(file))) is None:
+            return None
+        words += (file[start:], str(label), content)
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
-def _fits(listings: Iterable[Listing], dataset: ImageFolder) -> bool:
-    height, width = dataset.image_size
-    size = sum(len(listing.files) for listing in listings) * dataset.channels * height * width
-    return size <= _SHARE * min(available_memory(), _free_disk())
-
-
-def _free_disk() -> int:
-    folder = cache.cache_dir()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class SegmentationFolder(DatasetConfig):
+class SegmentationFolder(_Folder):
     """Images and masks by the same names."""
 
     name: Literal["segmentation_folder"]
-    root: Place
     num_classes: Annotated[int, Field(ge=2)]
-    image_size: Size
-    channels: Literal[1, 3] = 3
-    num_workers: Readers
-    splits: Splits = None
 
     TASKS = ("segmentation",)
-    may_have_val = True
 
     def has_masks(self, segments: bool) -> bool:
-        """See DatasetConfig."""
         return True
 
     def mask_classes(self) -> int:
-        """See DatasetConfig."""
         return self.num_classes
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         return problems_of_masks(self, task)
 
-    def parts(self) -> Collection[str]:
-        """See DatasetConfig."""
-        return parts_there(self.root, self.splits)
-
-    def _pairs(self) -> dict[str, list[Pair]]:
-        """Return the pairs of each part. Raise DataError for all that is wrong with them."""
+    def _samples(self) -> dict[str, list[tuple[str, ...]]]:
         found, problems = {}, list[str]()
         for part, folder in parts_there(self.root, self.splits).items():
             try:
@@ -325,55 +317,28 @@ class SegmentationFolder(DatasetConfig):
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """Look at every image and mask. Raise DataError for all that cannot be read or used."""
-        pairs = self._pairs()
+        pairs = self._samples()
         for part, folder in parts_there(self.root, self.splits).items():
+            every = [*files_below(folder / "images"), *files_below(folder / "masks")]
             taken = itertools.chain.from_iterable(pairs[part])
-            beside = folder if folder != Path(self.root) else folder / "images"
-            rest = left_out(files_below(beside), taken)
-            report_left_out(beside, rest, "picture in images or masks")
+            report_left_out(folder, left_out(every, taken), "picture in images or masks")
         values = values_of(self, task) if task else None
         mode = MODES[self.channels]
-        mask_of = dict(itertools.chain.from_iterable(pairs.values()))
-        chosen = [(each, mask_of[each]) for each in read_of(mask_of, self.root, self.splits)]
+        look = functools.partial(look_at_pair, mode=mode, values=values)
         with Checksums.below(Path(self.root)) as sums:
-            look = functools.partial(look_at_pair, mode=mode, values=values)
-            found = look_at(sums, f"pair {mode} {values}", chosen, look)
+            found = look_at(sums, f"image and mask {mode} {values}", self._read(), look)
         report_found(self.root, found)
-
-    def fingerprint(self) -> str:
-        """See DatasetConfig."""
-        self._pairs()
-        return of_files(Path(self.root), names_of_parts(self.root, self.splits))
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """See DatasetConfig."""
-        from expt.data import masks
+        from expt.data.masks import of_masks
 
-        how: Any = {"channels": self.channels, "size": self.image_size}
-        how["values"] = values_of(self, task)
-        folders = {
-            part: masks.MaskPictures(pairs=pairs, **how) for part, pairs in self._pairs().items()
-        }
-        return masks.of_masks(folders, self.num_classes, num_workers)
-
-    def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
-        """Return the paths of a split's images; of val those of train, if it is held out."""
-        pairs = self._pairs()
-        paths = [pair.image for pair in pairs[split if split in pairs else "train"]]
-        return lambda index: {"path": paths[index]}
+        return of_masks(self._samples(), self, task, num_workers)
 
 
-class Pair(NamedTuple):
-    """The files of an image and of its mask."""
-
-    image: str
-    mask: str
-
-
-def list_pairs(folder: Path) -> list[Pair]:
-    """Return the pairs in the folder of a part, sorted by their path below `images`.
+def list_pairs(folder: Path) -> list[tuple[str, ...]]:
+    """Return the image and the mask of each sample of a part, sorted by their path in `images`.
 
     Raise DataError for a missing folder, and for every image or mask without the other.
     """
@@ -386,13 +351,13 @@ def list_pairs(folder: Path) -> list[Pair]:
     ]
     if problems:
         raise DataError(problems)
-    return [Pair(image, masks[stem]) for stem, image in images.items()]
+    return [(image, masks[stem]) for stem, image in images.items()]
 
 
 def _by_stem(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in files_below(folder, picture_suffixes()):
-        stem = os.path.splitext(os.path.relpath(file, folder))[0]
+        stem = composed(os.path.splitext(os.path.relpath(file, folder))[0])
         if stem in found:
             raise DataError(f"{found[stem]} and {file} have one name; rename or remove one of them")
         found[stem] = file

@@ -5,9 +5,7 @@ Files are prepared once by the driver, then mapped into memory by every worker.
 
 from __future__ import annotations
 
-import functools
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -15,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Key, Size
-from expt.data.cache import Arrays, Checksums, cache_dir, decoded, digest, fetch, md5
+from expt.data.cache import Arrays, Checksums, cache_dir, decoded, digest, fetch
 from expt.data.image_files import warn_once
 from expt.data.kinds import Images, Place
 from expt.errors import DataError
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+_OF_TEST = ("t10k", "test")  # how the names of its files begin, which come last
 _DIGITS = tuple("0123456789")
 _FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle_boot"
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -45,25 +44,18 @@ wardrobe whale willow_tree wolf woman worm
 
 
 class _Original(NamedTuple):
-    """What is known of a dataset: MD5 of its decompressed files, those of training first."""
+    """What is known of a dataset."""
 
     cls: str
     folder: str
+    """where torchvision has the files, below the root"""
     classes: tuple[str, ...]
-    train: Mapping[str, str]
-    test: Mapping[str, str]
-    hint: str = ""
-    """where to find IDX files without torchvision"""
-    archive: str = ""
+    sums: Mapping[str, str]
+    """MD5 of its decompressed files"""
+    hint: str
+    """where to find the files without torchvision"""
     label_key: str = ""
-    """of CIFAR's batches"""
-
-    def names(self, split: Split) -> tuple[str, ...]:
-        return tuple(self.train if split == "train" else self.test)
-
-    @property
-    def sums(self) -> list[str]:
-        return [*self.train.values(), *self.test.values()]
+    """of CIFAR's batches; the others are IDX files"""
 
 
 # CIFAR's sums are as torchvision lists them, the others computed from the originals, of which
@@ -71,13 +63,11 @@ class _Original(NamedTuple):
 ORIGINALS = {
     "mnist": _Original(
         "MNIST",
-        "MNIST",
+        "MNIST/raw",
         _DIGITS,
         {
             "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
             "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-        },
-        {
             "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
             "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
         },
@@ -85,13 +75,11 @@ ORIGINALS = {
     ),
     "fashion_mnist": _Original(
         "FashionMNIST",
-        "FashionMNIST",
+        "FashionMNIST/raw",
         tuple(name.replace("_", " ") for name in _FASHION.split()),
         {
             "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
             "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-        },
-        {
             "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
             "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
         },
@@ -107,26 +95,23 @@ ORIGINALS = {
             "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
             "data_batch_4": "634d18415352ddfa80567beed471001a",
             "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+            "test_batch": "40351d587109b95175f43aff81a1287e",
         },
-        {"test_batch": "40351d587109b95175f43aff81a1287e"},
-        archive="cifar-10-python.tar.gz",
-        label_key="labels",
+        "they are in cifar-10-python.tar.gz",
+        "labels",
     ),
     "cifar100": _Original(
         "CIFAR100",
         "cifar-100-python",
         tuple(_CIFAR100.split()),
-        {"train": "16019d7e3df5f24257cddd939b257f8d"},
-        {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
-        archive="cifar-100-python.tar.gz",
-        label_key="fine_labels",
+        {
+            "train": "16019d7e3df5f24257cddd939b257f8d",
+            "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+        },
+        "they are in cifar-100-python.tar.gz",
+        "fine_labels",
     ),
 }
-
-
-class _Missing(NamedTuple):
-    names: tuple[str, ...]
-    folders: tuple[Path, ...]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -143,13 +128,11 @@ class Digits(Images):
             return Arrays(file[f"{split}_images"], file[f"{split}_labels"].astype("int64"))
 
     def known_images(self) -> tuple[int, tuple[int, int], int]:
-        """See DatasetConfig."""
         return 1, (8, 8), 10
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """See DatasetConfig."""
         from expt.data.images import of_arrays
 
         return of_arrays(self.load("train"), self.load("test"), _DIGITS, device, num_workers)
@@ -164,53 +147,52 @@ class Downloaded(Images):
     download: Annotated[bool, Key(result="none")]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """See DatasetConfig."""
-        if isinstance(missing := self._search(), _Missing):
-            self._obtain(missing)
-        (train, test) = (self.load(split).images.shape[2:] for split in SPLITS)
+        if self._search() is None:
+            original = ORIGINALS[self.name]
+            # Only the originals: their checksums were verified, and expt keeps a decoded copy.
+            fetch(
+                self._root,
+                lambda cls, root: [cls(root, download=True)],
+                original.cls,
+                download=self.download,
+                missing=self._missing(),
+                is_there=lambda: self._search() is not None,
+                pattern=f"{original.folder}/*" if original.label_key else "*.gz",
+            )
+        train, test = (self.load(split).images.shape[2:] for split in SPLITS)
         if train != test:
             raise DataError(
                 f"dataset.root={self._root}: the training images are {train[0]}x{train[1]}, those"
-                f" of the test set {test[0]}x{test[1]}: they do not belong together; delete both"
-                " and download them again"
+                f" of the test set {test[0]}x{test[1]}; delete both and download them again"
             )
 
     def fingerprint(self) -> str | None:
         """Return None for the originals, which is what a download gives, too."""
-        found = self._search()
-        if isinstance(found, _Missing):
+        if (found := self._search()) is None:
             return None
         self.prepare()  # damaged files are an error, and not another dataset
-        original, paths = ORIGINALS[self.name], [*dict.fromkeys(found["train"] + found["test"])]
+        paths = [*found["train"], *found["test"]]
         with Checksums("known") as checksums:
-            if len(paths) == 1:
-                names = original.names("train") + original.names("test")
-                read = functools.partial(_sums_of_members, paths[0], names)
-                sums = checksums.once(paths[0], " ".join(names), read).split()
-            else:
-                sums = [checksums.of(path) for path in paths]
-        known = next((name for name, each in ORIGINALS.items() if each.sums == sums), None)
-        if known not in (None, self.name):
+            sums = [checksums.of(path) for path in paths]
+        known = (name for name, each in ORIGINALS.items() if [*each.sums.values()] == sums)
+        name, where = next(known, None), f"dataset={self.name}: the files in {paths[0].parent}"
+        if name is None:
+            warn_once(f"{where} are not the published ones")
+            return digest(sums)
+        if name != self.name:
             raise DataError(
-                f"dataset={self.name}: the files in {paths[0].parent} are those of {known}; use"
-                f" dataset={known}, or another dataset.root"
+                f"{where} are those of {name}; use dataset={name}, or another dataset.root"
             )
-        if known is None:
-            warn_once(
-                f"dataset={self.name}: the files in {paths[0].parent} are not the published ones"
-            )
-        return None if known else digest(sums)
+        return None
 
     def known_images(self) -> tuple[int, tuple[int, int], int]:
-        """See DatasetConfig."""
         original = ORIGINALS[self.name]
-        shape = (3, (32, 32)) if original.archive else (1, (28, 28))
+        shape = (3, (32, 32)) if original.label_key else (1, (28, 28))
         return *shape, len(original.classes)
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """See DatasetConfig."""
         from expt.data.images import of_arrays
 
         names = ORIGINALS[self.name].classes
@@ -221,12 +203,11 @@ class Downloaded(Images):
 
         Raise DataError for files that are missing, damaged, or do not belong together.
         """
-        found = self._search()
-        if isinstance(found, _Missing):
-            raise self._missing_error(found, "")
+        if (found := self._search()) is None:
+            raise DataError(self._missing())
         paths, original = found[split], ORIGINALS[self.name]
         try:
-            images, labels = arrays = _read(original, split, paths, f"{self.name}-{split}")
+            images, labels = arrays = _read(original, paths, f"{self.name}-{split}")
         except OSError as error:
             raise DataError(f"dataset={self.name}: a file cannot be read ({error})") from error
         if len(images) != len(labels):
@@ -245,70 +226,39 @@ class Downloaded(Images):
     def folder(self) -> Path | None:
         """Return where the files are; None if they are yet to be downloaded."""
         found = self._search()
-        return None if isinstance(found, _Missing) else found["train"][0].parent
+        return found["train"][0].parent if found else None
 
     @property
     def _root(self) -> Path:
         return Path(self.root) if self.root is not None else cache_dir() / "data"
 
-    def _search(self) -> dict[Split, tuple[Path, ...]] | _Missing:
-        """Return each split's files, all from the first folder that has every one.
-
-        If there is none, return what the fullest folder lacks.
-        """
-        original, folders, lacking = ORIGINALS[self.name], self._folders(), list[tuple[str, ...]]()
-        archive = self._root / original.archive
-        if original.archive and not (self._root / original.folder).is_dir() and archive.is_file():
-            return {"train": (archive,), "test": (archive,)}
-        wanted = [name for split in SPLITS for name in original.names(split)]
-        for folder in folders:
-            found = {name: path for name in wanted if (path := _file(folder, name)) is not None}
-            if len(found) == len(wanted):
-                return {s: tuple(found[name] for name in original.names(s)) for s in SPLITS}
-            lacking.append(tuple(name for name in wanted if name not in found))
-        return _Missing(min(lacking, key=len), folders)
+    def _search(self) -> dict[Split, tuple[Path, ...]] | None:
+        """Return each split's files, all from the first folder that has every one."""
+        original = ORIGINALS[self.name]
+        for folder in self._folders():
+            found = {name: path for name in original.sums if (path := _file(folder, name))}
+            if len(found) == len(original.sums):
+                test = tuple(path for name, path in found.items() if name.startswith(_OF_TEST))
+                return {"train": tuple(found.values())[: -len(test)], "test": test}
+        return None
 
     def _folders(self) -> tuple[Path, ...]:
-        root, original = self._root, ORIGINALS[self.name]
-        if original.archive:
-            return root / original.folder, root
-        own = root / original.folder / "raw"  # torchvision's
+        own = self._root / ORIGINALS[self.name].folder
         if self.root is not None:
-            return own, root / "raw", root
+            return own, self._root / "raw", self._root
         # In the cache each set has its own folder: the files of MNIST and Fashion-MNIST have the
         # same names.
         return (own, DEBIAN_FASHION_MNIST) if self.name == "fashion_mnist" else (own,)
 
-    def _obtain(self, missing: _Missing) -> None:
-        if not self.download:
-            raise self._missing_error(missing, ", and dataset.download is false")
-        try:
-            # Only the originals: their checksums were verified, and expt keeps a decoded copy.
-            fetch(
-                self._root,
-                lambda cls, root: [cls(root, download=True)],
-                ORIGINALS[self.name].cls,
-                is_there=lambda: not isinstance(self._search(), _Missing),
-                pattern="*.gz",
-            )
-        except (DataError, OSError) as error:
-            raise self._missing_error(missing, f", and the download failed ({error})") from error
-
-    def _missing_error(self, missing: _Missing, why: str) -> DataError:
-        folders, original = ", ".join(map(str, missing.folders)), ORIGINALS[self.name]
-        if original.archive:
-            wanted = f"{', '.join(missing.names)} (or {original.archive})"
-            fix = f"put {original.archive} into {self._root}"
-        else:
-            wanted = f"{', '.join(missing.names)} (plain or .gz)"
-            fix = f"put the files into {missing.folders[0]}; {original.hint}"
-        return DataError(f"dataset={self.name}: {wanted} not found in {folders}{why}; {fix}")
-
-
-def _sums_of_members(archive: Path, names: Sequence[str]) -> str:
-    from expt.data.formats import members_of
-
-    return " ".join(md5(io.BytesIO(data)) for _, data in members_of(archive, names))
+    def _missing(self) -> str:
+        """Say what the fullest folder lacks."""
+        original, folders = ORIGINALS[self.name], self._folders()
+        lacking = ([name for name in original.sums if not _file(each, name)] for each in folders)
+        fewest = min(lacking, key=len)
+        return (
+            f"dataset={self.name}: {', '.join(fewest)} (plain or .gz) not found in"
+            f" {', '.join(map(str, folders))}; put the files into {folders[0]}: {original.hint}"
+        )
 
 
 def _file(folder: Path, name: str) -> Path | None:
@@ -319,16 +269,15 @@ def _file(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _read(original: _Original, split: Split, paths: tuple[Path, ...], label: str) -> Arrays:
+def _read(original: _Original, paths: tuple[Path, ...], label: str) -> Arrays:
     from expt.data.formats import read_cifar, read_idx
 
     def read_idx_pair() -> Arrays:
         images, labels = read_idx(paths[0], 3), read_idx(paths[1], 1)
         return Arrays(images[:, None], labels.astype("int64"))
 
-    if original.archive:
-        members = original.names(split)
-        return decoded(label, paths, lambda: read_cifar(paths, members, original.label_key))
+    if original.label_key:
+        return decoded(label, paths, lambda: read_cifar(paths, original.label_key))
     if any(path.suffix == ".gz" for path in paths):
         return decoded(label, paths, read_idx_pair)
     return read_idx_pair()  # bytes as they are: nothing to decode
@@ -350,13 +299,11 @@ class Synthetic(Images):
     seed: int
 
     def known_images(self) -> tuple[int, tuple[int, int], int]:
-        """See DatasetConfig."""
         return self.channels, self.image_size, self.num_classes
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """See DatasetConfig."""
         import torch
 
         from expt.data.images import of_arrays

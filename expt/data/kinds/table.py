@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -27,7 +26,7 @@ from expt.data.columns import (
     numbers_of,
 )
 from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise
-from expt.errors import ConfigError, DataError, did_you_mean
+from expt.errors import ConfigError, DataError, did_you_mean, listed
 
 if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
     import numpy as np
@@ -37,8 +36,6 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
 
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 _INDEX, _COUNTER = "has no name, as the index that pandas writes", "counts the rows"
-_MANY = 12
-"""Names that are listed."""
 DIABETES = Path(__file__).parents[1] / "diabetes.csv"
 
 
@@ -75,7 +72,6 @@ class _Table(DatasetConfig):
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
-        """See DatasetConfig."""
         return "row"
 
     @property
@@ -93,7 +89,6 @@ class _Table(DatasetConfig):
             assert self.file
 
     def described(self, task: Any) -> str:
-        """See DatasetConfig."""
         rows = self.load(task)
         names, targets, features = rows.class_names, rows.target_names, rows.feature_names
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
@@ -112,10 +107,7 @@ class _Table(DatasetConfig):
         """
         targets, known = names_of(self.targets), tuple((trained_on or {}).get("feature_names", ()))
         kind, state = getattr(task, "TARGETS", "numbers"), tuple(state_of(self.file))
-        rows = _load(self.file, state, targets, self.features or (), known, kind)
-        if trained_on is None and rows.class_names:
-            check_learnable(self.file, targets[0], rows.targets, rows.class_names)
-        return rows
+        return _load(self.file, state, targets, self.features or (), known, kind)
 
     def open(
         self,
@@ -153,11 +145,9 @@ class Table(_Table):
     TASKS = ("classification", "regression", "multilabel")
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         return problems_of_columns("targets", self.targets, self.standardise_targets, task)
 
     def fingerprint(self) -> str:
-        """See DatasetConfig."""
         return of_content([self.file])
 
 
@@ -207,14 +197,21 @@ def _load(
     for key, chosen in (("targets", targets), ("features", features)):
         _refuse_missing(path, columns, key, chosen)
     refuse_twice({"targets": targets, "features": features})
-    found, names, left_out = _features(path, columns, targets, features, known)
+    if not len(columns[targets[0]]):
+        raise DataError(f"{path}: has no rows; give it some")
+    class_names = tuple[str, ...]()
     if kind == "class":
-        answers, class_names = classes_of(path, targets[0], columns[targets[0]])
-        return Rows(found, answers, names, targets, class_names, left_out)
-    answers, target_names = numbers_of(path, columns, targets, _LABELS if kind == "labels" else FIX)
-    if kind == "labels":
-        check_labels(path, target_names, answers)
-    return Rows(found, answers, names, target_names, (), left_out)
+        (target,) = target_names = targets
+        answers, class_names = classes_of(path, target, columns[target])
+        if not known:
+            check_learnable(path, target, answers, class_names)
+    else:
+        fix = _LABELS if kind == "labels" else FIX
+        answers, target_names = numbers_of(path, columns, targets, fix)
+        if kind == "labels":
+            check_labels(path, target_names, answers)
+    found, names, left_out = _features(path, columns, targets, features, known)
+    return Rows(found, answers, names, target_names, class_names, left_out)
 
 
 def _features(
@@ -225,35 +222,33 @@ def _features(
     known: Sequence[str],
 ) -> tuple[np.ndarray, tuple[str, ...], dict[str, str]]:
     """Return the features, their names, and why others are left out if nobody chose any."""
-    is_open, left_out = not (features or known), dict[str, str]()
-    chosen = [*features] or [name for name in columns if name in {*known, *map(base, known)}]
-    if is_open:
-        left_out = {name: _INDEX for name in columns if name in columns.index - {*targets}}
-        chosen = [name for name in columns if name not in (*targets, *left_out)]
+    if features or known:
+        run = {*known, *map(base, known)}
+        if chosen := [*features] or [name for name in columns if name in run]:
+            return *numbers_of(path, columns, chosen), {}
+        raise ConfigError(
+            f"dataset.features: {path} has none of the run's columns {listed(known)}; give it these"
+        )
+    left_out = {name: _INDEX for name in columns if name in columns.index - {*targets}}
+    chosen = [name for name in columns if name not in (*targets, *left_out)]
     if not chosen:
-        what = f"none of the run's columns {listed(known)}" if known else "only targets"
-        raise ConfigError(f"dataset.features: {path} has {what}; give it the others")
-    if not len(columns[chosen[0]]):
-        raise DataError(f"{path}: has no rows; give it some")
+        raise ConfigError(f"dataset.features: {path} has only targets; give it other columns")
     try:
         found, names = numbers_of(path, columns, chosen)
     except DataError as error:
-        numbers = [name for name in chosen if is_open and is_feature(columns[name])]
+        numbers = [name for name in chosen if is_feature(columns[name])]
         more = f", or use the columns of numbers only: {_word(numbers)}" if numbers else ""
-        raise DataError(f"{error}{more}") from None
-    counters = [
-        name in columns and counts_rows(each) for name, each in zip(names, found.T, strict=True)
-    ]
-    if is_open and any(counters):
-        left_out |= dict.fromkeys(itertools.compress(names, counters), _COUNTER)
-        if all(counters):
-            raise ConfigError(
-                f"dataset.features: {path} has no column beside the targets but {listed(names)}"
-                f" ({_COUNTER}); if it is to be learned from: {_word(names)}"
-            )
-        kept = [place for place, name in enumerate(names) if name not in left_out]
-        return found[:, kept], tuple(names[place] for place in kept), left_out
-    return found, names, left_out
+        raise DataError([*error.problems[:-1], f"{error.problems[-1]}{more}"]) from None
+    numbered = zip(names, found.T, strict=True)
+    counters = [name for name, each in numbered if name in columns and counts_rows(each)]
+    if len(counters) == len(names):
+        raise ConfigError(
+            f"dataset.features: {path} has no column beside the targets but {listed(names)}"
+            f" ({_COUNTER}); if it is to be learned from: {_word(names)}"
+        )
+    kept = [place for place, name in enumerate(names) if name not in counters]
+    left_out |= dict.fromkeys(counters, _COUNTER)
+    return found[:, kept], tuple(names[place] for place in kept), left_out
 
 
 def _word(features: Sequence[str]) -> str:
@@ -276,12 +271,6 @@ def _refuse_missing(path: Path, columns: Columns, key: str, names: Sequence[str]
             f"dataset.{key}={name}: {path} has no such column, it has {listed([*columns])}"
             f".{did_you_mean(name, list(columns))}"
         )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first of many names."""
-    more = f", ... {len(names)} in all" if len(names) > _MANY else ""
-    return ", ".join(names[:_MANY]) + more
 
 
 def refuse_twice(chosen: Mapping[str, Sequence[str]]) -> None:

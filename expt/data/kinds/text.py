@@ -56,11 +56,9 @@ class Text(DatasetConfig):
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
-        """See DatasetConfig."""
         return "window"
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
         if self.val_fraction + self.test_fraction >= 1:
             return [
                 f"dataset.val_fraction={self.val_fraction}: with dataset.test_fraction="
@@ -74,13 +72,11 @@ class Text(DatasetConfig):
         return []
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """See DatasetConfig."""
         self.extents()
         below = files_below(self.root)
         report_left_out(self.root, left_out(below, map(str, self.files())), "text")
 
     def fingerprint(self) -> str:
-        """See DatasetConfig."""
         self.extents()
         tokenizer = [] if self.tokens == "bytes" else [Path(self.tokens)]
         return of_content((*self.files(), *tokenizer), self._kept)
@@ -92,7 +88,6 @@ class Text(DatasetConfig):
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """See DatasetConfig."""
         from expt.data.memory import of_extents
 
         tokens = None if self.tokens == "bytes" else self._tokens()
@@ -143,7 +138,6 @@ class Text(DatasetConfig):
         return 1 + int(max(self._tokenizer().get_vocab(with_added_tokens=True).values()))
 
     def encode(self, text: str) -> list[int]:
-        """See DatasetConfig."""
         if self.tokens == "bytes":
             return list(text.encode())
         return [*self._tokenizer().encode(text, add_special_tokens=False).ids]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -60,20 +58,12 @@ class Torchvision(Images):
     may_have_val = True
 
     def has_masks(self, segments: bool) -> bool:
-        """See DatasetConfig."""
         return segments
 
     def mask_classes(self) -> int | None:
-        """See DatasetConfig."""
         return _MASKS[self.set][0] if self.set in _MASKS else None
 
     def problems(self, task: Any) -> list[str]:
-        """See DatasetConfig."""
-        if (known := _known_sets()) and self.set not in known:
-            return [
-                f"dataset.set={self.set}: not in torchvision.datasets."
-                + did_you_mean(self.set, known)
-            ]
         return problems_of_masks(self, task) if task.TARGETS == "mask" else []
 
     @property
@@ -85,24 +75,17 @@ class Torchvision(Images):
         """Have torchvision download the dataset into a folder that is empty, or not there."""
         if self._files():
             return
-        fix = f"put there what torchvision.datasets.{self.set} unpacks, or give dataset.root=FOLDER"
-        if not self.download:
-            raise DataError(
-                f"dataset.set={self.set}: no files in {self.folder}, and dataset.download is false;"
-                f" {fix}"
-            )
-        try:
-            fetch(
-                self.folder,
-                lambda cls, root: [*self._constructed(cls, root, fetches=True).values()],
-                self.set,
-                is_there=lambda: bool(self._files()),
-            )
-        except DataError as error:
-            raise DataError(
-                f"dataset.set={self.set}: no files in {self.folder}, and the download failed"
-                f" ({error}); {fix}"
-            ) from error
+        if self.download:
+            _class(self.set)
+        fetch(
+            self.folder,
+            lambda cls, root: [*self._constructed(cls, root, fetches=True).values()],
+            self.set,
+            download=self.download,
+            missing=f"dataset.set={self.set}: no files in {self.folder}; put there what"
+            f" torchvision.datasets.{self.set} unpacks, or give dataset.root=FOLDER",
+            is_there=lambda: bool(self._files()),
+        )
 
     def fingerprint(self) -> str | None:
         """Return that of all files in the folder; None if they are yet to be downloaded."""
@@ -120,40 +103,31 @@ class Torchvision(Images):
 
         from expt.data.custom import some_targets
         from expt.data.image_files import values_of
-        from expt.data.images import Pictures, channels_of, of_numbers, of_pictures, row
-        from expt.data.masks import MaskPictures, of_masks
+        from expt.data.images import of_numbers, of_pictures, pictures_of, row
+        from expt.data.masks import of_masks
 
-        segments = task.TARGETS == "mask"
-        sets = self._read(_MASKS.get(self.set, (0, {}))[1] if segments else {})
-        if segments:
-            values = values_of(self, task)
-            how: Any = {"channels": self.channels or 3, "size": self.image_size, "values": values}
-            how["target"] = _classes_of_masks(self.set, values.ignore_index)
-            masks = {part: MaskPictures(pairs=each, **how) for part, each in sets.items()}
-            return of_masks(masks, values.num_classes, num_workers)
-        train = sets["train"]
-        picture, target = train[0]
-        channels = channels_of(picture, self.channels)
-        pictures = {part: Pictures(each, channels, self.image_size) for part, each in sets.items()}
+        if task.TARGETS == "mask":
+            masks = self._read(_MASKS.get(self.set, (0, {}))[1])
+            target = _classes_of_masks(self.set, values_of(self, task).ignore_index)
+            return of_masks(masks, self, task, num_workers, target)
+        sets = self._read({})
+        train, pictures = sets["train"], pictures_of(sets, self)
         if task.TARGETS in ("labels", "numbers"):
-            number = len(row(target))
+            number = len(row(train[0][1]))
             known = [name for name in getattr(train, "attr_names", ()) if name]
             names = known if len(known) == number else [*map(str, range(number))]
             found = of_numbers(pictures, torch.zeros(len(train), number), names, num_workers)
             raw = dataclasses.replace(pictures["train"], target=row)
             return dataclasses.replace(found, targets_of=functools.partial(some_targets, raw))
-        memory = {part: _in_memory(each, device) for part, each in sets.items()}
-        whole = {part: each for part, each in memory.items() if each is not None}
-        if self.image_size or self.channels or len(whole) < len(sets):
-            whole = {}
+        as_they_are = not (self.image_size or self.channels)
+        memory = {part: _in_memory(each, device) for part, each in sets.items() if as_they_are}
         classes = _class_names(self.set, train)
-        return of_pictures(pictures, classes, labels_of(train), num_workers, whole)
+        return of_pictures(pictures, classes, labels_of(train), num_workers, memory)
 
     def _read(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Construct each part. Raise DataError for files that are missing or damaged."""
         try:
-            cls = getattr(importlib.import_module("torchvision.datasets"), self.set)
-            return self._constructed(cls, self.folder, more)
+            return self._constructed(_class(self.set), self.folder, more)
         except TypeError as error:
             raise ConfigError(f"dataset.set={self.set}: {error}; see dataset.options") from error
         except ImportError as error:
@@ -201,16 +175,14 @@ class Torchvision(Images):
         return found
 
 
-def _known_sets() -> Sequence[str]:
-    """Return the names that torchvision.datasets exports, without an import, which takes 1 s."""
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return ()
-    tree = ast.parse((Path(spec.origin).parent / "datasets" / "__init__.py").read_text())
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return tuple(ast.literal_eval(node.value))
-    return ()
+def _class(name: str) -> Any:
+    """Return a class of torchvision's datasets. Raise ConfigError for another name."""
+    library = importlib.import_module("torchvision.datasets")
+    if name not in library.__all__:
+        raise ConfigError(
+            f"dataset.set={name}: not in torchvision.datasets{did_you_mean(name, library.__all__)}"
+        )
+    return getattr(library, name)
 
 
 def labels_of(found: Any) -> Tensor | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
 import statistics
@@ -14,66 +12,44 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from expt.errors import ConfigError, did_you_mean, printable
+from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FoundRecord, Record
 from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold, value_of
 from expt.runs.view.progress import WIDE
 from expt.runs.view.query import ListedRun, best_first, falls
 from expt.runs.view.summary import STALE
-from expt.runs.view.text import cells, elapsed, in_csv, say, setting, shown_path
+from expt.runs.view.text import as_csv, cells, elapsed, plain_table, setting, shown_path
 
 
 def print_listing(
     console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()
 ) -> None:
-    """Print a line for each run; where folders do not fit, each has a line of its own.
-
-    Paths are left to the terminal to wrap, to be copied whole.
-    """
-    paths = [printable(str(run.values["run"])) for run in runs]
-    longest = max(map(len, (*paths, "run")))
-    for width in dict.fromkeys((console.width, min(console.width, WIDE - 1))):
-        table = _listing(runs, width, stale)
-        fits = longest + 2 + console.measure(table).maximum <= console.width
-        if fits:
+    """Print a line for each run; the terminal wraps one that is too long, so no path is cut."""
+    unlimited = console.options.update(max_width=10_000)
+    for narrow in (console.width < WIDE, True):
+        table = _listing(runs, stale, narrow=narrow)
+        table.width = console.measure(table, options=unlimited).maximum
+        if table.width <= console.width:
             break
-    for line, path in zip(_lines(console, table), ["run" if fits else "", *paths], strict=True):
-        if fits:
-            style = "bold" if path == "run" else ""
-            console.print(Text.assemble((path.ljust(longest), style), "  ", line))
-            continue
-        if path:
-            say(console, path)
-        console.print(Text.assemble("  ", line), soft_wrap=True)
+    console.print(table, soft_wrap=True)
 
 
-def _lines(console: Console, table: Table) -> list[Text]:
-    with console.capture() as captured:
-        width = max(console.width, console.measure(table).maximum)
-        console.print(table, width=width, soft_wrap=True)
-    return [Text.from_ansi(line) for line in captured.get().splitlines()]
-
-
-def _listing(runs: Sequence[ListedRun], width: int, stale: Collection[Path]) -> Table:
-    """Return the columns but the folder; in a narrow terminal without what all runs have."""
+def _listing(runs: Sequence[ListedRun], stale: Collection[Path], *, narrow: bool) -> Table:
+    """Return a row for each run; in a narrow terminal without what all runs have."""
     objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
     metric = best_first([run.result for run in runs])[0]
     finals = (f"{metric}/test", f"{metric}/val")
     final = next((tag for tag in finals if any(tag in run.values for run in runs)), None)
-    about, narrow = ["model", "dataset", "workers"], width < WIDE
+    about = ["model", "dataset", "workers"]
     if narrow:
         about = [key for key in about if len({run.values.get(key) for run in runs}) > 1]
     numbers = ["best" if narrow else f"best {shared}".strip()]
     if final:
         numbers.append(final.rpartition("/")[2] if narrow else final)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("status", *about):
-        table.add_column(column, justify="right" if column == "workers" else "left", no_wrap=True)
-    for column in (*numbers, "time" if narrow else "train time"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("run", "status", *about, *numbers, "time" if narrow else "train time")
+    table = plain_table(columns, left=("run", "status", "model", "dataset"))
     for run in runs:
         values = run.values
         best = _shown(values["best"])
@@ -82,31 +58,27 @@ def _listing(runs: Sequence[ListedRun], width: int, stale: Collection[Path]) -> 
         described = [str(values.get(key) or "") for key in about]
         took = elapsed(values["time"]) if values["time"] else ""
         shown = [reached, _shown(values.get(final))] if final else [reached]
-        table.add_row(*cells(status, *described, *shown, took))
+        table.add_row(*cells(values["run"], status, *described, *shown, took))
     return table
 
 
-def as_csv(runs: Sequence[ListedRun]) -> str:
+def listing_csv(runs: Sequence[ListedRun]) -> str:
     """Return a line for each run, with every setting and metric that any of them has."""
     keys = list(dict.fromkeys(key for run in runs for key in run.values))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(in_csv, keys))
+    rows: list[list[Any]] = [keys]
     for run in runs:
         values = dict(run.values)
         if values["started"] is not None:
             began = datetime.fromtimestamp(values["started"])
             values["started"] = began.isoformat(timespec="seconds")
-        writer.writerow([in_csv(values.get(key)) for key in keys])
-    return text.getvalue()
+        rows.append([values.get(key) for key in keys])
+    return as_csv(rows)
 
 
 def side_by_side(first: ListedRun, second: ListedRun) -> Table:
     """Return the settings in which two runs differ, then their results and differences."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", shown_path(first.folder), shown_path(second.folder)):
-        table.add_column(cells(column)[0], overflow="fold", no_wrap=not column)
-    table.add_column("difference", justify="right", no_wrap=True)
+    columns = ("", shown_path(first.folder), shown_path(second.folder))
+    table = plain_table((*columns, "difference"), left=columns)
     pairs = [(run.values, run.result) for run in (first, second)]
     metrics = dict.fromkeys(tag for _, result in pairs for tag in result.get("metrics") or {})
     results = ["status", "workers", "best", *metrics, "time"]
@@ -241,26 +213,26 @@ def _values(row: Row, metric: str) -> Values:
 
 
 def _test(first: Values, second: Values) -> tuple[float, float, float, float]:
-    """Return the mean of `first - second` by seed, its interval, and p."""
+    """Return the mean of `first - second` by seed, its interval, and p; nan without a spread."""
     try:
         from scipy import stats
     except ImportError:
         raise ConfigError("--verdict: needs scipy; pip install 'expt[verdict]'") from None
     pairs = [(first[key], second[key]) for key in first if key in second]
-    differences = [a - b for a, b in pairs]
+    if not pairs:
+        return math.nan, math.nan, math.nan, math.nan
     error = [ROUNDING * max(abs(a), abs(b)) for a, b in pairs]
+    differences = [a - b for a, b in pairs]
     around = [(value - off, value + off) for value, off in zip(differences, error, strict=True)]
-    mean, off = statistics.fmean(differences or [math.nan]), statistics.median(error or [0.0])
-    has_spread = len(pairs) > 1 and max(around)[0] > min(high for _, high in around)
-    if not has_spread and len(pairs) > 1:  # then the one that is rounded least says it best
-        off, mean = min(zip(error, differences, strict=True))
-    if abs(mean) <= off:
-        mean = 0.0
+    has_spread = max(low for low, _ in around) > min(high for _, high in around)
+    lead = (statistics.fmean if has_spread else statistics.median)(differences)
+    if abs(lead) <= statistics.median(error):
+        lead = 0.0
     if not has_spread:
-        return mean, math.nan, math.nan, math.nan
+        return lead, math.nan, math.nan, math.nan
     tested = stats.ttest_1samp(differences, 0.0)
     interval = tested.confidence_interval(1 - LEVEL)
-    return mean, float(interval.low), float(interval.high), float(tested.pvalue)
+    return lead, float(interval.low), float(interval.high), float(tested.pvalue)
 
 
 def _holm(p: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
@@ -273,24 +245,11 @@ def _holm(p: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
     }
 
 
-def check_metric(metric: str, runs: Sequence[FoundRecord]) -> None:
-    """Raise ConfigError where no run has measured `metric`."""
-    known = {tag for run in runs for tag in run.get("metrics") or {}}
-    if metric not in known:
-        raise ConfigError(
-            f"--metric {metric}: no run has such a metric.{did_you_mean(metric, known)}"
-        )
-
-
 def verdict_table(found: Verdicts) -> Table:
     """Return a table with a line for each verdict."""
     keys = list(found.best.settings)
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for column in (*keys, "seeds", "lead of the best", "95 % interval", "p", "verdict"):
-        left = column in {*keys, "verdict"}
-        shown.add_column(
-            cells(column)[0], justify="left" if left else "right", overflow="fold", no_wrap=not left
-        )
+    columns = (*keys, "seeds", "lead of the best", "95 % interval", "p", "verdict")
+    shown = plain_table(columns, left={*keys, "verdict"})
     best = (setting(found.best.settings[key]) for key in keys)
     shown.add_row(*cells(*best, found.best_seeds, "", "", "", "the best"))
     for one in found.others:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import hashlib
-import io
 import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from expt.runs.result import COMPLETED, PRUNED, FoundRecord, device_s
 from expt.runs.sweep import place, results_of_sweep
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.summary import STALE, epochs_done
-from expt.runs.view.text import Terminal, cells, elapsed, in_csv, setting
+from expt.runs.view.text import Terminal, as_csv, cells, elapsed, plain_table, setting
 
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
@@ -95,7 +93,10 @@ def rows(
     runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False
 ) -> list[Row]:
     """Return the leaderboard, best first, or by the column, setting or metric `sort`."""
-    groups = experiments(runs)
+    alike: dict[str, list[FoundRecord]] = {}
+    for run in runs:
+        alike.setdefault(without_seed(run), []).append(run)
+    groups = [*alike.values()]
     settings = [_Settings(group[0]) for group in groups]
     keys = _columns(settings, [list(_overrides(group[0])) for group in groups])
     objective = objective_of(runs)
@@ -109,29 +110,6 @@ def rows(
         return (row.mean if row.values else None) if by == objective else _mean(row, by)
 
     return ordered(found, value, falling=falls(by, runs) != reverse)
-
-
-def experiments(runs: Iterable[FoundRecord]) -> list[list[FoundRecord]]:
-    """Group the runs that repeat one another, with another seed or fold.
-
-    Forks of parents that differ by their seeds are repetitions where each has its parent's seed.
-    Where two of them have the same seed, each parent is an experiment of its own.
-    """
-    found = list[list[FoundRecord]]()
-    for group in _grouped(runs, without_seed):
-        parents = _grouped(group, parent_of)
-        seeds = [seed for forks in parents for seed in {seed_and_fold(run) for run in forks}]
-        found += parents if len(set(seeds)) < len(seeds) else [group]
-    return found
-
-
-def _grouped(
-    runs: Iterable[FoundRecord], by: Callable[[FoundRecord], Hashable]
-) -> list[list[FoundRecord]]:
-    groups: dict[Hashable, list[FoundRecord]] = {}
-    for run in runs:
-        groups.setdefault(by(run), []).append(run)
-    return list(groups.values())
 
 
 def seed_and_fold(run: FoundRecord) -> tuple[Any, ...]:
@@ -152,12 +130,6 @@ def without_seed(run: FoundRecord) -> str:
     return hashlib.sha256(json.dumps(typed, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def parent_of(run: FoundRecord) -> str:
-    """Return the checkpoint that a fork began from; "" of another run."""
-    content = run.get("content")
-    return content.get("fork", "") if content else ""
-
-
 def wide_console() -> Console:
     """Return the terminal; without one, lines are as long as what they hold."""
     return Terminal() if sys.stdout.isatty() else Terminal(width=1000)
@@ -171,19 +143,12 @@ def leaderboard(
     stale: Collection[Path] = (),
 ) -> Table:
     """Return the first of `rows` as a table; `stale` are folders of runs of other code."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
     found = rows(runs, sort, reverse=reverse)
+    head, *below = lines(found[:SHOWN], objective_of(runs), stale)
+    table = plain_table(head, left={*head[: len(_keys(found[:SHOWN]))], "status"})
     if len(found) > SHOWN:
         table.caption = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}"
         table.caption_justify = "left"
-    head, *below = lines(found[:SHOWN], objective_of(runs), stale)
-    num_settings = len(_keys(found[:SHOWN]))
-    for index, column in enumerate(head):
-        right = index >= num_settings and column != "status"
-        # In a narrow terminal settings and a status are folded; a number stays whole.
-        table.add_column(
-            cells(column)[0], justify="right" if right else "left", overflow="fold", no_wrap=right
-        )
     for line in below:
         table.add_row(*cells(*line))
     return table
@@ -228,9 +193,7 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     energy = ["energy_j"] if any("energy_j" in run for run in runs) else []
     before = ["run", "status", "identity"]
     after = ["objective", *tags, "train_s", "device_s", *energy, "error"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(in_csv, [*before, *_headings(keys, {*before, *after}), *after]))
+    table = [[*before, *_headings(keys, {*before, *after}), *after]]
     for run in runs:
         metrics, known = run.get("metrics") or {}, _Settings(run)
         numbers = [
@@ -243,8 +206,8 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
         settings = ["" if (value := known.get(key)) is None else setting(value) for key in keys]
         about = [run["folder"].name, run["status"], run.get("identity", "")]
         error = in_one_line(str(run.get("error") or ""))
-        writer.writerow(map(in_csv, [*about, *settings, *map(_cell, numbers), error]))
-    write_atomically(folder / "summary.csv", text.getvalue())
+        table.append([*about, *settings, *map(_cell, numbers), error])
+    write_atomically(folder / "summary.csv", as_csv(table))
     write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective)) + "\n")
 
 
@@ -294,8 +257,7 @@ class _Settings:
     @functools.cached_property
     def all(self) -> dict[str, Any]:
         """With those that nobody has typed, which takes 20 times as long."""
-        last_resort = f"{without_seed(self._run)} {parent_of(self._run)}".rstrip()
-        return {**settings_of(self._run), **self._typed, _LAST_RESORT: last_resort}
+        return {**settings_of(self._run), **self._typed, _LAST_RESORT: without_seed(self._run)}
 
     def get(self, key: str) -> Any:
         """Return the value of a setting; "" where the run has none."""

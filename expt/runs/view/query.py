@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import fnmatch
@@ -22,7 +21,7 @@ from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
 from expt.runs.request import unquoted
 from expt.runs.result import Record, results_below
-from expt.runs.sweep import has_own_name
+from expt.runs.sweep import copies_among
 from expt.runs.view.text import shown_path
 
 T = TypeVar("T")
@@ -102,17 +101,8 @@ def runs_below(folder: Path) -> list[ListedRun]:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name one, e.g. expt report .")
     found = [*results_below(folder)]
-    named = {_moment(record) for paths, record in found if has_own_name(paths, record)} - {None}
-    return [
-        ListedRun(paths.folder, record)
-        for paths, record in found  # without copies, such as those in MLflow's folder
-        if has_own_name(paths, record) or _moment(record) not in named
-    ]
-
-
-def _moment(record: Record) -> tuple[object, ...] | None:
-    """Return what a run began as and when, which no other has."""
-    return (record["started"], record.get("identity")) if "started" in record else None
+    copies = copies_among(found)  # such as those in MLflow's folder
+    return [ListedRun(run.folder, record) for run, record in found if run.folder not in copies]
 
 
 def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:
@@ -229,37 +219,9 @@ def _equal(value: Any, wanted: str) -> bool:
     if number is not None and other is not None:
         return number == other or (number != number and other != other)
     text = str(value)
-    return text in (wanted, unquoted(wanted)) or (
-        text[:1] == wanted[:1] == "[" and _same(_listed(text), _typed(wanted))
-    )
-
-
-def _same(value: Any, wanted: Any) -> bool:
-    """Compare a list or dict with one that was typed, by its parts."""
-    if isinstance(wanted, str):
-        return _equal(value, wanted)
-    if isinstance(wanted, dict) and isinstance(value, dict):
-        return value.keys() == wanted.keys() and all(_same(value[k], wanted[k]) for k in value)
-    are_lists = isinstance(wanted, list) and isinstance(value, list | tuple)
-    return are_lists and len(value) == len(wanted) and all(map(_same, value, wanted))
-
-
-def _listed(text: str) -> Any:
-    """Return the list of which `settings_of` has made a text; None where it can't be read."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return None
-
-
-@functools.lru_cache
-def _typed(text: str) -> Any:
-    import yaml  # late: for lists only
-
-    try:
-        return yaml.load(text, yaml.BaseLoader)
-    except yaml.YAMLError:
-        return None
+    if text[:1] == wanted[:1] == "[":  # a list, in Python's words and as it is typed
+        text, wanted = (re.sub(r"[\s'\"]", "", each) for each in (text, wanted))
+    return text in (wanted, unquoted(wanted))
 
 
 def _number(value: Any) -> float | None:

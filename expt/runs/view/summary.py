@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,18 +22,21 @@ from expt.runs.result import (
     COMPLETED,
     PRUNED,
     Begun,
+    ByClass,
     Forked,
     Record,
     read_result,
     result_of_any,
     whole_epochs,
 )
-from expt.runs.view.text import cells, resume_command, say, setting, shown_path
+from expt.runs.view.text import cells, plain_table, resume_command, say, setting, shown_path
 
 STALE = "stale"
 """Said of runs whose custom classes have other source now."""
 _SHOWN = 3
 """Commands that are printed."""
+_MOST_CLASSES = 20
+"""Of an evaluation, that are shown one by one."""
 
 
 def print_summary(console: Console, paths: RunPaths) -> None:
@@ -48,9 +50,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         say(console, f"{at_end}; give a larger {longer} to continue")
     values: Mapping[str, float | None] = result.get("metrics") or {}
     metrics = metrics_of((result.get("config") or {}).get("task"))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", *metrics, "of epoch"):
-        table.add_column(column, justify="left" if not column else "right")
+    table = plain_table(("", *metrics, "of epoch"), left=[""])
     for split in ("train", "val", "test"):
         if f"loss/{split}" in values:
             numbers = (_number(values.get(f"{metric}/{split}", "")) for metric in metrics)
@@ -116,22 +116,8 @@ def _facts(result: Record) -> Iterator[str]:
     yield f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {_where(result)}, {speed}"
     if best := result.get("best"):
         yield f"best         {best['metric']} {best['value']:.4f} in epoch {best['epoch']}"
-    elif none := _without_best(result):
-        yield f"no best      {none}"
     if stopped := result.get("stopped_early"):
         yield f"stopped      after epoch {stopped['epoch']}: {stopped['reason']}"
-
-
-def _without_best(result: Record) -> str | None:
-    """Return why no epoch was the best, where each was evaluated."""
-    values: Mapping[str, float] = result.get("metrics") or {}
-    objective: Mapping[str, Any] = result.get("objective") or {}
-    name = str(objective.get("name"))
-    each_epoch = (result.get("config") or {}).get("eval_split") == "test"
-    if math.isfinite(values.get(name, 0.0)) or (name.endswith("/test") and not each_epoch):
-        return None
-    tested = "; what is tested is the last" if "loss/test" in values and not each_epoch else ""
-    return f"{name} was not finite in any epoch{tested}"
 
 
 def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
@@ -141,10 +127,8 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
         name for _, record in records for name in metrics_of(record["config"]["task"])
     )
     several = len(records) > 1
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in (*(["run"] if several else []), "", *metrics, "samples", "of epoch"):
-        left = column in ("run", "")
-        table.add_column(column, justify="left" if left else "right", no_wrap=not left)
+    columns = (*(["run"] if several else []), "", *metrics, "samples", "of epoch")
+    table = plain_table(columns, left=("run", ""))
     for paths, record in records:
         about, name = record["evaluation_of"], [paths.folder.parents[1].name] if several else []
         dataset = "" if about["own_data"] else f"{about['dataset']} "
@@ -157,11 +141,24 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
     paths, record = records[0]
     run = paths.folder.parents[1]
     if not several:
+        classes = record["evaluation_of"].get("by_class", {})
+        if 0 < len(classes) <= _MOST_CLASSES:
+            console.print(_by_class(classes))
         for line in _facts_of_evaluation(record):
             say(console, line)
         say(console, f"numbers      {shown_path(paths.result)}")
     around = run.parent if several else logdir(run)
     say(console, f"look at it   tensorboard --logdir {_quoted(around)}")
+
+
+def _by_class(classes: Mapping[str, ByClass]) -> Table:
+    table = plain_table(("class", "samples", "precision", "recall", "F1"), left=["class"])
+    for name, of in classes.items():
+        shares = (
+            "" if x is None else f"{x:.4f}" for x in (of["precision"], of["recall"], of["f1"])
+        )
+        table.add_row(*cells(name, of["samples"], *shares))
+    return table
 
 
 def _facts_of_evaluation(record: Record) -> Iterator[str]:
@@ -181,37 +178,22 @@ def _facts_of_evaluation(record: Record) -> Iterator[str]:
             yield f"then         the run itself recorded {shown}"
 
 
-def print_ancestry(console: Console, runs: Iterable[tuple[Path, Record]]) -> None:
-    """Print which weights runs began with, where those came from, and the tree of forks."""
-    runs = list(runs)
-    begun: dict[tuple[str, ...], list[Path]] = {}
+def print_ancestry(console: Console, runs: Sequence[tuple[Path, Record]]) -> None:
+    """Print which weights runs began with, and the tree of forks."""
+    begun: dict[str, list[Path]] = {}
     for folder, record in runs:
-        if line := tuple(_ancestors(record)):
-            begun.setdefault(line, []).append(folder)
-    for (first, *others), folders in begun.items():
+        if "weights_from" in record:
+            begun.setdefault(_described(record["weights_from"]), []).append(folder)
+    for origin, folders in begun.items():
         whose = shown_path(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
-        say(console, f"weights      {whose}: from {first}")
-        for depth, each in enumerate(others, 1):
-            say(console, f"             {'  ' * depth}which began from {each}")
+        say(console, f"weights      {whose}: from {origin}")
     print_forks(console, runs)
 
 
-def _ancestors(record: Record) -> Iterator[str]:
-    seen = set[str]()
-    while (begun := record.get("weights_from")) and begun["file"] not in seen:
-        seen.add(begun["file"])
-        there = result_of_any(RunPaths(Path(begun["run"]))) if begun.get("run") else Record()
-        is_it = bool(there) and there.get("identity") == begun["identity"]
-        yield _described(begun, there=bool(there), is_it=is_it)
-        record = there if is_it else {}
-
-
-def _described(begun: Begun, *, there: bool, is_it: bool) -> str:
+def _described(begun: Begun) -> str:
     details = [begun.get("which") or ""]
     details.append(f"epoch {begun['epoch']}" if begun.get("epoch") is not None else "")
     details.append("moving average" if begun.get("average") else "")
-    if begun.get("run") and not is_it:
-        details.append("another run is there now" if there else "no longer there")
     about = ", ".join(filter(None, details))
     return shown_path(Path(begun.get("run") or begun["file"])) + (f" ({about})" if about else "")
 

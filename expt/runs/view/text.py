@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from expt.errors import printable
@@ -27,6 +31,20 @@ class Terminal(Console):
 def cells(*values: object) -> list[Text]:
     """Return cells of a rich table, in which markup and escape sequences are plain text."""
     return [Text(printable(str(value))) for value in values]
+
+
+def plain_table(columns: Iterable[str], left: Collection[str] = ()) -> Table:
+    """Return a table without lines, whose columns are at the right and whole but those of `left`.
+
+    In a narrow terminal the text of these is folded.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        side: Any = "left" if column in left else "right"
+        table.add_column(
+            cells(column)[0], justify=side, overflow="fold", no_wrap=column not in left
+        )
+    return table
 
 
 def say(console: Console, text: str, style: str = "") -> None:
@@ -52,6 +70,13 @@ def in_csv(value: Any) -> Any:
     except ValueError:
         return f"'{value}"
     return value
+
+
+def as_csv(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as CSV, in which no spreadsheet takes a cell for a formula."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(in_csv, row) for row in rows)
+    return text.getvalue()
 
 
 def shown_path(folder: Path) -> str:
