@@ -159,7 +159,7 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
         ("Rows", "double", "sample 5: it holds ['torch.float64', 'torch.float32'], and the first"),
         ("Rows", "integers", "sample 5: it holds [{'row': 'torch.int32'}, 'torch.float32'], and"),
         ("Rows", "keys", "sample 5: it holds [{'row': 'torch.float32', 'more': 'torch.float32'}"),
-        ("Rows", "drops", "collate makes tensors of 3 for 4 samples: the first dimension"),
+        ("Rows", "drops", "collate makes tensors of 3 for 4 samples; put the samples first"),
         ("Rows", "packs", "collate makes tensors of 1 for 4 samples"),
         ("Stream", "begins", "Stream.__iter__ raised KeyError: 'no file' ("),
         ("Unsized", "", "must have __len__; where an epoch ends, and which samples are whose"),
