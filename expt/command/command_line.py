@@ -246,17 +246,17 @@ class Parents:
         """Return whether the sweep has a fork of `given` already."""
         return given in self._known
 
-    def with_words(self, point: Sequence[str]) -> list[str]:
+    def with_words(self, words: Sequence[str]) -> list[str]:
         """Return the words of a run after those of its parent, or of the record if that is gone."""
-        given = next((word for word in reversed(point) if key_of(word) == "fork"), None)
+        given = next((word for word in reversed(words) if key_of(word) == "fork"), None)
         if given is None or not (values := _values(parse_one(given))):
-            return list(point)
+            return list(words)
         known = self._known.get(values[0])
         try:
             record = known[0] if known else continuing.record_of(values[0])
         except ConfigError:
-            return list(point)
-        return [*inherited(record["arguments"], point), *point]
+            return list(words)
+        return [*inherited(record["arguments"], words), *words]
 
     def content(self, config: RunConfig, *, fetch: bool) -> Content:
         """Return what a run of the sweep is made of, at the checkpoint that its first fork had.
