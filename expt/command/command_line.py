@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -68,18 +69,15 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]
 
 def _check_repeated(overrides: Sequence[Override]) -> None:
     """Warn of a key that is typed twice. Raise ConfigError where that hides values of an axis."""
-    for at, earlier in enumerate(overrides):
-        word = earlier.input_line
-        for later in overrides[at + 1 :]:
-            if later.input_line == word or not replaces(later, earlier):
-                continue
-            if earlier.is_sweep_override() or later.is_sweep_override():
-                raise ConfigError(
-                    f"{word}: the key is there twice, also in {later.input_line}; type it once,"
-                    " with all its values"
-                )
-            warn(f"{word}: the key is there twice, and the last counts, {later.input_line}")
-            break
+    for earlier, later in itertools.combinations(overrides, 2):
+        word, other = earlier.input_line, later.input_line
+        if word == other or not replaces(later, earlier):
+            continue
+        if earlier.is_sweep_override() or later.is_sweep_override():
+            raise ConfigError(
+                f"{word}: the key is there twice, also in {other}; type it once, with all its values"
+            )
+        warn(f"{word}: the key is there twice, and the last counts, {other}")
 
 
 def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[str]:
