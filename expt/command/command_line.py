@@ -74,9 +74,7 @@ def _check_repeated(overrides: Sequence[Override]) -> None:
         if word == other or not replaces(later, earlier):
             continue
         if earlier.is_sweep_override() or later.is_sweep_override():
-            raise ConfigError(
-                f"{word}: the key is there twice, also in {other}; type it once, with all its values"
-            )
+            raise ConfigError(f"{word}: {other} has the key too; type it once, with all its values")
         warn(f"{word}: the key is there twice, and the last counts, {other}")
 
 
