@@ -12,8 +12,7 @@ ExptError                1
 |   +-- Diverged         1   the loss or the weights are no longer finite
 |   +-- OutOfMemory      1   of the GPU, or of the machine
 +-- CheckpointError      1   a checkpoint that could not be written, or none that can be read
-+-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); the run folder says
-how to go on
++-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); it can continue
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import resource
 import socket
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,13 @@ def is_external_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def alone(environment: Mapping[str, str]) -> str:
+    """Return the command that takes this process for no worker of a larger job."""
+    counts = ("SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS")
+    names = ["RANK", *(name for name in counts if name in environment)]
+    return f"env {' '.join(f'-u {name}' for name in names)} python -m expt ..."
+
+
 def usable_cpus() -> int:
     """Cores that this process may run on, by affinity and by cgroup quota."""
     cores = _bound_cpus()
@@ -112,7 +119,7 @@ def is_simulated() -> bool:
 
 
 def is_slice(gpu: str) -> bool:
-    """Whether it is a part of a GPU (MIG), of which CUDA shows a process the first alone."""
+    """Whether it is a part of a GPU (MIG), of which CUDA shows a process only the first."""
     return gpu.startswith("MIG-")
 
 

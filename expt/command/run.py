@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -23,10 +23,13 @@ from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
-from expt.launch.part import Launcher
+from expt.launch.launcher import Launcher
 from expt.runs.paths import RunPaths, refuse_mixed
 from expt.runs.request import RunRequest, key_of
 from expt.runs.result import COMPLETED, FAILED, PRUNED, Record, objective_of, read_result
+
+if TYPE_CHECKING:
+    from expt.launch.torchrun import ExternalWorker
 
 
 @dataclass
@@ -80,7 +83,7 @@ class Outcome:
 class Command:
     """What the parts of one command share."""
 
-    how: Launcher
+    how: Launcher | ExternalWorker
     typed_at: float
     console: Console
     may_sweep: bool = True
@@ -124,7 +127,7 @@ def train(
     settings: Mapping[str, Any],
     paths: RunPaths,
     env: Mapping[str, str],
-    on_start: Callable[[], None] | None = None,
+    on_start: Callable[[], None] = lambda: None,
     about: Record | None = None,
 ) -> float | None:
     """Train one run in its folder; `on_start` is called once the folder is the run's.
@@ -141,6 +144,7 @@ def train(
             typed_at=this.typed_at,
             about={**about_run(paths.folder.name, this.words, config), **(about or {})},
             env=env,
+            on_start=on_start,
         )
         if config.preflight:
             from expt.command.preflight import preflight  # late: tables
@@ -149,7 +153,7 @@ def train(
             remove_unused(paths)
             return None
         this.sending.follow(config, paths.folder)
-        this.how.carry_out(request, on_start, this.console)
+        this.how.carry_out(request, this.console)
     except (ConfigError, Interrupted):
         if not is_there:  # else what is there is of before
             remove_unused(paths)

@@ -200,25 +200,27 @@ def standardised(
     `standardises` says which of features and targets are to be so. A column of one value is only
     shifted.
     """
-    found: dict[str, tuple[float, float]] = {}
-    targets_too = standardises[1] and not rows.class_names
-    for kind, is_so in (("feature", standardises[0]), ("target", targets_too)):
-        if is_so:
-            values, scales = _at_unit_scale(getattr(rows, f"{kind}s"), training)
-            changed: dict[str, Any] = {f"{kind}s": values}
-            rows = rows._replace(**changed)
-            found |= dict(zip(getattr(rows, f"{kind}_names"), scales, strict=True))
-    return rows, found
+    scales: dict[str, tuple[float, float]] = {}
+    for kind, is_so in zip(("feature", "target"), standardises, strict=True):
+        if is_so and not (kind == "target" and rows.class_names):
+            chosen = getattr(rows, f"{kind}s")[training]
+            mean, std = chosen.mean(0), chosen.std(0)
+            # A column of one value has no deviation but that of rounding.
+            std = np.where(std > 1e-12 * np.abs(chosen).max(0), std, 1.0)
+            each = zip(mean.tolist(), std.tolist(), strict=True)
+            scales |= dict(zip(getattr(rows, f"{kind}_names"), each, strict=True))
+    return _scaled(rows, scales), scales
 
 
-def _at_unit_scale(
-    values: np.ndarray, training: np.ndarray
-) -> tuple[np.ndarray, list[tuple[float, float]]]:
-    chosen = values[training]
-    mean, std = chosen.mean(0), chosen.std(0)
-    # A column of one value has no deviation but that of rounding.
-    std = np.where(std > 1e-12 * np.abs(chosen).max(0), std, 1.0)
-    return (values - mean) / std, list(zip(mean.tolist(), std.tolist(), strict=True))
+def _scaled(rows: Rows, scales: Mapping[str, tuple[float, float]]) -> Rows:
+    """Return the rows less the mean, by the deviation, of those columns that have a scale."""
+    for kind in ("feature", "target"):
+        names = getattr(rows, f"{kind}_names")
+        if not scales.keys().isdisjoint(names):
+            mean, std = np.array([scales.get(name, (0.0, 1.0)) for name in names]).T
+            values: dict[str, Any] = {f"{kind}s": (getattr(rows, f"{kind}s") - mean) / std}
+            rows = rows._replace(**values)
+    return rows
 
 
 def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
@@ -229,7 +231,6 @@ def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
     targets = trained_on.get("target_names") or rows.target_names
     if len(targets) == len(rows.target_names) == 1:
         rows = rows._replace(target_names=tuple(targets))
-    scales = trained_on.get("standardised", {})
     for kind, wanted in (("feature", trained_on["feature_names"]), ("target", targets)):
         there = getattr(rows, f"{kind}_names")
         if missing := [name for name in wanted if name not in there]:
@@ -237,13 +238,10 @@ def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
                 f"dataset.{kind}s: there is no {missing[0]}, which the run was trained with"
                 f".{did_you_mean(missing[0], there)}"
             )
-        if kind == "target" and rows.class_names:
-            break
-        columns = [there.index(name) for name in wanted]
-        mean, std = np.array([scales.get(name, (0.0, 1.0)) for name in wanted]).T
-        values = (getattr(rows, f"{kind}s")[:, columns] - mean) / std
-        rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
-    return rows
+        if kind == "feature" or not rows.class_names:
+            values = getattr(rows, f"{kind}s")[:, [there.index(name) for name in wanted]]
+            rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
+    return _scaled(rows, trained_on.get("standardised", {}))
 
 
 NO_TARGET = -100

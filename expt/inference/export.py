@@ -63,16 +63,12 @@ class Complete(nn.Module):
 
     def forward(self, samples: Tensor) -> Any:
         """Return what the model gives of them, in units."""
-        output = self.standardised(samples)
+        given = self._preprocess(samples)
+        output = self.model(given if samples.dim() > 2 else given.flatten(1))
         if not len(self.mean):
             return output
         columns = output.double().reshape(output.shape[0], -1)
         return (columns * self.deviation + self.mean).reshape(output.shape)
-
-    def standardised(self, samples: Tensor) -> Any:
-        """Return what the model gives of them."""
-        given = self._preprocess(samples)
-        return self.model(given if samples.dim() > 2 else given.flatten(1))
 
     def without_units(self, output: Tensor) -> Tensor:
         """Return what the model gave, of what came out."""
@@ -134,10 +130,10 @@ def export(
                 f"{file}: is not written: its outputs differ from the model's by up to"
                 f" {difference:.2g}, and {allowed:.1g} is allowed; --tolerance allows more"
             )
-    told = {"takes": f"{inputs}, and gives {outputs}"}
+    found = {"takes": f"{inputs}, and gives {outputs}"}
     if meaning := _GIVES.get(config.task.TARGETS):
-        told["out"] = f"{meaning}; names and scales are in the file's metadata"
-    return told | {
+        found["out"] = f"{meaning}; names and scales are in the file's metadata"
+    return found | {
         "weights": f"of epoch {epoch}, the {which}",
         "checked": f"{sizes[-1]} samples {source}, in batches of {', '.join(map(str, sizes))}",
         "difference": f"at most {difference:.2g}, and {allowed:.2g} is allowed",
@@ -318,11 +314,9 @@ def _compared(
     """Return the difference of outputs that is allowed, and the largest one; nan if one is."""
     sizes, differences = list[Tensor](), list[Tensor]()
     for part in parts:
+        wanted, got = [*leaves(module(*part))], [*call(part)]
         if isinstance(module, Complete):  # compared as the model gives them: in deviations
-            wanted = [*leaves(module.standardised(*part))]
-            got = [*map(module.without_units, call(part))]
-        else:
-            wanted, got = [*leaves(module(*part))], [*call(part)]
+            wanted, got = ([*map(module.without_units, each)] for each in (wanted, got))
         if [each.shape for each in wanted] != [each.shape for each in got]:
             return tolerance, math.inf
         for one, other in zip(wanted, got, strict=True):

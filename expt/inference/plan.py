@@ -87,6 +87,7 @@ class Plan:
         self.device, self.amp, self.top, self.trust_code = device, amp, top, trust_code
         self.record, _ = found(run, which)
         self.config: RunConfig = recorded(self.record["config"])
+        self.data: dict[str, Any] = self.record["data"]
         self._check(paths)
         dataset, data = self.config.dataset, self.data
         self.kind = kind_of(dataset, data)
@@ -117,11 +118,6 @@ class Plan:
             raise ConfigError(f"--top {top}: the run has {self.data['num_classes']} classes")
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"--batch-size {self.batch_size}: must be 1 or more")
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """What the record says of the run's dataset."""
-        return self.record["data"]
 
     @property
     def total(self) -> int | None:
@@ -265,7 +261,7 @@ def _rows(path: str, data: Mapping[str, Any]) -> Samples:
     damaged, wanted = dict[int, str](), [*data.get("feature_names", ())]
     columns: Mapping[str, Column]
     if path.lower().endswith(".npy"):
-        columns, wanted = {"x": _array(path)}, []  # features alone, in their order
+        columns, wanted = {"x": _array(path)}, []  # only features, in their order
     else:
         columns = columns_of(Path(path), damaged)
     if not len(next(iter(columns.values()))):

@@ -109,17 +109,12 @@ def _to_npz(file: IO[bytes]) -> Iterator[Write]:
     def write(answers: Answers, form: Form) -> None:
         names.update(form.beside)
         for name in answers.about[0]:
-            parts[name].append(np.array([_as_utf8(about[name]) for about in answers.about]))
+            parts[name].append(np.array([about[name] for about in answers.about]))
         for name, array in answers.arrays.items():
             parts[name].append(array)
 
     yield write
     np.savez(file, **names, **{name: np.concatenate(several) for name, several in parts.items()})  # type: ignore[arg-type]
-
-
-def _as_utf8(value: str | int) -> str | int:
-    """Return what np.array may hold of a file's name, whatever its bytes."""
-    return os.fsencode(value).decode("utf-8", "replace") if isinstance(value, str) else value
 
 
 FILES = {".csv": to_csv, ".jsonl": _to_jsonl, ".npz": _to_npz}

@@ -1,4 +1,4 @@
-"""A run in the pool, what is told of it, and how the pool uses its machine."""
+"""A run in the pool, what is reported of it, and how the pool uses its machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from expt.errors import ConfigError, Diverged, ExptError, Interrupted, Killed, W
 from expt.launch.workers import Workers
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
+from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import (
     COMPLETED,
     FAILED,
@@ -30,7 +30,7 @@ QUEUED = "queued"
 class Job:
     """A run in the pool: what is asked for, and what has become of it so far.
 
-    The pool alone changes it.
+    Only the pool changes it.
     """
 
     paths: RunPaths
@@ -101,9 +101,10 @@ class Job:
         self.status, self.error = QUEUED, None
 
 
-def described(request: RunRequest) -> str:
-    """Return a line on what a run takes of its files, which are prepared; empty for no run."""
+def prepared(request: RunRequest) -> str:
+    """Prepare the data; return a line on what a run takes of its files, empty for no run."""
     dataset, task = request.config.dataset, request.config.task
+    dataset.prepare(task, learns=not isinstance(request.instead, Evaluation))
     about = "" if request.instead else dataset.described(task)
     return f"data         {about}" if about else ""
 

@@ -5,17 +5,52 @@ Free of torch, and quick, unless this process is one of the workers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 from collections.abc import MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from expt import machine
 from expt.errors import ConfigError
-from expt.launch.part import Launcher, alone
+from expt.machine import alone
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expt.launch.torchrun import ExternalWorker
+    from expt.runs.paths import RunPaths
+    from expt.runs.request import RunRequest
 
 
-def launcher() -> Launcher:
+class Launcher:
+    """This process's part in a run: it starts the workers, or with `debug=true` is the only one."""
+
+    def follow(self, typed_at: float) -> RunPaths | None:
+        """Train as rank 0 decides, and return the run's folder; None if this process decides.
+
+        To be called before any other part of a run.
+        """
+        return None
+
+    def deciding(self) -> contextlib.AbstractContextManager[None]:
+        """While entered, decide what is trained; who waits for it hears if that is refused."""
+        return contextlib.nullcontext()
+
+    def earlier_folder(self) -> Path | None:
+        """Return the folder in which this job's run began, if its workers were started again."""
+        return None
+
+    def carry_out(self, request: RunRequest, console: Console | None = None) -> None:
+        """Train what is asked for. Raises ConfigError, RunFailed or Interrupted."""
+        from expt.launch import one_run
+
+        one_run.run(request, console)
+
+
+def launcher() -> Launcher | ExternalWorker:
     """Return this process's, by its environment."""
     if not machine.is_external_worker():
         return Launcher()

@@ -12,9 +12,10 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
@@ -32,22 +33,20 @@ from expt.errors import (
     Interrupted,
     RunFailed,
 )
-from expt.launch.job import Job, Observer, Options, described
+from expt.launch.job import Job, Observer, Options, prepared, request_of
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths, at_work
-from expt.runs.request import Evaluation, Preflight, RunRequest
+from expt.runs.request import Preflight, RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import resume_command, say
 
 
-def run(
-    request: RunRequest, on_start: Callable[[], None] | None = None, console: Console | None = None
-) -> None:
+def run(request: RunRequest, console: Console | None = None) -> None:
     """Train what is asked for, in its folder. Raises ConfigError, RunFailed or Interrupted.
 
     A new folder of a run that is refused is removed, so that the fixed command may name it again.
@@ -56,9 +55,9 @@ def run(
     try:
         if request.config.debug:
             with at_work(request.paths):
-                _run_in_process(request, on_start, console)
+                _run_in_process(request, console)
         else:
-            _run_workers(request, on_start, console)
+            _run_workers(request, console)
     except ConfigError as error:
         if is_new and not isinstance(error, FolderInUse) and not request.paths.has_trained():
             request.paths.remove_refused()
@@ -67,10 +66,8 @@ def run(
 
 
 class _Shown(Observer):
-    def __init__(
-        self, display: RunDisplay, console: Console, on_start: Callable[[], None] | None
-    ) -> None:
-        self._display, self._console, self._on_start = display, console, on_start
+    def __init__(self, display: RunDisplay, console: Console) -> None:
+        self._display, self._console, self._has_started = display, console, False
 
     def data_found(self, about: str) -> None:
         say(self._console, about)
@@ -81,22 +78,20 @@ class _Shown(Observer):
     def tick(self, active: Sequence[Job]) -> None:
         if not active:  # refused, or at its end
             return
-        if self._on_start:
-            self._on_start()
-            self._on_start = None
+        if not self._has_started:
+            request_of(active[0]).on_start()
+            self._has_started = True
         self._display.update()
 
 
-def _run_workers(
-    request: RunRequest, on_start: Callable[[], None] | None, console: Console
-) -> None:
+def _run_workers(request: RunRequest, console: Console) -> None:
     config, paths = request.config, request.paths
     job = Job(paths, request)
     with RunDisplay(
         paths, console, epochs=config.epochs, print_every=config.print_every
     ) as display:
         try:
-            Pool(machine.detect(), Options(), _Shown(display, console, on_start)).run(iter([job]))
+            Pool(machine.detect(), Options(), _Shown(display, console)).run(iter([job]))
         except KeyboardInterrupt:
             if not paths.result.exists():
                 raise Interrupted(INTERRUPTED_BEFORE) from None
@@ -121,9 +116,7 @@ def way_on(request: RunRequest, error: ExptError) -> str:
     return ""
 
 
-def _run_in_process(
-    request: RunRequest, on_start: Callable[[], None] | None, console: Console
-) -> None:
+def _run_in_process(request: RunRequest, console: Console) -> None:
     """Run the single worker of `debug=true` here, where pdb works."""
     from expt.training import collectives  # late: it imports torch
     from expt.worker.main import run_as, torch_kept
@@ -139,10 +132,9 @@ def _run_in_process(
         paths, console, epochs=config.epochs, print_every=config.print_every, live=False
     )
     with imported.as_on_disk():  # in a notebook it may have been edited since the run before this
-        config.dataset.prepare(config.task, learns=not isinstance(request.instead, Evaluation))
-        if about := described(request):
+        if about := prepared(request):
             say(console, about)
-        recorded = attempt.recorded(on_start)
+        recorded = attempt.recorded()
         with torch_kept(alone.device), recorded as source, watched(display):
             run_as(
                 alone, config, paths, attempt.waited_since, source, until_epoch=request.until_epoch
@@ -234,7 +226,7 @@ def try_out(
         for number, request in enumerate(requests):
             paths = RunPaths(Path(folder, str(number)))
             config = dataclasses.replace(request.config, resume=None, max_restarts=0)
-            new = {"typed_at": None, "may_have_run": False, "goes_on_from": None}
+            new: dict[str, Any] = {"typed_at": None, "may_have_run": False, "goes_on_from": None}
             tried = dataclasses.replace(
                 request, config=config, paths=paths, instead=Preflight(), **new
             )

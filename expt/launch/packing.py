@@ -50,8 +50,10 @@ class Packing:
         self._devices = list(devices)
         self._share = share
         self._max_concurrent = max_concurrent
-        self._waiting: list[Demand] = []
-        self._running: dict[int, tuple[str, ...]] = {}  # in the order of their starts
+        self.waiting: list[Demand] = []
+        """The runs that have not started, in the order in which they may."""
+        self.running: dict[int, tuple[str, ...]] = {}
+        """The devices of each run under way, in the order of their starts."""
         self._taken: dict[int, Demand] = {}
         self._unavailable: dict[str, float] = {}
         self._claim: tuple[Demand, frozenset[str]] | None = None
@@ -63,27 +65,7 @@ class Packing:
                 raise ValueError(
                     f"run {demand.run} asks for {demand.devices or demand.count} of {self._devices}"
                 )
-            bisect.insort(self._waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
-
-    @property
-    def running(self) -> dict[int, tuple[str, ...]]:
-        """The devices of each run that has started and not ended."""
-        return dict(self._running)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no run waits."""
-        return not self._waiting
-
-    @property
-    def next(self) -> int | None:
-        """The run that most likely starts next."""
-        return self._waiting[0].run if self._waiting else None
-
-    @property
-    def waiting(self) -> list[int]:
-        """The runs that have not started, in the order in which they may."""
-        return [demand.run for demand in self._waiting]
+            bisect.insort(self.waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 
     @property
     def num_free(self) -> int:
@@ -96,11 +78,11 @@ class Packing:
 
         `elsewhere` is how many runs of other schedules count towards `max_concurrent`.
         """
-        if not self._waiting:
+        if not self.waiting:
             return None
         if (
             self._max_concurrent is not None
-            and len(self._running) + elsewhere >= self._max_concurrent
+            and len(self.running) + elsewhere >= self._max_concurrent
         ):
             return None
         load = self._load()
@@ -114,7 +96,7 @@ class Packing:
         if self._claim and (devices := _fit(self._claim[0], free)):
             return self._take(self._claim[0], devices)
         unclaimed = self._unclaimed(free)
-        for demand in self._waiting:
+        for demand in self.waiting:
             if not unclaimed:
                 break
             if devices := _fit(demand, unclaimed):
@@ -126,7 +108,7 @@ class Packing:
 
     def end(self, run: int) -> None:
         """Give back the devices of a run."""
-        del self._running[run], self._taken[run]
+        del self.running[run], self._taken[run]
 
     def wait_again(self, run: int, *, unavailable: Iterable[str], until: float) -> None:
         """Queue a run again whose devices are partly in other hands until then."""
@@ -142,14 +124,13 @@ class Packing:
             device: until for device, until in self._unavailable.items() if until > now
         }
 
-    def drop_waiting(self) -> list[int]:
-        """Drop the runs that wait, and return them."""
-        dropped, self._waiting, self._claim = self.waiting, [], None
-        return dropped
+    def drop_waiting(self) -> None:
+        """Drop the runs that wait."""
+        self.waiting, self._claim = [], None
 
     def _take(self, demand: Demand, devices: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
-        self._waiting.remove(demand)
-        self._running[demand.run], self._taken[demand.run] = devices, demand
+        self.waiting.remove(demand)
+        self.running[demand.run], self._taken[demand.run] = devices, demand
         if self._claim and self._claim[0] == demand:
             self._claim = None
         return demand.run, devices
@@ -162,7 +143,7 @@ class Packing:
             return frozenset(demand.devices)
         # Those of the longest-running runs come first: they should be free the soonest. Nobody
         # knows when another command gives up the devices that it holds: those come last.
-        running = itertools.chain(*self._running.values())
+        running = itertools.chain(*self.running.values())
         busy = [device for device in running if load[device] >= self._share]
         taken = {*busy, *self._unavailable}
         idle = [device for device in self._devices if device not in taken]
@@ -170,7 +151,7 @@ class Packing:
 
     def _load(self) -> dict[str, int]:
         load = dict.fromkeys(self._devices, 0)
-        for device in itertools.chain(*self._running.values()):
+        for device in itertools.chain(*self.running.values()):
             load[device] += 1
         return load | dict.fromkeys(self._unavailable, self._share)
 

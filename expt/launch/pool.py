@@ -16,8 +16,8 @@ from expt.launch.job import (
     Job,
     Observer,
     Options,
-    described,
     has_come_so_far,
+    prepared,
     request_of,
     workers_of,
 )
@@ -157,7 +157,7 @@ class Pool:
         return bool(self._active) or self._waiting()
 
     def _waiting(self) -> bool:
-        return bool(self._in_use) or not (self._gpus.is_empty and self._cores.is_empty)
+        return bool(self._in_use or self._gpus.waiting or self._cores.waiting)
 
     def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
         """Take the next job; return whether there may be more, and whether there is none now."""
@@ -181,12 +181,11 @@ class Pool:
             if job.error:
                 raise job.error
             config = request_of(job).config
-            if learns := not isinstance(request_of(job).instead, Evaluation):
+            if not isinstance(request_of(job).instead, Evaluation):
                 refuse_missing_parts(config)
             with signals.heeded_at_once():
                 # Once for all its workers, before any could try the same.
-                config.dataset.prepare(config.task, learns=learns)
-                if about := described(request_of(job)):
+                if about := prepared(request_of(job)):
                     self._observer.data_found(about)
             self._queue(number, job)
         except KeyboardInterrupt:
@@ -234,8 +233,8 @@ class Pool:
         if not self._active or self._asked_at is not None:
             return
         for packing in (self._gpus, self._cores):
-            if (number := packing.next) is not None:
-                self._observer.job_next(self._jobs[number])
+            for demand in packing.waiting[:1]:  # the likeliest to start next
+                self._observer.job_next(self._jobs[demand.run])
 
     def _start(self, number: int, devices: tuple[str, ...]) -> None:
         job, request = self._jobs[number], request_of(self._jobs[number])

@@ -23,7 +23,7 @@ from expt.launch import forkserver
 from expt.launch.forkserver import FINISHED, Surroundings, Work, send
 
 UNKNOWN = 255
-"""The exit code of a process whose forkserver has died, which alone knows the code."""
+"""The exit code of a process whose forkserver, which knows the code, has died."""
 TRIES = 3
 FORKSERVER_KILLED = "the process that all workers are forked from was killed (out of memory?)"
 LEAVING_S = 5.0

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,10 +33,11 @@ from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
 from expt.launch import forkserver, last_word
-from expt.launch.part import Launcher, alone
+from expt.launch.job import prepared
+from expt.machine import alone
 from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
 from expt.runs.paths import RunPaths, at_work
-from expt.runs.request import Evaluation, RunRequest, received, setting_word
+from expt.runs.request import RunRequest, received, setting_word
 from expt.runs.result import INTERRUPTED, Host, Record
 from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
@@ -54,8 +55,8 @@ class Terminal(NamedTuple):
 REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class ExternalWorker(Launcher):
-    """One of the workers that torchrun or Slurm has started; rank 0 decides for all."""
+class ExternalWorker:
+    """A Launcher that is one of torchrun's or Slurm's workers; rank 0 decides for all."""
 
     def earlier_folder(self) -> Path | None:
         """Return the run's folder, where torchrun has started its workers again."""
@@ -79,13 +80,13 @@ class ExternalWorker(Launcher):
         if os.environ["RANK"] == "0":
             return None
         meeting = of_environment()
-        told = meeting.listen()
-        if "refused" in told:  # rank 0 tells the person
-            sys.exit(told["refused"])
-        request = received(told, machine.detect(), typed_at=typed_at)
+        decided = meeting.listen()
+        if "refused" in decided:  # rank 0 says why
+            sys.exit(decided["refused"])
+        request = received(decided, machine.detect(), typed_at=typed_at)
         os.environ.update(request.env)
-        source = Path(told["source"]) if told["source"] else None
-        attempt = Attempt(request=request, number=told["attempt"], started_at=time.monotonic())
+        source = Path(decided["source"]) if decided["source"] else None
+        attempt = Attempt(request=request, number=decided["attempt"], started_at=time.monotonic())
         with _logged(request.paths, attempt.number, int(os.environ["RANK"])) as terminal:
             try:
                 _train(attempt, source, meeting, terminal)
@@ -93,12 +94,7 @@ class ExternalWorker(Launcher):
                 sys.exit(signals.exit_code())
         return request.paths
 
-    def carry_out(
-        self,
-        request: RunRequest,
-        on_start: Callable[[], None] | None = None,
-        console: Console | None = None,
-    ) -> None:
+    def carry_out(self, request: RunRequest, console: Console | None = None) -> None:
         """Do rank 0's part: prepare the run's folder, tell the others, train."""
         config, paths = request.config, request.paths
         meeting = of_environment()
@@ -118,11 +114,11 @@ class ExternalWorker(Launcher):
             # The logs of the first attempt may be on another machine's disk.
             number = max(request.next_attempt(), int(ran))
             attempt = Attempt(request=request, number=number, started_at=time.monotonic())
-            with attempt.recorded(on_start) as source:
+            with attempt.recorded() as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}
-                told = {**sent, "source": source and str(source), "attempt": attempt.number}
-                meeting.tell(arrivals, told)
+                decided = {**sent, "source": source and str(source), "attempt": attempt.number}
+                meeting.tell(arrivals, decided)
                 with (
                     last_word.kept(paths.folder, attempt.number),
                     _logged(paths, attempt.number, 0) as terminal,
@@ -174,9 +170,7 @@ def _where(arrivals: list[Arrival]) -> Record:
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, paths = attempt.request.config, attempt.paths
     user_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
-    learns = not isinstance(attempt.request.instead, Evaluation)
-    # under a file lock, so that one worker of each machine does it
-    config.dataset.prepare(config.task, learns=learns)
+    prepared(attempt.request)  # under a file lock, so that one worker of each machine does it
     status = main(
         config,
         paths,
@@ -207,17 +201,10 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
 def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
     """Print to the log files of this worker while entered; gives the terminal."""
     out, err = paths.stdout(attempt, rank), paths.stderr(attempt, rank)
+    out.parent.mkdir(parents=True, exist_ok=True)
     kept = [os.dup(1), os.dup(2)]
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
         forkserver.print_to(out, err)
-    except OSError as error:
-        for number in kept:
-            os.close(number)
-        warn(f"{out.parent}: cannot hold this worker's logs here ({error.strerror}); they follow")
-        yield Terminal(sys.stdout, sys.stderr)
-        return
-    try:
         out_there, err_there = (os.fdopen(number, "w", closefd=False) for number in kept)
         with out_there, err_there:
             yield Terminal(out_there, err_there)
@@ -291,7 +278,7 @@ class Rendezvous:
         if "folder" in content:
             self._store.set(EARLIER, content["folder"])
         tokens = [arrival.token for arrival in arrivals]
-        self._store.set(self._key("told"), json.dumps({**content, "tokens": tokens}))
+        self._store.set(self._key("decided"), json.dumps({**content, "tokens": tokens}))
 
     def listen(self) -> dict[str, Any]:
         """Return what rank 0 sends in this round. Raises RunFailed if it does not arrive."""
@@ -302,10 +289,10 @@ class Rendezvous:
                 self._round = current
                 hello = _arrival(self._rank, token)
                 self._store.set(self._key(f"hello/{self._rank}"), json.dumps(vars(hello)))
-            if current and self._store.check([self._key("told")]):
-                told: dict[str, Any] = json.loads(self._store.get(self._key("told")))
-                if token in told["tokens"]:  # else it is of an earlier round, whose rank 0 is gone
-                    return told
+            if current and self._store.check([self._key("decided")]):
+                decided: dict[str, Any] = json.loads(self._store.get(self._key("decided")))
+                if token in decided["tokens"]:  # else of an earlier round, whose rank 0 is gone
+                    return decided
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.25)
         raise RunFailed(f"rank 0 of {self._world_size} did not arrive within {self._arrive_s:g} s")

@@ -302,12 +302,12 @@ class Aftermath:
         either; then the earliest. Who has lost others comes last, also if NCCL has ended it.
         Of those that got no further it is the one with the fewest steps.
         """
-        told = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
+        left = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
         # whether it has ended yet or not
-        if refused := [rank for rank, found in told.items() if found.is_refusal]:
-            return min(refused, key=lambda rank: told[rank].time_ns)
+        if refused := [rank for rank, found in left.items() if found.is_refusal]:
+            return min(refused, key=lambda rank: left[rank].time_ns)
         ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
-        raised = {rank: told[rank] for rank in ended if rank in told}
+        raised = {rank: left[rank] for rank in ended if rank in left}
         vanished = [rank for rank in ended if rank not in raised]
         if first := [
             rank for rank in vanished if not (raised and self._aborted(rank, *_NCCL_ABORTED))

@@ -57,7 +57,7 @@ class Plan:
 
 
 class Sample(NamedTuple):
-    """A sample of a dataset, and what its model and task are told of the data."""
+    """A sample of a dataset, and what its model and task get to know of the data."""
 
     shapes: dict[str, Any]
     inputs: Any

@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -115,14 +115,10 @@ class Attempt:
                 )
 
     @contextlib.contextmanager
-    def recorded(self, on_start: Callable[[], None] | None = None) -> Iterator[Path | None]:
-        """Keep result.json true while the run trains in this process; yield as `begin` returns.
-
-        `on_start` is called once the run has been accepted.
-        """
+    def recorded(self) -> Iterator[Path | None]:
+        """Keep result.json true while the run trains in this process; yield as `begin` returns."""
         source = self.begin()
-        if on_start:
-            on_start()
+        self.request.on_start()
         try:
             yield source
         except BaseException as error:

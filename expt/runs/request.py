@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import socket
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -79,6 +79,8 @@ class RunRequest:
     """The folder of a shorter run of the same settings, to resume if its own has no checkpoint."""
     until_epoch: int | None = None
     """The epoch after which the run pauses; its schedule has all its epochs."""
+    on_start: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Called once the folder is the run's."""
 
     @property
     def source(self) -> Path | None:

@@ -169,9 +169,8 @@ def _sampler(known: Known, num_bad: int, seed: int) -> optuna.samplers.BaseSampl
     settings = known.settings
     if settings.name == "tpe":
         startup = max(1, STARTUP - num_bad)  # Optuna counts no bad one, see `_frozen`
-        return samplers.TPESampler(
-            seed=seed, group=known.space.is_conditional, n_startup_trials=startup
-        )
+        some_lack_keys = any(parameter.when for parameter in known.space.parameters)
+        return samplers.TPESampler(seed=seed, group=some_lack_keys, n_startup_trials=startup)
     if settings.name == "gp":
         return samplers.GPSampler(seed=seed)
     if settings.name == "nsga2":

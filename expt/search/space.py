@@ -142,11 +142,6 @@ class Space:
 
     parameters: tuple[Parameter, ...]
 
-    @property
-    def is_conditional(self) -> bool:
-        """Whether some trials lack a parameter."""
-        return any(parameter.when for parameter in self.parameters)
-
     def words(self, values: Mapping[str, Value]) -> list[str]:
         """Return the overrides of a trial."""
         return [each.word(values[each.name]) for each in self.parameters if each.is_active(values)]

@@ -54,11 +54,6 @@ class Config(TaskConfig):
         if self.class_weights is None or not facts.trains:
             return None
         if self.class_weights != "balanced":
-            if len(self.class_weights) != len(names):
-                raise ConfigError(
-                    f"task.class_weights: has {len(self.class_weights)} weights, and there are"
-                    f" {len(names)} classes; give one for each"
-                )
             return self.class_weights
         if not counts:
             raise ConfigError(

@@ -163,10 +163,6 @@ def _refuse_several(name: str, value: Any) -> None:
             f"task.metrics.{name}: gives {shape}, not one number; choose an average, e.g."
             " average=macro"
         )
-    if value.is_complex():
-        raise ConfigError(
-            f"task.metrics.{name}: gives a complex number; use one that gives a real one"
-        )
 
 
 def _fix(name: str, predictions: Any) -> str:

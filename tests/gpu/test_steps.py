@@ -4,6 +4,7 @@ Never run yet: written without a card."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_an_epoch_waits_for_the_device_at_log_points_alone(words: tuple[str, ...
         build.build_position(config, data),
     )
     sums, logs = Sums(learner.task, worker.device), list[float]()
-    values = LayerValues(learner, norms=True, histograms=False)
+    values = LayerValues(learner, replace(config.tensorboard, norms=True, histograms=False))
 
     def epoch(number: int) -> None:
         position.begin_epoch()

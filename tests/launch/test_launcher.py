@@ -15,13 +15,13 @@ import pytest
 from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
 from expt.launch.launcher import (
+    Launcher,
     adopt,
     first_host,
     launcher,
     refuse_in_torchrun,
     tasks_per_node,
 )
-from expt.launch.part import Launcher
 from tests.conftest import environment, run
 
 TORCHRUN = {

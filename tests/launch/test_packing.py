@@ -114,7 +114,7 @@ def test_no_run_waits_for_one_that_started_after_it_was_passed_over(
     packing = Packing(devices, share=share)
     demands = [demand for batch in batches for demand in batch]
     packing.add(demands)
-    order = packing.waiting
+    order = [demand.run for demand in packing.waiting]
     timeline = simulate(packing, lengths, [])
     for place, run in enumerate(order):
         # From this moment on, nobody is ahead of the run.

@@ -77,14 +77,11 @@ def test_one_worker_needs_no_backend_and_what_was_typed_counts(tmp_path: Path) -
 
 
 def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
-    asked = request(tmp_path)
-    attempt(asked).begin()
-    leave_metrics(asked.paths)
     calls = list[str]()
-    with (
-        pytest.raises(ConfigError, match="holds a run already"),
-        attempt(asked).recorded(lambda: calls.append("started")),
-    ):
+    asked = dataclasses.replace(request(tmp_path), on_start=lambda: calls.append("started"))
+    attempt(request(tmp_path)).begin()
+    leave_metrics(asked.paths)
+    with pytest.raises(ConfigError, match="holds a run already"), attempt(asked).recorded():
         raise AssertionError
     assert calls == []
     assert asked.paths.metrics.exists()
@@ -130,7 +127,7 @@ def test_to_train_in_this_process_is_recorded_to_its_end(tmp_path: Path) -> None
     def on_start() -> None:
         calls.append(read_result(asked.paths)["status"])
 
-    with attempt(asked).recorded(on_start) as source:
+    with attempt(dataclasses.replace(asked, on_start=on_start)).recorded() as source:
         assert (source, calls) == (None, ["running"])
         update_result(asked.paths, status="completed")
     assert read_result(asked.paths)["status"] == "completed"

@@ -168,14 +168,6 @@ def test_one_target_of_a_table_is_measured_as_torchmetrics_takes_it() -> None:
     assert [each.shape for each in pair] == [(4, 2)] * 2, "several stay as they are"
 
 
-def test_a_complex_metric_is_refused() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"task\.metrics\.phase: gives a complex number; use one that gives a real",
-    ):
-        extra_metrics._refuse_several("phase", torch.tensor(1 + 2j))
-
-
 @pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all")
 @pytest.mark.parametrize(
     "task", [Classification(), Regression()], ids=lambda task: type(task).__name__

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from expt.config.parse import parse
+from expt.config.schema import TensorBoard
 from expt.dashboards.tensorboard import LayerValues
 from expt.data.augment import Augmentation
 from expt.data.loading import Batch, Finish, LoaderOptions
@@ -68,6 +69,7 @@ def _without_autograd(learner: Learner, loss: Tensor, weight: float) -> None:
         parameter.grad = torch.empty_like(parameter)
 
 
+DRAWN = TensorBoard(images=False, graph=False, norms=True, histograms=True, health=False)
 STEPS = [
     ("model=mlp",),
     ("model=convnet", "amp=fp16"),
@@ -78,7 +80,7 @@ STEPS = [
 @pytest.mark.parametrize("words", STEPS, ids=" ".join)
 def test_a_step_looks_at_no_value(words: tuple[str, ...]) -> None:
     with learner_of(*words) as (learner, batch):
-        sums, values = Sums(learner.task, GPU), LayerValues(learner, norms=True, histograms=True)
+        sums, values = Sums(learner.task, GPU), LayerValues(learner, DRAWN)
         note = values.note_gradients
         train_epoch(learner, [batch] * 3, Position(9, 9), sums, log_every=10, on_gradients=note)
         assert all(parameter.device == GPU for parameter in learner.module.parameters())
