@@ -174,7 +174,7 @@ class Sweep:
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, if a new sweep's folder has only refused runs."""
-        refused = [job for job in jobs if job.refused and job.paths.holds_refusal_alone()]
+        refused = [job for job in jobs if job.refused and job.paths.holds_only_refusal()]
         if len(refused) < len(jobs) or {path.folder for path, _ in results(self.folder)} != {
             job.paths.folder for job in refused
         }:

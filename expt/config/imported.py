@@ -1,6 +1,6 @@
 """The person's own modules in this process, each with the source that it was imported from.
 
-`import expt` reads this module: it needs Python's library alone.
+`import expt` reads this module: it needs only Python's library.
 """
 
 from __future__ import annotations
