@@ -257,7 +257,7 @@ class Aftermath:
             return self._late(timeout_s)
         rank = self._first_failed()
         raised = self._raised(rank)
-        who, log = self._who(rank), self._log(rank)
+        who, log = f"rank {rank} of {self._size}", self._log(rank)
         if raised is not None and raised.is_refusal:
             return ConfigError(raised.text)
         if raised is not None and raised.expected:
@@ -288,9 +288,6 @@ class Aftermath:
         free, folder = shutil.disk_usage(self._paths.folder).free, self._paths.folder
         full = f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
         return full if free < NO_SPACE_BYTES else ""
-
-    def _who(self, rank: int) -> str:
-        return f"rank {rank} of {self._size}"
 
     def _log(self, rank: int) -> str:
         return f"{LOG}{self._paths.stderr(self._attempt, rank)}"
