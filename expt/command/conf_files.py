@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from expt.config import keys as schema
-from expt.errors import ConfigError, did_you_mean, first_line
+from expt.errors import ConfigError, did_you_mean, first_line, listed
 from expt.runs.request import literal, quoted, unquoted
 
 
@@ -187,7 +187,6 @@ def _no_value(key: str, words: Sequence[str]) -> str:
     if key != "dataset.targets" or not Path(*tables[-1:]).is_file():
         return f"{key}: has no value; set {key}=..."
     from expt.data.columns import columns_of  # late: few commands come here
-    from expt.data.kinds.table import listed
 
     names = listed([*columns_of(Path(tables[-1]))])
     return f"{key}: has no value; name a column, or a list of them: {tables[-1]} has {names}"

@@ -70,7 +70,13 @@ class Augmentation:
         if not (self.crop_padding or self.flip):
             return images
         height, width = images.shape[2:]
-        rows, columns = self.places(drawn, height, width)
+        rows = torch.arange(height, device=drawn.device).expand(len(images), -1)
+        columns = torch.arange(width, device=drawn.device).expand(len(images), -1)
+        if self.flip:
+            columns = torch.where(drawn[_FLIP, :, None] < 1 << _BITS - 1, columns.flip(1), columns)
+        if self.crop_padding:
+            rows = rows + _scaled(drawn[_CROP_TOP], 2 * self.crop_padding + 1)
+            columns = columns + _scaled(drawn[_CROP_LEFT], 2 * self.crop_padding + 1)
         if self.crop_padding and self.padding_mode == "reflect":
             rows = _reflected(rows - self.crop_padding, height)
             columns = _reflected(columns - self.crop_padding, width)
@@ -80,17 +86,6 @@ class Augmentation:
         taken = (rows * images.shape[3])[:, :, None] + columns[:, None, :]
         taken = taken.flatten(1)[:, None].expand(-1, images.shape[1], -1)
         return images.flatten(2).gather(2, taken).reshape(len(images), -1, height, width)
-
-    def places(self, drawn: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return which rows [b, height] and columns [b, width] of padded images are moved."""
-        rows = torch.arange(height, device=drawn.device).expand(drawn.shape[1], -1)
-        columns = torch.arange(width, device=drawn.device).expand(drawn.shape[1], -1)
-        if self.flip:
-            columns = torch.where(drawn[_FLIP, :, None] < 1 << _BITS - 1, columns.flip(1), columns)
-        if self.crop_padding:
-            rows = rows + _scaled(drawn[_CROP_TOP], 2 * self.crop_padding + 1)
-            columns = columns + _scaled(drawn[_CROP_LEFT], 2 * self.crop_padding + 1)
-        return rows, columns
 
     def cut(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Normalised images with a square set to 0, the mean, in place."""

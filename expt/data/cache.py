@@ -243,6 +243,8 @@ def fetch(
     construct: Callable[[Any, Path], Sequence[Any]],
     name: str,
     *,
+    download: bool,
+    missing: str,
     is_there: Callable[[], bool],
     pattern: str = "*",
 ) -> None:
@@ -250,9 +252,12 @@ def fetch(
 
     `construct` gets its class and a folder beside; the files there that fit the `pattern` are moved
     into the root, as torchvision takes half of an unpacked archive for the whole. Raise DataError
-    with the reason, in a few words.
+    that says what is `missing`, and why: also where it is not to `download` anything.
     """
     from filelock import FileLock  # late: for a download
+
+    if not download:
+        raise DataError(f"{missing}; dataset.download is false")
 
     lock = root / ".download.lock"
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
@@ -273,7 +278,8 @@ def fetch(
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
     except (OSError, RuntimeError, ImportError, ValueError) as error:
-        raise DataError(" ".join(str(error).split()) or type(error).__name__) from error
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{missing}; the download failed ({why})") from error
     finally:
         with contextlib.suppress(OSError):  # up to the first that holds something
             lock.unlink()
@@ -353,7 +359,7 @@ class Checksums:
 
         return self.once(path, "", read)
 
-    def known(self, path: str) -> str | None:
+    def known(self, path: Path) -> str | None:
         """Return the MD5 of a file that was read before, and is unchanged."""
         return self._kept(f"{os.path.abspath(path)} ", state_of(path))
 

@@ -184,12 +184,10 @@ def numbers_of(
         try:
             found.append(_numbers(path, name, columns[name], fix, damaged))
         except DataError as error:
-            wrong.append(str(error).removeprefix(f"{path}: "))
+            wrong += error.problems
     if wrong:
-        *others, last = wrong[:_SHOWN]
-        texts = "; ".join([*(each.removesuffix(f"; {fix}") for each in others), last])
-        more = f" ({len(wrong) - _SHOWN} more columns likewise)" if len(wrong) > _SHOWN else ""
-        raise DataError(f"{path}: {texts}{more}")
+        more = [f"and {len(wrong) - _SHOWN} columns likewise"] if len(wrong) > _SHOWN else []
+        raise DataError(wrong[:_SHOWN] + more)
     parts = tuple(
         name if values.shape[1] == 1 else f"{name}[{number}]"
         for name, values in zip(names, found, strict=True)

@@ -10,7 +10,6 @@ from expt.config import user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.cache import of_content
-from expt.data.kinds import DatasetConfig
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.runs import continuing
 from expt.runs.named_checkpoint import chosen
@@ -32,19 +31,12 @@ def _content(config: RunConfig, *, fetch: bool = True, to_train: bool = True) ->
     code = user_code.fingerprint(user_code.targets(config))
     if fetch and config.dataset.known_once_fetched:
         config.dataset.prepare()
-    if to_train:
-        refuse_without_train(config.dataset)
+    parts = config.dataset.parts() if to_train else None
+    if parts is not None and "train" not in parts:
+        root = getattr(config.dataset, "root", "")
+        raise DataError(f"dataset.root={root}: holds no folder train; add it")
     content = Content(config.dataset.fingerprint(), code, of_weights(config))
     return continuing.as_continued(config, content)
-
-
-def refuse_without_train(dataset: DatasetConfig) -> None:
-    """Raise DataError where the folder has nothing to train on: an evaluation may have less."""
-    parts = dataset.parts()
-    if parts is not None and "train" not in parts:
-        raise DataError(
-            f"dataset.root={getattr(dataset, 'root', '')}: holds no folder train; add it"
-        )
 
 
 def refuse_changed(config: RunConfig, content: Content, *, to_train: bool = True) -> None:

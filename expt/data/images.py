@@ -199,9 +199,13 @@ def of_one_shape(sets: Mapping[str, Sets]) -> tuple[Shape, dict[str, Sets]]:
     return shape, {part: replace(each, one_size=shape[1:]) for part, each in sets.items()}
 
 
-def channels_of(picture: Any, configured: int | None) -> int:
-    """Return how many channels pictures are to have, like the first if nothing else is said."""
-    return configured or (1 if getattr(picture, "mode", "") in ("1", "L") else 3)
+def pictures_of(pairs: Mapping[str, Any], dataset: Any) -> dict[str, Pictures]:
+    """Return the pictures of each part, grey ones if the first is and nothing else is said."""
+    channels = dataset.channels
+    if channels is None:
+        first = open_picture(next(iter(pairs.values()))[0][0], name="sample 0")
+        channels = 1 if first.mode in ("1", "L") else 3
+    return {part: Pictures(each, channels, dataset.image_size) for part, each in pairs.items()}
 
 
 def of_pictures(
@@ -209,7 +213,7 @@ def of_pictures(
     class_names: Sequence[str],
     labels: Tensor | None,
     num_workers: int,
-    memory: Mapping[str, Part] | None = None,
+    memory: Mapping[str, Part | None] | None = None,
 ) -> Source:
     """Return the parts `train`, `val` and `test` that there are; `labels` are those of train.
 

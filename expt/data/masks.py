@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from expt.data.checked_samples import labelled
-from expt.data.image_files import MaskValues, numbers_of_mask, open_picture, stretch
+from expt.data.image_files import MaskValues, numbers_of_mask, open_picture, stretch, values_of
 from expt.data.images import Pictures, image_part, of_one_shape, of_parts
 from expt.data.source import Source
 from expt.errors import DataError
@@ -69,9 +69,17 @@ def _resized(image: Any, mask: np.ndarray, image_size: tuple[int, int]) -> tuple
     return pixels.permute(2, 0, 1).contiguous(), torch.from_numpy(mask)
 
 
-def of_masks(sets: Mapping[str, MaskPictures], num_classes: int, num_workers: int) -> Source:
-    """Return the parts `train`, `val` and `test` that there are."""
-    shape, sets = of_one_shape(sets)
+def of_masks(
+    pairs: Mapping[str, Any],
+    dataset: Any,
+    task: Any,
+    num_workers: int,
+    target: Callable[[Any], Any] = lambda numbers: numbers,
+) -> Source:
+    """Return the parts of pictures and masks, whose numbers `target` makes classes."""
+    how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size, "target": target}
+    how["values"] = values = values_of(dataset, task)
+    shape, sets = of_one_shape({part: MaskPictures(each, **how) for part, each in pairs.items()})
 
     # Logits of many classes are as large as an image.
     parts = {
@@ -81,7 +89,7 @@ def of_masks(sets: Mapping[str, MaskPictures], num_classes: int, num_workers: in
     more: dict[str, Any] = {"normalises": True, "moves": False}
     more |= {"targets_of": sets["train"].occurring} if "train" in sets else {}
     mask = torch.zeros(shape[1:], dtype=torch.int64)
-    return of_parts(shape, num_classes, parts, mask, **more)
+    return of_parts(shape, values.num_classes, parts, mask, **more)
 
 
 def checked_mask(sample: Any, values: MaskValues) -> tuple[Any, Tensor]:

@@ -324,7 +324,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "y\n1\n",
         {"features": None},
         NUMBER,
-        "has only targets; give it the others",
+        "has only targets; give it other",
     ),
     "one class": (
         "a,b,y\n1,2,u\n1,2,u\n",
@@ -370,7 +370,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "n,s,b,k,y\n" + "".join(f"{row},u,{row % 3},v,1\n" for row in range(30)),
         {"features": None},
         NUMBER,
-        r"column s, row 1: .*column k, row 1: .*numbers only: 'dataset.features=\[b\]'",
+        r"(?s)column s, row 1: .*column k, row 1: .*numbers only: 'dataset.features=\[b\]'",
     ),
     "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
     "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),
@@ -395,7 +395,7 @@ def test_bad_tables_are_told_by_file_column_and_row(
 ) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         of(written(tmp_path, text), **options).load(task)
-    assert str(caught.value).count("\n") == 0
+    assert caught.value.exit_code == 2
 
 
 def test_files_that_are_no_tables(tmp_path: Path) -> None:

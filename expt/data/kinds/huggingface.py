@@ -27,7 +27,6 @@ from expt.data.image_files import (
     look_at,
     names_below,
     of_suffix,
-    open_picture,
     picture_suffixes,
     report_found,
 )
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from expt.data.images import Pictures
     from expt.data.source import Source
 
 _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
@@ -129,7 +127,7 @@ class HuggingFace(Images):
         """
         import torch
 
-        from expt.data.images import of_pictures
+        from expt.data.images import of_pictures, pictures_of
         from expt.data.memory import of_rows
 
         splits = _splits(self, task)
@@ -137,24 +135,17 @@ class HuggingFace(Images):
             rows, parts = _table(self, splits, task)
             return of_rows(self, rows, parts, device, trained_on)
         if task.TARGETS == "mask":
-            return _masks(self, splits, task, num_workers)
+            from expt.data.masks import of_masks
+
+            rows = {part: _Rows(split, self, None) for part, split in splits.items()}
+            return of_masks(rows, self, task, num_workers)
         if task.TARGETS in ("numbers", "labels"):
             scales = None if trained_on is None else trained_on.get("standardised", {})
             return _numbered(self, splits, task, num_workers, scales)
         names, numbers = _classes(self, splits)
-        sets = _pictures(self, splits, numbers)
+        rows = {part: _Rows(split, self, numbers[part]) for part, split in splits.items()}
         classes = torch.tensor(numbers["train"])
-        return of_pictures(sets, tuple(map(str, names)), classes, num_workers)
-
-
-def _pictures(
-    dataset: HuggingFace, splits: Mapping[str, Any], targets: Mapping[str, Any]
-) -> dict[str, Pictures]:
-    from expt.data.images import Pictures, channels_of
-
-    rows = {part: _Rows(split, dataset, targets[part]) for part, split in splits.items()}
-    channels = channels_of(open_picture(rows["train"][0][0], name="row 0"), dataset.channels)
-    return {part: Pictures(each, channels, dataset.image_size) for part, each in rows.items()}
+        return of_pictures(pictures_of(rows, self), tuple(map(str, names)), classes, num_workers)
 
 
 def _numbered(
@@ -163,12 +154,13 @@ def _numbered(
     """Return images with numbers to predict, or labels."""
     import torch
 
-    from expt.data.images import of_numbers
+    from expt.data.images import of_numbers, pictures_of
 
     read = {part: _read_targets(dataset, part, split, task) for part, split in splits.items()}
     targets = {part: torch.from_numpy(values).float() for part, (values, _) in read.items()}
+    rows = {part: _Rows(split, dataset, targets[part]) for part, split in splits.items()}
     return of_numbers(
-        _pictures(dataset, splits, targets),
+        pictures_of(rows, dataset),
         targets["train"],
         read["train"][1],
         num_workers,
@@ -185,19 +177,6 @@ def _read_targets(
     if task.TARGETS == "labels":
         columns.check_labels(path, names, values)
     return values, names
-
-
-def _masks(dataset: HuggingFace, splits: Mapping[str, Any], task: Any, num_workers: int) -> Source:
-    from expt.data.image_files import values_of
-    from expt.data.masks import MaskPictures, of_masks
-
-    how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size}
-    how["values"] = values = values_of(dataset, task)
-    sets = {
-        part: MaskPictures(pairs=_Rows(split, dataset, None), **how)
-        for part, split in splits.items()
-    }
-    return of_masks(sets, values.num_classes, num_workers)
 
 
 def _classes(
@@ -310,7 +289,6 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
     refuse_twice(chosen)
     for key, names in chosen.items():
         wants_images = not dataset.has_rows if key == "input" else task.TARGETS == "mask"
-        wanted = "images, by one name" if wants_images else "numbers, by a list of columns"
         for column in names:
             if lacking := [part for part, split in splits.items() if column not in split.features]:
                 raise ConfigError(
@@ -319,10 +297,9 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
                 )
             kind = type(features[column]).__name__
             if (kind == "Image") != wants_images:
-                holds = "images" if kind == "Image" else getattr(features[column], "dtype", kind)
                 raise DataError(
-                    f"dataset.{key}={column}: holds {holds or kind}, and is to hold"
-                    f" {wanted if key == 'input' else wanted.partition(',')[0]}"
+                    f"dataset.{key}={column}: holds {getattr(features[column], 'dtype', kind)}, and"
+                    f" is to hold {'images' if wants_images else 'numbers'}"
                 )
     return splits
 

@@ -39,7 +39,7 @@ from expt.data.image_files import (
     warn_once,
 )  # fmt: skip
 from expt.data.kinds import DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
-from expt.errors import DataError
+from expt.errors import DataError, listed
 from expt.machine import available_memory
 
 if TYPE_CHECKING:
@@ -139,11 +139,31 @@ class ImageFolder(_Folder, Images):
 
     def _decode(self, listing: Listing, sums: Checksums) -> None:
         """Decode what the cache has not; what can't be is found when it is looked at."""
-        name = _name(listing, self, [sums.of(Path(file)) for file in listing.files])
+        import numpy as np
+
+        labels, shape = np.array(listing.labels, np.int64), (self.channels, *self.image_size)
+        rows = {file: row for row, file in enumerate(listing.files)}
+
+        def write(folder: Path) -> None:
+            # Threads are enough: Pillow decodes and resizes without Python's lock.
+            with cache.new_images(folder, labels, shape) as file:
+                images = np.load(file, mmap_mode="r+")
+
+                def store(path: str) -> Any:
+                    picture = self._look(path)
+                    pixels = pixels_of(picture, self.image_size, self.channels)
+                    images[rows[path]] = pixels.transpose(2, 0, 1)
+                    return picture
+
+                look_at(sums, self._how, [(path,) for path in listing.files], store, anew=True)
+                images.flush()
+
+        name = _entry(listing, self, sums.of)
+        assert name is not None
         if cache.read(name) is not None:
             return
         try:
-            cache.fill(name, functools.partial(self._write, listing, sums))
+            cache.fill(name, write)
         except DataError:
             return
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
@@ -153,47 +173,26 @@ class ImageFolder(_Folder, Images):
                     " set EXPT_CACHE to a folder with room, or use dataset.cache=false"
                 ) from error
 
-    def _write(self, listing: Listing, sums: Checksums, folder: Path) -> None:
-        """Decode a part into a folder of the cache."""
-        import numpy as np
-
-        labels, shape = np.array(listing.labels, np.int64), (self.channels, *self.image_size)
-        rows = {file: row for row, file in enumerate(listing.files)}
-        # Threads are enough: Pillow decodes and resizes without Python's lock.
-        with cache.new_images(folder, labels, shape) as file:
-            images = np.load(file, mmap_mode="r+")
-
-            def store(path: str) -> Any:
-                picture = self._look(path)
-                pixels = pixels_of(picture, self.image_size, self.channels)
-                images[rows[path]] = pixels.transpose(2, 0, 1)
-                return picture
-
-            look_at(sums, self._how, [(path,) for path in listing.files], store, anew=True)
-            images.flush()
-
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
         """Read from memory if the driver has put the images into the cache, else one by one."""
         import torch
 
-        from expt.data.images import Pictures, in_memory, of_pictures
+        from expt.data.images import in_memory, of_pictures, pictures_of
 
         listings = list_parts(self.root, self.splits)
-        decoded = {part: decoded_folder(listing, self) for part, listing in listings.items()}
-        found = {part: arrays for part, arrays in decoded.items() if arrays is not None}
-        is_whole = len(found) == len(listings)
-        memory = {part: in_memory(each, device) for part, each in found.items() if is_whole}
-        sets = {
-            part: Pictures(
-                [*zip(each.files, each.labels, strict=True)], self.channels, self.image_size
-            )
+        memory = {
+            part: in_memory(arrays, device)
             for part, each in listings.items()
+            if (arrays := decoded_folder(each, self))
+        }
+        pairs = {
+            part: [*zip(each.files, each.labels, strict=True)] for part, each in listings.items()
         }
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
-        return of_pictures(sets, classes, labels, num_workers, memory)
+        return of_pictures(pictures_of(pairs, self), classes, labels, num_workers, memory)
 
 
 class Listing(NamedTuple):
@@ -211,9 +210,8 @@ class Listing(NamedTuple):
         """Warn of files that are left out, and of classes without an image."""
         report_left_out(self.folder, self.left_out, "picture in a class folder")
         if lacking := sorted({*range(len(self.classes))} - {*self.labels}):
-            more = ", ..." if len(lacking) > 8 else ""
-            names = ", ".join(self.classes[label] for label in lacking[:8])
-            warn_once(f"{self.folder}: {part} has no image of {names}{more}")
+            names = listed(self.classes[label] for label in lacking)
+            warn_once(f"{self.folder}: {part} has no image of {names}")
 
 
 def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[str, Listing]:
@@ -258,15 +256,10 @@ def _problems(
             f"{folder}: train has no class {', '.join(unknown)}; add it, or remove the folder here"
         )
     empty = [str(folder / name) for name, files in images.items() if not files]
-    if part == "train" and empty:
+    if (part == "train" and empty) or len(empty) == known:
         yield (
-            f"no images in the class folder {', '.join(empty)}; add some, or remove the folder"
-            f" (other files in {part}: {rest or 'none'})"
-        )
-    elif len(empty) == known:
-        yield (
-            f"{folder}: no images in its class folders; add some, or leave {part} out by"
-            " dataset.splits"
+            f"no images in the class folder {listed(empty)}; add some, or remove the folder, or"
+            f" leave {part} out by dataset.splits (other files in {part}: {rest or 'none'})"
         )
 
 
@@ -274,20 +267,22 @@ def decoded_folder(listing: Listing, dataset: ImageFolder) -> cache.Arrays | Non
     """Return the images of `listing` if they are in the cache, mapped into memory."""
     if dataset.cache is False:
         return None
-    with Checksums.below(Path(dataset.root)) as checksums:
-        sums = [checksums.known(file) for file in listing.files]
-    if None in sums:  # not read yet, so not decoded either
-        return None
-    return cache.read(_name(listing, dataset, sums))
+    with Checksums.below(Path(dataset.root)) as sums:
+        name = _entry(listing, dataset, sums.known)
+    return cache.read(name) if name else None
 
 
-def _name(listing: Listing, dataset: ImageFolder, sums: Sequence[str | None]) -> str:
-    """Return the cache's entry: another for other files, or another content of one."""
+def _entry(
+    listing: Listing, dataset: ImageFolder, checksum: Callable[[Path], str | None]
+) -> str | None:
+    """Return the cache's entry: another for another content; None where a file was not read yet."""
     shape = dataset.channels, *dataset.image_size
     where = cache.digest([str(listing.folder.resolve()), *map(str, shape)])
     words, start = list[str](), len(str(listing.folder)) + 1
-    for file, label, content in zip(listing.files, listing.labels, sums, strict=True):
-        words += (file[start:], str(label), str(content))
+    for file, label in zip(listing.files, listing.labels, strict=True):
+        if (content := checksum(Path(file))) is None:
+            return None
+        words += (file[start:], str(label), content)
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
@@ -337,14 +332,9 @@ class SegmentationFolder(_Folder):
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        from expt.data import masks
+        from expt.data.masks import of_masks
 
-        how: Any = {"channels": self.channels, "size": self.image_size}
-        how["values"] = values_of(self, task)
-        folders = {
-            part: masks.MaskPictures(pairs=pairs, **how) for part, pairs in self._samples().items()
-        }
-        return masks.of_masks(folders, self.num_classes, num_workers)
+        return of_masks(self._samples(), self, task, num_workers)
 
 
 def list_pairs(folder: Path) -> list[tuple[str, ...]]:

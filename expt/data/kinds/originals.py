@@ -148,7 +148,17 @@ class Downloaded(Images):
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         if self._search() is None:
-            self._obtain()
+            original = ORIGINALS[self.name]
+            # Only the originals: their checksums were verified, and expt keeps a decoded copy.
+            fetch(
+                self._root,
+                lambda cls, root: [cls(root, download=True)],
+                original.cls,
+                download=self.download,
+                missing=self._missing(),
+                is_there=lambda: self._search() is not None,
+                pattern=f"{original.folder}/*" if original.label_key else "*.gz",
+            )
         train, test = (self.load(split).images.shape[2:] for split in SPLITS)
         if train != test:
             raise DataError(
@@ -194,7 +204,7 @@ class Downloaded(Images):
         Raise DataError for files that are missing, damaged, or do not belong together.
         """
         if (found := self._search()) is None:
-            raise self._missing("")
+            raise DataError(self._missing())
         paths, original = found[split], ORIGINALS[self.name]
         try:
             images, labels = arrays = _read(original, paths, f"{self.name}-{split}")
@@ -240,31 +250,14 @@ class Downloaded(Images):
         # same names.
         return (own, DEBIAN_FASHION_MNIST) if self.name == "fashion_mnist" else (own,)
 
-    def _obtain(self) -> None:
-        if not self.download:
-            raise self._missing(", and dataset.download is false")
-        original = ORIGINALS[self.name]
-        try:
-            # Only the originals: their checksums were verified, and expt keeps a decoded copy.
-            fetch(
-                self._root,
-                lambda cls, root: [cls(root, download=True)],
-                original.cls,
-                is_there=lambda: self._search() is not None,
-                pattern=f"{original.folder}/*" if original.label_key else "*.gz",
-            )
-        except (DataError, OSError) as error:
-            raise self._missing(f", and the download failed ({error})") from error
-
-    def _missing(self, why: str) -> DataError:
-        """Return the error that names what the fullest folder lacks."""
+    def _missing(self) -> str:
+        """Say what the fullest folder lacks."""
         original, folders = ORIGINALS[self.name], self._folders()
         lacking = ([name for name in original.sums if not _file(each, name)] for each in folders)
-        fewest: list[str] = min(lacking, key=len)
-        return DataError(
+        fewest = min(lacking, key=len)
+        return (
             f"dataset={self.name}: {', '.join(fewest)} (plain or .gz) not found in"
-            f" {', '.join(map(str, folders))}{why}; put the files into {folders[0]}:"
-            f" {original.hint}"
+            f" {', '.join(map(str, folders))}; put the files into {folders[0]}: {original.hint}"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -27,7 +26,7 @@ from expt.data.columns import (
     numbers_of,
 )
 from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise
-from expt.errors import ConfigError, DataError, did_you_mean
+from expt.errors import ConfigError, DataError, did_you_mean, listed
 
 if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
     import numpy as np
@@ -37,8 +36,6 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
 
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 _INDEX, _COUNTER = "has no name, as the index that pandas writes", "counts the rows"
-_MANY = 12
-"""Names that are listed."""
 DIABETES = Path(__file__).parents[1] / "diabetes.csv"
 
 
@@ -225,33 +222,33 @@ def _features(
     known: Sequence[str],
 ) -> tuple[np.ndarray, tuple[str, ...], dict[str, str]]:
     """Return the features, their names, and why others are left out if nobody chose any."""
-    is_open, left_out = not (features or known), dict[str, str]()
-    chosen = [*features] or [name for name in columns if name in {*known, *map(base, known)}]
-    if is_open:
-        left_out = {name: _INDEX for name in columns if name in columns.index - {*targets}}
-        chosen = [name for name in columns if name not in (*targets, *left_out)]
+    if features or known:
+        run = {*known, *map(base, known)}
+        if chosen := [*features] or [name for name in columns if name in run]:
+            return *numbers_of(path, columns, chosen), {}
+        raise ConfigError(
+            f"dataset.features: {path} has none of the run's columns {listed(known)}; give it these"
+        )
+    left_out = {name: _INDEX for name in columns if name in columns.index - {*targets}}
+    chosen = [name for name in columns if name not in (*targets, *left_out)]
     if not chosen:
-        what = f"none of the run's columns {listed(known)}" if known else "only targets"
-        raise ConfigError(f"dataset.features: {path} has {what}; give it the others")
+        raise ConfigError(f"dataset.features: {path} has only targets; give it other columns")
     try:
         found, names = numbers_of(path, columns, chosen)
     except DataError as error:
-        numbers = [name for name in chosen if is_open and is_feature(columns[name])]
+        numbers = [name for name in chosen if is_feature(columns[name])]
         more = f", or use the columns of numbers only: {_word(numbers)}" if numbers else ""
-        raise DataError(f"{error}{more}") from None
-    counters = [
-        name in columns and counts_rows(each) for name, each in zip(names, found.T, strict=True)
-    ]
-    if is_open and any(counters):
-        left_out |= dict.fromkeys(itertools.compress(names, counters), _COUNTER)
-        if all(counters):
-            raise ConfigError(
-                f"dataset.features: {path} has no column beside the targets but {listed(names)}"
-                f" ({_COUNTER}); if it is to be learned from: {_word(names)}"
-            )
-        kept = [place for place, name in enumerate(names) if name not in left_out]
-        return found[:, kept], tuple(names[place] for place in kept), left_out
-    return found, names, left_out
+        raise DataError([*error.problems[:-1], f"{error.problems[-1]}{more}"]) from None
+    numbered = zip(names, found.T, strict=True)
+    counters = [name for name, each in numbered if name in columns and counts_rows(each)]
+    if len(counters) == len(names):
+        raise ConfigError(
+            f"dataset.features: {path} has no column beside the targets but {listed(names)}"
+            f" ({_COUNTER}); if it is to be learned from: {_word(names)}"
+        )
+    kept = [place for place, name in enumerate(names) if name not in counters]
+    left_out |= dict.fromkeys(counters, _COUNTER)
+    return found[:, kept], tuple(names[place] for place in kept), left_out
 
 
 def _word(features: Sequence[str]) -> str:
@@ -274,12 +271,6 @@ def _refuse_missing(path: Path, columns: Columns, key: str, names: Sequence[str]
             f"dataset.{key}={name}: {path} has no such column, it has {listed([*columns])}"
             f".{did_you_mean(name, list(columns))}"
         )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first of many names."""
-    more = f", ... {len(names)} in all" if len(names) > _MANY else ""
-    return ", ".join(names[:_MANY]) + more
 
 
 def refuse_twice(chosen: Mapping[str, Sequence[str]]) -> None:

@@ -75,25 +75,17 @@ class Torchvision(Images):
         """Have torchvision download the dataset into a folder that is empty, or not there."""
         if self._files():
             return
-        fix = f"put there what torchvision.datasets.{self.set} unpacks, or give dataset.root=FOLDER"
-        if not self.download:
-            raise DataError(
-                f"dataset.set={self.set}: no files in {self.folder}, and dataset.download is false;"
-                f" {fix}"
-            )
-        _class(self.set)
-        try:
-            fetch(
-                self.folder,
-                lambda cls, root: [*self._constructed(cls, root, fetches=True).values()],
-                self.set,
-                is_there=lambda: bool(self._files()),
-            )
-        except DataError as error:
-            raise DataError(
-                f"dataset.set={self.set}: no files in {self.folder}, and the download failed"
-                f" ({error}); {fix}"
-            ) from error
+        if self.download:
+            _class(self.set)
+        fetch(
+            self.folder,
+            lambda cls, root: [*self._constructed(cls, root, fetches=True).values()],
+            self.set,
+            download=self.download,
+            missing=f"dataset.set={self.set}: no files in {self.folder}; put there what"
+            f" torchvision.datasets.{self.set} unpacks, or give dataset.root=FOLDER",
+            is_there=lambda: bool(self._files()),
+        )
 
     def fingerprint(self) -> str | None:
         """Return that of all files in the folder; None if they are yet to be downloaded."""
@@ -111,34 +103,26 @@ class Torchvision(Images):
 
         from expt.data.custom import some_targets
         from expt.data.image_files import values_of
-        from expt.data.images import Pictures, channels_of, of_numbers, of_pictures, row
-        from expt.data.masks import MaskPictures, of_masks
+        from expt.data.images import of_numbers, of_pictures, pictures_of, row
+        from expt.data.masks import of_masks
 
-        segments = task.TARGETS == "mask"
-        sets = self._read(_MASKS.get(self.set, (0, {}))[1] if segments else {})
-        if segments:
-            values = values_of(self, task)
-            how: Any = {"channels": self.channels or 3, "size": self.image_size, "values": values}
-            how["target"] = _classes_of_masks(self.set, values.ignore_index)
-            masks = {part: MaskPictures(pairs=each, **how) for part, each in sets.items()}
-            return of_masks(masks, values.num_classes, num_workers)
-        train = sets["train"]
-        picture, target = train[0]
-        channels = channels_of(picture, self.channels)
-        pictures = {part: Pictures(each, channels, self.image_size) for part, each in sets.items()}
+        if task.TARGETS == "mask":
+            masks = self._read(_MASKS.get(self.set, (0, {}))[1])
+            target = _classes_of_masks(self.set, values_of(self, task).ignore_index)
+            return of_masks(masks, self, task, num_workers, target)
+        sets = self._read({})
+        train, pictures = sets["train"], pictures_of(sets, self)
         if task.TARGETS in ("labels", "numbers"):
-            number = len(row(target))
+            number = len(row(train[0][1]))
             known = [name for name in getattr(train, "attr_names", ()) if name]
             names = known if len(known) == number else [*map(str, range(number))]
             found = of_numbers(pictures, torch.zeros(len(train), number), names, num_workers)
             raw = dataclasses.replace(pictures["train"], target=row)
             return dataclasses.replace(found, targets_of=functools.partial(some_targets, raw))
-        memory = {part: _in_memory(each, device) for part, each in sets.items()}
-        whole = {part: each for part, each in memory.items() if each is not None}
-        if self.image_size or self.channels or len(whole) < len(sets):
-            whole = {}
+        as_they_are = not (self.image_size or self.channels)
+        memory = {part: _in_memory(each, device) for part, each in sets.items() if as_they_are}
         classes = _class_names(self.set, train)
-        return of_pictures(pictures, classes, labels_of(train), num_workers, whole)
+        return of_pictures(pictures, classes, labels_of(train), num_workers, memory)
 
     def _read(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Construct each part. Raise DataError for files that are missing or damaged."""
