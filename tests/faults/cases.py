@@ -67,7 +67,6 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "out of GPU memory": (
         f"{WATCHDOGS}a_gpu_without_room_names_the_batch_size",
-        f"{WATCHDOGS}a_gpu_without_room_names_the_batch_size_that_would_fit",
     ),
     "a checkpoint that is empty, truncated or garbage": (
         f"{RESUME}a_damaged_checkpoint_is_set_aside_for_the_one_before",

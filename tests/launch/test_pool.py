@@ -242,7 +242,7 @@ def test_a_refused_job_never_starts(world: World) -> None:
         (
             "test",
             {"eval_split": "val"},
-            r"^dataset\.val_fraction=0: leaves nothing to evaluate on",
+            r"^dataset\.val_fraction=0\.0: leaves nothing",
         ),
     ],
 )
