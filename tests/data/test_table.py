@@ -356,6 +356,18 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         LABEL,
         "column y, row 2: 2 is no label, which is 0 or 1",
     ),
+    "a comment": (
+        "# of May\na,b,y\n1,2,0\n",
+        {},
+        NUMBER,
+        r"row 1 has 3 cells for 1 columns, which line 1 names \(# of May\)",
+    ),
+    "a bad target and a bad feature": (
+        "a,b,y\nx,2,\n",
+        {},
+        NUMBER,
+        "column y, row 1: is empty",
+    ),
     "cells": ("a,b,y\n1,2,0\n1,2\n", {}, NUMBER, "row 2 has 2 cells for 3 columns"),
     "same names": ("a,a,y\n1,2,0\n", {}, NUMBER, "two columns are called 'a'; rename one"),
     "no header": ("1,2\n3,4\n", {}, NUMBER, "its first line is one of numbers"),

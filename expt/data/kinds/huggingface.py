@@ -11,7 +11,7 @@ import importlib.util
 import io
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ from expt.data.image_files import (
 )
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,15 +137,15 @@ class HuggingFace(Images):
         if task.TARGETS == "mask":
             from expt.data.masks import of_masks
 
-            rows = {part: _Rows(split, self, None) for part, split in splits.items()}
-            return of_masks(rows, self, task, num_workers)
+            pairs = {part: _Rows(split, self, None) for part, split in splits.items()}
+            return of_masks(pairs, self, task, num_workers)
         if task.TARGETS in ("numbers", "labels"):
             scales = None if trained_on is None else trained_on.get("standardised", {})
             return _numbered(self, splits, task, num_workers, scales)
         names, numbers = _classes(self, splits)
-        rows = {part: _Rows(split, self, numbers[part]) for part, split in splits.items()}
+        pairs = {part: _Rows(split, self, numbers[part]) for part, split in splits.items()}
         classes = torch.tensor(numbers["train"])
-        return of_pictures(pictures_of(rows, self), tuple(map(str, names)), classes, num_workers)
+        return of_pictures(pictures_of(pairs, self), tuple(map(str, names)), classes, num_workers)
 
 
 def _numbered(
@@ -239,7 +239,7 @@ class _Rows:
     Pictures are given as their paths or bytes: `open_picture` reads all.
     """
 
-    def __init__(self, split: Any, dataset: HuggingFace, targets: Sequence[Any] | None) -> None:
+    def __init__(self, split: Any, dataset: HuggingFace, targets: Any) -> None:
         self._image, self._mask = names_of(dataset.input)[0], names_of(dataset.target)[0]
         chosen = [self._image] if targets is not None else [self._image, self._mask]
         features = split.features
@@ -318,10 +318,8 @@ def _loaded(dataset: HuggingFace) -> Any:
         kept = cache_dir() / "huggingface" / dataset.fingerprint()
         return library.load_dataset(str(folder), cache_dir=str(kept))
     except Exception as error:  # what Arrow, Pillow and the library raise is of many kinds
-        told = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(
-            f"dataset.path={dataset.path}: cannot be read as a dataset ({told})"
-        ) from error
+        why = first_line(error)
+        raise DataError(f"dataset.path={folder}: cannot be read as a dataset ({why})") from error
 
 
 def _column(split: Any, name: str) -> list[Any]:
