@@ -8,9 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
-import socket
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,8 +146,6 @@ def _for_channels(weight: Tensor, channels: int) -> Tensor:
 def _timm(
     config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool
 ) -> nn.Module:
-    if fetches:
-        _know_whether_online()
     try:
         timm: Any = importlib.import_module("timm")
     except ModuleNotFoundError:
@@ -184,16 +179,6 @@ def _fetching_alone() -> Iterator[None]:
 
     with FileLock(folder / ".expt.lock"), impatient():
         yield
-
-
-def _know_whether_online() -> None:
-    """Tell timm's hub where it can't be reached: it would try for a minute even with a cache."""
-    if urllib.request.getproxies() or "HF_ENDPOINT" in os.environ:
-        return
-    try:
-        socket.create_connection(("huggingface.co", 443), timeout=10).close()
-    except OSError:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @torch.no_grad()

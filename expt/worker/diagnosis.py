@@ -90,7 +90,7 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
     is_distributed = isinstance(error, dist.DistError)
     if "Timed out waiting" in text or (is_distributed and re.search(r"(?i)time[d ]*out", text)):
         return TimedOut(
-            f"waited for another worker, in vain, for {config.timeout_s:g} s (timeout_s)"
+            f"waited {config.timeout_s:g} s (timeout_s) for another worker, which did not come"
         )
     return None
 

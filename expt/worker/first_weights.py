@@ -184,14 +184,18 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
     if snapshot.worker.rank == 0 and not same_optimizer:
         was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
-        warn(f"fork={config.fork}: was trained by {was}; the state of {now} begins anew")
+        warn(f"fork={config.fork}: was trained by {was}; the state of {now} starts fresh")
+    # how often this schedule would have been advanced before
+    by_step = position.step - position.offset
+    by_epoch = position.epoch - position.is_within_epoch
+    place = by_epoch if learner.scheduler_interval == "epoch" else by_step
     carry_over(
         learner.optimizer,
         learner.scheduler,
         Earlier(optimizer, scheduler, saved["optimizer"], saved["scheduler"]),
         same_optimizer=same_optimizer,
         same_schedule=_is_same_schedule(before.scheduler, config.scheduler),
-        place=_place(snapshot),
+        place=place,
     )
     if saved["scaler"]:
         learner.precision.scaler.load_state_dict(saved["scaler"])
@@ -215,14 +219,6 @@ def _load_fork_weights(learner: Learner, saved: State, config: RunConfig) -> Non
             f"fork={config.fork}: the weights of its checkpoint don't fit this model ({why});"
             " start a run with what fits of them, by weights=RUN@last"
         ) from error
-
-
-def _place(snapshot: Snapshot) -> int:
-    """Return how often this schedule would have been advanced before."""
-    position = snapshot.position
-    if snapshot.learner.scheduler_interval == "epoch":
-        return position.epoch - position.is_within_epoch
-    return position.step - position.offset
 
 
 def _kind(chosen: Any) -> str:

@@ -32,15 +32,11 @@ def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
     left, parts = samples % config.batch_size, config.world_size * config.gradient_accumulation
     if config.batch_norm != "sync" or config.world_size == 1 or config.drop_last:
         return
-    if left % parts == 0:
-        return
-    if config.gradient_accumulation > 1 or left < config.world_size:
-        number = config.gradient_accumulation
-        each = f" in {number} micro-batches each" if number > 1 else ""
+    if left % parts and (config.gradient_accumulation > 1 or left < config.world_size):
         raise ConfigError(
-            f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which"
-            f" {config.world_size} workers{each} can't share equally; use drop_last=true, or"
-            " another batch_size"
+            f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which can't"
+            f" be cut into {parts} equal micro-batches of {config.world_size} workers; use"
+            " drop_last=true, or another batch_size"
         )
 
 
@@ -236,10 +232,7 @@ def _compress(parallel: DistributedDataParallel, hook: str) -> None:
         )
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
-        compress = (
-            default_hooks.bf16_compress_hook if hook == "bf16" else default_hooks.fp16_compress_hook
-        )
-        parallel.register_comm_hook(None, compress)
+        parallel.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
