@@ -215,9 +215,7 @@ def test_16_bits_are_scaled_and_floats_refused(tmp_path: Path) -> None:
     Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "16.png")
     Image.fromarray(grey.astype(np.float32) / 255).save(tmp_path / "float.tif")
     assert (decode(str(tmp_path / "16.png"), None) == decode(str(tmp_path / "8.png"), None)).all()
-    with pytest.raises(
-        DataError, match=r"float\.tif cannot be read as an image \(its pixels are 32-bit floats"
-    ):
+    with pytest.raises(DataError, match=r"float\.tif cannot be read as an image"):
         decode(str(tmp_path / "float.tif"), None)
 
 
