@@ -70,7 +70,7 @@ class Key:
     only_if: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The values of other keys (one, a tuple, IS_SET) without which the setting has no effect."""
     varies: Literal["repetition", "length", "split", "source"] | None = None
-    """Of what two runs differ that differ by this key alone: the same measured again, trained
+    """Of what two runs differ that differ only by this key: the same measured again, trained
     longer, with other samples held out, or begun elsewhere."""
     cost: bool | None = None
     """Whether it changes a step's time or memory, which is the default."""

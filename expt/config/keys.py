@@ -59,7 +59,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def is_idle(key: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether `key` has no effect beside the other flat settings."""
+    """Return whether `key` has no effect with the other flat settings."""
     return not _has_effect(meaning_in(settings, key).only_if, settings)
 
 
@@ -109,7 +109,7 @@ def _classes(path: Sequence[str], member: str | None, root: Any = RunConfig) -> 
 
 
 def names_beside(path: Sequence[str], node: Mapping[str, Any], root: Any = RunConfig) -> list[str]:
-    """Return the keys that there are beside the last one of `path`, in a configuration `node`."""
+    """Return the keys that there are next to the last one of `path`, in a configuration `node`."""
     member = kind(node.get(path[0])) if path[0] in GROUPS else None
     return [name for cls in _classes(path[:-1], member, root) for name in names_of(cls)]
 
@@ -260,7 +260,7 @@ def _conditions(meant: Key) -> Iterator[str]:
 
 
 def without_effect(config: RunConfig, given: Iterable[str]) -> list[str]:
-    """Return a line for each of the `given` keys that has no effect beside the other settings."""
+    """Return a line for each of the `given` keys that has no effect with the other settings."""
     settings = flat(plain(config))
     idle = [key for key in given if settings.get(key) and is_idle(key, settings)]
     return [

@@ -94,7 +94,7 @@ def _better(metric: Any) -> Better:
     return cast(Better, getattr(metric, "better", metric))
 
 
-def in_evaluations_alone(task: Any) -> dict[str, TargetMetric]:
+def only_in_evaluations(task: Any) -> dict[str, TargetMetric]:
     """Return the task's metrics that are torchmetrics'."""
     return {
         name: metric for name, metric in task.metrics.items() if isinstance(metric, TargetMetric)

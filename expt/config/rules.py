@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from expt.config import groups
 from expt.config.constraints import Target, word
 from expt.config.keys import typed
-from expt.config.kinds import in_evaluations_alone, metrics_of, task_kinds
+from expt.config.kinds import metrics_of, only_in_evaluations, task_kinds
 from expt.config.schema import problems_of_trackers
 from expt.errors import did_you_mean
 from expt.machine import Machine, is_slice
@@ -201,7 +201,7 @@ def _of_data(config: RunConfig) -> list[str]:
         ]
     return problems + [
         f"task.metrics.{name}: the task has one of that name; choose another"
-        for name in in_evaluations_alone(task)
+        for name in only_in_evaluations(task)
         if name in {"loss", *getattr(task, "METRICS", ())}
     ]
 
@@ -287,7 +287,7 @@ def _measured(config: RunConfig, machine: Machine) -> Problems:
 
 def _tags(config: RunConfig, splits: Iterable[str]) -> list[str]:
     """Return the tags that are measured of these splits."""
-    metrics, untrained = metrics_of(config.task), in_evaluations_alone(config.task)
+    metrics, untrained = metrics_of(config.task), only_in_evaluations(config.task)
     pairs = itertools.product(metrics, splits)
     return [f"{name}/{split}" for name, split in pairs if split != "train" or name not in untrained]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -37,14 +37,14 @@ class Search:
     population: Annotated[int, Field(ge=2)] | None = None
 
 
-OF_SAMPLERS: Mapping[str, Sequence[SamplerName]] = {
-    "random_fraction": ("tpe", "gp", "cmaes", "nsga2", "qmc"),
-    "population": ("cmaes", "nsga2"),
-    "warm_start": ("tpe", "gp", "nsga2"),
+_USED_BY = {
+    "random_fraction": ("search", ("tpe", "gp", "cmaes", "nsga2", "qmc")),
+    "population": ("search", ("cmaes", "nsga2")),
+    "warm_start": ("search", ("tpe", "gp", "nsga2")),
+    "min_epochs": ("search.rungs", ("asha", "median")),
+    "reduction": ("search.rungs", ("asha",)),
 }
-"""The samplers that use a key; all use one that is not here."""
-OF_RUNGS = {"min_epochs": ("asha", "median"), "reduction": ("asha",)}
-"""The kinds of rungs that use a key."""
+"""The samplers, or kinds of rungs, that use a key; all others are always used."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -71,16 +71,13 @@ def parse_search(node: Mapping[str, Any]) -> Search:
 
 def _ignored(search: Search) -> Iterator[str]:
     """Yield what is wrong with keys that were changed and have no effect in this search."""
-    for field in fields(search):
-        value = getattr(search, field.name)
-        if field.default is MISSING or value == field.default:
-            continue
-        shown = f"search.{field.name}={value}"
-        samplers = OF_SAMPLERS.get(field.name, (search.name,))
-        if search.name not in samplers:
-            yield f"{shown}: has no effect; use it with search={' or '.join(samplers)}"
-        elif search.rungs not in (kinds := OF_RUNGS.get(field.name, (search.rungs,))):
-            yield f"{shown}: has no effect; use it with search.rungs={' or '.join(map(str, kinds))}"
+    chosen = {"search": search.name, "search.rungs": search.rungs}
+    unchanged = {field.name: field.default for field in fields(search)}
+    for key, (by, kinds) in _USED_BY.items():
+        value = getattr(search, key)
+        if value != unchanged[key] and chosen[by] not in kinds:
+            fix = f"use it with {by}={' or '.join(kinds)}"
+            yield f"search.{key}={value}: has no effect; {fix}"
 
 
 def _as_list(key: str, value: Any) -> Any:

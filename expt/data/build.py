@@ -15,7 +15,7 @@ from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
-from expt.data.loading import Batch, Loader, LoaderOptions, Shard, mapped
+from expt.data.loading import Batch, Loader, LoaderOptions, mapped
 from expt.data.samples import refuse_shuffled
 from expt.data.source import About, Source, are_images, warn_of_absent
 from expt.errors import ConfigError, DataError, described, did_you_mean, listed, warn
@@ -110,47 +110,31 @@ def build(
     dataset: DatasetConfig,
     task: Any = None,
     *,
-    batch_size: int,
-    shard: Shard,
-    device: torch.device,
-    seed: int,
-    drop_last: bool,
-    channels_last: bool,
     num_workers: int = 0,
-    batch_parts: int = 1,
-    eval_batch_size: int | None = None,
     mixup: float | None = None,
     cutmix: float | None = None,
+    **options: Any,
 ) -> Data:
     """Return the loaders of `dataset` on one worker.
 
-    `batch_size` is global, a multiple of `batch_parts`; `num_workers` processes read for this
-    worker. The `task` says what targets are. `mixup` and `cutmix` are of training only. Raise
-    DataError for the data, ConfigError for keys that do not fit it.
+    `options` are those of LoaderOptions that the dataset does not give, of training; `num_workers`
+    processes read for this worker. The `task` says what targets are. `mixup` and `cutmix` are of
+    training only. Raise DataError for the data, ConfigError for keys that do not fit it.
     """
-    source = dataset.open(task, device, num_workers)
+    given = LoaderOptions(mean=dataset.mean, std=dataset.std, **options)
+    source = dataset.open(task, given.device, num_workers)
     check_image_keys(dataset, source)
     train_idx, val_idx = split_samples(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
-    if drop_last:
-        check_batch(len(train_idx), batch_size, batch_parts)
-    if shard.rank == 0:
-        warn_of_samples(dataset, source, task, train_idx, batch_size if drop_last else 1)
-    in_order = LoaderOptions(
-        batch_size=batch_size,
-        shard=shard,
-        device=device,
-        mean=dataset.mean,
-        std=dataset.std,
-        channels_last=channels_last,
-        batch_parts=batch_parts,
-        eval_batch_size=eval_batch_size,
-    )
+    if given.drop_last:
+        check_batch(len(train_idx), given.batch_size, given.batch_parts)
+    if given.shard.rank == 0:
+        fills = given.batch_size if given.drop_last else 1
+        warn_of_samples(dataset, source, task, train_idx, fills)
+    in_order = dataclasses.replace(given, seed=0, drop_last=False)
     to_train = dataclasses.replace(
-        in_order,
-        seed=seed,
+        given,
         shuffle=True,
-        drop_last=drop_last,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
         balanced=known_classes(dataset, source)[train_idx] if dataset.sampling else None,
         transforms=build_transforms(getattr(dataset, "transforms", None) or ()),
@@ -161,7 +145,7 @@ def build(
         val = source.train.load(val_idx, in_order)
     return Data(
         info=_info(source, train_idx, task, val=val, test=test),
-        example=mapped(lambda tensor: torch.zeros_like(tensor, device=device), source.example),
+        example=mapped(lambda one: torch.zeros_like(one, device=given.device), source.example),
         train=source.train.load(train_idx, to_train),
         val=val,
         test=test,

@@ -99,10 +99,9 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
         )
     if own and (size := len(tensors[0])) != len(samples):
         raise DataError(
-            f"collate makes tensors of {size} for {len(samples)} samples: the first dimension is to"
-            " be the samples, each once; put them first and let the model transpose, or, for inputs"
-            " of another order such as a graph's nodes, let targets be [samples, ...]; what collate"
-            " drops is to be left out of the dataset"
+            f"collate makes tensors of {size} for {len(samples)} samples; put the samples first,"
+            " each once, or, where inputs are of another order such as a graph's nodes, let targets"
+            " be [samples, ...]"
         )
     # One that requires grad can't be sent to another process.
     found: tuple[Any, Any] = mapped(Tensor.detach, (inputs, targets))

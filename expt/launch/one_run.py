@@ -39,7 +39,7 @@ from expt.launch.pool import Pool
 from expt.machine import Machine
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths, at_work
-from expt.runs.request import Preflight, RunRequest
+from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
@@ -228,7 +228,7 @@ def try_out(
             config = dataclasses.replace(request.config, resume=None, max_restarts=0)
             new: dict[str, Any] = {"typed_at": None, "may_have_run": False, "goes_on_from": None}
             tried = dataclasses.replace(
-                request, config=config, paths=paths, instead=Preflight(), **new
+                request, config=config, paths=paths, instead="preflight", **new
             )
             jobs.append(Job(paths, tried))
         once = dataclasses.replace(options, retries=0, fail_fast=False)

@@ -8,9 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
-import socket
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,23 +131,17 @@ def _adapt_first_convolution(module: nn.Module, channels: int) -> None:
     meaning.
     """
     layer = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
-    layer.in_channels = channels
-    layer.weight = nn.Parameter(_for_channels(layer.weight.detach(), channels))
-
-
-def _for_channels(weight: Tensor, channels: int) -> Tensor:
-    """Turn [out, 3, height, width] into [out, channels, height, width]."""
+    weight = layer.weight.detach()  # [out, 3, height, width]
     if channels == 1:
-        return weight.sum(1, keepdim=True)
-    repeated = weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels]
-    return repeated * (3 / channels)
+        weight = weight.sum(1, keepdim=True)
+    else:
+        weight = weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels] * (3 / channels)
+    layer.in_channels, layer.weight = channels, nn.Parameter(weight)
 
 
 def _timm(
     config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool
 ) -> nn.Module:
-    if fetches:
-        _know_whether_online()
     try:
         timm: Any = importlib.import_module("timm")
     except ModuleNotFoundError:
@@ -184,16 +175,6 @@ def _fetching_alone() -> Iterator[None]:
 
     with FileLock(folder / ".expt.lock"), impatient():
         yield
-
-
-def _know_whether_online() -> None:
-    """Tell timm's hub where it can't be reached: it would try for a minute even with a cache."""
-    if urllib.request.getproxies() or "HF_ENDPOINT" in os.environ:
-        return
-    try:
-        socket.create_connection(("huggingface.co", 443), timeout=10).close()
-    except OSError:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @torch.no_grad()

@@ -266,9 +266,6 @@ def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
         batch_size=config.world_size * config.gradient_accumulation,
         shard=Shard(0, config.world_size),
         device=torch.device("cpu"),
-        seed=config.seed,
-        drop_last=False,
-        channels_last=False,
     )
     about = ("class_counts", "class_names", "target_origin")
     return Sample(

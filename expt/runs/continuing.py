@@ -102,13 +102,9 @@ def _elsewhere(given: Path) -> Checkpoint:
 
 
 def _taken(paths: RunPaths) -> Checkpoint | None:
-    """Return the checkpoint of the other run that is in a fork's folder already."""
-    if not paths.forked.exists():
-        return None
-    if damage := checkpoint_file.damage_of(paths.forked):
-        warn(f"{damage}; it is taken anew")
-        return None
-    return read(paths.forked)
+    """Return the checkpoint of the other run that is in a fork's folder already, and whole."""
+    is_whole = paths.forked.exists() and not checkpoint_file.damage_of(paths.forked)
+    return read(paths.forked) if is_whole else None
 
 
 def _forked(given: str, step: str = "") -> Checkpoint:

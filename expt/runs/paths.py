@@ -202,7 +202,7 @@ class RunPaths:
         """Return whether the folder holds nothing but the lock and Hydra's files."""
         return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
 
-    def holds_refusal_alone(self) -> bool:
+    def holds_only_refusal(self) -> bool:
         """Return whether the folder holds only the record of a run that could not start."""
         known = {self.result, self.lock, self.sent, self.code, *self.event_files()}
         return {*self.folder.iterdir()} <= known
@@ -331,15 +331,11 @@ class FolderLock:
 
     def _try(self) -> int | None:
         descriptor = os.open(self._paths.lock, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
+        # It may be held; or removed by its last holder, and so not the folder's.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), os.stat(self._paths.lock)):
                 return descriptor
-        except (BlockingIOError, FileNotFoundError):
-            pass  # held; or removed by its last holder, and so not the folder's
-        except BaseException:
-            os.close(descriptor)
-            raise
         os.close(descriptor)
         return None
 

@@ -36,17 +36,6 @@ class Evaluation:
     """The name of other samples."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preflight:
-    """How far to try a run, of which nothing is kept; see expt.worker.evaluation."""
-
-    steps: int = 3
-    """The first is slower than the others."""
-    short_steps: int = 30
-    """So many where they are short, and so vary more."""
-    short_s: float = 0.02
-
-
 class Meeting(NamedTuple):
     """The port at which the workers of one machine find one another; their driver holds it."""
 
@@ -71,8 +60,8 @@ class RunRequest:
     """More variables for its workers."""
     typed_at: float | None = None
     """When the command of a single run was typed [by time.monotonic]; None in a sweep."""
-    instead: Evaluation | Preflight | None = None
-    """What is done in place of training."""
+    instead: Evaluation | Literal["preflight"] | None = None
+    """What is done in place of training; of a preflight nothing is kept."""
     may_have_run: bool = False
     """Whether the folder may hold a record of this very run, of an earlier attempt."""
     goes_on_from: Path | None = None

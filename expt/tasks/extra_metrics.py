@@ -79,11 +79,12 @@ class ExtraMetrics:
         """
         if not self._metrics:
             return {}
-        mine = (
-            {name: _states(metric) for name, metric in self._metrics.items()}
-            if self._batches
-            else None
-        )
+        mine: dict[str, Any] | None = None
+        if self._batches:  # tensors, or lists with an entry per batch or sample
+            mine = {
+                name: [dict(part.metric_state) for part in _parts(metric)]
+                for name, metric in self._metrics.items()
+            }
         # At once, and not by torchmetrics' own gathering: a worker without a batch may take no part
         # in it, and it pads.
         seen = [theirs for theirs in gather(mapped(Tensor.cpu, mine)) if theirs is not None]
@@ -151,17 +152,11 @@ def _parts(metric: Metric) -> list[Metric]:
     ]
 
 
-def _states(metric: Metric) -> list[dict[str, Any]]:
-    """Return the states of each part: tensors, or lists with an entry per batch or sample."""
-    return [dict(part.metric_state) for part in _parts(metric)]
-
-
 def _refuse_several(name: str, value: Any) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
-        shape = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ConfigError(
-            f"task.metrics.{name}: gives {shape}, not one number; choose an average, e.g."
-            " average=macro"
+            f"task.metrics.{name}: gives {described(value)}, not one number; choose an average,"
+            " e.g. average=macro"
         )
 
 

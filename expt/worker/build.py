@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from expt import machine, signals
 from expt.config import constraints
 from expt.config.identity import shown, typed_hyperparameters
-from expt.config.kinds import in_evaluations_alone, metrics_of
+from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
 from expt.dashboards.pictures import RunPictures
@@ -191,7 +191,7 @@ def build_learner(
         task=task,
         phases=phases,
         world_size=worker.world_size,
-        extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
+        extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
         compiled=bool(compiled),
         gradient_accumulation=config.gradient_accumulation,
         interleaved=config.batch_norm != "per_worker",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expt.config.kinds import in_evaluations_alone
+from expt.config.kinds import only_in_evaluations
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
 from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
@@ -23,7 +23,7 @@ from expt.data.loading import LoaderOptions, Shard
 from expt.inference.load import rebuilt, saved
 from expt.runs import tags
 from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation, Preflight
+from expt.runs.request import Evaluation
 from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import extra_metrics
 from expt.tasks.sums import Averages
@@ -69,7 +69,7 @@ def measure_weights(
         module=model.model,
         precision=Precision(config.amp, worker.device),
         task=task,
-        extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
+        extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
     )
     pictures = None
     if config.tensorboard.images is not False:
@@ -164,8 +164,13 @@ def _about(
     return about
 
 
+PREFLIGHT_STEPS = 3
+"""The first is slower than the others."""
+SHORT_S, SHORT_STEPS = 0.02, 30
+"""Steps that are shorter vary more: so many of them are taken."""
+
+
 def time_steps(
-    preflight: Preflight,
     config: RunConfig,
     paths: RunPaths,
     worker: Worker,
@@ -176,8 +181,8 @@ def time_steps(
     """Train and evaluate on a few batches, write the times to `paths`, and return "completed"."""
     run = Run(config, paths, worker, typed_at=typed_at, beat=beat, compares=False)
     start_s = time.monotonic() - typed_at
-    steps_s = _steps(run, preflight)
-    eval_s = _evaluation(run, preflight.steps)
+    steps_s = _steps(run)
+    eval_s = _evaluation(run, PREFLIGHT_STEPS)
     run.health.end_epoch(run.sums.values, wish=lambda: False)
     if worker.rank == 0:
         found = rank_health.scalars(run.health.readings)
@@ -194,10 +199,10 @@ def time_steps(
     return COMPLETED
 
 
-def _steps(run: Run, preflight: Preflight) -> list[float]:
+def _steps(run: Run) -> list[float]:
     """Return the seconds of each of the run's first steps."""
     steps_s: list[float] = []
-    device, began, most = run.worker.device, time.perf_counter(), preflight.steps
+    device, began, most = run.worker.device, time.perf_counter(), PREFLIGHT_STEPS
 
     def done() -> bool:
         nonlocal began, most
@@ -207,10 +212,10 @@ def _steps(run: Run, preflight: Preflight) -> list[float]:
         steps_s.append(now - began)
         began = now
         run.beat()
-        if len(steps_s) == preflight.steps:
+        if len(steps_s) == PREFLIGHT_STEPS:
             total_s = collectives.sum_across_workers(torch.tensor(steps_s[-1], device=device))
-            if total_s.item() < preflight.short_s * run.worker.world_size:
-                most = preflight.short_steps
+            if total_s.item() < SHORT_S * run.worker.world_size:
+                most = SHORT_STEPS
             began = time.perf_counter()
         return len(steps_s) >= most
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch.distributed import Store, TCPStore
@@ -23,7 +23,7 @@ from expt.errors import ConfigError, TimedOut, first_line
 from expt.machine import is_simulated
 from expt.runs.attempt import write_error
 from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation, Meeting, Preflight
+from expt.runs.request import Evaluation, Meeting
 from expt.training import collectives, patches
 from expt.training.collectives import Worker
 from expt.worker import evaluation, random_state, watchdog
@@ -37,7 +37,7 @@ def main(
     started: float,
     source: Path | None = None,
     meeting: Meeting | Store | None = None,
-    instead: Evaluation | Preflight | None = None,
+    instead: Evaluation | Literal["preflight"] | None = None,
     until_epoch: int | None = None,
     report: Callable[[Exception], None] = lambda error: None,
 ) -> str:
@@ -121,7 +121,7 @@ def run_as(
     source: Path | None = None,
     meeting: Meeting | Store | None = None,
     beat: Callable[[], None] = lambda: None,
-    instead: Evaluation | Preflight | None = None,
+    instead: Evaluation | Literal["preflight"] | None = None,
     until_epoch: int | None = None,
 ) -> str:
     """Train or evaluate as `worker` in this process, and return the status.
@@ -146,10 +146,8 @@ def run_as(
         beat()
         if isinstance(instead, Evaluation):
             return evaluation.measure_weights(instead, config, paths, worker, beat)
-        if isinstance(instead, Preflight):
-            return evaluation.time_steps(
-                instead, config, paths, worker, typed_at=started, beat=beat
-            )
+        if instead == "preflight":
+            return evaluation.time_steps(config, paths, worker, typed_at=started, beat=beat)
         run = Run(
             config,
             paths,

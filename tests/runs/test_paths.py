@@ -47,16 +47,16 @@ def test_what_a_folder_holds(tmp_path: Path) -> None:
     paths.hydra.mkdir(parents=True)
     paths.lock.touch()
     assert paths.is_new()
-    assert not paths.holds_refusal_alone(), "Hydra has begun it"
+    assert not paths.holds_only_refusal(), "Hydra has begun it"
     paths.hydra.rmdir()
     paths.result.touch()
-    assert paths.holds_refusal_alone()
+    assert paths.holds_only_refusal()
     assert not paths.is_new()
     paths.metrics.touch()
     assert not paths.has_trained(), "no number yet"
     paths.metrics.write_text("{}")
     assert paths.has_trained()
-    assert not paths.holds_refusal_alone()
+    assert not paths.holds_only_refusal()
 
 
 def test_a_refused_run_takes_its_own_files_alone(tmp_path: Path) -> None:
