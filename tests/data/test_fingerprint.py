@@ -230,16 +230,6 @@ def test_an_edited_class_is_another_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert not before & {result.folder for result in expt.sweep(*sweep)}
 
 
-def test_where_a_run_starts_belongs_to_it(trained: Trained, tmp_path: Path) -> None:
-    first = trained(
-        "epochs=1", "max_steps=2", "world_size=1", "gradient_accumulation=2", name="first"
-    )
-    words = ("epochs=1", "max_steps=4", "world_size=1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    results = expt.sweep(f"resume=null,'{first.folder}'", *words)
-    assert len({result.folder for result in results}) == 2
-    assert sorted(bool(result.record.get("resumed_from")) for result in results) == [False, True]
-
-
 def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Path) -> None:
     (tmp_path / "own_net.py").write_text(
         NET + f"from pathlib import Path\nPath({str(tmp_path)!r}, 'began').touch()\n"
@@ -264,22 +254,6 @@ def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Pa
     done = run(*words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list((tmp_path / "sweep").glob("*/metrics.jsonl"))) == 3
-
-
-def test_a_completed_sweep_needs_its_data_no_more(tmp_path: Path) -> None:
-    root = images(tmp_path / "a")
-    words = (
-        "dataset=image_folder",
-        "dataset.image_size=[8,8]",
-        f"dataset.root='{root}'",
-        *QUICK,
-        "seed=0,1",
-    )
-    sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    before = {result.folder for result in expt.sweep(*sweep)}
-    root.rename(tmp_path / "away")
-    assert {result.folder for result in expt.sweep(*sweep)} == before
-    assert {path.parent for path in (tmp_path / "sweep").glob("*/result.json")} == before
 
 
 def test_what_a_run_has_come_to_outlives_the_absence_of_its_data(

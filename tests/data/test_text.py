@@ -22,7 +22,7 @@ from expt.data.memory import NO_TARGET, Windows
 from expt.errors import DataError
 from expt.inference.load import Preprocess
 from expt.inference.predict import _lines
-from tests.conftest import Configured, Trained, as_typed
+from tests.conftest import Configured
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")
@@ -158,32 +158,6 @@ def test_without_a_fraction_there_is_no_such_part(file: Path) -> None:
     assert train.stop == len(TEXT)
     assert val is None
     assert test is None
-
-
-def test_a_text_trains_on_any_number_of_workers(trained: Trained, file: Path) -> None:
-    file.write_bytes(b"to be or not to be, that is the question. " * 90)
-    small = (
-        *as_typed("model.layers=1 model.width=16 dataset.context=32 batch_size=24 log_every=1"),
-        *as_typed("threads=1"),
-    )
-    runs = [
-        trained(
-            "experiment=char_lm",
-            f"dataset.root={file}",
-            *small,
-            f"world_size={size}",
-            "drop_last=false",
-            name=f"w{size}",
-        )
-        for size in (1, 3)
-    ]
-    one, three = (done.curve("running/loss") for done in runs)
-    assert len(one) == 4, "94 windows, the last batch smaller"
-    for (_, alone), (_, shared) in zip(one, three, strict=True):
-        assert alone == pytest.approx(shared, abs=1e-4)
-    metrics = runs[1].result["metrics"]
-    assert metrics["perplexity/test"] == pytest.approx(2 ** metrics["bits_per_token/test"])
-    assert runs[1].result["objective"] is not None
 
 
 LINES = "the cat sat on the mat\nthe hat of the cat, \u00e9t\u00e9\n" * 20

@@ -32,11 +32,9 @@ IMAGES = (*SMALL, "dataset.image_size=[16,16]", "dataset.channels=3")
 SHIPPED = {
     "mlp": ("dataset=digits", "model.dropout=0.3"),
     "convnet": (*SMALL, "channels_last=true"),
-    "resnet18": IMAGES,
     "a moving average": ("dataset=digits", "ema=0.5"),
     "a table": ("experiment=diabetes", "dataset.standardise_targets=true"),
     "mixed precision": ("dataset=digits", "amp=bf16"),
-    "paddle_convnet": SMALL,
     "torchvision": (*IMAGES, "model=torchvision", "model.arch=mobilenet_v3_small"),
     "timm": (*IMAGES, "model=timm", "model.arch=test_resnet"),
     "transformer": ("experiment=char_lm", "model.layers=1", "model.width=16", "model.heads=2",
@@ -74,7 +72,7 @@ def train(train_alone: TrainAlone) -> TrainAlone:
 
 
 def words(name: str) -> tuple[str, ...]:
-    model = (f"model={name}",) if name in ("mlp", "convnet", "paddle_convnet", "resnet18") else ()
+    model = (f"model={name}",) if name in ("mlp", "convnet") else ()
     return (*FEW, *model, *SHIPPED[name])
 
 
@@ -86,10 +84,7 @@ def files_for(name: str, folder: Path) -> tuple[str, ...]:
     return (f"dataset.root={masks_in(folder)}", "batch_size=2") if name == "unet" else ()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=pytest.mark.slow if each == "resnet18" else ()) for each in SHIPPED],
-)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_it_gives_what_the_worker_computed(
     name: str, train_alone: TrainAlone, tmp_path: Path
 ) -> None:

@@ -184,21 +184,6 @@ def test_rows_of_a_hugging_face_dataset_are_rows(
         )
 
 
-def test_targets_alone_may_be_standardised(make: Make, configured: Configured) -> None:
-    words = (
-        "experiment=diabetes",
-        "dataset.standardise=false",
-        "dataset.standardise_targets=true",
-        "model.hidden=[2]",
-    )
-    data = Path(expt.__file__).parent / "data" / "diabetes.csv"
-    made = make("targets_alone", configured(*SHORT, *words, "optimizer.lr=1e-5"), data)
-    found = expt.predict(made.folder, data)
-    assert [record["progression"] for record in found] == pytest.approx(
-        patients_by_hand(made), rel=1e-5
-    )
-
-
 def test_numbers_come_back_by_their_deviation_not_their_size() -> None:
     far = Numbers(["at", "x"], [(1.7e9, 40.0), (0.0, 0.003)])
     arrays = far.arrays(
