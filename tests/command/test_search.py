@@ -156,9 +156,7 @@ def test_several_goals_make_a_table_and_limits_leave_runs_out(
 
 def test_a_dry_run_shows_the_next_trial(searched: Path, tmp_path: Path) -> None:
     words = (
-        "-m",
-        "search=tpe",
-        "optimizer.lr=tag(log,interval(0.001,1.0))",
+        *as_typed("-m search=tpe optimizer.lr=tag(log,interval(0.001,1.0))"),
         "hydra.launcher.dry_run=true",
     )
     first = run(*words, "search.runs=6", "hydra.sweep.dir=new", cwd=tmp_path)

@@ -28,7 +28,7 @@ from tests.faults.running import wait_until
 
 QUICK = (
     *as_typed("epochs=1 dataset.train_limit=64 world_size=1 max_steps=1"),
-    *as_typed("tensorboard.images=false"),
+    "tensorboard.images=false",
 )
 
 
@@ -190,11 +190,8 @@ def test_two_folders_of_a_sweep_are_two_runs(tmp_path: Path) -> None:
 def test_a_run_does_not_resume_on_other_data(tmp_path: Path, trained: Trained) -> None:
     root = images(tmp_path / "a")
     own = (
-        "dataset=image_folder",
-        "dataset.image_size=[8,8]",
-        f"dataset.root='{root}'",
-        "world_size=1",
-        "epochs=2",
+        *as_typed(f"dataset=image_folder dataset.image_size=[8,8] dataset.root='{root}'"),
+        *as_typed("world_size=1 epochs=2"),
     )
     trained(*own, "batch_size=16", "max_steps=2")
     images(root, seed=3)
@@ -261,8 +258,7 @@ def test_what_a_run_has_come_to_outlives_the_absence_of_its_data(
 ) -> None:
     (tmp_path / "data").symlink_to(fashion_mnist)
     data = (
-        "dataset=fashion_mnist",
-        f"dataset.root='{tmp_path / 'data'}'",
+        *as_typed(f"dataset=fashion_mnist dataset.root='{tmp_path / 'data'}'"),
         "dataset.download=false",
     )
     sweep = (*data, *QUICK, "seed=0,1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")

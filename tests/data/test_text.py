@@ -22,7 +22,7 @@ from expt.data.memory import NO_TARGET, Windows
 from expt.errors import DataError
 from expt.inference.load import Preprocess
 from expt.inference.predict import _lines
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")
@@ -232,9 +232,7 @@ def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(
 ) -> None:
     (tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
     words = (
-        "task=language_model",
-        "model=transformer",
-        "dataset=text",
+        *as_typed("task=language_model model=transformer dataset=text"),
         f"dataset.root={tmp_path}/t.txt",
     )
     copied = shutil.copy(tokenizer, tmp_path / "other.json")

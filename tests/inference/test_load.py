@@ -24,7 +24,7 @@ from tests.worker.conftest import train_alone as train_alone  # the fixture
 
 FEW = (
     *as_typed("epochs=1 max_steps=2 batch_size=16 tensorboard.images=false"),
-    *as_typed("tensorboard.graph=false"),
+    "tensorboard.graph=false",
 )
 SMALL = ("dataset=synthetic", "dataset.train_size=64", "dataset.test_size=20")
 IMAGES = (*SMALL, "dataset.image_size=[16,16]", "dataset.channels=3")
@@ -152,8 +152,7 @@ def test_pictures_rows_and_arrays_become_what_the_loaders_gave(
                 )
                 Image.fromarray(pixels).save(tmp_path / "photos" / part / name / f"{index}.png")
     photos = (
-        "dataset=image_folder",
-        f"dataset.root={tmp_path / 'photos'}",
+        *as_typed(f"dataset=image_folder dataset.root={tmp_path / 'photos'}"),
         "dataset.image_size=[16,12]",
     )
     trained = train(*FEW, *photos, "batch_size=2", "model=mlp", "dataset.cache=false")
