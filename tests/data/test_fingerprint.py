@@ -17,7 +17,6 @@ from PIL import Image
 import expt
 from expt.config.identity import Content, identity, shown
 from expt.data import cache, fingerprint
-from expt.data.kinds.image_folder import ImageFolder
 from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.runs.paths import RunPaths, write_atomically
@@ -25,6 +24,7 @@ from expt.runs.result import Made, create_result, read_result, update_result
 from tests.conftest import Configured, Trained, as_typed, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until
+from tests.requests import dataset
 
 QUICK = (
     *as_typed("epochs=1 dataset.train_limit=64 world_size=1 max_steps=1"),
@@ -49,12 +49,8 @@ def known(name: Any, root: Path | str) -> Downloaded:
     )
 
 
-def folder(root: Path) -> ImageFolder:
-    return ImageFolder(
-        name="image_folder", root=str(root), image_size=(8, 8), num_workers=0, val_fraction=0.1,
-        train_limit=None,
-        mean=None, std=None,
-    )  # fmt: skip
+def folder(root: Path) -> Any:
+    return dataset("dataset=image_folder dataset.root=x", root=str(root), image_size=(8, 8))
 
 
 def digits_of(dataset: Any) -> str | None:

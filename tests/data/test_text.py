@@ -8,6 +8,7 @@ import dataclasses
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ import torch
 from expt.config.identity import identity
 from expt.data.build import build
 from expt.data.kinds import text as text_kind
-from expt.data.kinds.text import Extent, Text
+from expt.data.kinds.text import Extent
 from expt.data.loading import Shard
 from expt.data.memory import NO_TARGET, Windows
 from expt.errors import DataError
 from expt.inference.load import Preprocess
 from expt.inference.predict import _lines
 from tests.conftest import Configured, as_typed
+from tests.requests import dataset
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")
@@ -33,15 +35,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
 
 
-def text(root: Path, **settings: object) -> Text:
-    values = {
-        "tokens": "bytes",
-        "context": 10,
-        "val_fraction": 0.1,
-        "test_fraction": 0.2,
-        "train_limit": None,
-    }
-    return Text(name="text", root=str(root), **{**values, **settings})  # type: ignore[arg-type]
+def text(root: Path, **settings: Any) -> Any:
+    values = {"context": 10, "val_fraction": 0.1, "test_fraction": 0.2, **settings}
+    return dataset("experiment=char_lm dataset.root=x", root=str(root), **values)
 
 
 @pytest.fixture
