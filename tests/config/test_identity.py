@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from expt.config.constraints import Target
-from expt.config.identity import hyperparameters, identity, shown, typed_hyperparameters
+from expt.config.identity import (
+    REPEATED,
+    hyperparameters,
+    identity,
+    shown,
+    typed_hyperparameters,
+)
 from expt.config.keys import (
     Rule,
     choices_of,
@@ -286,3 +292,11 @@ def test_hyperparameters_of_a_comparison_are_those_that_were_typed() -> None:
         "dataset.augment.flip": True,
         "experiment": "mine",
     }
+
+
+def test_folds_are_other_runs_that_repeat_one_measurement() -> None:
+    first, second = (config("dataset.folds=5", f"dataset.fold={n}", f"seed={n}") for n in range(2))
+    assert identity(first) != identity(second)
+    assert identity(first, but=("seed",)) != identity(second, but=("seed",))
+    assert identity(first, but=REPEATED) == identity(second, but=REPEATED)
+    assert identity(first, but=REPEATED) != identity(config("seed=0"), but=REPEATED)

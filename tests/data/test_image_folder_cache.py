@@ -222,6 +222,23 @@ def test_hidden_files_and_folders_are_no_data(root: Path) -> None:
     assert list_parts(root)["train"] == before
 
 
+def test_a_class_is_one_however_its_accents_are_composed(root: Path) -> None:
+    for part, name in (("train", "caf\u00e9"), ("test", "cafe\u0301")):
+        (root / part / "cat").rename(root / part / name)
+    listings = list_parts(root)
+    assert [each.classes for each in listings.values()] == [("caf\u00e9", "dog")] * 2
+    assert [len(each.files) for each in listings.values()] == [80, 10]
+
+
+def test_a_class_may_be_called_train_in_a_flat_folder(root: Path) -> None:
+    shutil.rmtree(root / "test")
+    for name in ("cat", "dog"):
+        (root / "train" / name).rename(root / name)
+    shutil.copy(root / "cat" / "0.png", root / "train" / "0.png")
+    (listing,) = list_parts(root).values()
+    assert listing.classes == ("cat", "dog", "train")
+
+
 def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:
     before = list_parts(root)["train"].files
     (root / "train" / "cat" / "back").symlink_to("..")

@@ -281,6 +281,8 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "no class": ("a,b,y\n1,2,3\n1,2,2.5\n", {}, CLASS, "column y, row 2: 2.5 is no class"),
     "empty class": ("a,b,y\n1,2,u\n1,2,\n", {}, CLASS, "column y, row 2: is empty"),
     "no label": ("a,b,y\n1,2,0\n1,2,2\n", {}, LABEL, "column y, row 2: 2 is no label"),
+    "a comment": ("# of May\na,b,y\n1,2,0\n", {}, NUMBER, r"which line 1 names \(# of May\)"),
+    "a bad target and a bad feature": ("a,b,y\nx,2,\n", {}, NUMBER, "column y, row 1: is empty"),
     "cells": ("a,b,y\n1,2,0\n1,2\n", {}, NUMBER, "row 2 has 2 cells for 3 columns"),
     "same names": ("a,a,y\n1,2,0\n", {}, NUMBER, "two columns are called 'a'; rename one"),
     "no header": ("1,2\n3,4\n", {}, NUMBER, "its first line is one of numbers"),
