@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import io
 import pickle
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hydra import compose as _by_hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from expt.command import compose
 from expt.command.compose import Composer
@@ -41,6 +42,23 @@ def composer(conf: Path | None = None) -> Composer:
 def share(folder: str) -> None:
     """Have what Hydra composes of expt's own YAML, in 0.1 s, kept in a folder for all processes."""
     compose.compose = functools.partial(_shared, Path(folder))  # type: ignore[attr-defined]
+    OmegaConf.load = _loaded  # type: ignore[method-assign]
+
+
+_load = OmegaConf.load
+
+
+def _loaded(file: str | Path | IO[Any]) -> Any:
+    """Load YAML as OmegaConf does, each text once: Hydra reads the same files each time."""
+    text = Path(file).read_text("utf-8") if isinstance(file, str | Path) else file.read()
+    return pickle.loads(_parsed(text, getattr(file, "name", str(file))))
+
+
+@functools.cache
+def _parsed(text: str, name: str) -> bytes:
+    stream = io.StringIO(text)
+    stream.name = name  # what an error names  # type: ignore[attr-defined]
+    return pickle.dumps(_load(stream))
 
 
 def _shared(folder: Path, name: str, words: list[str], *, return_hydra_config: bool) -> DictConfig:

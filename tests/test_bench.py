@@ -124,10 +124,8 @@ def test_runs_on_one_card_are_timed_with_and_without_mps(
     daemon.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     _, shared = gpu._packed(bench)  # type: ignore[arg-type]
-    assert (shared.case, shared.values) == (
-        "8 mlp runs with runs_per_gpu=8, by MPS",
-        {"expt": [6.0], "in a row": [5.0]},
-    )
+    assert shared.case == "8 mlp runs with runs_per_gpu=8, by MPS"
+    assert shared.values == {"expt": [6.0], "in a row": [5.0]}
     pipes = [pipe for _, pipe in ran]
     assert pipes[:4] == [None] * 4
     assert pipes[4] is not None

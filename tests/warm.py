@@ -210,9 +210,8 @@ def _serve(plain: int, with_libraries: int, ends: int) -> None:
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
     ):
-        signal.signal(
-            number, usual
-        )  # who starts this may be deaf to them, as it starts a forkserver
+        signal.signal(number, usual)  # who starts this may be deaf to them, as a forkserver is
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     packages = map(_modules, ("expt", "hydra._internal.core_plugins", "hydra_plugins"))
     _import((*PRELOADED, *itertools.chain(*packages)), _use_once)
     listeners, under_way = [plain, with_libraries], dict[int, tuple[int, int]]()

@@ -1,4 +1,4 @@
-"""From words to runs: the command line, Hydra, a sweep's points.
+"""From words to runs: the command line, Hydra, a sweep's runs.
 
 The only package that imports Hydra.
 """

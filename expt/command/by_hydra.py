@@ -56,12 +56,12 @@ class HydraTask:
     def launch(
         self,
         config: DictConfig,
-        points: Sequence[Sequence[str]],
+        batch: Sequence[Sequence[str]],
         first: int,
         on_start: Callable[[DictConfig], None],
         on_end: Callable[[DictConfig, Sequence[str], float | None], None],
     ) -> list[float | None]:
-        """Run a batch of points by the pool; returns their objectives, nan for a failed run.
+        """Train a batch of runs by the pool; returns their objectives, nan for a failed run.
 
         `on_start` and `on_end` are Hydra's callbacks for each run.
         """
@@ -80,9 +80,9 @@ class HydraTask:
                 run = self.runs[job][0]
                 on_end(run.configuration(), run.words, _value(job))
 
-        own = [[word for word in point if not word.startswith("hydra.")] for point in points]
-        heard = Heard(self._command.console, total=len(points), folder=self._sweep.folder)
-        return [_value(job) for job in self._sweep.run_points(own, first, heard)]
+        own = [[word for word in words if not word.startswith("hydra.")] for words in batch]
+        heard = Heard(self._command.console, total=len(batch), folder=self._sweep.folder)
+        return [_value(job) for job in self._sweep.run_batch(own, first, heard)]
 
 
 def _value(job: Job) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -68,18 +69,13 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]
 
 def _check_repeated(overrides: Sequence[Override]) -> None:
     """Warn of a key that is typed twice. Raise ConfigError where that hides values of an axis."""
-    for at, earlier in enumerate(overrides):
-        word = earlier.input_line
-        for later in overrides[at + 1 :]:
-            if later.input_line == word or not replaces(later, earlier):
-                continue
-            if earlier.is_sweep_override() or later.is_sweep_override():
-                raise ConfigError(
-                    f"{word}: the key is there twice, also in {later.input_line}; type it once,"
-                    " with all its values"
-                )
-            warn(f"{word}: the key is there twice, and the last counts, {later.input_line}")
-            break
+    for earlier, later in itertools.combinations(overrides, 2):
+        word, other = earlier.input_line, later.input_line
+        if word == other or not replaces(later, earlier):
+            continue
+        if earlier.is_sweep_override() or later.is_sweep_override():
+            raise ConfigError(f"{word}: {other} has the key too; type it once, with all its values")
+        warn(f"{word}: the key is there twice, and the last counts, {other}")
 
 
 def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[str]:
@@ -246,17 +242,17 @@ class Parents:
         """Return whether the sweep has a fork of `given` already."""
         return given in self._known
 
-    def with_words(self, point: Sequence[str]) -> list[str]:
+    def with_words(self, words: Sequence[str]) -> list[str]:
         """Return the words of a run after those of its parent, or of the record if that is gone."""
-        given = next((word for word in reversed(point) if key_of(word) == "fork"), None)
+        given = next((word for word in reversed(words) if key_of(word) == "fork"), None)
         if given is None or not (values := _values(parse_one(given))):
-            return list(point)
+            return list(words)
         known = self._known.get(values[0])
         try:
             record = known[0] if known else continuing.record_of(values[0])
         except ConfigError:
-            return list(point)
-        return [*inherited(record["arguments"], point), *point]
+            return list(words)
+        return [*inherited(record["arguments"], words), *words]
 
     def content(self, config: RunConfig, *, fetch: bool) -> Content:
         """Return what a run of the sweep is made of, at the checkpoint that its first fork had.

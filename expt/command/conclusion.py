@@ -113,7 +113,7 @@ def _print_failures(console: Console, runs: Sequence[FoundRecord]) -> None:
     bad = bad_trials(runs)
     if bad:
         worst = "diverged or had not enough memory, and count as the worst"
-        say(console, f"bad points   {len(bad)} {worst}")
+        say(console, f"bad trials   {len(bad)} {worst}")
     if failed := [run for run in runs if run["status"] == FAILED and run not in bad]:
         say(console, f"\n{len(failed)} failed", "bold red")
     for run in failed:

@@ -117,7 +117,7 @@ def needs_hydra(composed: DictConfig) -> str:
 
 
 def own_folders_of(hydra_yaml: Path) -> list[str]:
-    """Return the folders of a person's own YAML that a run was started with."""
+    """Return the folders of custom YAML that a run was started with."""
     if not hydra_yaml.exists():
         return []
     found = OmegaConf.select(OmegaConf.load(hydra_yaml), "hydra.searchpath") or ()

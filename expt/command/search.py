@@ -166,11 +166,11 @@ class SearchCommand:
         valid = list[Values]()
         for distance, each, way in itertools.product(range(1, NEAR + 1), whole, (-1, 1)):
             near = int(values[each.name]) + way * distance * int(each.step or 1)
-            point = {**values, each.name: near}
-            if each.low <= near <= each.high and self._is_valid(point):
-                valid.append(point)
-                if point not in tried:
-                    return point
+            trial = {**values, each.name: near}
+            if each.low <= near <= each.high and self._is_valid(trial):
+                valid.append(trial)
+                if trial not in tried:
+                    return trial
         return valid[0] if valid else values
 
     def _differences(self, values: Values, record: Record) -> list[str]:

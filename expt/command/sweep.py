@@ -103,12 +103,12 @@ class Sweep:
         observer = SweepObserver(self.console, total=len(grid), folder=self.folder)
         self.carry_out(lambda *_: [self._jobs(runs, observer)], observer)
 
-    def run_points(
-        self, points: Sequence[Sequence[str]], first: int, observer: SweepObserver
+    def run_batch(
+        self, batch: Sequence[Sequence[str]], first: int, observer: SweepObserver
     ) -> list[Job]:
-        """Run the points of one of Hydra's sweepers; returns the job of each."""
+        """Run what one of Hydra's sweepers asks for; returns the job of each."""
         folder, keys = self.open(), self._command.swept
-        found = [folder.run(words, number, keys) for number, words in enumerate(points, first)]
+        found = [folder.run(words, number, keys) for number, words in enumerate(batch, first)]
         self.carry_out(lambda *_: [self._jobs(found, observer)], observer)
         return [run.job for run in found]
 

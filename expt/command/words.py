@@ -59,7 +59,7 @@ class Options(NamedTuple):
     sweep: bool = False
     quiet: bool = False
     config_dir: str | None = None
-    """A folder of the user's own YAML."""
+    """A folder of custom YAML."""
     printing: tuple[str, ...] = ()
     """Hydra's options that print something, and start no run."""
 

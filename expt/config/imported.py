@@ -106,13 +106,13 @@ def own_files() -> dict[str, str]:
 
     Left out are `__main__`, what is made of its classes, and what no importer has loaded.
     """
-    found = dict[str, str]()
+    found, installed = dict[str, str](), _installed(tuple(map(str, sys.path)))
     for name, module in sys.modules.copy().items():  # a thread may import meanwhile
         spec = getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
         if not isinstance(spec, importlib.machinery.ModuleSpec) or not spec.has_location:
             continue
         file, is_made = str(spec.origin), name.startswith((PREFIX, "__"))
-        if not is_made and not is_installed(file) and os.path.isfile(file):
+        if not is_made and not file.startswith(installed) and os.path.isfile(file):
             found[name] = os.path.abspath(file)
     return found
 
@@ -131,11 +131,8 @@ def as_imported() -> dict[str, dict[str, str]]:
 
 def edited() -> dict[str, str]:
     """Return those of the person's own modules whose file may have changed since its import."""
-    return {
-        name: file
-        for name, file in own_files().items()
-        if (then := _read.get(file)) is not None and hash_now(file) != then
-    }
+    changed = {file for file, then in _read.items() if hash_now(file) != then}
+    return {name: file for name, file in own_files().items() if file in changed} if changed else {}
 
 
 @contextlib.contextmanager

@@ -82,24 +82,21 @@ def decoded(
     `label` begins the name of the entry, and the files' checksums are `kept` by that name. Where
     the cache cannot be written, `decode()` runs in memory at every call.
     """
-    import numpy as np
-
-    arrays: Arrays | None = None
-
-    def write(folder: Path) -> None:
-        nonlocal arrays
-        arrays = decode()
-        for part, array in zip(Arrays._fields, arrays, strict=True):
-            np.save(folder / f"{part}.npy", array)
-
     content = of_content(sources, kept)
     name = f"{label}-{digest(str(path.resolve()) for path in sources)}.{content}"
     if (found := read(name)) is not None:
         return found
     # A read-only or full disk, or one without locks, costs time and memory but stops nobody.
     with contextlib.suppress(OSError, NotImplementedError):
-        fill(name, write)
-    return read(name) or arrays or decode()
+        fill(name, lambda folder: _save(decode(), folder))
+    return read(name) or decode()
+
+
+def _save(arrays: Arrays, folder: Path) -> None:
+    import numpy as np
+
+    for part, array in zip(Arrays._fields, arrays, strict=True):
+        np.save(folder / f"{part}.npy", array)
 
 
 def read(name: str) -> Arrays | None:

@@ -23,7 +23,7 @@ Prints = Mapping[str, Any]
 
 
 def attributes(one: object) -> dict[str, Any]:
-    """Return the attributes of an object, of a class or of what an import has made, its globals.
+    """Return the attributes of an object, or the globals of a module of Python.
 
     Those of an nn.Module are without its parameters and modules.
     """
@@ -106,12 +106,10 @@ def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
 
     Of a custom function that is what its closure holds.
     """
-    if isinstance(value, FunctionType) and is_installed(value.__code__.co_filename):
-        return None
     try:
         if isinstance(value, FunctionType):
-            cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
-            return _print(cells, seen, most)
+            cells = () if is_installed(value.__code__.co_filename) else value.__closure__ or ()
+            return tuple(_print(cell.cell_contents, seen, most) for cell in cells)
         found = value.__reduce_ex__(5)  # without a copy of large buffers
         parts = [*found[1:3], *([*each] if each else None for each in found[3:5])]
     except Exception:  # an open file, a lock, an iterator, ...

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expt.errors import DataError, ExptError, warn
+from expt.errors import DataError, ExptError, first_line, warn
 from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
@@ -194,9 +194,9 @@ def refuse_damaged(name: object) -> Iterator[None]:
     except (ExptError, MemoryError):
         raise
     except Exception as error:  # what a decoder raises of a damaged file is of many kinds
-        told = str(error) or type(error).__name__
+        why = first_line(error)
         raise DataError(
-            f"{name} cannot be read as an image ({told}); replace or remove it"
+            f"{name} cannot be read as an image ({why}); replace or remove it"
         ) from error
 
 

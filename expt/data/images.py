@@ -251,14 +251,10 @@ def of_numbers(
 
     def found(by: Scales, **more: Any) -> Source:
         scale = _scaling(by, names)
-        scaled = {
-            part: replace(each, target=lambda target: scale(row(target)))
-            for part, each in sets.items()
-        }
-        parts = {
-            part: image_part(each, shape, num_workers, originals=each.as_is())
-            for part, each in scaled.items()
-        }
+        parts = dict[str, Part]()
+        for part, each in sets.items():
+            scaled = replace(each, target=lambda target: scale(row(target)))
+            parts[part] = image_part(scaled, shape, num_workers, originals=scaled.as_is())
         number, values = targets.shape[1], scale(targets)
         more |= {"normalises": True, "target_names": tuple(names)}
         more |= {"targets_of": values.__getitem__}

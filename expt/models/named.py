@@ -131,16 +131,12 @@ def _adapt_first_convolution(module: nn.Module, channels: int) -> None:
     meaning.
     """
     layer = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
-    layer.in_channels = channels
-    layer.weight = nn.Parameter(_for_channels(layer.weight.detach(), channels))
-
-
-def _for_channels(weight: Tensor, channels: int) -> Tensor:
-    """Turn [out, 3, height, width] into [out, channels, height, width]."""
+    weight = layer.weight.detach()  # [out, 3, height, width]
     if channels == 1:
-        return weight.sum(1, keepdim=True)
-    repeated = weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels]
-    return repeated * (3 / channels)
+        weight = weight.sum(1, keepdim=True)
+    else:
+        weight = weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels] * (3 / channels)
+    layer.in_channels, layer.weight = channels, nn.Parameter(weight)
 
 
 def _timm(

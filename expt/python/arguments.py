@@ -21,7 +21,7 @@ from expt.python import main_module
 from expt.runs.request import quoted
 
 OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
-"""Groups whose choice may be a person's own class."""
+"""Groups whose choice may be a custom class."""
 _LISTS_OF_CLASSES = ("callbacks", "dataset.transforms")
 
 

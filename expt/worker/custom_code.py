@@ -27,6 +27,8 @@ class FirstSteps:
         self._names = {*learner.module.state_dict()}
         self._parameters = {id(each): each for each in learner.module.parameters()}
         self._objects: dict[str, nn.Module | Task] = {}
+        chosen = config.task, config.model
+        self._is_custom = any(isinstance(one, constraints.Target) for one in chosen)
         self._watched: dict[str, Watched] = {}
         if isinstance(config.task, constraints.Target):
             self._objects["task"] = learner.task
@@ -43,7 +45,7 @@ class FirstSteps:
         self._refuse_late()
         self._report_untrained()
         known = self._known()
-        watched = {**self._objects, **(_own_code() if self._objects else {})}
+        watched = {**self._objects, **(_own_code() if self._is_custom else {})}
         self._watched = {
             where: Watched(one, known, *_methods(one)) for where, one in watched.items()
         }

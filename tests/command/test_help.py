@@ -128,8 +128,7 @@ def test_every_key_has_a_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"),
-    [("seeed", "'seed'"), ("mlp", "'model=mlp'"), ("model=convnt", "'convnet'")],
+    ("word", "hint"), [("seeed", "'seed'"), ("mlp", "'model=mlp'"), ("model=convnt", "'convnet'")]
 )
 def test_a_word_that_help_knows_nothing_of_is_told(word: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"^{word}: ") as refused:

@@ -145,11 +145,9 @@ def test_csv_holds_every_setting_and_metric(outputs: Path, told: Told) -> None:
     text = Path("all.csv").read_text()
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["run"].rpartition("/")[2] for row in rows] == ["lr=1", "b", "lr=2", "a"]
-    assert (rows[1]["model"], rows[1]["optimizer.lr"], rows[1]["accuracy/test"]) == (
-        "convnet",
-        "0.05",
-        "0.78",
-    )
+    assert rows[1]["model"] == "convnet"
+    assert rows[1]["optimizer.lr"] == "0.05"
+    assert rows[1]["accuracy/test"] == "0.78"
     assert rows[0]["accuracy/test"] == ""
     assert told("--csv", "-") == text.splitlines()
 

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from expt.config.constraints import Target
-from expt.config.identity import hyperparameters, identity, shown, typed_hyperparameters
+from expt.config.identity import (
+    REPEATED,
+    hyperparameters,
+    identity,
+    shown,
+    typed_hyperparameters,
+)
 from expt.config.keys import (
     Rule,
     choices_of,
@@ -255,12 +261,10 @@ def test_hyperparameters_carry_the_keys_that_a_person_types() -> None:
     settings: dict[str, Any] = hyperparameters(
         dataclasses.asdict(config("model=mlp", "optimizer.lr=0.5"))
     )
-    assert (
-        settings["model"],
-        settings["optimizer"],
-        settings["optimizer.lr"],
-        settings["seed"],
-    ) == ("mlp", "sgd", 0.5, 0)
+    assert settings["model"] == "mlp"
+    assert settings["optimizer"] == "sgd"
+    assert settings["optimizer.lr"] == 0.5
+    assert settings["seed"] == 0
     assert all(isinstance(value, bool | int | float | str) for value in settings.values())
 
 
@@ -298,3 +302,11 @@ def test_hyperparameters_of_a_comparison_are_those_that_were_typed() -> None:
         "dataset.augment.flip": True,
         "experiment": "mine",
     }
+
+
+def test_folds_are_other_runs_that_repeat_one_measurement() -> None:
+    first, second = (config("dataset.folds=5", f"dataset.fold={n}", f"seed={n}") for n in range(2))
+    assert identity(first) != identity(second)
+    assert identity(first, but=("seed",)) != identity(second, but=("seed",))
+    assert identity(first, but=REPEATED) == identity(second, but=REPEATED)
+    assert identity(first, but=REPEATED) != identity(config("seed=0"), but=REPEATED)

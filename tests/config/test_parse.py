@@ -79,11 +79,9 @@ def test_the_defaults(parsed: Parse) -> None:
         name="sgd", lr=0.05, momentum=0.9, weight_decay=0.0, nesterov=False
     )
     assert config.scheduler == groups.Constant(name="constant", warmup_epochs=0.0)
-    assert (config.dataset.name, config.dataset.val_fraction, config.dataset.mean) == (
-        "digits",
-        0.1,
-        (0.3053,),
-    )
+    assert config.dataset.name == "digits"
+    assert config.dataset.val_fraction == 0.1
+    assert config.dataset.mean == (0.3053,)
     assert (config.batch_size, config.epochs, config.max_steps, config.seed) == (64, 10, None, 0)
     assert (config.objective, config.amp, config.ddp.bucket_cap_mb) == ("accuracy/val", False, 25)
 
@@ -96,7 +94,7 @@ def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None
     group, _, name = option.partition("=")
     asked = {
         "segmentation_folder": [
-            *as_typed("dataset.root=photos dataset.num_classes=3 task=segmentation model=unet"),
+            *as_typed("dataset.root=photos dataset.num_classes=3 task=segmentation model=unet")
         ],
         "diabetes": ["task=regression"],
         "unet": [
@@ -298,11 +296,9 @@ def test_a_class_of_ones_own(parsed: Parse, group: str) -> None:
         parsed(**{group: {"_target_": "mine.Own", "lr": 3, "sizes": [1, 2], "name": "mine"}}), group
     )
     assert isinstance(own, constraints.Target)
-    assert (own.name, own.target, own.kwargs) == (
-        "_target_",
-        "mine.Own",
-        {"lr": 3, "sizes": [1, 2], "name": "mine"},
-    )
+    assert own.name == "_target_"
+    assert own.target == "mine.Own"
+    assert own.kwargs == {"lr": 3, "sizes": [1, 2], "name": "mine"}
 
 
 @pytest.mark.parametrize(

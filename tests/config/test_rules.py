@@ -43,9 +43,7 @@ AUROC = {"_target_": "torchmetrics.AUROC", "better": "max"}
 # Each: the machine, what is let through, what is refused, and how the one problem begins.
 EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     "as many GPUs": (machine(2), {"gpus": 2}, {"gpus": 3, "batch_size": 66}, "gpus=3: "),
-    "the last GPU": (
-        machine(2), {"gpus": [1]}, {"gpus": [2]}, "gpus=[2]: ",
-    ),
+    "the last GPU": (machine(2), {"gpus": [1]}, {"gpus": [2]}, "gpus=[2]: "),
     "one GPU twice": (machine(2), {"gpus": [1, 0]}, {"gpus": [1, 1]}, "gpus=[1,1]: "),
     "the workers that a launcher has started": (
         machine(0, workers=4, local_workers=2), {"world_size": 4}, {"world_size": 2},
@@ -103,9 +101,7 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         machine(0), {"debug": True, "world_size": 1}, {"debug": True, "world_size": 2},
         "world_size=2: ",
     ),
-    "fp16 on this CPU": (
-        machine(0), {"amp": "bf16"}, {"amp": "fp16"}, "amp=fp16: ",
-    ),
+    "fp16 on this CPU": (machine(0), {"amp": "bf16"}, {"amp": "fp16"}, "amp=fp16: "),
     "shared statistics, compiled on a CPU": (
         machine(1), {"batch_norm": "sync", "compile": True}, {"gpus": 0, "batch_norm": "sync",
             "compile": True},

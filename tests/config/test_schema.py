@@ -13,10 +13,7 @@ from tests.conftest import Configured
     ("words", "line"),
     [
         (["send=mlflo"], "send=['mlflo']: input should be 'mlflow' or 'wandb'"),
-        (
-            ["mlflow.tracking_uri='https://me:word@host/'"],
-            "=https://host/: a password would be written into the run",
-        ),
+        (["mlflow.tracking_uri='https://me:word@host/'"], "=https://host/: a password would"),
         (["wandb.mode=onlin"], "wandb.mode='onlin': input should be 'online' or 'offline'"),
     ],
 )

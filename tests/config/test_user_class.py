@@ -34,10 +34,7 @@ def test_a_subclass_is_built_with_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        (
-            "no_such_module.Own",
-            r"^_target_=no_such_module.Own: cannot import no_such_module \(.*on PYTHONPATH",
-        ),
+        ("no_such_module.Own", r"^_target_=no_such_module.Own: cannot import no_such_module"),
         (f"{__name__}.Owm", r"has no Owm\. Did you mean 'Own'\?"),
         (f"{__name__}.not_a_class", "refused, it is not a subclass of builtins.dict$"),
         (f"{__name__}.Path", "refused, it is not a subclass of builtins.dict$"),
@@ -119,9 +116,7 @@ def test_a_file_that_is_no_text_is_named_by_its_module(
 ) -> None:
     (tmp_path / "own_null.py").write_bytes(b"x = 1\0")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"^_target_=own_null.Net: .*own_null.*null bytes$"
-    ) as raised:
+    with pytest.raises(ConfigError, match=r"^_target_=own_null.Net: .*own_null.*null") as raised:
         build("own_null.Net", dict)
     assert "None" not in str(raised.value)
 
@@ -183,12 +178,10 @@ def test_what_arguments_name_is_built_before_the_class_itself() -> None:
     held = build(f"{__name__}.Holder", dict, **deep)
     assert Noted.made == ["b", "a", "c"]
     first, second = held["several"]
-    assert (first.label, first.inner.label, second, held["below"]["one"].label) == (
-        "a",
-        "b",
-        3,
-        "c",
-    )
+    assert first.label == "a"
+    assert first.inner.label == "b"
+    assert second == 3
+    assert held["below"]["one"].label == "c"
     assert held["plain"] == [1, {"x": None}]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,16 @@ from expt.dashboards.sender import Sender, runs_in
 from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, run
 from tests.dashboards.folders import measure, record, sweep
+from tests.late import Late
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what packages of others say at their import
-    mlflow: Any = pytest.importorskip("mlflow", exc_type=ImportError)
-    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
-
-pytestmark = pytest.mark.filterwarnings("ignore")
+mlflow: Any = Late("mlflow")
+pytestmark = pytest.mark.filterwarnings("ignore")  # what packages of others say at their import
 
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store without runs: MLflow takes a second for its tables."""
+    pytest.importorskip("mlflow", exc_type=ImportError)
     file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     mlflow.MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
     return file
@@ -191,7 +188,7 @@ def test_a_value_that_is_refused_takes_no_other_along(
 
     def log_batch(client: Any, run_id: str, **some: Any) -> None:
         if refused in [each.key for each in some.get(kind, ())]:
-            raise mlflow.MlflowException(f"no {refused}", INVALID_PARAMETER_VALUE)
+            raise mlflow.MlflowException.invalid_parameter_value(f"no {refused}")
         log(client, run_id, **some)
 
     monkeypatch.setattr(mlflow.MlflowClient, "log_batch", log_batch)

@@ -160,9 +160,7 @@ def test_the_configuration_chooses_what_is_done_in_training_alone() -> None:
         assert not torch.equal(train, plain[0])
         assert torch.equal(val, plain[1])
         assert torch.equal(test, plain[2])
-    with pytest.raises(
-        ConfigError, match=r"dataset.augment.crop_padding=9: must be below 8, the images being 8x8"
-    ) as bad:
+    with pytest.raises(ConfigError, match=r"dataset.augment.crop_padding=9: must be below") as bad:
         batches(crop_padding=9, cutout=8)
     assert len(bad.value.problems) == 2
 

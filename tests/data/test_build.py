@@ -65,15 +65,9 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert (image.shape, image.dtype, label) == ((3, 8, 10), torch.uint8, 1)
     assert image.float().mean((1, 2)).tolist() == [100, 10, 7]
     data = build_data(folder_config(tmp_path))
-    assert (
-        data.info.shapes["channels"],
-        data.info.shapes["image_size"],
-        data.info.class_names,
-    ) == (
-        3,
-        (8, 10),
-        ("cat", "dog"),
-    )
+    assert data.info.shapes["channels"] == 3
+    assert data.info.shapes["image_size"] == (8, 10)
+    assert data.info.class_names == ("cat", "dog")
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, 6)
     assert [batch.inputs.shape for batch in data.train.epoch(0)] == [(4, 3, 8, 10)] * 2
 
@@ -279,19 +273,15 @@ def synthetic(**options: Any) -> Synthetic:
 def test_digits_are_built() -> None:
     data = build_data(digits(), batch_size=100)
     info = data.info
-    assert (info.shapes["channels"], info.shapes["image_size"], info.shapes["num_classes"]) == (
-        1,
-        (8, 8),
-        10,
-    )
+    assert info.shapes["channels"] == 1
+    assert info.shapes["image_size"] == (8, 8)
+    assert info.shapes["num_classes"] == 10
     assert (info.train_size, info.val_size, info.test_size) == (1293, 144, 360)
     assert data.val is not None
-    assert (len(data.train), data.train.size, data.val.size, of_test(data).size) == (
-        12,
-        1293,
-        144,
-        360,
-    )
+    assert len(data.train) == 12
+    assert data.train.size == 1293
+    assert data.val.size == 144
+    assert of_test(data).size == 360
     images = torch.cat([batch.inputs for batch in data.train.epoch(0)])
     assert abs(images.mean()) < 0.02
     assert abs(images.std() - 1) < 0.02
@@ -308,9 +298,7 @@ def test_a_limit_beyond_what_there_is_says_so_once(capsys: pytest.CaptureFixture
 
 
 def test_too_few_images_for_a_batch() -> None:
-    with pytest.raises(
-        DataError, match=r"set has 50 samples, fewer than batch_size=64; .*drop_last=false"
-    ):
+    with pytest.raises(DataError, match=r"set has 50 samples, fewer than batch_size=64"):
         build_data(digits(train_limit=50), batch_size=64)
     with pytest.raises(
         DataError, match="; use batch_size=48, or drop_last=false"
@@ -387,11 +375,9 @@ def own(name: str = "Own", num_classes: int = 3, **kwargs: Any) -> Custom:
 def test_a_person_s_own_dataset() -> None:
     data = build_data(own(), batch_size=9, num_workers=1)
     info = data.info
-    assert (info.shapes["channels"], info.shapes["image_size"], info.class_names) == (
-        1,
-        (5, 4),
-        ("0", "1", "2"),
-    )
+    assert info.shapes["channels"] == 1
+    assert info.shapes["image_size"] == (5, 4)
+    assert info.class_names == ("0", "1", "2")
     assert (info.train_size, info.val_size, info.test_size) == (36, 4, 6)
     assert len(list(data.train.epoch(0))) == len(data.train) == 4
     assert [batch.targets.tolist() for batch in of_test(data).evaluation()] == [[0, 1, 2, 0, 1, 2]]
@@ -425,10 +411,7 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
 @pytest.mark.parametrize(
     ("dataset", "text"),
     [
-        (
-            own(colour=1),
-            r"cannot be built as Own\(size=40, colour=1, train=True\): .*unexpected keyword",
-        ),
+        (own(colour=1), r"cannot be built as Own\(size=40, colour=1, train=True\)"),
         (own("Named"), "dataset.num_classes=3: .*Named.classes has 4; use dataset.num_classes=4"),
         (own("Endless"), r"must have __len__; where an epoch ends"),
         (own("Path"), "is not a subclass of torch.utils.data"),

@@ -81,9 +81,7 @@ def test_originals_are_known_by_their_name(fashion_mnist: str, mnist: str) -> No
 
 
 def test_one_known_set_is_not_taken_for_another(mnist: str) -> None:
-    with pytest.raises(
-        DataError, match=r"those of mnist; use dataset=mnist, or another dataset\.root"
-    ):
+    with pytest.raises(DataError, match=r"those of mnist; use dataset=mnist"):
         digits_of(known("fashion_mnist", mnist))
 
 
@@ -200,9 +198,7 @@ def test_a_run_does_not_resume_on_other_data(tmp_path: Path, trained: Trained) -
     )
     trained(*own, "batch_size=16", "max_steps=2")
     images(root, seed=3)
-    with pytest.raises(
-        ConfigError, match=r"its files are not those that .*; give dataset\.root=PATH with"
-    ):
+    with pytest.raises(ConfigError, match=r"its files are not those"):
         trained("resume=auto", "max_steps=4")
     images(root)
     assert trained("resume=auto", "max_steps=4").result["steps"] == 4

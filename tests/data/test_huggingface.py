@@ -195,22 +195,10 @@ def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
 @pytest.mark.parametrize(
     ("words", "labels", "said"),
     [
-        (
-            ["dataset.input=picture"],
-            None,
-            "dataset.input=picture: train has no such column; its columns are image, label",
-        ),
+        (["dataset.input=picture"], None, "dataset.input=picture: train has no such column"),
         (["dataset.target=kind"], None, "dataset.target=kind: train has no such column"),
-        (
-            ["dataset.input=weight"],
-            None,
-            "dataset.input=weight: holds float32, and is to hold images",
-        ),
-        (
-            ["dataset.target=weight"],
-            None,
-            "dataset.target=weight: holds 1.5; a class is an integer or a text",
-        ),
+        (["dataset.input=weight"], None, "dataset.input=weight: holds float32"),
+        (["dataset.target=weight"], None, "dataset.target=weight: holds 1.5"),
         ([], ["dog", "null", "cow", "NA"] * 2, "dataset.target=label: holds 'null'; a class"),
     ],
 )
@@ -227,9 +215,7 @@ def test_a_class_that_is_not_trained_on_is_told(
 ) -> None:
     splits = hf.DatasetDict({"train": rows(4, labels=[3, 7, 3, 7]), "test": rows(2, labels=[7, 5])})
     splits.save_to_disk(tmp_path / "set")
-    with pytest.raises(
-        DataError, match=r"dataset.target=label: row 1 of test has 5, which is no class of train"
-    ):
+    with pytest.raises(DataError, match=r"dataset.target=label: row 1 of test has 5"):
         build_data(chosen(), ALONE)
 
 
@@ -250,9 +236,7 @@ def test_the_library_is_asked_for_where_it_is_missing(
     chosen: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"needs the package datasets; pip install 'expt\[datasets\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"needs the package datasets"):
         content_of(chosen())
 
 
@@ -319,31 +303,17 @@ def test_rows_have_classes_or_labels(
     assert of(data, "test")[1] == [int(kind == "warm") for kind in numbers["test"]["kind"]]
     labels = build_data(chosen(*MODEL, "dataset.target=[odd,even]", "task=multilabel"), ALONE)
     assert of(labels, "val")[1] == [[odd, 0.0] for odd in numbers["validation"]["odd"]]
-    with pytest.raises(
-        DataError, match=r"set/train: column y, row 1: .* is no label, which is 0 or 1"
-    ):
+    with pytest.raises(DataError, match=r"set/train: column y, row 1: .* is no label"):
         build_data(chosen(*MODEL, "dataset.target=[odd,y]", "task=multilabel"), ALONE)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (
-            ("dataset.standardise_targets=true",),
-            "dataset.standardise_targets=true: is of numbers to predict; use false",
-        ),
-        (
-            ("dataset.input=[a]", "cutmix=1.0"),
-            "cutmix=1: cuts images, and dataset=huggingface has rows of numbers",
-        ),
-        (
-            ("dataset.input=[a]", "dataset.target=[y,z]"),
-            "dataset.target names 2 columns, and a class is one; name one",
-        ),
-        (
-            ("dataset.input=[a]", "dataset.image_size=[3,3]"),
-            "dataset.image_size and transforms: are of images",
-        ),
+        (("dataset.standardise_targets=true",), "dataset.standardise_targets=true: is of numbers"),
+        (("dataset.input=[a]", "cutmix=1.0"), "cutmix=1: cuts images, and dataset=huggingface"),
+        (("dataset.input=[a]", "dataset.target=[y,z]"), "dataset.target names 2 columns"),
+        (("dataset.input=[a]", "dataset.image_size=[3,3]"), "dataset.image_size and transforms"),
         (
             ("dataset.input=[a]", "dataset.transforms=[{_target_: a.B}]"),
             "dataset.image_size and transforms: are of images",
@@ -385,14 +355,14 @@ class Split(dict[str, list[int]]):
         return self
 
 
-def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise(
-    configured: Configured,
-) -> None:
-    dataset: Any = configured("dataset=huggingface", "dataset.path=set").dataset
+def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise() -> None:
     splits = {
         "train": Split(["ant", "bee", "cat"], [0, 1, 2]),
         "test": Split(["cat", "bee", "ant"], [0, 1, 2]),
     }
-    names, numbers = huggingface._classes(dataset, splits)
-    assert names == ["ant", "bee", "cat"]
-    assert numbers == {"train": [0, 1, 2], "test": [2, 1, 0]}
+    names, numbers = huggingface._classes("label", splits)
+    assert names == ("ant", "bee", "cat")
+    assert {part: each.tolist() for part, each in numbers.items()} == {
+        "train": [0, 1, 2],
+        "test": [2, 1, 0],
+    }

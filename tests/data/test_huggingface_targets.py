@@ -136,9 +136,7 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
     batch = next(data.train.epoch(1))
     assert (batch.inputs.shape, batch.targets.shape) == ((4, 1, 4, 4), (4, 2))
     assert of(data, "test")[1].tolist() == [[0, 0], [0, 1], [0, 0], [0, 1]]
-    with pytest.raises(
-        DataError, match=r"set/train: column age, row 1: 20.5 is no label, which is 0 or 1"
-    ):
+    with pytest.raises(DataError, match=r"set/train: column age, row 1: 20.5 is no label"):
         build_data(chosen("task=multilabel", "dataset.target=age"), ALONE)
     for more, told in (
         (
@@ -171,11 +169,9 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
     data = build_data(chosen(*words, "task.num_classes=3"), ALONE)
     assert data.info.shapes == {"channels": 3, "image_size": (6, 5), "num_classes": 3}
     (batch,) = data.train.epoch(1)
-    assert (batch.inputs.shape, batch.targets.shape, batch.targets.dtype) == (
-        (4, 3, 6, 5),
-        (4, 6, 5),
-        torch.int64,
-    )
+    assert batch.inputs.shape == (4, 3, 6, 5)
+    assert batch.targets.shape == (4, 6, 5)
+    assert batch.targets.dtype == torch.int64
     images_read, masks_read = of(data, "train")
     for image, mask in zip(images_read, masks_read, strict=True):
         index = next(
@@ -188,9 +184,7 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
         assert torch.equal(mask, torch.from_numpy(pixels(index, 1) % 3).long())
     with pytest.raises(DataError, match=r"dataset.target=kind: holds int64, and is to hold images"):
         build_data(chosen(*words, "task.num_classes=3", "dataset.target=kind"), ALONE)
-    with pytest.raises(
-        DataError, match=r"sample \d+: its mask holds the class 2, expected 0 to 1, or 255"
-    ):
+    with pytest.raises(DataError, match=r"sample \d+: its mask holds the class 2, expected 0 to 1"):
         of(build_data(chosen(*words, "task.num_classes=2"), ALONE), "train")
     with pytest.raises(
         ConfigError, match=re.escape("task.num_classes: dataset=huggingface has none; use")

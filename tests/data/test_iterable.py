@@ -153,18 +153,13 @@ def test_images_of_classes_are_normalised_checked_and_mixed() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_one_that_ends_before_its_length_is_told(num_workers: int) -> None:
-    with pytest.raises(
-        DataError, match=r"^the dataset ended after 23 samples, of which its __len__ says more"
-    ):
+    with pytest.raises(DataError, match=r"^the dataset ended after 23 samples"):
         list(data_of(Numbers, num_workers=num_workers, said=30).train.epoch(1))
     assert len(list(data_of(Numbers, said=10).train.epoch(1))) == 2, "the rest is not asked for"
 
 
 def test_one_of_unknown_length_is_refused_with_the_reason() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"must have __len__; where an epoch ends, and which samples are whose, dep",
-    ):
+    with pytest.raises(ConfigError, match=r"must have __len__; where an epoch ends"):
         data_of(Unknown)
 
 
@@ -172,10 +167,7 @@ def test_it_cannot_be_drawn_from_by_class() -> None:
     loader = data_of(Pictures).train
     assert isinstance(loader, IterableLoader)
     drawing = dataclasses.replace(loader._options, balanced=torch.zeros(3))
-    with pytest.raises(
-        ConfigError,
-        match=r"^dataset\.sampling=balanced: an IterableDataset comes in its own order, ",
-    ):
+    with pytest.raises(ConfigError, match=r"^dataset\.sampling=balanced: an IterableDataset comes"):
         samples.loading(loader._reading.dataset, 0, lambda sample: sample)(torch.arange(3), drawing)
 
 
@@ -234,9 +226,7 @@ def test_one_that_shuffles_has_no_val(
     )
     with pytest.raises(ConfigError, match=told):
         held_out(how, configured)
-    with pytest.raises(
-        ConfigError, match=r"or dataset\.folds=null dataset\.fold=null dataset\.val_frac"
-    ):
+    with pytest.raises(ConfigError, match=r"or dataset\.folds=null dataset\.fold=null"):
         held_out(how, configured, "+dataset.folds=3", "+dataset.fold=1")
     assert held_out(how, configured, "+dataset.val_fraction=0", "eval_split=test").val is None
     kwargs = {"how": how}

@@ -165,10 +165,7 @@ def test_a_sample_that_comes_again_is_transformed_anew(photos: Any) -> None:
     ("transforms", "said"),
     [
         ("{_target_: torchvision.transforms.v2.Normalise}", "v2 has no Normalise. Did you mean"),
-        (
-            "{_target_: torchvision.transforms.v2.RandomCrop}",
-            "missing 1 required positional argument: 'size'",
-        ),
+        ("{_target_: torchvision.transforms.v2.RandomCrop}", "missing 1 required positional"),
         (
             "{_target_: torchvision.transforms.v2.RandomCrop, size: [1, 2, 3]}",
             "RandomCrop(size=[1, 2, 3]): ValueError: ",
@@ -187,22 +184,13 @@ def test_a_list_that_cannot_be_built_is_refused(
 @pytest.mark.parametrize(
     ("transforms", "said"),
     [
-        (
-            "{_target_: torchvision.transforms.v2.RandomCrop, size: 6}",
-            "an image (1, 6, 6), and images are (1, 8, 8)",
-        ),
+        ("{_target_: torchvision.transforms.v2.RandomCrop, size: 6}", "an image (1, 6, 6)"),
         (
             "{_target_: torchvision.transforms.v2.RandomCrop, size: 9}",
             "dataset.transforms.0: RandomCrop does not take sa",
         ),
-        (
-            f"{{_target_: {__name__}.Wrong}}",
-            "pixels from 0 to 255, expected [0, 1]; leave scaling to dataset.mean",
-        ),
-        (
-            f"{{_target_: {__name__}.Wrong, factor: 0}}",
-            "no image: expected an image of uint8 or float, CHW, found a str",
-        ),
+        (f"{{_target_: {__name__}.Wrong}}", "pixels from 0 to 255, expected [0, 1]"),
+        (f"{{_target_: {__name__}.Wrong, factor: 0}}", "no image: expected an image of uint8"),
     ],
 )
 def test_what_a_transform_makes_of_an_image_is_checked(
@@ -219,8 +207,7 @@ def test_what_a_transform_makes_of_an_image_is_checked(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["dataset.transforms=[{size: 3}]"],
-            "dataset.transforms.0 names no class; give its _target_, e.g. {"),
+        (["dataset.transforms=[{size: 3}]"], "dataset.transforms.0 names no class"),
         (["dataset.transforms=[{_target_: torchvision.transforms.v2.Normalize, mean: [0.1], std: "
           "[0.1]}]"],
          "dataset.transforms.0 would normalise training images only; give dataset.mean and "

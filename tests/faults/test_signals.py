@@ -39,11 +39,7 @@ def test_ctrl_c_stops_everything(
     checkpoint_file.check(tmp_path / "here" / "checkpoints" / "last.pt")
 
 
-@pytest.mark.parametrize(
-    ("asked", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)],
-    ids=lambda value: str(value),
-)
+@pytest.mark.parametrize(("asked", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
     asked: signal.Signals, code: int, tmp_path: Path, trained: Trained
 ) -> None:
@@ -100,14 +96,9 @@ def test_a_second_signal_ends_it_now(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_worker_dies_starts_again_by_itself(tmp_path: Path, trained: Trained) -> None:
-    settings = ("model.dropout=0.3", "epochs=4", "threads=1", "checkpoint.every_steps=7")
-    done = run(
-        *settings,
-        "max_restarts=1",
-        "hydra.run.dir=here",
-        cwd=tmp_path,
-        **{VARIABLE: "1:50:kill:once"},
-    )
+    settings = ("model.dropout=0.3", "epochs=3", "threads=1", "checkpoint.every_steps=7")
+    words = (*settings, "max_restarts=1", "hydra.run.dir=here")
+    done = run(*words, cwd=tmp_path, **{VARIABLE: "1:50:kill:once"})
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 1" in done.stderr
     restarted = RunFolder(tmp_path / "here")

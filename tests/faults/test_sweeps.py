@@ -111,25 +111,25 @@ def test_failures_stay_where_they_are(tmp_path: Path, faulty: tuple[str, ...]) -
 
 
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
-    process = start("-m", "seed=range(5)", *SMALL, cwd=tmp_path)
+    process = start("-m", "seed=range(4)", *SMALL, cwd=tmp_path)
 
     def completed() -> list[Path]:
         found = (tmp_path / "outputs" / "sweeps").glob("*/*/result.json")
         return [path.parent for path in found if '"completed"' in path.read_text()]
 
-    wait_until(lambda: len(completed()) >= 2, process)
+    wait_until(completed, process)
     children = descendants(process.pid)
     process.kill()
     process.communicate()
     left = completed()
-    assert 2 <= len(left) < 5
+    assert 1 <= len(left) < 4
     files = {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
-    again = run("-m", "seed=range(6)", *SMALL, "hydra.sweep.dir=latest", cwd=tmp_path)
+    again = run("-m", "seed=range(5)", *SMALL, "hydra.sweep.dir=latest", cwd=tmp_path)
     assert not alive(children), "no worker of the first command outlives it"
     assert again.returncode == 0, again.stderr
     assert files == {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
-    assert statuses(folder) == {f"seed={seed}": "completed" for seed in range(6)}
+    assert statuses(folder) == {f"seed={seed}": "completed" for seed in range(5)}
     assert again.stdout.count("] done before ") == len(left)
     for name, result in results(folder).items():
         files_of_events = list((folder / name).glob("events.out.tfevents.*"))
@@ -235,18 +235,6 @@ def test_fail_fast_starts_no_further_run(
     with pytest.raises(RunFailed, match="1 of 4 runs failed, 3 were stopped or not started"):
         sweep("model.how=raise,good", "seed=0,1", "hydra.launcher.fail_fast=true")
     assert statuses(tmp_path / "sweep") == {"how=raise,seed=0": "failed"}
-
-
-def test_after_fail_fast_what_was_complete_before_is_no_run_that_was_not_started(
-    sweep: Callable[..., expt.SweepResult], capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep("batch_size=64", "seed=0,1")
-    found = sweep("batch_size=63,64", "seed=0,1", "hydra.launcher.fail_fast=true")
-    assert "warning: 1 of 4 runs failed, 1 were stopped or not started:" in capsys.readouterr().err
-    assert [(run.folder.name, run.status) for run in found][-2:] == [
-        ("seed=0", "completed"),
-        ("seed=1", "completed"),
-    ]
 
 
 def test_what_was_refused_is_run_once_it_can(

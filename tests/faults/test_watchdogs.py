@@ -11,7 +11,7 @@ import pytest
 from expt.data.indexing import permutation, split
 from expt.runs import checkpoint
 from expt.worker.fault import VARIABLE
-from tests.conftest import RunFolder, Trained, run, start_cold
+from tests.conftest import RunFolder, Trained, run, start
 from tests.faults.conftest import Failing
 from tests.faults.running import wait_until
 
@@ -79,7 +79,7 @@ def test_a_dataset_that_blocks_is_told_before_there_was_a_step(tmp_path: Path) -
         "_target_: blocking.Images\nnum_classes: 2\n"
     )
     words = ("--config-dir", "my_conf", "dataset=mine", "timeout_s=1", "world_size=1", FOLDER)
-    process = start_cold(*words, cwd=tmp_path)
+    process = start(*words, cwd=tmp_path)
     log = tmp_path / "here" / "logs" / "0" / "0" / "stderr.log"
     wait_until(lambda: log.exists() and "time.sleep(600)" in log.read_text(), process)
     process.send_signal(signal.SIGINT)

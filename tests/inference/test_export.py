@@ -64,9 +64,7 @@ def test_onnx_computes_what_the_model_does_for_any_batch(
     monkeypatch.setattr(
         exporter, "_call_of", lambda *_: lambda tensors: [torch.zeros(len(tensors[0]), 10)]
     )
-    with pytest.raises(
-        RunFailed, match="is not written: its outputs differ from the model's by up to"
-    ):
+    with pytest.raises(RunFailed, match="is not written: its outputs differ"):
         command.main([*words, "--force"])
     assert file.read_bytes() == before
     assert left_in(folder) == {path.name for path in folder.glob("events*")}

@@ -11,16 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
-from torch.nn import functional
 
 import expt
 from expt.command.conf_files import conf_dir
 from expt.config.keys import flat
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
-from expt.data import indexing
 from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError
 from expt.machine import Machine
@@ -190,60 +186,3 @@ def test_each_experiment_trains_on_its_data(
     if name == "gan":
         with pytest.raises(ConfigError, match="a model of several phases"):
             expt.predict(done.folder, split="test")
-
-
-def test_the_parameters_that_paddle_mnist_saves_make_its_network(
-    of_real_data: Callable[[Any, str, int], str], mnist: str, trained: Trained
-) -> None:
-    root = of_real_data("mnist", mnist, 600)
-    done = trained("experiment=paddle_mnist", f"dataset.root='{root}'", "world_size=2", "epochs=3")
-    saved = torch.load(done.folder / "checkpoints" / "best.pt", weights_only=True)["model"]
-    network = nn.Sequential(
-        nn.Conv2d(1, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(20, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Identity(), nn.Linear(980, 10),
-    )  # fmt: skip
-    network.load_state_dict(saved)
-    test = _dataset("mnist", root).load("test")
-    with torch.no_grad():
-        classes = network(torch.from_numpy(np.array(test.images)).float() / 255).argmax(1)
-    accuracy = float((classes == torch.from_numpy(np.array(test.labels))).double().mean())
-    assert accuracy == pytest.approx(done.result["metrics"]["accuracy/test"], abs=1e-9)
-    assert accuracy > 0.5
-    assert sorted(path.name for path in (done.folder / "logs" / "0").iterdir()) == ["0", "1"], (
-        "a log for each worker"
-    )
-
-
-def test_ddp_mlp_has_the_loss_of_a_hand_written_loop(mnist: str, trained: Trained) -> None:
-    limit = 3_210  # 50 batches of 64, and a smaller one
-    options = (
-        f"dataset.root='{mnist}'",
-        f"dataset.train_limit={limit}",
-        "epochs=1",
-        "log_every=10",
-    )
-    done = trained("experiment=ddp_mlp", *options)
-
-    data = _dataset("mnist", mnist).load("train")
-    images = (torch.from_numpy(np.array(data.images[:limit])).float() / 255 - 0.1307) / 0.3081
-    labels = torch.from_numpy(np.array(data.labels[:limit])).long()
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.001)
-    losses = []
-    for batch in indexing.permutation(limit, 0, epoch=1).split(64):
-        loss = functional.cross_entropy(network(images[batch]), labels[batch])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-
-    curve = dict(done.curve("running/loss"))
-    steps = range(10, 51, 10)
-    assert [*curve] == [*steps]
-    means = [float(np.mean(losses[step - 10 : step])) for step in steps]
-    assert [curve[step] for step in steps] == pytest.approx(means, abs=1e-4)
-    # The last batch has 10 images.
-    of_epoch = (sum(losses[:-1]) * 64 + losses[-1] * 10) / limit
-    assert dict(done.curve("loss/train")) == pytest.approx({51: of_epoch}, abs=1e-4)

@@ -18,7 +18,7 @@ SHORT = as_typed(
     "dataset.train_limit=320 batch_size=32 optimizer.momentum=0.9 model.dropout=0.3 ema=0.9"
 )
 ALONE = ("world_size=1", "threads=1", "tensorboard.images=false", "hydra.launcher.max_concurrent=1")
-SHARDED = ("strategy=fsdp", "checkpoint.sharded=true")
+SHARDED = ("strategy=fsdp", "checkpoint.sharded=true", "world_size=2")
 LR = "optimizer.lr=tag(log,interval(1e-3,3))"
 
 
@@ -40,8 +40,8 @@ def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
 ) -> None:
     folder = tmp_path / "search"
     search = "search=random search.rungs=asha search.reduction=2 search.keep_checkpoints=true"
-    size = "epochs=2 world_size=2 threads=1 tensorboard.images=false"
-    words = (*as_typed(f"{search} {size}"), LR, *SHORT, *strategy)
+    size = "epochs=2 threads=1 tensorboard.images=false"
+    words = (*as_typed(f"{search} {size}"), LR, *SHORT, *(strategy or ("world_size=1",)))
     first = expt.sweep(*words, "search.runs=1", folder=folder)
     assert [run.status for run in first] == ["pruned"]
     (waits,) = first.pruned

@@ -135,10 +135,8 @@ def test_a_task_of_srun_is_a_worker() -> None:
 def test_the_last_node_has_fewer_tasks_and_a_job_that_was_requeued_says_so() -> None:
     environment = {**SRUN, "SLURM_PROCID": "6", "SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "3"}
     adopt(environment)
-    assert (environment["LOCAL_WORLD_SIZE"], environment["TORCHELASTIC_RESTART_COUNT"]) == (
-        "1",
-        "3",
-    )
+    assert environment["LOCAL_WORLD_SIZE"] == "1"
+    assert environment["TORCHELASTIC_RESTART_COUNT"] == "3"
 
 
 def test_a_task_of_submitit_on_this_machine_is_a_worker() -> None:
@@ -151,16 +149,9 @@ def test_a_task_of_submitit_on_this_machine_is_a_worker() -> None:
     adopt(environment)
     assert {
         key: environment[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    } == {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-    }
-    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == (
-        "127.0.0.1",
-        str(20_000 + 131 * 88 % 10_000),
-    )
+    } == {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert environment["MASTER_ADDR"] == "127.0.0.1"
+    assert environment["MASTER_PORT"] == str(20_000 + 131 * 88 % 10_000)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +179,7 @@ def test_where_rank_0_is_may_be_set_by_hand() -> None:
 
 
 def test_a_worker_that_cannot_find_the_others_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="this is a worker; LOCAL_WORLD_SIZE, MASTER_PORT must be set too"
-    ):
+    with pytest.raises(ConfigError, match="this is a worker; LOCAL_WORLD_SIZE"):
         torchrun.check({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a"})
 
 

@@ -169,12 +169,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 def test_a_job_runs_to_its_end(world: World) -> None:
     job = world.job("a")
     world.run(job)
-    assert (job.status, job.error, job.started_at, job.ended_at) == (
-        COMPLETED,
-        None,
-        1000.0,
-        1000.0,
-    )
+    assert job.status == COMPLETED
+    assert job.error is None
+    assert job.started_at == 1000.0
+    assert job.ended_at == 1000.0
     assert world.told.events == [("starting", "a"), ("ended", "a", COMPLETED)]
 
 
@@ -217,10 +215,8 @@ def test_a_failure_stays_in_its_job(world: World) -> None:
     world.run(bad, good)
     assert (bad.status, good.status) == (FAILED, COMPLETED)
     assert isinstance(bad.error, RunFailed)
-    assert (read_result(bad.paths)["status"], read_result(bad.paths)["error"]) == (
-        FAILED,
-        "rank 0 of 1 raised",
-    )
+    assert read_result(bad.paths)["status"] == FAILED
+    assert read_result(bad.paths)["error"] == "rank 0 of 1 raised"
 
 
 def test_a_refused_job_never_starts(world: World) -> None:
@@ -233,16 +229,12 @@ def test_a_refused_job_never_starts(world: World) -> None:
 @pytest.mark.parametrize(
     ("there", "options", "text"),
     [
-        (
-            "val",
-            {"eval_split": "test"},
-            "^eval_split=test: ",
-        ),
+        ("val", {"eval_split": "test"}, "^eval_split=test: "),
         ("val", {"objective": "loss/test"}, "^objective=loss/test: "),
         (
             "test",
             {"eval_split": "val"},
-            r"^dataset\.val_fraction=0: leaves nothing to evaluate on",
+            r"^dataset\.val_fraction=0.*: leaves nothing to evaluate on",
         ),
     ],
 )
@@ -454,15 +446,11 @@ def test_a_folder_in_which_another_command_is_at_work_is_left_alone(
     taken, other = world.job("a"), world.job("b")
     with at_work(taken.paths):
         world.run(taken, other)
-    assert (taken.status, str(taken.error).partition(": ")[2]) == (
-        FAILED,
-        "another command is at work there; wait for it",
-    )
-    assert (other.status, world.names, os.listdir(taken.paths.folder)) == (
-        COMPLETED,
-        ["b"],
-        [".lock"],
-    )
+    assert taken.status == FAILED
+    assert str(taken.error).partition(": ")[2] == "another command is at work there; wait for it"
+    assert other.status == COMPLETED
+    assert world.names == ["b"]
+    assert os.listdir(taken.paths.folder) == [".lock"]
 
 
 def test_what_another_command_has_completed_meanwhile_is_done(world: World) -> None:
@@ -680,12 +668,10 @@ def test_a_run_in_whose_folder_another_is_at_work_waits_and_holds_up_what_a_sear
         clock=world.clock,
     )
     asked.run(iter([a, b]))
-    assert (a.status, b.status, world.names, room) == (
-        COMPLETED,
-        COMPLETED,
-        ["b", "a"],
-        [False] * 4,
-    )
+    assert a.status == COMPLETED
+    assert b.status == COMPLETED
+    assert world.names == ["b", "a"]
+    assert room == [False] * 4
     assert [event for event in looks.events if event[1] == "a"] == [
         ("locked out", "a"),
         ("starting", "a"),

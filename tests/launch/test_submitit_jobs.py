@@ -173,11 +173,9 @@ def test_what_is_pickled_holds_no_secret_and_is_the_request_again(
     pickled = pickle.dumps(ClusterJob(with_secret.to_send(), ["expt", "-m"]))
     assert b"very-secret" not in pickled
     there = received(pickle.loads(pickled).sent, Machine(cpus=8), typed_at=5.0)
-    assert (there.paths, there.about, there.env) == (
-        with_secret.paths,
-        with_secret.about,
-        with_secret.env,
-    )
+    assert there.paths == with_secret.paths
+    assert there.about == with_secret.about
+    assert there.env == with_secret.env
     assert (there.typed_at, there.may_have_run, there.config.dataset.train_limit) == (5.0, True, 7)
 
 

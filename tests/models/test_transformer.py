@@ -119,10 +119,7 @@ def test_dropout_is_for_training_alone() -> None:
 
 
 def test_more_tokens_than_positions_are_refused() -> None:
-    with pytest.raises(
-        DataError,
-        match="a sample has 7 tokens, and the model takes 6; cut it, or let the dataset's",
-    ):
+    with pytest.raises(DataError, match="a sample has 7 tokens, and the model takes 6; cut"):
         small()(torch.zeros(1, 7, dtype=torch.int64))
 
 
@@ -133,14 +130,8 @@ def test_a_model_and_data_that_do_not_fit_are_named() -> None:
     tokens, image = torch.zeros(1, 6, dtype=torch.int64), torch.zeros(1, 1, 8, 8)
     built = build(decoder, DEFAULT, {"vocab_size": 7, "context": 6, "num_classes": 3}, tokens)
     assert built(tokens).shape == (1, 6, 7)
-    with pytest.raises(
-        ConfigError,
-        match="model=transformer: needs vocab_size, context, and the dataset has not; let",
-    ):
+    with pytest.raises(ConfigError, match="model=transformer: needs vocab_size, context"):
         build(decoder, DEFAULT, {"channels": 1, "image_size": (8, 8), "num_classes": 10}, image)
     mlp = groups.MLP(name="mlp", hidden=(4,), dropout=0.0)
-    with pytest.raises(
-        ConfigError,
-        match="model=mlp: needs channels, image_size, num_classes, and the dataset gives",
-    ):
+    with pytest.raises(ConfigError, match="model=mlp: needs channels, image_size, num_classes"):
         build(mlp, DEFAULT, {"vocab_size": 7, "context": 6}, tokens)

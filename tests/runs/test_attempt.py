@@ -197,11 +197,9 @@ def test_a_refusal_is_recorded_with_what_is_known(tmp_path: Path, known: bool) -
         asked.paths, asked.about, asked if known else None, ConfigError("lr=x: no number")
     )
     found = read_result(asked.paths)
-    assert (found["status"], found["error"], found["arguments"]) == (
-        "failed",
-        "lr=x: no number",
-        ["seed=0"],
-    )
+    assert found["status"] == "failed"
+    assert found["error"] == "lr=x: no number"
+    assert found["arguments"] == ["seed=0"]
     assert ("identity" in found, "config" in found) == (known, known)
 
 

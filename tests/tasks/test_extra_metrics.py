@@ -108,19 +108,11 @@ def test_a_batch_that_counts_for_nothing_is_not_measured() -> None:
 @pytest.mark.parametrize(
     ("target", "arguments", "told"),
     [
-        (
-            "os.system",
-            {"command": "touch called"},
-            "refused, it is not a subclass of torchmetrics.metric.Metric",
-        ),
+        ("os.system", {"command": "touch called"}, "refused, it is not a subclass"),
         ("torch.nn.Linear", {}, "refused, it is not a subclass of torchmetrics.metric.Metric"),
         ("torchmetrics.NoSuch", {}, "torchmetrics has no NoSuch"),
         (AUROC, {"classes": 4}, "(classes=4): TypeError: "),
-        (
-            AUROC,
-            {"num_classes": 1},
-            "MulticlassAUROC(num_classes=1): ValueError: Expected argument `num_classes`",
-        ),
+        (AUROC, {"num_classes": 1}, "MulticlassAUROC(num_classes=1): ValueError"),
     ],
 )
 def test_a_metric_that_cannot_be_built_is_told(
@@ -215,18 +207,9 @@ NAMED = word("auroc", _target_=AUROC, better="max")
     ("arguments", "told"),
     [
         ((word("auroc", _target_=AUROC),), "task.metrics.auroc.better: has no value; give one"),
-        (
-            (word("auroc", _target_=AUROC, better="up"),),
-            "task.metrics.auroc.better='up': input should be 'min' or 'max'",
-        ),
-        (
-            (word("accuracy", _target_=AUROC, better="max"),),
-            "task.metrics.accuracy: the task has one of that name",
-        ),
-        (
-            (NAMED, "objective=auroc/train"),
-            "objective=auroc/train: is not measured; use one of loss/train",
-        ),
+        ((word("auroc", _target_=AUROC, better="up"),), "task.metrics.auroc.better='up': input"),
+        ((word("accuracy", _target_=AUROC, better="max"),), "task.metrics.accuracy: the task"),
+        ((NAMED, "objective=auroc/train"), "objective=auroc/train: is not measured"),
     ],
     ids=lambda value: "",
 )

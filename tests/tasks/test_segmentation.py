@@ -51,16 +51,8 @@ def test_samples_of_which_nothing_counts_are_no_divergence() -> None:
 @pytest.mark.parametrize(
     ("outputs", "masks", "told"),
     [
-        (
-            torch.zeros(2, 3),
-            torch.zeros(2, 4, 4).long(),
-            r"gives float32 \[2, 3\] where \[2, 3, 4, 4\]",
-        ),
-        (
-            torch.zeros(2, 3, 2, 2),
-            torch.zeros(2, 4, 4).long(),
-            r"gives float32 \[2, 3, 2, 2\] where",
-        ),
+        (torch.zeros(2, 3), torch.zeros(2, 4, 4).long(), r"gives float32 \[2, 3\] where \[2, 3, 4"),
+        (torch.zeros(2, 3, 2, 2), torch.zeros(2, 4, 4).long(), r"gives float32 \[2, 3, 2, 2\]"),
         ({"out": torch.zeros(2, 3, 4, 4)}, torch.zeros(2, 4, 4).long(), "gives a dict where"),
         (torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4), "target is torch.float32"),
         (torch.zeros(2, 3, 4, 4), torch.zeros(2).long(), "let it be a mask of class numbers"),

@@ -276,10 +276,7 @@ BINS = torch.zeros(3), 1
         ({}, "measure gives nothing, and task.metrics names mean, bins"),
         ({"mean": (torch.zeros(2), 1), "bins": BINS}, r"mean is float32 \[2\]"),
         ({"mean": (torch.zeros(()), "3"), "bins": BINS}, "mean has the weight '3'"),
-        (
-            {"mean": (torch.zeros(()), torch.tensor(1j)), "bins": BINS},
-            "mean has the weight complex64",
-        ),
+        ({"mean": (torch.zeros(()), torch.tensor(1j)), "bins": BINS}, "mean has the weight"),
         ({"mean": (torch.tensor(2 + 1j), 1), "bins": BINS}, "mean is complex64"),
     ],
 )
@@ -296,10 +293,7 @@ def test_what_is_not_a_sum_is_refused(
 @pytest.mark.parametrize(
     ("weights", "told"),
     [
-        (
-            (torch.tensor(3), torch.tensor(-1)),
-            "the weights of loss add up to -inf, or one is below 0",
-        ),
+        ((torch.tensor(3), torch.tensor(-1)), "the weights of loss add up to -inf"),
         ((3.0, torch.tensor(-1.0)), "the weights of loss add up to -inf, or one is below 0"),
         ((torch.tensor(1.0), torch.tensor(math.nan)), "add up to nan"),
         ((1, math.nan), "add up to nan"),
@@ -403,10 +397,7 @@ def test_an_epoch_without_any_weight_is_refused() -> None:
         sums.add((torch.tensor(0.0), weight), outputs, Batch(outputs, None, 2))
     nothing = sums.averages(sums.values)
     assert not nothing.has_weight
-    with pytest.raises(
-        ConfigError,
-        match=r"^Plain.loss: its weights add up to 0 in epoch 3, so that nothing was lea",
-    ):
+    with pytest.raises(ConfigError, match=r"^Plain.loss: its weights add up to 0 in epoch 3"):
         refuse_weightless(nothing, Plain(), 3)
     sums.add((torch.tensor(0.0), 0.5), outputs, Batch(outputs, None, 2))
     refuse_weightless(sums.averages(sums.values), Plain(), 3)

@@ -111,7 +111,7 @@ def measured_of(case: Case, weights: Mapping[str, Any]) -> dict[str, dict[str, f
 )  # of three samples, not of each class
 @pytest.mark.parametrize("how", [HOW, pytest.param(MORE, marks=pytest.mark.slow)], ids=["", "more"])
 @pytest.mark.parametrize(
-    "workers", [1, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))]
+    "workers", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))]
 )
 def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
     workers: int, how: Sequence[tuple[int, bool]], configured: Configured, tmp_path: Path

@@ -322,9 +322,7 @@ def test_a_folder_without_test_is_validated_and_not_tested(
         with pytest.raises(ConfigError, match=f"^{wrong}: "):
             train_alone(*words, wrong, "objective=accuracy/test", name="wrong")
     (root / "val").rename(root / "test")
-    with pytest.raises(
-        ConfigError, match=r"^dataset\.val_fraction=0\.0: leaves nothing to evaluate on"
-    ):
+    with pytest.raises(ConfigError, match=r"^dataset\.val_fraction=0"):
         train_alone(*words, "dataset.val_fraction=0", name="wrong")
 
 

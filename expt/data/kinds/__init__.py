@@ -65,6 +65,8 @@ class DatasetConfig:
     """Whether a class that is called 1 has that name, and not only that number."""
     may_have_val: ClassVar[bool] = False
     """Whether it may come with a part that validates."""
+    has_tokens: ClassVar[bool] = False
+    """Whether its samples are tokens of a text."""
     known_once_fetched: ClassVar[bool] = False
     """Whether a download must be over before it has a fingerprint."""
 
@@ -76,11 +78,6 @@ class DatasetConfig:
     @property
     def has_rows(self) -> bool:
         """Whether its samples are rows of numbers."""
-        return False
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether its samples are tokens of a text."""
         return False
 
     @property

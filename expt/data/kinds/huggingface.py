@@ -11,7 +11,7 @@ import importlib.util
 import io
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ from expt.data.image_files import (
 )
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +85,7 @@ class HuggingFace(Images):
                 f" or name columns of numbers, e.g. 'dataset.input=[{self.input}]'"
             )
         masks = problems_of_masks(self, task) if self.has_masks(task.TARGETS == "mask") else []
-        return [*dict.fromkeys(problems), *masks]
+        return [*problems, *masks]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """Look at every picture that is a file. Raise DataError for all that are damaged."""
@@ -127,7 +127,8 @@ class HuggingFace(Images):
         """
         import torch
 
-        from expt.data.images import of_pictures, pictures_of
+        from expt.data.images import of_numbers, of_pictures, pictures_of
+        from expt.data.masks import of_masks
         from expt.data.memory import of_rows
 
         splits = _splits(self, task)
@@ -135,61 +136,54 @@ class HuggingFace(Images):
             rows, parts = _table(self, splits, task)
             return of_rows(self, rows, parts, device, trained_on)
         if task.TARGETS == "mask":
-            from expt.data.masks import of_masks
-
-            rows = {part: _Rows(split, self, None) for part, split in splits.items()}
-            return of_masks(rows, self, task, num_workers)
-        if task.TARGETS in ("numbers", "labels"):
-            scales = None if trained_on is None else trained_on.get("standardised", {})
-            return _numbered(self, splits, task, num_workers, scales)
-        names, numbers = _classes(self, splits)
-        rows = {part: _Rows(split, self, numbers[part]) for part, split in splits.items()}
-        classes = torch.tensor(numbers["train"])
-        return of_pictures(pictures_of(rows, self), tuple(map(str, names)), classes, num_workers)
-
-
-def _numbered(
-    dataset: HuggingFace, splits: Mapping[str, Any], task: Any, num_workers: int, scales: Any
-) -> Source:
-    """Return images with numbers to predict, or labels."""
-    import torch
-
-    from expt.data.images import of_numbers, pictures_of
-
-    read = {part: _read_targets(dataset, part, split, task) for part, split in splits.items()}
-    targets = {part: torch.from_numpy(values).float() for part, (values, _) in read.items()}
-    rows = {part: _Rows(split, dataset, targets[part]) for part, split in splits.items()}
-    return of_numbers(
-        pictures_of(rows, dataset),
-        targets["train"],
-        read["train"][1],
-        num_workers,
-        scales=scales,
-        standardises=dataset.standardise_targets,
-    )
+            masks = {part: _Rows(split, self, None) for part, split in splits.items()}
+            return of_masks(masks, self, task, num_workers)
+        found, target_names, class_names = _targets(self, splits, task)
+        targets = {part: torch.from_numpy(each) for part, each in found.items()}
+        pairs = {part: _Rows(split, self, targets[part]) for part, split in splits.items()}
+        pictures = pictures_of(pairs, self)
+        if class_names:
+            return of_pictures(pictures, class_names, targets["train"], num_workers)
+        return of_numbers(
+            pictures,
+            targets["train"].float(),
+            target_names,
+            num_workers,
+            scales=None if trained_on is None else trained_on.get("standardised", {}),
+            standardises=self.standardise_targets,
+        )
 
 
-def _read_targets(
-    dataset: HuggingFace, part: str, split: Any, task: Any
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    path, names = Path(dataset.path) / part, names_of(dataset.target)
-    values, names = columns.numbers_of(path, {each: _column(split, each) for each in names}, names)
-    if task.TARGETS == "labels":
-        columns.check_labels(path, names, values)
-    return values, names
+def _targets(
+    dataset: HuggingFace, splits: Mapping[str, Any], task: Any
+) -> tuple[dict[str, np.ndarray], tuple[str, ...], tuple[str, ...]]:
+    """Return the targets of each part, and the names of the targets and of the classes."""
+    names = target_names = names_of(dataset.target)
+    if task.TARGETS == "class":
+        class_names, classes = _classes(names[0], splits)
+        return classes, names, class_names
+    found: dict[str, np.ndarray] = {}
+    for part, split in splits.items():
+        path, cells = Path(dataset.path) / part, {name: _column(split, name) for name in names}
+        found[part], target_names = columns.numbers_of(path, cells, names)
+        if task.TARGETS == "labels":
+            columns.check_labels(path, target_names, found[part])
+    return found, target_names, ()
 
 
 def _classes(
-    dataset: HuggingFace, splits: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, list[int]]]:
+    target: str, splits: Mapping[str, Any]
+) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """Return the names of the classes, and by part the class of each row, by its name."""
-    (target,) = names_of(dataset.target)
+    import numpy as np
+
     named = {part: getattr(split.features[target], "names", None) for part, split in splits.items()}
     cells = dict[str, list[Any]]()
     for part, split in splits.items():
         # A split may count the classes in another order, or have only their numbers.
         known = dict(enumerate(named[part] or named["train"] or ()))
-        cells[part] = [known.get(cell, cell) for cell in _column(split, target)]
+        found = _column(split, target)
+        cells[part] = [known.get(cell, cell) if type(cell) is int else cell for cell in found]
     train = cells["train"]
     odd = [cell for cell in train if type(cell) not in (int, str) or cell in columns.MISSING]
     if odd or len({*map(type, train)}) > 1:
@@ -200,14 +194,15 @@ def _classes(
         )
     classes = list(named["train"] or sorted({*train}))
     numbers = {name: number for number, name in enumerate(classes)}
-    for part, found in cells.items():
-        for row, cell in enumerate(found):
+    for part, each in cells.items():
+        for row, cell in enumerate(each):
             if cell not in numbers:
                 raise DataError(
                     f"dataset.target={target}: row {row} of {part} has {cell!r}, which is no class"
                     " of train"
                 )
-    return classes, {part: [numbers[cell] for cell in found] for part, found in cells.items()}
+    places = {part: np.array([numbers[cell] for cell in each]) for part, each in cells.items()}
+    return tuple(map(str, classes)), places
 
 
 def _table(
@@ -216,21 +211,15 @@ def _table(
     """Return the rows of all parts one after the other, and where those of each are."""
     import numpy as np
 
-    names, classes, target_names = [*dataset.input], list[Any](), names_of(dataset.target)
-    features, targets, places = list[np.ndarray](), list[Any](), dict[str, np.ndarray]()
+    names, features, places = [*dataset.input], list[np.ndarray](), dict[str, np.ndarray]()
     for part, split in splits.items():
         cells = {name: _column(split, name) for name in names}
         values, feature_names = columns.numbers_of(Path(dataset.path) / part, cells, names)
         places[part] = np.arange(len(values)) + sum(map(len, features))
         features.append(values)
-        if task.TARGETS != "class":
-            values, target_names = _read_targets(dataset, part, split, task)
-            targets.append(values)
-    if task.TARGETS == "class":
-        classes, numbers = _classes(dataset, splits)
-        targets = [np.array(each, np.int64) for each in numbers.values()]
-    whole = np.concatenate(features), np.concatenate(targets)
-    return Rows(*whole, feature_names, target_names, tuple(map(str, classes))), places
+    targets, target_names, class_names = _targets(dataset, splits, task)
+    whole = np.concatenate(features), np.concatenate([*targets.values()])
+    return Rows(*whole, feature_names, target_names, class_names), places
 
 
 class _Rows:
@@ -239,7 +228,7 @@ class _Rows:
     Pictures are given as their paths or bytes: `open_picture` reads all.
     """
 
-    def __init__(self, split: Any, dataset: HuggingFace, targets: Sequence[Any] | None) -> None:
+    def __init__(self, split: Any, dataset: HuggingFace, targets: Any) -> None:
         self._image, self._mask = names_of(dataset.input)[0], names_of(dataset.target)[0]
         chosen = [self._image] if targets is not None else [self._image, self._mask]
         features = split.features
@@ -318,10 +307,8 @@ def _loaded(dataset: HuggingFace) -> Any:
         kept = cache_dir() / "huggingface" / dataset.fingerprint()
         return library.load_dataset(str(folder), cache_dir=str(kept))
     except Exception as error:  # what Arrow, Pillow and the library raise is of many kinds
-        told = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(
-            f"dataset.path={dataset.path}: cannot be read as a dataset ({told})"
-        ) from error
+        why = first_line(error)
+        raise DataError(f"dataset.path={folder}: cannot be read as a dataset ({why})") from error
 
 
 def _column(split: Any, name: str) -> list[Any]:

@@ -170,13 +170,13 @@ class Downloaded(Images):
         """Return None for the originals, which is what a download gives, too."""
         if (found := self._search()) is None:
             return None
-        self.prepare()  # damaged files are an error, and not another dataset
         paths = [*found["train"], *found["test"]]
         with Checksums("known") as checksums:
             sums = [checksums.of(path) for path in paths]
         known = (name for name, each in ORIGINALS.items() if [*each.sums.values()] == sums)
         name, where = next(known, None), f"dataset={self.name}: the files in {paths[0].parent}"
         if name is None:
+            self.prepare()  # damaged files are an error, and not another dataset
             warn_once(f"{where} are not the published ones")
             return digest(sums)
         if name != self.name:
@@ -206,20 +206,17 @@ class Downloaded(Images):
         if (found := self._search()) is None:
             raise DataError(self._missing())
         paths, original = found[split], ORIGINALS[self.name]
-        try:
-            images, labels = arrays = _read(original, paths, f"{self.name}-{split}")
-        except OSError as error:
-            raise DataError(f"dataset={self.name}: a file cannot be read ({error})") from error
+        images, labels = arrays = _read(original, paths, f"{self.name}-{split}")
         if len(images) != len(labels):
             raise DataError(
                 f"{paths[0]} holds {len(images)} images and {paths[-1]} {len(labels)} labels: they"
                 " do not belong together; delete both and download them again"
             )
-        low, high, number = int(labels.min()), int(labels.max()), len(original.classes)
-        if low < 0 or high >= number:
+        number = len(original.classes)
+        if len(wrong := labels[(labels < 0) | (labels >= number)]):
             raise DataError(
-                f"{paths[-1]} holds the label {low if low < 0 else high}, expected 0 to"
-                f" {number - 1}; delete it and download it again"
+                f"{paths[-1]} holds the label {wrong[0]}, expected 0 to {number - 1}; delete it and"
+                " download it again"
             )
         return arrays
 

@@ -130,11 +130,7 @@ class Torchvision(Images):
             return self._constructed(_class(self.set), self.folder, more)
         except TypeError as error:
             raise ConfigError(f"dataset.set={self.set}: {error}; see dataset.options") from error
-        except ImportError as error:
-            raise DataError(
-                f"dataset.set={self.set}: torchvision needs {error.name} to read it; install it"
-            ) from error
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError, IndexError) as error:
+        except (ImportError, OSError, RuntimeError, ValueError, EOFError, LookupError) as error:
             raise DataError(
                 f"dataset.set={self.set}: its files in {self.folder} cannot be read"
                 f" ({' '.join(str(error).split())}); remove them to fetch them again, or give"
