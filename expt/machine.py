@@ -110,7 +110,7 @@ def usable_cpus() -> int:
 
 
 def _bound_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def is_simulated() -> bool:

@@ -159,19 +159,15 @@ class Predictor:
 
     def _several(self, size: int) -> Iterator[Chunk]:
         """Yield the samples of arrays, or the rows of tables."""
-        kind, name, first = self._plan.kind, "index", 0
-        if kind is ROWS:
-            name, first = "row", 1
+        kind = self._plan.kind
+        name, first = ("row", 1) if kind is ROWS else ("index", 0)
         in_unit = kind is PICTURES and not self._plan.config.dataset.custom_class
         for path, array, wrong in self._plan.samples:
             for start in range(0, len(array), size):
                 places = range(start, min(start + size, len(array)))
                 self._skip([f"{path}: row {at + 1}: {wrong[at]}" for at in places if at in wrong])
                 good = [at for at in places if at not in wrong]
-                # A copy: files are mapped read-only.
-                piece = np.array(
-                    array[start : start + size] if len(good) == len(places) else array[good]
-                )
+                piece = np.array(array[good])  # a copy: files are mapped read-only
                 if in_unit:
                     _check_unit(path, piece)
                 if kind is SAMPLES and piece.dtype == np.float64:
@@ -192,13 +188,11 @@ class Predictor:
             about, tokens = zip(*several, strict=True)
             inputs = [torch.from_numpy(window[:-1]) for window in tokens]
             targets = [torch.from_numpy(window[1:]) for window in tokens]
-            yield Chunk(
-                about,
-                to_device(pad_sequence(inputs, batch_first=True), self.device),
-                to_device(
-                    pad_sequence(targets, batch_first=True, padding_value=NO_TARGET), self.device
-                ),
+            padded = (
+                pad_sequence(inputs, batch_first=True),
+                pad_sequence(targets, batch_first=True, padding_value=NO_TARGET),
             )
+            yield Chunk(about, *(to_device(each, self.device) for each in padded))
 
 
 def _lines(path: str, dataset: Any) -> Iterator[tuple[int, np.ndarray]]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, Killed, WorkersLost, warn
-from expt.launch.workers import Workers
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, RunRequest
@@ -45,7 +44,6 @@ class Job:
     """Of a search, in which one that was killed is tried again before it is judged."""
     retries: int = 0
     """How often it has been started again."""
-    workers: Workers | None = field(default=None, repr=False)
     started_at: float = 0.0
     """By time.monotonic, which is no time of day."""
     ended_at: float = 0.0
@@ -184,9 +182,3 @@ def request_of(job: Job) -> RunRequest:
     """Return the request of a job that was not refused."""
     assert job.request is not None
     return job.request
-
-
-def workers_of(job: Job) -> Workers:
-    """Return the workers of a job that has started."""
-    assert job.workers is not None
-    return job.workers

@@ -11,7 +11,7 @@ from expt import signals
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed, refuse_missing_parts
 from expt.errors import ExptError, FolderInUse, Interrupted, RunFailed
-from expt.launch import processes, workers
+from expt.launch import processes
 from expt.launch.job import (
     Job,
     Observer,
@@ -19,10 +19,10 @@ from expt.launch.job import (
     has_come_so_far,
     prepared,
     request_of,
-    workers_of,
 )
 from expt.launch.packing import GpuLocks, Packing, demand_of
 from expt.launch.workers import Workers
+from expt.launch.workers import start as start_workers
 from expt.machine import Machine, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
 from expt.runs.paths import PATIENCE_S, FolderLock, is_held
@@ -52,7 +52,7 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine, self._options, self._observer = machine, options, observer
-        self._start_workers = start or workers.start
+        self._start_workers = start or start_workers
         self._waits_for_folders, self._clock = waits_for_folders, clock
         cores = [f"cpu{index}" for index in range(machine.cpus)]
         self._gpus = Packing(
@@ -63,6 +63,7 @@ class Pool:
         self._jobs: dict[int, Job] = {}
         self._numbers: dict[Job, int] = {}  # the keys of _jobs
         self._active: dict[int, Job] = {}
+        self._workers: dict[int, Workers] = {}  # of the active jobs
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
         self._in_use: dict[int, float] = {}  # since when these wait for another command's end
         self._last: RunConfig | None = None  # of the job that was queued last
@@ -120,7 +121,7 @@ class Pool:
                 self._observer.tick(list(self._active.values()))
                 self._make_ready()
                 if (idle or not more) and not has_room:
-                    live = map(workers_of, self._active.values())
+                    live = self._workers.values()
                     wait([ended for workers in live for ended in workers.sentinels], POLL_S)
             left |= any(job.status not in (COMPLETED, PRUNED) for job in self._jobs.values())
             if self._asked_at is not None and left and not self._finishing:
@@ -141,8 +142,8 @@ class Pool:
         if self._asked_at is None:
             self._asked_at = self._clock()
             self._drop_waiting()
-            for job in self._active.values():
-                workers_of(job).ask_to_stop()
+            for workers in self._workers.values():
+                workers.ask_to_stop()
         if self._clock() - self._asked_at > signals.grace_s():
             if not self._finishing:
                 raise KeyboardInterrupt
@@ -260,7 +261,7 @@ class Pool:
                 devices=devices,
                 lock=lock,
             )
-            job.workers = self._start_workers(attempt)
+            self._workers[number] = self._start_workers(attempt)
         except ExptError as error:
             self._end(number, error)
         except OSError as error:  # a full disk, maybe; other runs may still be able to end
@@ -276,7 +277,7 @@ class Pool:
             if number not in self._active:
                 continue  # stopped meanwhile, because another has failed
             try:
-                if not workers_of(job).poll():
+                if not self._workers[number].poll():
                     continue
                 error: ExptError | None = None
             except ExptError as failure:
@@ -306,9 +307,8 @@ class Pool:
         (self._gpus if job.devices else self._cores).end(number)
         still_used = {device for other in self._active.values() for device in other.devices}
         self._locks.release([device for device in job.devices if device not in still_used])
-        if job.workers:
-            job.workers.close()
-            job.workers = None
+        if workers := self._workers.pop(number, None):
+            workers.close()
 
     def _end(self, number: int, error: ExptError | None) -> None:
         """End a job; its folder stays locked until the observer has been called."""
@@ -331,7 +331,7 @@ class Pool:
     def _stop_all(self, why: str) -> None:
         error = Interrupted(why)
         for number, job in list(self._active.items()):
-            if job.workers:
-                job.workers.stop()
+            if workers := self._workers.get(number):
+                workers.stop()
                 record_end(job.paths, error)
             self._end(number, error)

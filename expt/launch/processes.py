@@ -35,18 +35,17 @@ class Process:
 
     def __init__(self, line: Connection, *, frees_at_end: bool = False) -> None:
         self._line, self._frees_at_end = line, frees_at_end
-        self._pid: int | None = None
-        self._code: int | None = None
-        self._outcome: tuple[str, Any] | None = None
+        self._heard: dict[str, Any] = {}
+        """Its pid; what it has done or raised; the exit code."""
 
     @property
     def pid(self) -> int:
         """Wait for its start, and return the pid. Raises OSError if there is no process."""
-        while not self.is_gone and self._pid is None:
+        while not self.is_gone and "pid" not in self._heard:
             wait([self._line])
-        if self._pid is None:
+        if "pid" not in self._heard:
             raise ProcessLookupError
-        return self._pid
+        return int(self._heard["pid"])
 
     @property
     def sentinel(self) -> int:
@@ -57,26 +56,24 @@ class Process:
     def exitcode(self) -> int | None:
         """FINISHED once it has done its work, else how it has ended; None while it is at work."""
         self._listen()
-        if self._code is None and self._outcome and self._outcome[0] == "done":
-            return None if self._frees_at_end else FINISHED
-        return self._code
+        has_finished = "done" in self._heard and not self._frees_at_end
+        return self._heard.get("exit", FINISHED if has_finished else None)
 
     @property
     def is_gone(self) -> bool:
         """Whether it has ended."""
         self._listen()
-        return self._code is not None
+        return "exit" in self._heard
 
     def result(self) -> Any:
         """Wait for what its function returns; raise what that raises, or RunFailed."""
         while self.exitcode is None:
             wait([self._line])
-        if self._outcome is None:
-            raise RunFailed(f"a process ended with code {self._code}")
-        kind, value = self._outcome
-        if kind == "raised":
-            raise value
-        return value
+        if "raised" in self._heard:
+            raise self._heard["raised"]
+        if "done" not in self._heard:
+            raise RunFailed(f"a process ended with code {self.exitcode}")
+        return self._heard["done"]
 
     def send_signal(self, number: int) -> None:
         """Send it this signal, unless it has ended."""
@@ -92,17 +89,12 @@ class Process:
             _leaving.append(self)
 
     def _listen(self) -> None:
-        while self._code is None and self._line.poll():
+        while "exit" not in self._heard and self._line.poll():
             try:
                 kind, value = self._line.recv()
             except (EOFError, ConnectionError):
                 kind, value = "exit", UNKNOWN
-            if kind == "pid":
-                self._pid = value
-            elif kind == "exit":
-                self._code = value
-            else:
-                self._outcome = kind, value
+            self._heard[kind] = value
 
 
 _leaving: list[Process] = []

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,7 +184,6 @@ def _work(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> W
 
 def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
     size = str(attempt.request.config.world_size)
-    interface = "lo0" if sys.platform == "darwin" else "lo"
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -193,8 +191,8 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": size,
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         # that of NVML and nvidia-smi, by which the devices are numbered
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(attempt.devices),
@@ -257,7 +255,7 @@ class Aftermath:
             return self._late(timeout_s)
         rank = self._first_failed()
         raised = self._raised(rank)
-        who, log = self._who(rank), self._log(rank)
+        who, log = f"rank {rank} of {self._size}", self._log(rank)
         if raised is not None and raised.is_refusal:
             return ConfigError(raised.text)
         if raised is not None and raised.expected:
@@ -288,9 +286,6 @@ class Aftermath:
         free, folder = shutil.disk_usage(self._paths.folder).free, self._paths.folder
         full = f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
         return full if free < NO_SPACE_BYTES else ""
-
-    def _who(self, rank: int) -> str:
-        return f"rank {rank} of {self._size}"
 
     def _log(self, rank: int) -> str:
         return f"{LOG}{self._paths.stderr(self._attempt, rank)}"

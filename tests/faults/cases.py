@@ -65,10 +65,7 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{WATCHDOGS}a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images",
         f"{WATCHDOGS}a_step_may_be_skipped_on_all_ranks",
     ),
-    "out of GPU memory": (
-        f"{WATCHDOGS}a_gpu_without_room_names_the_batch_size",
-        f"{WATCHDOGS}a_gpu_without_room_names_the_batch_size_that_would_fit",
-    ),
+    "out of GPU memory": (f"{WATCHDOGS}a_gpu_without_room_names_the_batch_size",),
     "a checkpoint that is empty, truncated or garbage": (
         f"{RESUME}a_damaged_checkpoint_is_set_aside_for_the_one_before",
         f"{RESUME}without_a_whole_checkpoint_nothing_starts_from_zero",

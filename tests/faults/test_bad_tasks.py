@@ -53,7 +53,6 @@ class Rows(torch.utils.data.Dataset):
             "two targets": (row, row[:2]),
             "labels": (row, torch.tensor([0.0, 2.0 if odd else 1.0])),
             "class": (row.view(1, 2, 3), 7 if odd else 1),
-            "class no collate": (row.view(1, 2, 3), 1),
             "no class": (row.view(1, 2, 3), 2.7 if odd else 1.0),
             "lengths": (row[: 5 if odd else 6], row.sum()),
             "mask sizes": (torch.rand(3, 8, 8), torch.zeros(4, 4).long()),
@@ -91,10 +90,7 @@ class Own(expt.Task):
         return {
             "no weight": squares.mean(),
             "no scalar": (squares, len(squares)),
-            "no tensor": (float(squares.sum()), len(squares)),
             "no gradient": (squares.sum().detach(), len(squares)),
-            "complex": (squares.sum() * 1j, len(squares)),
-            "complex weight": (squares.sum(), torch.tensor(1 + 0j)),
             "nothing": None,
             "weights": (squares.sum(), torch.ones(len(squares))),
             "negative": (squares.sum(), -1.0),
@@ -108,7 +104,6 @@ class Own(expt.Task):
             "no measure": None,
             "no pair": {"mae": error.sum()},
             "each": {"mae": (error, len(error))},
-            "weights of a metric": {"mae": (error.sum(), torch.ones(len(error)))},
             "another": {"mse": (error.sum(), len(error))},
         }.get(self.kind, {"mae": (error.sum(), len(error))})
 
@@ -172,18 +167,11 @@ CASES = {
         "task=regression dataset=diabetes objective=accuracy/val",
         "objective=accuracy/val: is not measured; use one of loss/train"
     ),
-    "a metric without a split": Bad("objective=accuracy", "Did you mean 'accuracy/val'?"),
-    "to stop by no such metric": Bad("early_stop='{metric: f1/val, patience: 1}'",
-        "early_stop.metric=f1/val: is not"),
-    "a threshold that is none": Bad("task=multilabel task.threshold=1.5",
-        "task.threshold=1.5: input should be less t"),
     "a loss that there is not": Bad("task=regression task.loss=mape",
         "task.loss='mape': input should be 'mse', 'mae'"),
     # tables
     "an unknown column": Bad(f"{TABLE} task=regression dataset.features=[a,bb]",
         "has no such column, it has a, b, na"),
-    "an unknown target": Bad(f"{TABLE} task=regression dataset.targets=z",
-        "dataset.targets=z: t.csv has no such colu"),
     "a column of texts": Bad(f"{TABLE} task=regression dataset.features=[name]",
         "t.csv: column name, row 1: 'x0' is"),
     "texts for labels": Bad(
@@ -194,8 +182,6 @@ CASES = {
         "~dataset +dataset._target_=bad_tasks.Rows +dataset.kind=plain dataset.folds=4",
         "dataset.folds=4: ",
     ),
-    "numbers for labels": Bad(f"{TABLE} task=multilabel dataset.features=[a]",
-        "column y, row 1: 0.5 is no label, whi"),
     "numbers for classes": Bad(f"{TABLE} dataset.features=[a]",
         "column y, row 1: 0.5 is no class, which is an intege"),
     "nan in a table": Bad(f"{TABLE} task=regression dataset.features=[b]",
@@ -207,8 +193,6 @@ CASES = {
         "dataset.context=5000: only "),
     "a token out of range": Bad(f"{TOKENS}input",
         "sample 5: its inputs hold the token 9, expected 0 to 4 (vocab_size"),
-    "a target out of range": Bad(f"{TOKENS}target",
-        "sample 5: its targets hold the token 9, expected 0 to 4 (vocab_s"),
     "tokens that are no integers": Bad(f"{TOKENS}float",
         "sample 0: its inputs are torch.float32; let them be tokens"),
     "a sample longer than the context": Bad(f"{TOKENS}long",
@@ -232,9 +216,6 @@ CASES = {
     "a stream": Bad("task=own model=net dataset=stream",
         "must have __len__; where an epoch ends, and wh"),
     "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch, a NoneType"),
-    "a collate of images that gives nothing": Bad(
-        "dataset=rows dataset.kind='class no collate' +dataset.num_classes=3", "a batch, a NoneType"
-    ),
     "a collate that fails": Bad(f"{ROWS}'wrong collate'",
         "AttributeError: 'list' object has no attribute 'nothing';"),
     "samples of unequal length": Bad(f"{ROWS}lengths", "give the dataset a collate"),
@@ -257,15 +238,9 @@ CASES = {
         "task=regression model=resnet18 dataset=rows",
         "model=resnet18: takes images [channels, height, width], and a s"
     ),
-    "rows for a named model": Bad("task=regression model=torchvision model.arch=alexnet "
-                                  "dataset=rows", "inputs are [6"),
     "no images for a named model": Bad(
         "task=own model=torchvision model.arch=resnet18 dataset=rows dataset.kind=dict",
         "model=torchvision: needs channels, image_size, and the dataset has not",
-    ),
-    "no images for a model of timm": Bad(
-        "task=own model=timm model.arch=resnet18 dataset=rows dataset.kind=dict",
-        "model=timm: needs channels, image_si"
     ),
     "tokens for a named model": Bad(
         "task=language_model model=torchvision model.arch=resnet18 batch_size=8 dataset=tokens "
@@ -280,28 +255,17 @@ CASES = {
         "task=regression model=net model.kind=nothing batch_size=8 dataset=rows",
         "the model gives a NoneType, and a batch's targets"
     ),
-    "a model that gives a dict": Bad(
-        "task=regression model=net model.kind=dict batch_size=8 dataset=rows",
-        "the model gives a dict, and a batch's targets"
-    ),
     "an argument of another type": Bad("task=own model=wide model.width=abc dataset=rows",
         "as Wide(width='abc'): Typ"),
     "a width below 0": Bad("task=own model=wide model.width=-1 dataset=rows",
-        "/bad_tasks.py, line 106)"),
+        "/bad_tasks.py, line "),
     # own tasks
     "a task without a loss": Bad("task=no_loss model=net dataset=rows", "abstract method"),
     "a loss without a weight": Bad(f"{TASK}'no weight'", "Own.loss is float32 []; give its sum"),
     "a loss that is no scalar": Bad(f"{TASK}'no scalar'", "Own.loss is float32 [8]"),
-    "a loss that is no tensor": Bad(f"{TASK}'no tensor'", "give its sum, a tensor"),
     "a loss without a gradient": Bad(f"{TASK}'no gradient'",
         "Own.loss gives a number without a gradient; compute it"),
-    "a loss that is complex": Bad(f"{TASK}complex",
-        "Own.loss is complex64 []"),
-    "a weight that is complex": Bad(f"{TASK}'complex weight'",
-        "Own.loss has the weight complex64 []"),
     "no loss": Bad(f"{TASK}nothing", "Own.loss is a NoneType"),
-    "a loss with many weights": Bad(f"{TASK}weights",
-        "Own.loss has the weight"),
     "a loss with a negative weight": Bad(f"{TASK}negative", "Own.loss has the weight -1.0"),
     "a loss that never has a weight": Bad(f"{TASK}'no weights'",
         "weights add up to 0 in epoch 1, so that nothing was"),
@@ -312,8 +276,6 @@ CASES = {
     "a sum without a weight": Bad(f"{TASK}'no pair'",
         "Own.measure: mae is float32 []; give its sum and its weight"),
     "a sum for each sample": Bad(f"{TASK}each", "Own.measure: mae is float32 [8]"),
-    "a sum with many weights": Bad(f"{TASK}'weights of a metric'",
-        "mae has the weight"),
     "another metric": Bad(f"{TASK}another",
         "Own.measure gives mse, and task.metrics names mae; let them be the same"),
     "a metric that nobody derives": Bad("model=net dataset=rows task=underived",

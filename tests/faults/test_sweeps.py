@@ -237,18 +237,6 @@ def test_fail_fast_starts_no_further_run(
     assert statuses(tmp_path / "sweep") == {"how=raise,seed=0": "failed"}
 
 
-def test_after_fail_fast_what_was_complete_before_is_no_run_that_was_not_started(
-    sweep: Callable[..., expt.SweepResult], capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep("batch_size=64", "seed=0,1")
-    found = sweep("batch_size=63,64", "seed=0,1", "hydra.launcher.fail_fast=true")
-    assert "warning: 1 of 4 runs failed, 1 were stopped or not started:" in capsys.readouterr().err
-    assert [(run.folder.name, run.status) for run in found][-2:] == [
-        ("seed=0", "completed"),
-        ("seed=1", "completed"),
-    ]
-
-
 def test_what_was_refused_is_run_once_it_can(
     tmp_path: Path, sweep: Callable[..., expt.SweepResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:

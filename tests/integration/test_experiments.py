@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import expt
 from expt.command.conf_files import conf_dir
@@ -188,26 +186,3 @@ def test_each_experiment_trains_on_its_data(
     if name == "gan":
         with pytest.raises(ConfigError, match="a model of several phases"):
             expt.predict(done.folder, split="test")
-
-
-def test_the_parameters_that_paddle_mnist_saves_make_its_network(
-    of_real_data: Callable[[Any, str, int], str], mnist: str, trained: Trained
-) -> None:
-    root = of_real_data("mnist", mnist, 600)
-    done = trained("experiment=paddle_mnist", f"dataset.root='{root}'", "world_size=2", "epochs=3")
-    saved = torch.load(done.folder / "checkpoints" / "best.pt", weights_only=True)["model"]
-    network = nn.Sequential(
-        nn.Conv2d(1, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(20, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Identity(), nn.Linear(980, 10),
-    )  # fmt: skip
-    network.load_state_dict(saved)
-    test = _dataset("mnist", root).load("test")
-    with torch.no_grad():
-        classes = network(torch.from_numpy(np.array(test.images)).float() / 255).argmax(1)
-    accuracy = float((classes == torch.from_numpy(np.array(test.labels))).double().mean())
-    assert accuracy == pytest.approx(done.result["metrics"]["accuracy/test"], abs=1e-9)
-    assert accuracy > 0.5
-    assert sorted(path.name for path in (done.folder / "logs" / "0").iterdir()) == ["0", "1"], (
-        "a log for each worker"
-    )

@@ -206,16 +206,6 @@ def test_a_sharded_run_of_two_hosts_goes_on_after_a_worker_is_killed(
     )
 
 
-def test_a_run_that_nothing_disturbs(hosts: Hosts, trained: Trained) -> None:
-    for name, done in hosts.run(*SETTINGS).items():
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("run folder") == (name == "a")
-    (folder,) = (hosts.folder / "outputs").glob("*/*")
-    assert {path.name for path in (folder / "logs/0").iterdir()} == set("0123")
-    assert len(list(folder.glob("events.out.tfevents.*"))) == 1
-    _assert_equal(RunFolder(folder), _local(trained))
-
-
 def test_checkpoints_on_a_disk_that_one_host_alone_sees(hosts: Hosts, trained: Trained) -> None:
     restarted = _killed_once(hosts, "own/run")
     for attempt in "01":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
-from expt.launch.job import Job, Observer, check_options, request_of, workers_of
+from expt.launch.job import Job, Observer, check_options, request_of
 from expt.runs.paths import RunPaths
 from tests.requests import request
 
@@ -34,9 +34,8 @@ def test_a_job_that_never_started_was_refused(tmp_path: Path) -> None:
     assert not job.refused
     job.end(ConfigError("lr=x"), 3.0)
     assert (job.refused, job.name) == (True, "lr=x")
-    for missing in (request_of, workers_of):
-        with pytest.raises(AssertionError):
-            missing(job)
+    with pytest.raises(AssertionError):
+        request_of(job)
 
 
 @pytest.mark.parametrize(

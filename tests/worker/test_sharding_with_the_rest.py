@@ -1,17 +1,11 @@
-"""A run with a sharded model pauses, gets another end, is forked; and comes to a plain loop's
-weights.
-"""
+"""A run with a sharded model pauses, gets another end, and is forked."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from torch.nn import functional
 
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
@@ -20,12 +14,9 @@ from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.training.collectives import Worker
-from expt.worker import random_state
-from expt.worker.build import build_data, build_learner
 from tests.conftest import RunFolder, as_typed
 from tests.integration.test_resume import _same
-from tests.requests import continued, resumed
-from tests.worker.conftest import ALONE
+from tests.requests import continued
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
 SHORT = (
@@ -62,9 +53,7 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["true", pytest.param("false", marks=pytest.mark.slow)], ids=["parts", "one file"]
-)
+@pytest.mark.parametrize("kind", ["true", "false"], ids=["parts", "one file"])
 def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(
     kind: str, configs: Configs, tmp_path: Path
 ) -> None:
@@ -111,13 +100,8 @@ FORKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-RARE = [*FORKS][1:]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [*FORKS][:1] + [pytest.param(name, marks=pytest.mark.slow) for name in RARE]
-)
+@pytest.mark.parametrize("name", FORKS)
 def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(
     name: str, configs: Configs, tmp_path: Path
 ) -> None:
@@ -151,96 +135,3 @@ def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(
     assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-5
     left = {path.name for path in RunPaths(tmp_path / "fsdp").checkpoints.iterdir()}
     assert not [file for file in left if file.startswith((".", "fork"))], left
-
-
-@pytest.mark.slow
-def test_plain_descent_goes_on_by_kernels_that_its_parameters_have(
-    configs: Configs, tmp_path: Path
-) -> None:
-    words = (*SHORT[:-1], "optimizer=sgd", "model.hidden=[8]")
-    source: Path | None = None
-    for name, strategy, *more in (
-        ("1", "ddp", "epochs=1"),
-        ("2", "fsdp", "epochs=2"),
-        ("3", "ddp", "epochs=3"),
-        ("fork", "fsdp", "epochs=3", "fork=1@last"),
-    ):
-        config, folder = configs(strategy, 2, *words, *more), tmp_path / name
-        forked = begun(config, folder)
-        if source is not None and not forked:
-            source = resumed(source, folder)
-        begin = forked or source
-        together(tmp_path, 2, lambda worker, c=config, f=folder, b=begin: trained(f, c, worker, b))  # type: ignore[misc]
-        source = RunPaths(folder).last
-        (group,) = checkpoint.load(source)["optimizer"]["param_groups"]
-        assert bool(group["fused"]) == (strategy == "ddp"), name
-        assert bool(group["foreach"]) == (strategy == "fsdp"), name
-    assert apart(tmp_path / "fork", tmp_path / "3") < 1e-5
-
-
-BIAS, MEAN = "6.bias", "7.running_mean"
-"""Of the convnet's last convolution; and of the batch norm behind it, which takes a constant away
-again.
-"""
-RATE, STEPS = 0.001, 6
-
-
-def plain_loop(config: RunConfig) -> tuple[dict[str, Tensor], float]:
-    """The weights that textbook torch comes to from the same first ones, and the largest gradient
-    of that bias.
-    """
-    random_state.seed(config.seed)
-    data = build_data(config, ALONE)
-    module = build_learner(config, data, ALONE).module.train()
-    kind = torch.optim.Adam if config.optimizer.name == "adam" else torch.optim.SGD
-    optimizer = kind(module.parameters(), lr=RATE)
-    largest = 0.0
-    for epoch in range(1, config.epochs + 1):
-        for batch in data.train.epoch(epoch):
-            optimizer.zero_grad()
-            functional.cross_entropy(module(batch.inputs), batch.targets).backward()
-            gradient = module.get_parameter(BIAS).grad
-            assert gradient is not None
-            largest = max(largest, gradient.abs().max().item())
-            optimizer.step()
-    return {name: values.detach() for name, values in module.state_dict().items()}, largest
-
-
-@pytest.mark.slow
-def test_a_plain_loop_has_the_same_weights_but_for_a_bias_without_a_gradient(
-    configs: Configs, tmp_path: Path
-) -> None:
-    words = (
-        *as_typed("model=convnet model.dropout=0 batch_norm=sync dataset.train_limit=192"),
-        *as_typed("batch_size=64"),
-    )
-    kinds = {"adam": ("optimizer=adam",), "sgd": ("optimizer=sgd", "optimizer.momentum=0")}
-    runs = {
-        (optimizer, strategy): configs(
-            strategy, 2, *words, *more, f"optimizer.lr={RATE}", "epochs=2", "log_every=1"
-        )
-        for optimizer, more in kinds.items()
-        for strategy in ("ddp", "fsdp")
-    }
-    together(
-        tmp_path,
-        2,
-        lambda worker: [trained(tmp_path / "-".join(at), one, worker) for at, one in runs.items()],
-    )
-    for optimizer, more in kinds.items():
-        expected, largest = plain_loop(
-            configs("ddp", 1, *words, *more, f"optimizer.lr={RATE}", "epochs=2")
-        )
-        assert largest < 1e-6, "rounding alone"
-        for strategy in ("ddp", "fsdp"):
-            found: dict[str, Any] = checkpoint.load(
-                RunPaths(tmp_path / f"{optimizer}-{strategy}").last
-            )["model"]
-            off = {
-                name: (values - expected[name]).abs().max().item() for name, values in found.items()
-            }
-            moved = max(off.pop(BIAS), off.pop(MEAN))
-            assert max(off.values()) < 1e-5, (optimizer, strategy, off)
-            # Adam divides a gradient by its own size, so that rounding errors become steps of the
-            # learning rate's.
-            assert moved < (STEPS * RATE if optimizer == "adam" else 1e-6), (optimizer, strategy)
