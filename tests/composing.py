@@ -42,7 +42,7 @@ def composer(conf: Path | None = None) -> Composer:
 def share(folder: str) -> None:
     """Have what Hydra composes of expt's own YAML, in 0.1 s, kept in a folder for all processes."""
     compose.compose = functools.partial(_shared, Path(folder))  # type: ignore[attr-defined]
-    OmegaConf.load = _loaded  # type: ignore[method-assign]
+    OmegaConf.load = _loaded  # type: ignore[assignment, method-assign]
 
 
 _load = OmegaConf.load

@@ -101,13 +101,11 @@ def _end_at_once() -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """All tests, or a folder of them, are shared out to processes; files named by hand, and those
     of a GPU, are not.
-
-    One more than there are cores: a test waits for its runs a fifth of the time.
     """
     alone = config.getoption("markexpr") == "gpu" or any(
         ".py" in Path(word).name for word in config.args
     )
-    return 0 if alone else max(2, min(len(os.sched_getaffinity(0)), 4)) + 1
+    return 0 if alone else max(2, min(len(os.sched_getaffinity(0)), 4))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -296,13 +294,10 @@ def sweep_of_twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_conf" / "model" / "linear.yaml").write_text("_target_: once.Net\n")
     grid = (
         *as_typed("model=mlp,convnet,linear optimizer.lr=0.1,0.05,0.02,0.01 epochs=1"),
-        *as_typed("dataset.train_limit=320"),
+        "dataset.train_limit=320",
     )
     own = (
-        "--config-dir",
-        "my_conf",
-        "tensorboard.images=true",
-        "hydra.sweep.dir=sweep",
+        *as_typed("--config-dir my_conf tensorboard.images=true hydra.sweep.dir=sweep"),
         "world_size=1",
     )
     done = run("-m", *own, *grid, cwd=folder)

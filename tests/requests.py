@@ -46,6 +46,16 @@ def request(
     )
 
 
+@functools.cache
+def _dataset(words: str) -> Any:
+    return parse(composed(*words.split()), Machine(cpus=8)).dataset
+
+
+def dataset(words: str, **changes: Any) -> Any:
+    """The dataset of a command with these words, and what is other than in its YAML."""
+    return dataclasses.replace(_dataset(words), **changes)
+
+
 def checkpoint_state(config: RunConfig, step: int, **more: Any) -> dict[str, Any]:
     """What a checkpoint of a run's first epoch says after `step` steps, without tensors."""
     return {

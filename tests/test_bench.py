@@ -62,11 +62,7 @@ def test_the_scaling_model_is_held_against_workers_of_this_machine() -> None:
 @pytest.mark.slow
 def test_a_sweeps_driver_is_measured_by_itself(tmp_path: Path) -> None:
     words = [
-        "--only=grid",
-        "--points=4,3",
-        "--rounds=1",
-        "--peers=plain",
-        "--json",
+        *as_typed("--only=grid --points=4,3 --rounds=1 --peers=plain --json"),
         str(tmp_path / "found.json"),
     ]
     done = subprocess.run(

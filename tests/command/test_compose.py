@@ -30,13 +30,9 @@ from tests.conftest import as_typed
 
 WORDS = (
     *as_typed("model=mlp model=convnet optimizer=adamw optimizer.lr=0.3"),
-    "model.hidden=[3,4]",
-    "seed=7",
-    "amp=bf16",
+    *as_typed("model.hidden=[3,4] seed=7 amp=bf16"),
     "tensorboard={images: false}",
-    "tensorboard.norms=false",
-    "max_steps=null",
-    "++model.extra=1",
+    *as_typed("tensorboard.norms=false max_steps=null ++model.extra=1"),
     "+model.more={a: [1]}",
     "~scheduler",
     "experiment=char_lm",
@@ -62,7 +58,7 @@ def of_hydra_alone(words: Sequence[str]) -> dict[str, Any]:
         return plain(hydra_compose("config", with_classes_added(words)))
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.lists(st.sampled_from(WORDS), max_size=6, unique_by=lambda word: word.partition("=")[0]))
 def test_settings_are_those_that_hydra_composes(words: list[str]) -> None:
     try:

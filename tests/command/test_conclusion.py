@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -99,34 +98,6 @@ def test_what_waits_at_a_rung_is_counted_and_what_could_go_on_is_named(
     assert pruned() == ["pruned       2 of 3 runs"]
     RunPaths(tmp_path / "s/lr=0").result.write_text("{")
     assert pruned() == ["pruned       2 of 2 runs"], "one that is damaged counts nowhere"
-
-
-def test_a_copy_of_a_run_counts_nowhere_and_a_line_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for seed in (0, 1):
-        name = f"lr=1,seed={seed}"
-        leave_run(
-            tmp_path / "s", name, 0.25 + seed / 4, seedless_identity="a", config={"seed": seed}
-        )
-        update_result(RunPaths(tmp_path / "s" / name), name=name, started=float(seed))
-    leave_run(tmp_path / "s", "lr=2", 0.125)
-    update_result(RunPaths(tmp_path / "s/lr=2"), name="lr=2", status=PRUNED, started=2.0)
-    before = concluded(tmp_path / "s")
-    assert before[1].split()[1:5] == ["0.3750", "±", "0.1768", "(2)"]
-    for name, copy in {"lr=1,seed=1": "a backup", "lr=2": "lr=2.bak"}.items():
-        shutil.copytree(tmp_path / "s" / name, tmp_path / "s" / copy)
-    told = (
-        "left out     copies of runs, which do not count: a backup (of lr=1,seed=1), lr=2.bak (of"
-        " lr=2)"
-    )
-    with_copies = concluded(tmp_path / "s")
-    assert [line for line in with_copies if line != told] == before
-    assert told in with_copies
-    shutil.rmtree(tmp_path / "s/lr=1,seed=1")
-    shutil.rmtree(tmp_path / "s/lr=2.bak")
-    assert concluded(tmp_path / "s") == before, "a folder that was but renamed counts"
 
 
 def test_a_sweep_without_a_run_is_not_concluded(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_sweep_over_what_a_group_puts_elsewhere(conf: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("+recipe=a", "seed=0,1"), ("+recipe=glob(*)",), ("experiment=e", "recipe=a,b"), ("sweep=s",),
+    [("+recipe=glob(*)",), ("experiment=e", "recipe=a,b"), ("sweep=s",),
      ("model=own", "aug@model.opts=glob(*)"), ("+recipe=a,b", "search=random", "search.runs=2")],
 )  # fmt: skip
 def test_each_way_to_name_a_custom_group_makes_a_sweep(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from expt.machine import Machine
 from expt.python.arguments import words_of
 from expt.runs.request import inherited
 from tests.composing import composed, composer
-from tests.conftest import environment
 
 DRY = "hydra.launcher.dry_run=true"
 FLIP, CROP = "dataset.augment={flip: true}", "dataset.augment={crop_padding: 2}"
@@ -151,15 +148,3 @@ def test_what_is_not_utf8_is_refused_whichever_way_it_came(
     monkeypatch.chdir(bad)
     with pytest.raises(ConfigError, match="udce9"):
         typed("epochs=1")
-
-
-def test_a_locale_of_ascii_takes_what_is_typed(tmp_path: Path) -> None:
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "expt", "report", "ümläut"],
-        env=environment(**ascii_only),
-        cwd=tmp_path,
-        capture_output=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr.decode().startswith("error: ümläut: ")

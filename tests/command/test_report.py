@@ -107,16 +107,7 @@ def test_runs_are_chosen_and_sorted(
 def test_a_line_says_what_a_person_looks_for(outputs: Path, told: Told) -> None:
     lines = [line.split() for line in told()]
     assert lines[1] == ["outputs/sweeps/s/lr=1", "failed", "mlp", "digits", "2"]
-    assert lines[2] == [
-        "outputs/day/b",
-        "completed",
-        "convnet",
-        "digits",
-        "2",
-        "0.8000",
-        "0.7800",
-        "01:10",
-    ]
+    assert lines[2] == "outputs/day/b completed convnet digits 2 0.8000 0.7800 01:10".split()
 
 
 def test_a_narrow_terminal_leaves_out_what_is_the_same(outputs: Path) -> None:
@@ -128,11 +119,10 @@ def test_a_narrow_terminal_leaves_out_what_is_the_same(outputs: Path) -> None:
     assert lines[2] == ["outputs/day/b", "completed", "convnet", "0.8000", "0.7800", "01:10"]
 
 
-@pytest.mark.parametrize("words", [[], ["--csv", "-"]])
-def test_a_pipe_that_has_closed_is_no_traceback(outputs: Path, words: list[str]) -> None:
+def test_a_pipe_that_has_closed_is_no_traceback(outputs: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "expt", "report", *words]
+    command = [sys.executable, "-m", "expt", "report"]
     done = subprocess.run(
         command, cwd=outputs.parent, env=environment(), stdout=writer, stderr=subprocess.PIPE
     )

@@ -108,33 +108,6 @@ def test_a_run_of_the_space_that_no_search_has_chosen_may_be_the_best_and_is_not
     assert (len(runs), runs.best.folder.name) == (3, best), "nothing is trained"
 
 
-def test_a_point_named_twice_is_so_in_a_second_command_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It has no run of its own, and none that was lost; a pruned one does not go on for it."""
-    found = {"name": "random", "runs": 4, "seed": 2, "rungs": "asha"}
-    two_epochs: Any = {**SMALL, "epochs": 2}
-    axes: Any = {"optimizer": {"lr": [0.1, 0.2]}, "threads": [1, 2]}
-    told = []
-    for _ in range(2):
-        expt.sweep(two_epochs, **axes, hydra=ONE_BY_ONE, search=found, folder=tmp_path)
-        out = capsys.readouterr().out
-        told.append(
-            [
-                line.partition("] ")[2]
-                for line in out.splitlines()
-                if line.startswith("[") or "now" in line
-            ]
-        )
-    assert [line[:11] for line in told[0][:4]] == [
-        "pruned     ",
-        "named twice",
-        "pruned     ",
-        "named twice",
-    ]
-    assert told[1] == [line for line in told[0] if line.startswith("named twice")]
-
-
 def test_a_search_concludes_with_its_best_and_report_does(
     searched: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,9 +156,7 @@ def test_several_goals_make_a_table_and_limits_leave_runs_out(
 
 def test_a_dry_run_shows_the_next_trial(searched: Path, tmp_path: Path) -> None:
     words = (
-        "-m",
-        "search=tpe",
-        "optimizer.lr=tag(log,interval(0.001,1.0))",
+        *as_typed("-m search=tpe optimizer.lr=tag(log,interval(0.001,1.0))"),
         "hydra.launcher.dry_run=true",
     )
     first = run(*words, "search.runs=6", "hydra.sweep.dir=new", cwd=tmp_path)

@@ -83,32 +83,6 @@ def test_every_end_is_a_line(tmp_path: Path) -> None:
     ]
 
 
-def test_what_has_paused_counts_once_however_often_it_goes_on(tmp_path: Path) -> None:
-    screen = Screen(tmp_path, total=2)
-    job = screen.job("a")
-    update_result(
-        job.paths,
-        status=PRUNED,
-        objective={"name": "accuracy/val", "value": 0.5},
-        config={"epochs": 3},
-        epoch_s=[1.0],
-    )
-    for until in (1, 2):
-        job.go_on(until)
-        screen.display.job_starting(job)
-        job.end(None, 102.0)
-        screen.display.job_ended(job)
-    assert screen.display._totals(0) == "0 done, 1 pruned, 0 failed, 0 running, 1 queued"
-    job.go_on(None)
-    screen.display.job_starting(job)
-    screen.complete(job, 0.75, 4.0)
-    lines = [line.rstrip() for line in screen.text.splitlines()]
-    assert lines[::2] == [
-        "[1/2] pruned      a  accuracy/val 0.5000  after 1 of 3 epochs",
-        "[1/2] done        a  accuracy/val 0.7500  4.0 s in all",
-    ]
-
-
 def test_the_table_shows_how_far_the_running_ones_are(tmp_path: Path) -> None:
     screen = Screen(tmp_path, total=9, terminal=True)
     done, first, second, old = map(screen.job, ("done", "first", "second", "old"))

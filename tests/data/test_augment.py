@@ -17,13 +17,13 @@ from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.build import build
 from expt.data.images import ArrayImages, image_part
-from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, TimedBatches
 from expt.data.memory import InMemoryLoader
 from expt.errors import ConfigError
+from tests.requests import dataset
 
 CPU = torch.device("cpu")
-SIZE, HEIGHT, WIDTH = 203, 7, 5
+SIZE, HEIGHT, WIDTH = 51, 7, 5
 IMAGES = torch.randint(
     1, 256, (SIZE, 2, HEIGHT, WIDTH), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
 )
@@ -134,15 +134,8 @@ def test_workers_together_see_what_one_sees(make: Callable[..., Loader], world_s
         assert torch.equal(images, whole.inputs)
 
 
-def digits(**augment: Any) -> Digits:
-    return Digits(
-        name="digits",
-        val_fraction=0.1,
-        train_limit=None,
-        mean=None,
-        std=None,
-        augment=kinds.Augment(**augment),
-    )
+def digits(**augment: Any) -> Any:
+    return dataset("dataset=digits", mean=None, std=None, augment=kinds.Augment(**augment))
 
 
 def test_the_configuration_chooses_what_is_done_in_training_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
 import shutil
 import time
@@ -19,14 +20,14 @@ from expt.data.build import Data, build
 from expt.data.fingerprint import content_of
 from expt.data.images import Pictures
 from expt.data.kinds.custom import Custom
-from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
-from expt.data.kinds.originals import Digits, Synthetic
+from expt.data.kinds.image_folder import Listing, list_parts
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader
 from expt.data.source import NOTHING, Source, absent_classes, warn_of_absent
 from expt.data.stream import SampleLoader
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
+from tests.requests import dataset
 
 
 def image_files(listing: Listing) -> Pictures:
@@ -45,17 +46,10 @@ def write_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), test: st
     return root
 
 
-def folder_config(root: Path, **options: Any) -> ImageFolder:
-    chosen: dict[str, Any] = {
-        "val_fraction": 0.25,
-        "train_limit": None,
-        "mean": None,
-        "std": None,
-        **options,
-    }
-    return ImageFolder(
-        name="image_folder", root=str(root), image_size=(8, 10), num_workers=0, **chosen
-    )
+def folder_config(root: Path, **options: Any) -> Any:
+    chosen = {"image_size": (8, 10), "num_workers": 0, "mean": None, "std": None, **options}
+    chosen = {"root": str(root), "val_fraction": 0.25, **chosen}
+    return dataset("dataset=image_folder dataset.root=x", **chosen)
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
@@ -239,35 +233,12 @@ def of_test(data: Data) -> Loader:
     return data.test
 
 
-def digits(**options: Any) -> Digits:
-    chosen: dict[str, Any] = {
-        "val_fraction": 0.1,
-        "train_limit": None,
-        "mean": (0.3053,),
-        "std": (0.376,),
-        **options,
-    }
-    return Digits(name="digits", **chosen)
+digits = functools.partial(dataset, "dataset=digits")
 
 
-def synthetic(**options: Any) -> Synthetic:
-    chosen: dict[str, Any] = {
-        "train_size": 1500,
-        "test_size": 200,
-        "channels": 2,
-        "image_size": (6, 5),
-        **options,
-    }
-    chosen = {
-        "num_classes": 7,
-        "seed": 0,
-        "val_fraction": 0.0,
-        "train_limit": None,
-        "mean": None,
-        "std": None,
-        **chosen,
-    }
-    return Synthetic(name="synthetic", **chosen)
+def synthetic(**options: Any) -> Any:
+    size: Any = {"train_size": 1500, "test_size": 200, "channels": 2, "image_size": (6, 5)}
+    return dataset("dataset=synthetic", **size, num_classes=7, val_fraction=0.0, **options)
 
 
 def test_digits_are_built() -> None:

@@ -17,7 +17,6 @@ from PIL import Image
 import expt
 from expt.config.identity import Content, identity, shown
 from expt.data import cache, fingerprint
-from expt.data.kinds.image_folder import ImageFolder
 from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.runs.paths import RunPaths, write_atomically
@@ -25,10 +24,11 @@ from expt.runs.result import Made, create_result, read_result, update_result
 from tests.conftest import Configured, Trained, as_typed, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until
+from tests.requests import dataset
 
 QUICK = (
     *as_typed("epochs=1 dataset.train_limit=64 world_size=1 max_steps=1"),
-    *as_typed("tensorboard.images=false"),
+    "tensorboard.images=false",
 )
 
 
@@ -49,12 +49,8 @@ def known(name: Any, root: Path | str) -> Downloaded:
     )
 
 
-def folder(root: Path) -> ImageFolder:
-    return ImageFolder(
-        name="image_folder", root=str(root), image_size=(8, 8), num_workers=0, val_fraction=0.1,
-        train_limit=None,
-        mean=None, std=None,
-    )  # fmt: skip
+def folder(root: Path) -> Any:
+    return dataset("dataset=image_folder dataset.root=x", root=str(root), image_size=(8, 8))
 
 
 def digits_of(dataset: Any) -> str | None:
@@ -190,11 +186,8 @@ def test_two_folders_of_a_sweep_are_two_runs(tmp_path: Path) -> None:
 def test_a_run_does_not_resume_on_other_data(tmp_path: Path, trained: Trained) -> None:
     root = images(tmp_path / "a")
     own = (
-        "dataset=image_folder",
-        "dataset.image_size=[8,8]",
-        f"dataset.root='{root}'",
-        "world_size=1",
-        "epochs=2",
+        *as_typed(f"dataset=image_folder dataset.image_size=[8,8] dataset.root='{root}'"),
+        *as_typed("world_size=1 epochs=2"),
     )
     trained(*own, "batch_size=16", "max_steps=2")
     images(root, seed=3)
@@ -230,16 +223,6 @@ def test_an_edited_class_is_another_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert not before & {result.folder for result in expt.sweep(*sweep)}
 
 
-def test_where_a_run_starts_belongs_to_it(trained: Trained, tmp_path: Path) -> None:
-    first = trained(
-        "epochs=1", "max_steps=2", "world_size=1", "gradient_accumulation=2", name="first"
-    )
-    words = ("epochs=1", "max_steps=4", "world_size=1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    results = expt.sweep(f"resume=null,'{first.folder}'", *words)
-    assert len({result.folder for result in results}) == 2
-    assert sorted(bool(result.record.get("resumed_from")) for result in results) == [False, True]
-
-
 def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Path) -> None:
     (tmp_path / "own_net.py").write_text(
         NET + f"from pathlib import Path\nPath({str(tmp_path)!r}, 'began').touch()\n"
@@ -266,29 +249,12 @@ def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Pa
     assert len(list((tmp_path / "sweep").glob("*/metrics.jsonl"))) == 3
 
 
-def test_a_completed_sweep_needs_its_data_no_more(tmp_path: Path) -> None:
-    root = images(tmp_path / "a")
-    words = (
-        "dataset=image_folder",
-        "dataset.image_size=[8,8]",
-        f"dataset.root='{root}'",
-        *QUICK,
-        "seed=0,1",
-    )
-    sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    before = {result.folder for result in expt.sweep(*sweep)}
-    root.rename(tmp_path / "away")
-    assert {result.folder for result in expt.sweep(*sweep)} == before
-    assert {path.parent for path in (tmp_path / "sweep").glob("*/result.json")} == before
-
-
 def test_what_a_run_has_come_to_outlives_the_absence_of_its_data(
     tmp_path: Path, fashion_mnist: str
 ) -> None:
     (tmp_path / "data").symlink_to(fashion_mnist)
     data = (
-        "dataset=fashion_mnist",
-        f"dataset.root='{tmp_path / 'data'}'",
+        *as_typed(f"dataset=fashion_mnist dataset.root='{tmp_path / 'data'}'"),
         "dataset.download=false",
     )
     sweep = (*data, *QUICK, "seed=0,1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")

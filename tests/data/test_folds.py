@@ -9,9 +9,9 @@ import torch
 
 from expt.data.build import Data, build
 from expt.data.indexing import split_fold
-from expt.data.kinds.originals import Digits
 from expt.data.loading import Shard
 from expt.errors import ConfigError
+from tests.requests import dataset
 
 
 @pytest.mark.parametrize(("size", "folds"), [(442, 5), (7, 7), (10, 3)])
@@ -34,21 +34,9 @@ def test_each_sample_validates_once_and_each_fold_has_its_share_of_every_class(
 
 
 def digits(**options: Any) -> Data:
-    chosen: dict[str, Any] = {
-        "val_fraction": 0.1,
-        "train_limit": None,
-        "mean": None,
-        "std": None,
-        **options,
-    }
-    dataset = Digits(name="digits", **chosen)
-    how: dict[str, Any] = {
-        "batch_size": 64,
-        "shard": Shard(),
-        "device": torch.device("cpu"),
-        "channels_last": False,
-    }
-    return build(dataset, seed=0, drop_last=True, **how)
+    how: dict[str, Any] = {"batch_size": 64, "shard": Shard(), "device": torch.device("cpu")}
+    chosen = dataset("dataset=digits", **options)
+    return build(chosen, seed=0, drop_last=True, channels_last=False, **how)
 
 
 def test_images_have_folds_of_equal_classes_and_the_test_set_stays() -> None:

@@ -21,7 +21,7 @@ from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.training.collectives import Worker
 from expt.worker.build import build_data, build_learner
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 from tests.late import Late
 
 pytestmark = [  # the library leaves a folder's metadata.csv open
@@ -43,9 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def chosen(tmp_path: Path, configured: Configured) -> Callable[..., RunConfig]:
     def configure(*words: str) -> RunConfig:
         where = (
-            f"dataset.path={tmp_path / 'set'}",
-            "dataset.num_workers=0",
-            "batch_size=4",
+            *as_typed(f"dataset.path={tmp_path / 'set'} dataset.num_workers=0 batch_size=4"),
             "model=mlp",
         )
         return configured("dataset=huggingface", *where, *words)
@@ -126,9 +124,7 @@ def test_numbers_are_standardised_by_those_that_are_trained_on(
 def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) -> None:
     crop = "dataset.transforms=[{_target_: torchvision.transforms.v2.RandomCrop, size: [4, 4]}]"
     words = (
-        "task=multilabel",
-        "dataset.target=[old,tall]",
-        "dataset.image_size=[4,4]",
+        *as_typed("task=multilabel dataset.target=[old,tall] dataset.image_size=[4,4]"),
         "dataset.channels=1",
         crop,
     )
@@ -139,10 +135,7 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
     with pytest.raises(DataError, match=r"set/train: column age, row 1: 20.5 is no label"):
         build_data(chosen("task=multilabel", "dataset.target=age"), ALONE)
     for more, told in (
-        (
-            ["dataset.target=image", "dataset.input=[old]"],
-            "dataset.target=image: holds ",
-        ),
+        (["dataset.target=image", "dataset.input=[old]"], "dataset.target=image: holds "),
         (["dataset.input=[image]"], "dataset.input=image: holds "),
         (["dataset.target=[age,age]"], "dataset.target=age: is named twice; name it once"),
         (["dataset.input=[old,age]"], "dataset.input and dataset.target=age: is named twice"),
@@ -160,10 +153,7 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
     )
     found.save_to_disk(tmp_path / "set")
     words = (
-        "task=segmentation",
-        "model=unet",
-        "model.widths=[2,2]",
-        "dataset.target=mask",
+        *as_typed("task=segmentation model=unet model.widths=[2,2] dataset.target=mask"),
         "dataset.val_fraction=0.5",
     )
     data = build_data(chosen(*words, "task.num_classes=3"), ALONE)

@@ -23,6 +23,7 @@ from expt.data.image_files import open_picture, pixels_of
 from expt.data.kinds import image_folder
 from expt.data.kinds.image_folder import ImageFolder, list_parts
 from expt.errors import ConfigError, DataError
+from tests.requests import dataset
 
 SIZE = (6, 8)
 
@@ -50,17 +51,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-def config(root: Path, **options: Any) -> ImageFolder:
-    chosen: dict[str, Any] = {
-        "val_fraction": 0.1,
-        "train_limit": None,
-        "mean": None,
-        "std": None,
-        **options,
-    }
-    return ImageFolder(
-        name="image_folder", root=str(root), image_size=SIZE, num_workers=0, **chosen
-    )
+def config(root: Path, **options: Any) -> Any:
+    chosen = {"image_size": SIZE, "num_workers": 0, "mean": None, "std": None, **options}
+    return dataset("dataset=image_folder dataset.root=x", root=str(root), **chosen)
 
 
 def entries(cache: Path) -> list[str]:
@@ -156,9 +149,9 @@ def test_all_unreadable_images_are_named(
     wrong = "train/cat/7.png", "train/dog/39.png", "test/dog/0.png"
     for name in wrong:
         (root / name).write_bytes(b"no image")
-    for dataset in (config(root), config(root, cache=False)):
+    for each in (config(root), config(root, cache=False)):
         with pytest.raises(DataError) as caught:
-            dataset.prepare()
+            each.prepare()
         problems = caught.value.problems
         assert [str(root / name) in line for name, line in zip(wrong, problems, strict=True)]
     assert entries(cache) == []

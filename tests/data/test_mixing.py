@@ -116,21 +116,6 @@ def test_workers_together_see_what_one_sees(make: Any, world_size: int) -> None:
         assert {part.global_size for part in parts} == {whole.global_size} == {whole.size}
 
 
-@make_loader
-def test_a_run_that_goes_on_in_the_middle_of_an_epoch_sees_the_same(make: Any) -> None:
-    options = {
-        "mixing": BOTH,
-        "augment": Augmentation(crop_padding=1, flip=True, cutout=2),
-        "shard": Shard(1, 2),
-        "balanced": LABELS // 5,
-    }
-    whole, rest = (list(make(**options).epoch(3, skip=skip)) for skip in (0, 4))
-    assert len(rest) == 2
-    for one, other in zip(whole[4:], rest, strict=True):
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.targets, other.targets)
-
-
 @pytest.mark.parametrize("make", [in_memory, streamed, rows])
 def test_an_evaluation_is_not_mixed(make: Any) -> None:
     def evaluated(**options: Any) -> list[Batch]:

@@ -16,7 +16,6 @@ from expt.data.build import Data, build
 from expt.data.indexing import split
 from expt.data.kinds import table
 from expt.data.kinds.custom import Custom
-from expt.data.kinds.table import Diabetes, Table
 from expt.data.loading import Batch, Shard
 from expt.errors import ConfigError, DataError
 from expt.inference.plan import ROWS, open_samples
@@ -26,6 +25,7 @@ from expt.tasks.regression import Config as Regression
 from expt.tasks.sums import Sums
 from expt.tasks.task import Facts
 from tests.conftest import Configured
+from tests.requests import dataset
 
 CLASS = Classification()
 NUMBER = Regression(name="regression", loss="mse")
@@ -34,15 +34,10 @@ CSV = "a,b,kind,y\n1,2,cat,0.5\n3,4.5,dog,1\n-1,1e3,cat,2\n"
 CPU = torch.device("cpu")
 
 
-def of(path: Path, targets: Any = "y", features: Any = ("a", "b"), **options: Any) -> Table:
-    chosen: dict[str, Any] = {
-        "val_fraction": 0.0,
-        "train_limit": None,
-        "test_fraction": 0.0,
-        "standardise": False,
-    }
-    chosen = {**chosen, "standardise_targets": False, **options}
-    return Table(name="table", path=str(path), targets=targets, features=features, **chosen)
+def of(path: Path, targets: Any = "y", features: Any = ("a", "b"), **options: Any) -> Any:
+    none = {"val_fraction": 0.0, "test_fraction": 0.0, "standardise": False}
+    chosen = {"path": str(path), "targets": targets, "features": features, **none, **options}
+    return dataset("task=regression dataset=table dataset.path=x dataset.targets=y", **chosen)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -367,14 +362,9 @@ def test_columns_may_be_called_by_numbers(tmp_path: Path, configured: Configured
     assert configured(*words, "dataset.path=2024").dataset.path == "2024"
 
 
-def diabetes(**options: Any) -> Diabetes:
-    chosen: dict[str, Any] = {
-        "val_fraction": 0.2,
-        "train_limit": None,
-        "test_fraction": 0.25,
-        "standardise": True,
-    }
-    return Diabetes(name="diabetes", **{**chosen, "standardise_targets": False, **options})
+def diabetes(**options: Any) -> Any:
+    fractions = {"val_fraction": 0.2, "test_fraction": 0.25}
+    return dataset("dataset=diabetes task=regression", **{**fractions, **options})
 
 
 def test_only_the_rows_that_are_trained_on_say_how_it_is_standardised() -> None:
@@ -390,19 +380,7 @@ def test_only_the_rows_that_are_trained_on_say_how_it_is_standardised() -> None:
         np.testing.assert_allclose(inputs, expected[:, :10], atol=1e-5)
         np.testing.assert_allclose(targets, expected[:, 10:], atol=1e-5)
     told = data.info.standardised
-    assert list(told) == [
-        "age",
-        "sex",
-        "bmi",
-        "bp",
-        "s1",
-        "s2",
-        "s3",
-        "s4",
-        "s5",
-        "s6",
-        "progression",
-    ]
+    assert list(told) == "age sex bmi bp s1 s2 s3 s4 s5 s6 progression".split()
     np.testing.assert_allclose(list(told.values()), np.stack([mean, std], 1))
     assert not built(diabetes(standardise=False)).info.standardised
 

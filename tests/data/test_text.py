@@ -8,6 +8,7 @@ import dataclasses
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ import torch
 from expt.config.identity import identity
 from expt.data.build import build
 from expt.data.kinds import text as text_kind
-from expt.data.kinds.text import Extent, Text
+from expt.data.kinds.text import Extent
 from expt.data.loading import Shard
 from expt.data.memory import NO_TARGET, Windows
 from expt.errors import DataError
 from expt.inference.load import Preprocess
 from expt.inference.predict import _lines
-from tests.conftest import Configured, Trained, as_typed
+from tests.conftest import Configured, as_typed
+from tests.requests import dataset
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")
@@ -33,15 +35,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
 
 
-def text(root: Path, **settings: object) -> Text:
-    values = {
-        "tokens": "bytes",
-        "context": 10,
-        "val_fraction": 0.1,
-        "test_fraction": 0.2,
-        "train_limit": None,
-    }
-    return Text(name="text", root=str(root), **{**values, **settings})  # type: ignore[arg-type]
+def text(root: Path, **settings: Any) -> Any:
+    values = {"context": 10, "val_fraction": 0.1, "test_fraction": 0.2, **settings}
+    return dataset("experiment=char_lm dataset.root=x", root=str(root), **values)
 
 
 @pytest.fixture
@@ -160,32 +156,6 @@ def test_without_a_fraction_there_is_no_such_part(file: Path) -> None:
     assert test is None
 
 
-def test_a_text_trains_on_any_number_of_workers(trained: Trained, file: Path) -> None:
-    file.write_bytes(b"to be or not to be, that is the question. " * 90)
-    small = (
-        *as_typed("model.layers=1 model.width=16 dataset.context=32 batch_size=24 log_every=1"),
-        *as_typed("threads=1"),
-    )
-    runs = [
-        trained(
-            "experiment=char_lm",
-            f"dataset.root={file}",
-            *small,
-            f"world_size={size}",
-            "drop_last=false",
-            name=f"w{size}",
-        )
-        for size in (1, 3)
-    ]
-    one, three = (done.curve("running/loss") for done in runs)
-    assert len(one) == 4, "94 windows, the last batch smaller"
-    for (_, alone), (_, shared) in zip(one, three, strict=True):
-        assert alone == pytest.approx(shared, abs=1e-4)
-    metrics = runs[1].result["metrics"]
-    assert metrics["perplexity/test"] == pytest.approx(2 ** metrics["bits_per_token/test"])
-    assert runs[1].result["objective"] is not None
-
-
 LINES = "the cat sat on the mat\nthe hat of the cat, \u00e9t\u00e9\n" * 20
 
 
@@ -258,9 +228,7 @@ def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(
 ) -> None:
     (tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
     words = (
-        "task=language_model",
-        "model=transformer",
-        "dataset=text",
+        *as_typed("task=language_model model=transformer dataset=text"),
         f"dataset.root={tmp_path}/t.txt",
     )
     copied = shutil.copy(tokenizer, tmp_path / "other.json")

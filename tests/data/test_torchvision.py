@@ -21,7 +21,7 @@ from expt.data.kinds.torchvision import Torchvision
 from expt.errors import ConfigError, DataError
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 GREY = np.random.default_rng(0).integers(256, size=(60, 28, 28), dtype=np.uint8)
@@ -100,8 +100,7 @@ def chosen(tmp_path: Path, configured: Configured) -> Callable[..., RunConfig]:
 
     def configure(name: str, *words: str) -> RunConfig:
         where = (
-            f"dataset.root={tmp_path / 'data'}",
-            "dataset.download=false",
+            *as_typed(f"dataset.root={tmp_path / 'data'} dataset.download=false"),
             "dataset.num_workers=0",
         )
         return configured(

@@ -4,7 +4,6 @@ evaluation."""
 from __future__ import annotations
 
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,17 +137,6 @@ def test_workers_together_see_what_one_sees_and_so_does_who_goes_on(
             assert other is not None
             for batch, untouched in zip(one.evaluation(), other.evaluation(), strict=True):
                 assert torch.equal(batch.inputs, untouched.inputs)
-
-
-def test_processes_that_read_see_the_same(photos: Any, configured: Configured) -> None:
-    for config in (
-        photos(LIST),
-        configured(LIST.replace("10, 12", "8, 8"), "dataset.train_limit=20", *PLAIN),
-    ):
-        two = replace(config, threads=2)
-        if hasattr(config.dataset, "num_workers"):
-            two = replace(config, dataset=replace(config.dataset, num_workers=2))
-        assert torch.equal(epoch(data(config)), epoch(data(two)))
 
 
 def test_a_sample_that_comes_again_is_transformed_anew(photos: Any) -> None:

@@ -20,7 +20,7 @@ from expt.config.schema import RunConfig
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from expt.worker.run import Run
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 from tests.inference.test_load import FEW, masks_in, words
 from tests.worker.conftest import ALONE
 
@@ -87,9 +87,7 @@ def photos(make: Make, configured: Configured, tmp_path_factory: pytest.TempPath
                 )
                 Image.fromarray(pixels).save(root / part / name / f"{index}.png")
     folder = (
-        "dataset=image_folder",
-        f"dataset.root={root}",
-        "dataset.image_size=[12,16]",
+        *as_typed(f"dataset=image_folder dataset.root={root} dataset.image_size=[12,16]"),
         "dataset.cache=false",
     )
     normalised = (f"dataset.mean={list(MEAN)}", f"dataset.std={list(STD)}")

@@ -24,7 +24,7 @@ from tests.worker.conftest import train_alone as train_alone  # the fixture
 
 FEW = (
     *as_typed("epochs=1 max_steps=2 batch_size=16 tensorboard.images=false"),
-    *as_typed("tensorboard.graph=false"),
+    "tensorboard.graph=false",
 )
 SMALL = ("dataset=synthetic", "dataset.train_size=64", "dataset.test_size=20")
 IMAGES = (*SMALL, "dataset.image_size=[16,16]", "dataset.channels=3")
@@ -32,11 +32,9 @@ IMAGES = (*SMALL, "dataset.image_size=[16,16]", "dataset.channels=3")
 SHIPPED = {
     "mlp": ("dataset=digits", "model.dropout=0.3"),
     "convnet": (*SMALL, "channels_last=true"),
-    "resnet18": IMAGES,
     "a moving average": ("dataset=digits", "ema=0.5"),
     "a table": ("experiment=diabetes", "dataset.standardise_targets=true"),
     "mixed precision": ("dataset=digits", "amp=bf16"),
-    "paddle_convnet": SMALL,
     "torchvision": (*IMAGES, "model=torchvision", "model.arch=mobilenet_v3_small"),
     "timm": (*IMAGES, "model=timm", "model.arch=test_resnet"),
     "transformer": ("experiment=char_lm", "model.layers=1", "model.width=16", "model.heads=2",
@@ -74,7 +72,7 @@ def train(train_alone: TrainAlone) -> TrainAlone:
 
 
 def words(name: str) -> tuple[str, ...]:
-    model = (f"model={name}",) if name in ("mlp", "convnet", "paddle_convnet", "resnet18") else ()
+    model = (f"model={name}",) if name in ("mlp", "convnet") else ()
     return (*FEW, *model, *SHIPPED[name])
 
 
@@ -86,10 +84,7 @@ def files_for(name: str, folder: Path) -> tuple[str, ...]:
     return (f"dataset.root={masks_in(folder)}", "batch_size=2") if name == "unet" else ()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=pytest.mark.slow if each == "resnet18" else ()) for each in SHIPPED],
-)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_it_gives_what_the_worker_computed(
     name: str, train_alone: TrainAlone, tmp_path: Path
 ) -> None:
@@ -157,8 +152,7 @@ def test_pictures_rows_and_arrays_become_what_the_loaders_gave(
                 )
                 Image.fromarray(pixels).save(tmp_path / "photos" / part / name / f"{index}.png")
     photos = (
-        "dataset=image_folder",
-        f"dataset.root={tmp_path / 'photos'}",
+        *as_typed(f"dataset=image_folder dataset.root={tmp_path / 'photos'}"),
         "dataset.image_size=[16,12]",
     )
     trained = train(*FEW, *photos, "batch_size=2", "model=mlp", "dataset.cache=false")

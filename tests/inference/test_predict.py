@@ -24,7 +24,7 @@ from expt.inference.answers import Answers, Form, Numbers
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from tests import every_task
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 from tests.inference.conftest import CLASSES, MEAN, SHORT, STD, Made, Make, mlp
 from tests.inference.test_load import BOOK, FEW
 
@@ -139,11 +139,8 @@ def test_a_table_that_has_changed_is_seen_by_the_scales_of_the_run(
     header, *lines = (Path(expt.__file__).parent / "data" / "diabetes.csv").read_text().splitlines()
     data.write_text("\n".join([header, *lines]))
     words = (
-        "dataset=table",
-        f"dataset.path={data}",
-        "dataset.targets=progression",
-        "task=regression",
-        "model.hidden=[7]",
+        *as_typed(f"dataset=table dataset.path={data} dataset.targets=progression"),
+        *as_typed("task=regression model.hidden=[7]"),
     )
     made = make("changed", configured(*SHORT, *words, "dataset.standardise_targets=true"), data)
     before = expt.predict(made.folder, split="test")
@@ -166,9 +163,7 @@ def test_rows_of_a_hugging_face_dataset_are_rows(
         "dataset.input=[age,bmi,bp]",
     )
     words += (
-        "dataset.target=progression",
-        "dataset.standardise_targets=true",
-        "model=mlp",
+        *as_typed("dataset.target=progression dataset.standardise_targets=true model=mlp"),
         "model.hidden=[7]",
     )
     made = make("rows", configured(*SHORT, *words, "dataset.val_fraction=0.2"), data)
@@ -182,21 +177,6 @@ def test_rows_of_a_hugging_face_dataset_are_rows(
         assert record["progression"] == pytest.approx(
             found[record["index"]]["progression"], rel=1e-5
         )
-
-
-def test_targets_alone_may_be_standardised(make: Make, configured: Configured) -> None:
-    words = (
-        "experiment=diabetes",
-        "dataset.standardise=false",
-        "dataset.standardise_targets=true",
-        "model.hidden=[2]",
-    )
-    data = Path(expt.__file__).parent / "data" / "diabetes.csv"
-    made = make("targets_alone", configured(*SHORT, *words, "optimizer.lr=1e-5"), data)
-    found = expt.predict(made.folder, data)
-    assert [record["progression"] for record in found] == pytest.approx(
-        patients_by_hand(made), rel=1e-5
-    )
 
 
 def test_numbers_come_back_by_their_deviation_not_their_size() -> None:
@@ -277,9 +257,7 @@ def test_labels_and_their_probabilities(make: Make, configured: Configured, tmp_
     (tmp_path / "t.csv").write_text("\n".join(["a,b,c,d,red,green", *rows]))
     table = ("dataset=table", f"dataset.path={tmp_path / 't.csv'}", "dataset.targets=[red,green]")
     plain = (
-        "dataset.standardise=false",
-        "task=multilabel",
-        "task.threshold=0.4",
+        *as_typed("dataset.standardise=false task=multilabel task.threshold=0.4"),
         "model.hidden=[3]",
     )
     made = make("labels", configured(*SHORT, *table, *plain), tmp_path)
@@ -399,9 +377,7 @@ def test_changed_data_are_told(
     words = (
         "dataset=table",
         f"dataset.path={table}",
-        "dataset.targets=y",
-        "model.hidden=[3]",
-        "batch_size=8",
+        *as_typed("dataset.targets=y model.hidden=[3] batch_size=8"),
     )
     made = make("changed", configured(*FEW[:2], *words), tmp_path)
     update_result(RunPaths(made.folder), content={"data": "another", "code": None})

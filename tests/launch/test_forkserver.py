@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from expt.launch import forkserver
-from tests.conftest import children_of, environment
+from tests.conftest import as_typed, children_of, environment
 
 ALONE = """
 import os, signal, socket, sys, time
@@ -217,9 +217,7 @@ def test_what_reaches_all_does_not_reach_it_and_the_driver_hears_it_still(
 
 def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) -> None:
     words = [
-        "-m",
-        "model=mlp,timm",
-        "+task.metrics.auroc._target_=torchmetrics.AUROC",
+        *as_typed("-m model=mlp,timm +task.metrics.auroc._target_=torchmetrics.AUROC"),
         "dataset.root=a/mytimmy",
     ]
     assert forkserver.libraries_in(words) == ["timm", "torchmetrics"]

@@ -20,13 +20,7 @@ from expt.launch.job import Job, Observer
 from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of, outcome
 from expt.machine import Machine
 from expt.runs.request import received
-from expt.runs.result import (
-    COMPLETED,
-    INTERRUPTED,
-    RUNNING,
-    create_result,
-    update_result,
-)
+from expt.runs.result import COMPLETED, INTERRUPTED, RUNNING, create_result, update_result
 from expt.signals import Heeded
 from tests.requests import request
 

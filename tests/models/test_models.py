@@ -71,12 +71,11 @@ def size(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("image_size", SIZES, ids=str)
-@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_images_to_logits(config: Any, channels: int, image_size: tuple[int, int]) -> None:
+def test_images_to_logits(config: Any, image_size: tuple[int, int]) -> None:
     with torch.device("meta"):  # shapes without the arithmetic
-        model = build(config, DEFAULT, channels=channels, image_size=image_size, num_classes=7)
-        assert model(torch.zeros(2, channels, *image_size)).shape == (2, 7)
+        model = build(config, DEFAULT, channels=3, image_size=image_size, num_classes=7)
+        assert model(torch.zeros(2, 3, *image_size)).shape == (2, 7)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from expt.config import groups
 from expt.errors import ConfigError
 from expt.models.build import build
 from expt.worker import first_weights
-from tests.conftest import Configured, run
+from tests.conftest import Configured, as_typed, run
 
 DEFAULT = groups.DefaultInit(name="default")
 
@@ -168,11 +168,8 @@ def test_without_fetching_it_is_the_same_network(channels: int) -> None:
 @pytest.mark.slow
 def test_a_named_model_trains_by_command_and_a_wrong_name_is_refused(tmp_path: Path) -> None:
     few = (
-        "model=torchvision",
-        "max_steps=2",
-        "dataset.train_limit=256",
-        "tensorboard.images=false",
-        "-q",
+        *as_typed("model=torchvision max_steps=2 dataset.train_limit=256"),
+        *as_typed("tensorboard.images=false -q"),
     )
     done = run(*few, "model.arch=mobilenet_v3_small", "hydra.run.dir=named", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -27,12 +27,10 @@ from tests.ranks import together
 WORKERS = 2
 LM = (
     *as_typed("model=transformer task=language_model dataset=text optimizer=adamw"),
-    *as_typed("dataset.context=256"),
+    "dataset.context=256",
 )
 IMAGES = (
-    "dataset=synthetic",
-    "dataset.channels=3",
-    "dataset.image_size=[32,32]",
+    *as_typed("dataset=synthetic dataset.channels=3 dataset.image_size=[32,32]"),
     "dataset.train_size=640",
 )
 WIDE = (
@@ -44,19 +42,14 @@ CASES = {
     "decoder": (*LM, "model.size=10m", "batch_size=8"),
     "decoder, checkpointed": (
         *LM,
-        "model.size=10m",
-        "batch_size=16",
-        "activation_checkpointing=auto",
+        *as_typed("model.size=10m batch_size=16 activation_checkpointing=auto"),
     ),
     "decoder, bf16": (*LM, "model.size=10m", "batch_size=8", "amp=bf16"),
     "resnet18": (*IMAGES, "model=resnet18", "batch_size=32"),
     "mlp": (*IMAGES, "model=mlp", "model.hidden=[4096,4096]", "batch_size=64", "optimizer=adamw"),
     "mlp of a large unit": (
         *(
-            "dataset=digits",
-            "model=mlp",
-            "model.hidden=[4096,4096]",
-            "batch_size=64",
+            *as_typed("dataset=digits model=mlp model.hidden=[4096,4096] batch_size=64"),
             "optimizer=adamw",
         ),
         "strategy=fsdp",
@@ -64,15 +57,11 @@ CASES = {
     "wide decoder": (*WIDE, "strategy=fsdp"),
     "wide decoder, bf16, accumulated": (
         *WIDE,
-        "strategy=fsdp",
-        "gradient_accumulation=4",
-        "amp=bf16",
+        *as_typed("strategy=fsdp gradient_accumulation=4 amp=bf16"),
     ),
     "wide decoder, each part": (
         *WIDE,
-        "strategy=fsdp",
-        "gradient_accumulation=4",
-        "sharding.reduce_each_part=true",
+        *as_typed("strategy=fsdp gradient_accumulation=4 sharding.reduce_each_part=true"),
     ),
     "wide decoder, gathered once": (*WIDE, "strategy=fsdp", "sharding.reshard_after_forward=false"),
     "decoder, 4 workers": (*LM, "model.size=10m", "batch_size=8", "strategy=fsdp", "world_size=4"),

@@ -141,17 +141,6 @@ def test_a_spread_that_is_but_rounding_is_none(digits: Callable[[float], float])
     assert "2 comparisons" in found.notes[0]
 
 
-def test_the_rounding_of_one_large_seed_hides_no_difference_of_the_others() -> None:
-    large, sure = 2.0**20, [0.5] * 4
-    for others, p_is_known, lead in (
-        ([0.75, 0.8125, 0.75, 0.8125], True, 0.225),
-        ([0.75] * 4, False, 0.25),
-    ):
-        rows = {"a": [large, *sure], "b": [large, *others]}
-        (b,) = comparison.verdicts(runs_of("loss/val", **rows)).others
-        assert (b.lead, not math.isnan(b.p)) == (lead, p_is_known)
-
-
 def test_a_row_of_which_a_run_came_to_nothing_is_not_the_best_by_the_others() -> None:
     found = comparison.verdicts(runs_of(a=A, b=[*(value + 0.03 for value in A[:4]), math.nan]))
     assert found.best.settings["model"] == "a"

@@ -17,7 +17,7 @@ from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
-from tests.conftest import Configured
+from tests.conftest import Configured, as_typed
 from tests.requests import checkpoint_state, continued, resumed
 
 
@@ -217,8 +217,7 @@ def test_a_run_is_not_made_shorter_than_it_is(
 
 OWN = (
     "~scheduler.warmup_epochs",
-    "+scheduler._target_=torch.optim.lr_scheduler.OneCycleLR",
-    "+scheduler.max_lr=1",
+    *as_typed("+scheduler._target_=torch.optim.lr_scheduler.OneCycleLR +scheduler.max_lr=1"),
 )
 PLANS: dict[str, tuple[tuple[str, ...], int | None, tuple[str, ...], str]] = {
     # of a run of epochs=4, 10 steps an epoch: its schedule, the checkpoint's plan, what is asked,

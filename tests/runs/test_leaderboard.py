@@ -223,26 +223,6 @@ def test_forks_of_parents_that_differ_by_seed_are_repetitions(tmp_path: Path) ->
     assert (both.settings, both.values) == ({"fork": "a0@40, a1@40"}, [0.0, 1.1])
 
 
-def test_the_identity_without_the_seed_decides(tmp_path: Path) -> None:
-    """A text of the environment's is hidden in the record: there the two are alike."""
-    for seed, digits in enumerate("aab"):
-        alike: dict[str, Any] = {"config": {"model": {"activation": "${oc.env:ACT}"}, "seed": seed}}
-        leave_run(
-            tmp_path,
-            f"seed={seed}",
-            0.5,
-            overrides={"seed": seed},
-            seedless_identity=digits,
-            **alike,
-        )
-    found = leaderboard.rows(leaderboard.read_runs(tmp_path))
-    assert [len(row.runs) for row in found] == [2, 1]
-    assert [row.settings for row in found] == [
-        {"experiment without seed": "a"},
-        {"experiment without seed": "b"},
-    ]
-
-
 def test_one_nan_is_said_and_ends_nothing(tmp_path: Path) -> None:
     for seed, value in enumerate((0.1, float("nan"), 0.6)):
         leave_run(tmp_path, f"lr=1,seed={seed}", value)

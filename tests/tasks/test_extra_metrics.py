@@ -20,7 +20,7 @@ from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.regression import Regression
 from expt.tasks.task import Task
 from expt.training.collectives import Worker, gather_across_workers
-from tests.conftest import Configured, run
+from tests.conftest import Configured, as_typed, run
 from tests.late import Late
 from tests.ranks import together
 
@@ -189,9 +189,7 @@ def test_a_run_is_chosen_by_a_metric_that_is_no_sum(tmp_path: Path) -> None:
     assert len(shown.split()) == 7, "loss, accuracy, auroc, and of which epoch"
     assert run("report", "run", cwd=tmp_path).returncode == 0
     again = run(
-        "hydra.run.dir=run",
-        "resume=auto",
-        "epochs=3",
+        *as_typed("hydra.run.dir=run resume=auto epochs=3"),
         auroc,
         "objective=auroc/val",
         *words[1:3],

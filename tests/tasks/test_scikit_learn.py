@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from expt.data.kinds.originals import Digits
-from expt.data.kinds.table import Diabetes
 from expt.data.loading import Batch
 from expt.data.memory import NO_TARGET
 from expt.tasks.classification import Classification
@@ -26,6 +24,7 @@ from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
 from expt.tasks.task import Task
 from tests.late import Late
+from tests.requests import dataset
 
 metrics: Any = Late("sklearn.metrics")
 datasets: Any = Late("sklearn.datasets")
@@ -180,9 +179,7 @@ def test_metrics_are_scikit_learns_of_the_whole_set(name: str) -> None:
 
 
 def test_the_diabetes_are_scikit_learns() -> None:
-    settings: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "test_fraction": 0.2}
-    config = Diabetes(name="diabetes", standardise=True, standardise_targets=False, **settings)
-    rows = config.load(None)
+    rows = dataset("dataset=diabetes task=regression").load(None)
     table = datasets.load_diabetes(scaled=False)
     assert list(rows.feature_names) == table.feature_names
     assert np.array_equal(rows.features, table.data)
@@ -190,9 +187,9 @@ def test_the_diabetes_are_scikit_learns() -> None:
 
 
 def test_the_digits_are_scikit_learns() -> None:
-    config = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
+    config = dataset("dataset=digits")
     order, table = np.random.default_rng(0).permutation(1797), datasets.load_digits()
     for part, chosen in (("test", np.sort(order[:360])), ("train", np.sort(order[360:]))):
-        images, labels = config.load(part)  # type: ignore[arg-type]
+        images, labels = config.load(part)
         assert np.array_equal(images[:, 0], np.round(table.images[chosen] * 255 / 16))
         assert np.array_equal(labels, table.target[chosen])

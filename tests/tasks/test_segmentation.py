@@ -98,9 +98,7 @@ def write_pictures(root: Path, counts: dict[str, int]) -> None:
 def folder_words(root: Path) -> tuple[str, ...]:
     return (
         *(
-            "task=segmentation",
-            "dataset=segmentation_folder",
-            f"dataset.root={root}",
+            *as_typed(f"task=segmentation dataset=segmentation_folder dataset.root={root}"),
             "dataset.num_classes=4",
         ),
         *("dataset.image_size=[8,8]", "dataset.num_workers=0", "model=unet", "model.widths=[4,6]"),
@@ -189,12 +187,8 @@ def test_a_dataset_of_ones_own_and_its_wrong_mask(tmp_path: Path) -> None:
     conf.mkdir(parents=True)
     (conf / "stripes.yaml").write_text("_target_: stripes.Stripes\nnum_workers: 0\nwrong: false\n")
     words = (
-        "task=segmentation",
-        "dataset=stripes",
-        "model=unet",
-        "model.widths=[4,6]",
-        "batch_size=8",
-        "epochs=4",
+        *as_typed("task=segmentation dataset=stripes model=unet model.widths=[4,6]"),
+        *as_typed("batch_size=8 epochs=4"),
     )
     fast = ("optimizer=adam", "optimizer.lr=0.03", "world_size=1")
     done = run(*words, *fast, "task.num_classes=2", cwd=tmp_path)

@@ -221,16 +221,6 @@ class Plain(Task):
         return outputs.sum(), 2.0 * len(outputs)
 
 
-def test_the_sums_of_a_task_without_metrics_are_as_many_as_those_of_before() -> None:
-    sums, again = Sums(Plain(), CPU), Sums(Plain(), CPU)
-    outputs = torch.tensor([1.0, 2.0, 6.0])
-    batch = Batch(outputs, None, 3)
-    sums.add(sums._task.loss(outputs, batch), outputs, batch)
-    again.load_state_dict(sums.state_dict())
-    found = again.averages(again.values)
-    assert (found.values, found.samples) == ({"loss": 1.5}, 3)
-
-
 def test_the_loss_of_saved_sums_is_looked_at_and_no_metric() -> None:
     assert loss_is_finite([2.0, 1.0, 2.0, math.inf, 1.0])
     assert not loss_is_finite([2.0, math.nan, 2.0, 1.0, 1.0])

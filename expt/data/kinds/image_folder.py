@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -66,23 +66,22 @@ class _Folder(DatasetConfig):
         """Return the files of each sample of the parts. Raise DataError for all that is wrong."""
         raise NotImplementedError
 
-    def _names(self) -> list[str]:
-        """Return the files of all samples by their paths below the root, sorted."""
-        samples = itertools.chain.from_iterable(self._samples().values())
+    def _names(self, samples: Iterable[tuple[str, ...]]) -> list[str]:
+        """Return the files of samples by their paths below the root, sorted."""
         files = itertools.chain.from_iterable(samples)
         return sorted(os.path.relpath(file, self.root) for file in files)
 
-    def _read(self) -> list[tuple[str, ...]]:
+    def _read(self, samples: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
         """Return the samples that are read beforehand, as for the fingerprint; see `sampled`."""
-        read = {*sampled(self._names())}
-        samples = itertools.chain.from_iterable(self._samples().values())
+        read = {*sampled(self._names(samples))}
         return [each for each in samples if os.path.relpath(each[0], self.root) in read]
 
     def parts(self) -> Collection[str]:
         return parts_there(self.root, self.splits)
 
     def fingerprint(self) -> str:
-        return of_files(Path(self.root), self._names())
+        samples = itertools.chain.from_iterable(self._samples().values())
+        return of_files(Path(self.root), self._names(samples))
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's pictures; of val those of train, if it is held out."""
@@ -118,7 +117,9 @@ class ImageFolder(_Folder, Images):
         listings = list_parts(self.root, self.splits)
         for part, listing in listings.items():
             listing.report(part)
-        samples = [*itertools.chain.from_iterable(self._samples().values())]
+        samples: Sequence[tuple[str, ...]] = [
+            (file,) for listing in listings.values() for file in listing.files
+        ]
         num_bytes = len(samples) * self.channels * math.prod(self.image_size)
         fits = self.cache == "auto" and num_bytes <= _SHARE * available_memory()
         with Checksums.below(Path(self.root)) as sums:
@@ -126,7 +127,7 @@ class ImageFolder(_Folder, Images):
                 for listing in listings.values():
                     self._decode(listing, sums)
             else:
-                samples = self._read()
+                samples = self._read(samples)
             found = look_at(sums, self._how, samples, self._look)
         report_found(self.root, found)
 
@@ -141,6 +142,10 @@ class ImageFolder(_Folder, Images):
         """Decode what the cache has not; what can't be is found when it is looked at."""
         import numpy as np
 
+        name = _entry(listing, self, sums.of)
+        assert name is not None
+        if cache.read(name) is not None:
+            return
         labels, shape = np.array(listing.labels, np.int64), (self.channels, *self.image_size)
         rows = {file: row for row, file in enumerate(listing.files)}
 
@@ -158,10 +163,6 @@ class ImageFolder(_Folder, Images):
                 look_at(sums, self._how, [(path,) for path in listing.files], store, anew=True)
                 images.flush()
 
-        name = _entry(listing, self, sums.of)
-        assert name is not None
-        if cache.read(name) is not None:
-            return
         try:
             cache.fill(name, write)
         except DataError:
@@ -322,11 +323,12 @@ class SegmentationFolder(_Folder):
             every = [*files_below(folder / "images"), *files_below(folder / "masks")]
             taken = itertools.chain.from_iterable(pairs[part])
             report_left_out(folder, left_out(every, taken), "picture in images or masks")
+        samples = [*itertools.chain.from_iterable(pairs.values())]
         values = values_of(self, task) if task else None
         mode = MODES[self.channels]
         look = functools.partial(look_at_pair, mode=mode, values=values)
         with Checksums.below(Path(self.root)) as sums:
-            found = look_at(sums, f"image and mask {mode} {values}", self._read(), look)
+            found = look_at(sums, f"image and mask {mode} {values}", self._read(samples), look)
         report_found(self.root, found)
 
     def open(
