@@ -343,8 +343,7 @@ def test_batch_norm_without_any_is_told(
 
 
 @pytest.mark.parametrize(
-    ("word", "expected"),
-    [("eval_batch_size=auto", 4), ("eval_batch_size=7", 7)],
+    ("word", "expected"), [("eval_batch_size=auto", 4), ("eval_batch_size=7", 7)]
 )
 def test_an_evaluation_takes_no_more_custom_samples_than_training(word: str, expected: int) -> None:
     custom = (
