@@ -52,7 +52,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15,
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
 MAX_LINES, MAX_FILES, MAX_TEST_LINES = 40_650, 200, 44_300
 MAX_OF_PACKAGE = {
-    "command": 4_970, "config": 2_780, "dashboards": 1_610, "data": 6_745, "inference": 1_645,
+    "command": 4_975, "config": 2_780, "dashboards": 1_610, "data": 6_710, "inference": 1_645,
     "launch": 2_815, "models": 1_120, "planning": 275, "python": 690, "runs": 5_150,
     "search": 1_455, "tasks": 1_410, "training": 3_105, "worker": 4_085,
 }  # fmt: skip

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -101,7 +102,15 @@ class Sweep:
         if self.is_dry_run:
             return show_dry_run(runs)
         observer = SweepObserver(self.console, total=len(grid), folder=self.folder)
-        self.carry_out(lambda *_: [self._jobs(runs, observer)], observer)
+
+        def rounds(*_: object) -> Iterator[Iterator[Job]]:
+            yield self._jobs(runs, observer)
+            until = time.monotonic() + 2.0  # it has stopped early, and others may be complete
+            for run in itertools.takewhile(lambda _: time.monotonic() < until, runs):
+                if run.job.status == COMPLETED:
+                    observer.take(run)
+
+        self.carry_out(rounds, observer)
 
     def run_batch(
         self, batch: Sequence[Sequence[str]], first: int, observer: SweepObserver

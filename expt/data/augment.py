@@ -103,7 +103,7 @@ class Augmentation:
 
 
 def _reflected(places: Tensor, length: int) -> Tensor:
-    """Return places beside 0 to length - 1 as a mirror at the edge shows them."""
+    """Return places outside 0 to length - 1 as a mirror at the edge shows them."""
     places = places.abs()
     return torch.where(places < length, places, 2 * (length - 1) - places)
 

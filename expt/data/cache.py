@@ -14,7 +14,6 @@ import json
 import os
 import random
 import shutil
-import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -348,13 +347,20 @@ class Checksums:
                 beside.replace(self._path)
 
     def of(self, path: Path) -> str:
-        """Return the MD5 of a file, decompressed if its name ends in .gz."""
-
-        def read() -> str:
+        """Return the MD5 of a file, decompressed if its name ends in .gz; read once until it changes."""
+        key = f"{os.path.abspath(path)} "
+        try:
+            state = state_of(path)
+            if (kept := self._kept(key, state)) is not None:
+                return kept
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                return md5(file)
-
-        return self.once(path, "", read)
+                found = md5(file)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(
+                f"{path} is damaged or cannot be read ({error}); fix or replace it"
+            ) from error
+        self.note(key, f"{state}|{found}")
+        return found
 
     def known(self, path: Path) -> str | None:
         """Return the MD5 of a file that was read before, and is unchanged."""
@@ -371,21 +377,6 @@ class Checksums:
     def _kept(self, key: str, state: list[int]) -> str | None:
         before, _, kept = self._known.get(key, "").partition("|")
         return kept if before == str(state) else None
-
-    def once(self, path: Path, what: str, read: Callable[[], str]) -> str:
-        """Return what `read` has made of a file, which is called again if the file has changed."""
-        key = f"{os.path.abspath(path)} {what}"
-        try:
-            state = state_of(path)
-            if (kept := self._kept(key, state)) is not None:
-                return kept
-            found = read()
-        except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-            raise DataError(
-                f"{path} is damaged or cannot be read ({error}); fix or replace it"
-            ) from error
-        self.note(key, f"{state}|{found}")
-        return found
 
 
 def md5(file: IO[bytes] | gzip.GzipFile) -> str:

@@ -25,7 +25,7 @@ _NUMBER = re.compile(
 )
 """A text that is a number: float() takes 1_0 for 10, too."""
 _INTEGER = re.compile(r"-?\d+(\.0*)?", re.ASCII)
-"""A text that is a class by its value, for pandas writes 7 as 7.0 beside an empty cell."""
+"""A text that is a class by its value, for pandas writes 7 as 7.0 where a cell is empty."""
 _PADDED = re.compile(r"[+-]?0\d")
 """A text that is no number, though it could be read as one: a code such as 007."""
 _COMMA = re.compile(r"[+-]?[\d.]*\d,\d[\d,]*")

@@ -1,4 +1,4 @@
-"""What a run is made of beside its settings: the digests of its data, code and first weights.
+"""What a run is made of apart from its settings: the digests of its data, code and first weights.
 
 They are the same on another machine, and others for other files: a dataset of the same name and
 folder may be another one.

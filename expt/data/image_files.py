@@ -34,7 +34,7 @@ ORIENTATION = 0x0112  # the EXIF tag
 FOUND = {
     "turned": "turned upright by EXIF",
     "masks": "with masks that were turned with them",
-    "kept": "with masks that were not turned with them, which their size does not tell",
+    "kept": "with masks left as they are, whose size does not show whether to turn them",
     "transparent": "with transparency laid on white",
     "frames": "of several frames, of which the first is taken",
 }
@@ -109,7 +109,7 @@ def parts_there(root: str | Path, splits: Sequence[str] | None = None) -> dict[s
         if any(each in names for each in known)
     }
     if len(found) == 1 < len(names) and not any(map(subfolders, found.values())):
-        found = {}  # it is a class that is called train, beside others
+        found = {}  # it is a class of that name, among others
     found = found or {"train": Path(root)}
     if missing := {*(splits or ())}.difference(found):
         raise DataError(f"dataset.splits: {root} has no {missing.pop()}, only {', '.join(found)}")
@@ -280,8 +280,8 @@ def look_at(
 
 def report_found(root: object, counts: Counter[str]) -> None:
     """Warn in a line of what `look_at` has found."""
-    if told := [f"{counts[word]} {text}" for word, text in FOUND.items() if counts[word]]:
-        warn_once(f"{root}: pictures: {', '.join(told)}")
+    if found := [f"{counts[word]} {text}" for word, text in FOUND.items() if counts[word]]:
+        warn_once(f"{root}: pictures: {', '.join(found)}")
     numbers = Counter(word.partition("=")[0] for word in counts if "=" in word)
     if different := sorted(number for number, colours in numbers.items() if colours > 1):
         which = ", ".join(different[:8])
@@ -319,7 +319,7 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
     """Return the number of each pixel, int64 [height, width].
 
     A mask that is as large as its image lies, and not as a viewer shows it, is turned with it.
-    `info` of the image says so, or that it can't be told. Raise DataError for one in colours, or of
+    `info` of the image says so, or that it is not known. Raise DataError for one in colours, or of
     another size.
     """
     import numpy as np

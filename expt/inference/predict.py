@@ -188,11 +188,9 @@ class Predictor:
             about, tokens = zip(*several, strict=True)
             inputs = [torch.from_numpy(window[:-1]) for window in tokens]
             targets = [torch.from_numpy(window[1:]) for window in tokens]
-            padded = (
-                pad_sequence(inputs, batch_first=True),
-                pad_sequence(targets, batch_first=True, padding_value=NO_TARGET),
-            )
-            yield Chunk(about, *(to_device(each, self.device) for each in padded))
+            known = pad_sequence(inputs, batch_first=True)
+            wanted = pad_sequence(targets, batch_first=True, padding_value=NO_TARGET)
+            yield Chunk(about, to_device(known, self.device), to_device(wanted, self.device))
 
 
 def _lines(path: str, dataset: Any) -> Iterator[tuple[int, np.ndarray]]:

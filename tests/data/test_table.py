@@ -309,7 +309,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "a,y\n" + "".join(f"{row},{row % 3}\n" for row in range(30)),
         {"features": None},
         NUMBER,
-        r"but a \(counts the rows\).* 'dataset.features=\[a\]'",
+        r"and a \(counts the rows\).* 'dataset.features=\[a\]'",
     ),
     "no rows": ("a,b,y\n", {}, NUMBER, "has no rows; give it some"),
     "nothing": ("", {}, NUMBER, "is empty; its first line names the columns"),

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from expt.launch import forkserver, processes
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
-from tests.conftest import RunFolder, Trained, run, start
+from tests.conftest import RunFolder, Trained, as_typed, run, start
 from tests.faults.running import LONG, ranks, training, wait_until
 
 DISK_MB = 16
@@ -113,12 +113,8 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_word(
     _goes_on(disk / "run", trained)
 
 
-IN_PARTS = (
-    "strategy=fsdp",
-    "world_size=2",
-    "checkpoint.sharded=true",
-    "model.hidden=[700,700]",
-    "optimizer=adamw",
+IN_PARTS = as_typed(
+    "strategy=fsdp world_size=2 checkpoint.sharded=true model.hidden=[700,700] optimizer=adamw"
 )
 """6.5 MB of weights and states: of three checkpoints the last finds no room."""
 

@@ -66,10 +66,7 @@ def test_any_number_of_workers_counts_each_sample_once(
     with pytest.raises(ConfigError, match="turned has no Nope"):
         expt.evaluate(moved, "dataset=turned", "dataset._target_=turned.Nope", "world_size=1")
     assert (moved / "result.json").read_bytes() == record
-    assert {path.name for path in (moved / "evaluations").iterdir()} == {
-        "test",
-        "turned-test",
-    }
+    assert {path.name for path in (moved / "evaluations").iterdir()} == {"test", "turned-test"}
     about = read_result(RunPaths(moved / "evaluations" / "test"))["evaluation_of"]
     assert (about["samples"], about["epoch"], about["checkpoint"]) == (360, best["epoch"], "best")
 

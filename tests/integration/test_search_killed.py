@@ -71,28 +71,6 @@ def test_a_search_that_is_killed_and_interrupted_comes_to_the_same_end(
     assert _best(last.stdout) == _best(whole.stdout)
 
 
-@pytest.mark.slow
-def test_a_search_of_two_runs_at_a_time_that_is_killed_has_each_trial_once(tmp_path: Path) -> None:
-    """TPE draws its first ten at random, by their numbers; those after depend on who was faster."""
-    words = (
-        *("-m", "search=tpe", "search.runs=12", *SPACE, "experiment=diabetes", "epochs=1"),
-        *("world_size=1", "threads=1", "hydra.launcher.max_concurrent=2"),
-    )
-    whole = run(*words, "hydra.sweep.dir=whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    for num_runs in (3, 8):
-        process = start(*words, "hydra.sweep.dir=hurt", cwd=tmp_path)
-        while process.poll() is None and len([*tmp_path.glob("hurt/*/result.json")]) < num_runs:
-            time.sleep(0.002)
-        process.kill()  # the driver alone
-        process.communicate()
-    last = run(*words, "hydra.sweep.dir=hurt", cwd=tmp_path)
-    assert last.returncode == 0, last.stderr
-    found, expected = _ends(tmp_path / "hurt"), _ends(tmp_path / "whole")
-    assert {*found} == {*expected} == {*range(12)}
-    assert [found[number] for number in range(10)] == [expected[number] for number in range(10)]
-
-
 def _written(folder: Path) -> int:
     """Values that the runs have logged so far."""
     found = 0

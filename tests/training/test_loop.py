@@ -65,6 +65,16 @@ def batches(count: int, size: int = 6) -> Iterator[Batch]:
         yield Batch(images, torch.randint(CLASSES, (size,), generator=generator), size)
 
 
+def train(
+    subject: Learner, count: int, position: Position | None = None, **options: Any
+) -> Position:
+    """Train an epoch of so many batches, logged at the ninth step; returns where it has come to."""
+    position = position or Position(count, count)
+    summed = options.pop("summed", None) or sums()
+    train_epoch(subject, batches(count), position, summed, **{"log_every": 9, **options})
+    return position
+
+
 def test_an_evaluation_is_of_the_model_at_rest_and_changes_nothing() -> None:
     """Dropout leaves nothing out, batch norm uses what it has learned, labels are not smoothed."""
     module = model()
@@ -90,12 +100,11 @@ def test_an_evaluation_is_of_the_model_at_rest_and_changes_nothing() -> None:
 
 def test_an_evaluation_is_observed_batch_by_batch() -> None:
     seen = []
-    evaluate(
-        learner(model()),
-        batches(2),
-        CPU,
-        lambda batch, logits: seen.append((len(batch.inputs), logits.shape)),
-    )
+
+    def note(batch: Batch, logits: torch.Tensor) -> None:
+        seen.append((len(batch.inputs), logits.shape))
+
+    evaluate(learner(model()), batches(2), CPU, note)
     assert seen == [(6, (6, CLASSES))] * 2
 
 
@@ -152,7 +161,7 @@ def test_training_after_an_evaluation_trains_again() -> None:
     subject = learner(module)
     evaluate(subject, batches(1), CPU)
     buffers = {name: value.clone() for name, value in module.named_buffers()}
-    train_epoch(subject, batches(1), Position(1, 1), Sums(subject.task, CPU), log_every=1)
+    train(subject, 1, log_every=1)
     assert all(part.training for part in module.modules())
     assert not any(torch.equal(buffers[name], value) for name, value in module.named_buffers())
 
@@ -165,7 +174,7 @@ def test_training_after_an_evaluation_trains_again() -> None:
 def test_steps_are_those_of_a_plain_loop(settings: dict[str, Any]) -> None:
     subject, reference = learner(plain(), **settings), plain()
     summed, lr = sums(), 0.1
-    train_epoch(subject, batches(4), Position(4, 4), summed, log_every=100)
+    train(subject, 4, summed=summed)
     total = 0.0
     for step, batch in enumerate(batches(4)):
         loss = functional.cross_entropy(
@@ -191,13 +200,7 @@ def test_a_batch_without_weight_moves_nothing() -> None:
     subject = learner(plain())
     before = subject.module[1].weight.clone()  # type: ignore[index]
     (batch,) = batches(1)
-    train_epoch(
-        subject,
-        [batch._replace(weightless=True)],
-        Position(1, 1),
-        Sums(subject.task, CPU),
-        log_every=9,
-    )
+    train_epoch(subject, [batch._replace(weightless=True)], Position(1, 1), sums(), log_every=9)
     assert torch.equal(subject.module[1].weight, before)  # type: ignore[index]
 
 
@@ -221,17 +224,8 @@ def test_each_moment_of_a_step_comes_in_its_order() -> None:
         seen.append(("between", position.step, lr["lr"]))
         return False
 
-    train_epoch(
-        subject,
-        batches(2),
-        position,
-        sums(),
-        log_every=2,
-        on_gradients=on_gradients,
-        on_step=on_step,
-        on_log=on_log,
-        between_steps=between_steps,
-    )
+    moments = {"on_gradients": on_gradients, "on_step": on_step, "on_log": on_log}
+    train(subject, 2, position, log_every=2, between_steps=between_steps, **moments)
     assert [moment[:2] for moment in seen] == [
         ("gradients", 0), ("step", 1), ("between", 1), ("gradients", 1), ("step", 2), ("log", 2),
         ("between", 2),
@@ -243,27 +237,13 @@ def test_each_moment_of_a_step_comes_in_its_order() -> None:
 
 
 def test_a_log_point_averages_since_the_one_before() -> None:
-    subject, found = learner(plain()), list[Averages]()
-    train_epoch(
-        subject,
-        batches(4),
-        Position(4, 4),
-        sums(),
-        log_every=2,
-        on_log=lambda values, _: found.append(values),
-    )
-    alone = list[Averages]()
-    train_epoch(
-        learner(plain()),
-        batches(4),
-        Position(4, 4),
-        sums(),
-        log_every=1,
-        on_log=lambda v, _: alone.append(v),
-    )
-    assert [values.loss for values in found] == pytest.approx(
-        [(alone[0].loss + alone[1].loss) / 2, (alone[2].loss + alone[3].loss) / 2]
-    )
+    def logged(log_every: int) -> list[float]:
+        found = list[float]()
+        train(learner(plain()), 4, log_every=log_every, on_log=lambda v, _: found.append(v.loss))
+        return found
+
+    each = logged(1)
+    assert logged(2) == pytest.approx([(each[0] + each[1]) / 2, (each[2] + each[3]) / 2])
 
 
 def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,30 +255,16 @@ def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: pytest.Monke
     found, before = list[float](), sums()
     before.values.add_(1000.0)
     several = itertools.chain(batches(3), batches(1, size=2))
-    train_epoch(
-        learner(plain()),
-        several,
-        Position(9, 9),
-        before,
-        log_every=2,
-        on_log=lambda _, speed: found.append(speed),
-    )
+    how: Any = {"log_every": 2, "on_log": lambda _, speed: found.append(speed)}
+    train_epoch(learner(plain()), several, Position(9, 9), before, **how)
     assert found == [12 / 2.0, 8 / 4.0]
 
 
 def test_it_ends_with_the_runs_last_step_or_when_told() -> None:
-    position = Position(10, 3)
-    train_epoch(learner(plain()), batches(10), position, sums(), log_every=9)
+    position = train(learner(plain()), 10, Position(10, 3))
     assert (position.step, position.step_in_epoch) == (3, 3)
     told = Position(10, 30)
-    train_epoch(
-        learner(plain()),
-        batches(10),
-        told,
-        sums(),
-        log_every=9,
-        between_steps=lambda: told.step == 2,
-    )
+    train(learner(plain()), 10, told, between_steps=lambda: told.step == 2)
     assert told.step == 2
 
 
@@ -316,9 +282,9 @@ def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("samples", [3, 5, 9, 64])
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("samples", [3, 5, 64])
 def test_all_workers_have_as_many_parts_of_a_batch(
     count: int, world_size: int, samples: int
 ) -> None:

@@ -55,7 +55,7 @@ def grouped(optimizer: optim.Optimizer, module: nn.Module) -> list[tuple[list[st
     ]
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize("make", [OPTIMIZERS["sgd"], OPTIMIZERS["own"]])
 def test_without_groups_torch_is_given_what_it_always_was(make: Any) -> None:
     module = net()
     optimizer = build_optimizer(make(), module)
@@ -67,7 +67,7 @@ def test_without_groups_torch_is_given_what_it_always_was(make: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize("make", [OPTIMIZERS["sgd"], OPTIMIZERS["own"]])
 def test_the_first_match_counts_and_the_rest_comes_first(make: Any) -> None:
     module = net()
     assert grouped(build_optimizer(make(groups=(HEAD, BIAS)), module), module) == [
@@ -77,7 +77,7 @@ def test_the_first_match_counts_and_the_rest_comes_first(make: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize("make", [OPTIMIZERS["sgd"], OPTIMIZERS["own"]])
 def test_biases_and_norms_need_not_decay(make: Any) -> None:
     module = net()
     assert grouped(build_optimizer(make(decay_biases_and_norms=False), module), module) == [

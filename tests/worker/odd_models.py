@@ -36,11 +36,6 @@ class Sequence(Net):
         return nn.Sequential(norm, nn.GroupNorm(2, width), nn.BatchNorm1d(width), nn.Dropout(0.3))
 
 
-class OldNorm(Net):
-    def layer(self, width: int) -> nn.Module:
-        return nn.utils.weight_norm(nn.Linear(width, width))
-
-
 class Spectral(Net):
     def layer(self, width: int) -> nn.Module:
         return nn.utils.parametrizations.spectral_norm(nn.Linear(width, width))
@@ -53,14 +48,6 @@ class Noisy(Net):
         return inside * (1 + 0.1 * torch.randn_like(inside))
 
 
-class InFours(Net):
-    """Takes batches of a multiple of four samples, and no other."""
-
-    def more(self, inside: Tensor) -> Tensor:
-        assert len(inside) % 4 == 0 or not self.training
-        return inside
-
-
 class Tied(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -69,18 +56,6 @@ class Tied(Net):
 
     def more(self, inside: Tensor) -> Tensor:
         return self.blocks[1](inside)  # type: ignore[no-any-return]
-
-
-class Numbered(Net):
-    """Asks for numbers while it is built, and keeps a tensor that is no buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rates = torch.linspace(0.5, 1, 16).tolist()
-        self.scale = torch.tensor(self.rates)
-
-    def more(self, inside: Tensor) -> Tensor:
-        return inside * self.scale
 
 
 class Plain(Net):
@@ -138,36 +113,11 @@ class ViewedInEvaluations(Viewed):
         return inside if self.training else inside + self.kept.mean()
 
 
-class AsNumpy(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept = self.blocks[0].weight.detach().numpy()  # type: ignore[operator]
-
-    def more(self, inside: Tensor) -> Tensor:
-        return inside + torch.as_tensor(self.kept).mean()
-
-
 class Hooked(Net):
     def layer(self, width: int) -> nn.Module:
         layer = nn.Linear(width, width)
         layer.weight.register_hook(torch.neg)
         return layer
-
-
-class Clipped(Net):
-    """A hook that has an effect on large gradients only."""
-
-    def layer(self, width: int) -> nn.Module:
-        layer = nn.Linear(width, width)
-        layer.weight.register_hook(lambda gradient: gradient.clamp(-0.5, 0.5))
-        return layer
-
-
-class HookedLate(Net):
-    def more(self, inside: Tensor) -> Tensor:
-        if self.training and not hasattr(self, "handle"):
-            self.handle = self.get_parameter("blocks.0.weight").register_hook(torch.neg)
-        return inside
 
 
 class Aliased(Net):
@@ -191,39 +141,6 @@ class ClampedLinear(nn.Linear):
 class Clamped(Net):
     def layer(self, width: int) -> nn.Module:
         return ClampedLinear(width, width)
-
-
-class LargestNorm(nn.Linear):
-    def forward(self, inputs: Tensor) -> Tensor:
-        """As a linear layer's."""
-        with torch.no_grad():
-            self.weight.mul_((50 / self.weight.norm()).clamp(max=1))
-        return super().forward(inputs)
-
-
-class Renormed(Net):
-    """Writes to a weight in a way that has no effect before it is large."""
-
-    def layer(self, width: int) -> nn.Module:
-        return LargestNorm(width, width)
-
-
-class Embedded(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(64, 16, max_norm=50.0)
-
-    def more(self, inside: Tensor) -> Tensor:
-        return inside + self.table(torch.arange(len(inside), device=inside.device))  # type: ignore[no-any-return]
-
-
-class Reading(Net):
-    """Reads a number of all its weights outside of the layer that has them."""
-
-    def more(self, inside: Tensor) -> Tensor:
-        with torch.no_grad():
-            norm = float(self.first.weight.norm())
-        return inside * norm
 
 
 class SharedMemory(Net):
@@ -300,22 +217,6 @@ class Marked(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [B, 10]."""
         return self.blocks[1](self.blocks[0](images.flatten(1)).relu()) + self.bias  # type: ignore[no-any-return]
-
-
-class Halved(Marked):
-    """With a mask of each row, and not of each number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        vars(self.blocks[0].weight)["mask"] = torch.ones(8, 1)
-
-
-class ReadsMarks(Marked):
-    """Reads what its weights say itself."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, 10]."""
-        return super().forward(images) * getattr(self.blocks[0].weight, "scale", 1.0)
 
 
 class Experts(nn.Module):

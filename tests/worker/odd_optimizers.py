@@ -47,31 +47,6 @@ class ByNumber(OfEach):
         return gradient * (float(weights.norm()) / (float(gradient.norm()) + 1e-6))
 
 
-class Clipped(OfEach):
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        norm: float = gradient.norm().item()
-        return gradient * min(1.0, 10.0 / (norm + 1e-6))
-
-
-class ByAlpha(OfEach):
-    """Reads a sum that torch itself makes a number of."""
-
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        factor: Any = (weights * weights).sum()
-        return torch.zeros_like(gradient).add_(gradient, alpha=factor)
-
-
-class Asked(OfEach):
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        return gradient * (int(100 * weights.norm()) if weights.norm() > 0.1 else 1.0)
-
-
-class ByPart(OfEach):
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        part: Any = gradient
-        return gradient * float((part.to_local() if hasattr(part, "to_local") else part).norm())
-
-
 class OfRows(OfEach):
     """With a state of another shape than the parameter's, as Adafactor's."""
 
@@ -92,15 +67,6 @@ class OfSums(OfEach):
         total: Tensor = gradient.sum() + state.get("sum", 0.0)
         state["sum"] = total
         return gradient * total.sigmoid()
-
-
-class OfLast(OfEach):
-    """With a list of the last gradients as its state."""
-
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        last: list[Tensor] = [*self.state[weights].get("last", [])[-1:], gradient.clone()]
-        self.state[weights]["last"] = last
-        return torch.stack(last).sum(0)
 
 
 class Forgetful(OfEach):
@@ -149,18 +115,6 @@ class Counting(OfEach):
         return gradient / int(count["steps"])
 
 
-class Noisy(OfEach):
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        return gradient + torch.randn_like(gradient)
-
-
-class Largest(OfEach):
-    """Looks for the largest of numbers, which there is none of where a worker has no row."""
-
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        return gradient / gradient.max()
-
-
 class ByClass(OfEach):
     """Steps are others for parameters of a class."""
 
@@ -168,28 +122,10 @@ class ByClass(OfEach):
         return gradient * (2 if type(weights).__name__ == "Kind" else 1)
 
 
-class Rows(OfEach):
-    """Writes to some rows."""
-
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        change = gradient.clone()
-        change[0] = 0.0
-        return change
-
-
 class InPlaceRows(OfEach):
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
         change = gradient.clone()
         change[0].mul_(0.5)
-        return change
-
-
-class Masked(OfEach):
-    """Writes where a condition holds."""
-
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        change = gradient.clone()
-        change[change.abs() < 1e-3] = 0.0
         return change
 
 
@@ -222,19 +158,6 @@ class BySize(torch.optim.SGD):
         return super().step(closure)
 
 
-class Decaying(torch.optim.SGD):
-    """Decays what does not say that it is not to, by a little."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """As SGD's, and decay."""
-        for group in self.param_groups:
-            for one in group["params"]:
-                if not getattr(one, "scale", 1.0) > 1:
-                    one.mul_(1 - 0.01 * group["lr"])
-        return super().step(closure)
-
-
 class ByWeights(LRScheduler):
     """A learning rate by the size of the weights."""
 
@@ -263,13 +186,6 @@ class Penalised(Task):
         penalty = sum(whole(parameter.norm()).square() for parameter in self.weights)
         of_labels = functional.cross_entropy(outputs, batch.targets, reduction="sum")
         return of_labels + 0.05 * len(outputs) * penalty, len(outputs)
-
-
-class PenalisedByNumber(Penalised):
-    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        penalty = sum(float(parameter.norm()) for parameter in self.weights)
-        of_labels = functional.cross_entropy(outputs, batch.targets, reduction="sum")
-        return of_labels * (1 + penalty), len(outputs)
 
 
 class Ramp(LRScheduler):

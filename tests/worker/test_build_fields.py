@@ -128,12 +128,6 @@ def test_the_length_of_the_run() -> None:
     assert learner.scheduler.state_dict()["total_steps"] == 9
 
 
-@pytest.mark.parametrize(("rule", "lr"), [("none", 0.05), ("linear", 0.2), ("sqrt", 0.1)])
-def test_the_learning_rate_follows_the_batch(rule: str, lr: float) -> None:
-    _, learner = built(f"lr_scaling={rule}", "base_batch_size=16", "batch_size=64")
-    assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(lr)
-
-
 def test_the_backward_pass_is_torchs_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = list[float]()
     monkeypatch.setattr("expt.training.precision.backward", lambda _, weight: taken.append(weight))
@@ -190,23 +184,23 @@ def group() -> Iterator[None]:
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
-    ("override", "attribute", "expected"),
+    ("words", "expected"),
     [
-        ("ddp.find_unused_parameters=true", "find_unused_parameters", True),
-        ("ddp.static_graph=true", "static_graph", True),
-        ("ddp.gradient_as_bucket_view=false", "gradient_as_bucket_view", False),
-        ("ddp.bucket_cap_mb=3", "bucket_bytes_cap", 3 * 2**20),
-        ("seed=0", "find_unused_parameters", False),
-        ("seed=0", "static_graph", False),
-        ("seed=0", "gradient_as_bucket_view", True),
-        ("seed=0", "bucket_bytes_cap", 25 * 2**20),
+        ("", (False, False, True, 25)),
+        (
+            "ddp.find_unused_parameters=true ddp.gradient_as_bucket_view=false",
+            (True, False, False, 25),
+        ),
+        ("ddp.static_graph=true ddp.bucket_cap_mb=3", (False, True, True, 3)),
     ],
 )
-def test_distributed_data_parallel(override: str, attribute: str, expected: Any) -> None:
-    _, learner = built(override, "ddp.shared_memory=false", "world_size=2", world_size=2)
-    assert isinstance(learner.parallel, DistributedDataParallel)
-    assert getattr(learner.parallel, attribute) == expected
-    assert type(learner.parallel) is not DistributedDataParallel, "without torch's guards"
+def test_distributed_data_parallel(words: str, expected: tuple[Any, ...]) -> None:
+    two = ("ddp.shared_memory=false", "world_size=2")
+    made = built(*as_typed(words), *two, world_size=2)[1].parallel
+    assert isinstance(made, DistributedDataParallel)
+    found = (made.find_unused_parameters, made.static_graph, made.gradient_as_bucket_view)
+    assert (*found, made.bucket_bytes_cap / 2**20) == expected
+    assert type(made) is not DistributedDataParallel, "without torch's guards"
 
 
 @pytest.mark.usefixtures("group")
@@ -244,13 +238,6 @@ def test_sync_is_refused_where_a_worker_has_nothing_to_add(
         return
     with pytest.raises(ConfigError, match=f"^batch_norm=sync: an epoch's last batch {told}"):
         refuse_uneven_last_batch(made, data.train.size)
-
-
-def test_a_single_worker_shares_with_nobody() -> None:
-    built(
-        *as_typed("batch_norm=sync world_size=1 drop_last=false batch_size=64"),
-        *as_typed("dataset.train_limit=129"),
-    )
 
 
 OUTPUTS = """
@@ -356,8 +343,7 @@ def test_batch_norm_without_any_is_told(
 
 
 @pytest.mark.parametrize(
-    ("word", "expected"),
-    [("eval_batch_size=auto", 4), ("eval_batch_size=7", 7)],
+    ("word", "expected"), [("eval_batch_size=auto", 4), ("eval_batch_size=7", 7)]
 )
 def test_an_evaluation_takes_no_more_custom_samples_than_training(word: str, expected: int) -> None:
     custom = (

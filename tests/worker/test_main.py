@@ -145,11 +145,8 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
     )
     file.parent.mkdir(parents=True)
     torch.save(models.get_model("squeezenet1_1").state_dict(), file)
-    images = (
-        "dataset=synthetic",
-        "dataset.train_size=32",
-        "dataset.test_size=8",
-        "dataset.image_size=[32,32]",
+    images = as_typed(
+        "dataset=synthetic dataset.train_size=32 dataset.test_size=8 dataset.image_size=[32,32]"
     )
     model = (
         *as_typed("model=torchvision model.arch=squeezenet1_1 model.pretrained=true"),

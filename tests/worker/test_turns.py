@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from expt.worker.build import in_turn, lock_of
-from tests.conftest import Configured, run
+from tests.conftest import Configured, as_typed, run
 from tests.worker.conftest import ALONE
 from tests.worker.test_own_outputs import WORDS
 
@@ -35,13 +35,8 @@ def test_a_dataset_that_downloads_does_not_race(tmp_path: Path) -> None:
     (tmp_path / "conf/dataset/mine.yaml").write_text(
         "_target_: own_data.Downloaded\nnum_classes: 2\nnum_workers: 0\n"
     )
-    few = (
-        "world_size=3",
-        "batch_size=12",
-        "max_steps=1",
-        "tensorboard.images=false",
-        "-q",
-        "drop_last=false",
+    few = as_typed(
+        "world_size=3 batch_size=12 max_steps=1 tensorboard.images=false -q drop_last=false"
     )
     done = run("dataset=mine", *few, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

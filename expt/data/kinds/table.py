@@ -243,7 +243,7 @@ def _features(
     counters = [name for name, each in numbered if name in columns and counts_rows(each)]
     if len(counters) == len(names):
         raise ConfigError(
-            f"dataset.features: {path} has no column beside the targets but {listed(names)}"
+            f"dataset.features: {path} has only the targets and {listed(names)}"
             f" ({_COUNTER}); if it is to be learned from: {_word(names)}"
         )
     kept = [place for place, name in enumerate(names) if name not in counters]
