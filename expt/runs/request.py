@@ -22,10 +22,6 @@ Split: TypeAlias = Literal["train", "val", "test", "all"]
 """The split of a dataset that is measured; `all` are all of them together."""
 
 
-def _nothing() -> None:
-    """Do nothing; a request is pickled, and a lambda cannot be."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The weights to measure, and the samples; see expt.worker.evaluation."""
@@ -72,7 +68,7 @@ class RunRequest:
     """The folder of a shorter run of the same settings, to resume if its own has no checkpoint."""
     until_epoch: int | None = None
     """The epoch after which the run pauses; its schedule has all its epochs."""
-    on_start: Callable[[], None] = field(default=_nothing, repr=False)
+    on_start: Callable[[], None] = field(default=lambda: None, repr=False)
     """Called once the folder is the run's."""
 
     @property
