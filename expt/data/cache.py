@@ -347,7 +347,7 @@ class Checksums:
                 beside.replace(self._path)
 
     def of(self, path: Path) -> str:
-        """Return the MD5 of a file, decompressed if its name ends in .gz; read once until it changes."""
+        """Return the MD5 of a file, decompressed if its name ends in .gz; it is read once."""
         key = f"{os.path.abspath(path)} "
         try:
             state = state_of(path)

@@ -268,15 +268,14 @@ def test_lazy_layers_have_seen_an_image(tmp_path: Path, monkeypatch: pytest.Monk
     assert not model[3].bias.any(), "what init asks for comes after"  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("side", "stride"), [(32, 1), (64, 1), (96, 2), (224, 2)])
+@pytest.mark.parametrize(("side", "stride"), [(64, 1), (96, 2)])
 def test_resnet18s_stem_fits_the_images(side: int, stride: int) -> None:
     auto = groups.ResNet18(name="resnet18", stem="auto")
     model: Any = build(auto, DEFAULT, channels=3, image_size=(side, 24), num_classes=2)
     assert model.conv1.stride == (stride, stride)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("stem", ["small", "imagenet"])
+@pytest.mark.parametrize(("stem", "channels"), [("small", 1), ("imagenet", 3)])
 def test_resnet18_is_torchvisions_to_the_bit(stem: Any, channels: int) -> None:
     """Its names, its first weights, what it computes and what it leaves of the random numbers."""
     found = []

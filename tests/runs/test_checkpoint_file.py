@@ -122,7 +122,9 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
     fork = f"{paths.folder}@1"
     forked = request(tmp_path / "fork", epochs=9, fork=fork)
     forked = dataclasses.replace(forked, content=as_forked(forked.config, Content()))
-    again = pickle.dumps([(1, first), (0, forked)])
+    asked = [(1, first), (0, forked)]
+    plain = [(number, dataclasses.replace(each, on_start=list)) for number, each in asked]
+    again = pickle.dumps(plain)  # which no lambda is
     done = subprocess.run(
         [sys.executable, "-c", BEGINS], check=True, capture_output=True, input=again
     )

@@ -219,7 +219,7 @@ def test_a_hopeless_trial_never_continues_whatever_becomes_of_the_others(
 ) -> None:
     """They fail, end by themselves, violate a limit late, are equal, or measure nan."""
     early = failed = 0
-    for seed in range(40):
+    for seed in range(16):
         rungs = rungs_by(kind, reduction=2 + seed % 2)
         runs, fates = 3 + seed % 28, {"ends": some(seed, 0.15), "exceeds": some(seed + 1000, 0.3)}
         search = Search(

@@ -220,7 +220,7 @@ def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
         assert suggest(NUMBERS, known, 12, settings(name), [ACCURACY])
 
 
-@pytest.mark.parametrize("name", ["tpe", "gp", "cmaes", "nsga2"])
+@pytest.mark.parametrize("name", ["tpe", "cmaes"])
 @pytest.mark.parametrize("measured", [True, False])
 def test_a_rungs_value_that_is_no_number_is_the_worst(name: str, measured: bool) -> None:
     """As that of a run which has diverged, wherever it stands among the others."""
@@ -299,7 +299,7 @@ def test_a_search_that_a_sampler_cannot_do_is_refused(monkeypatch: pytest.Monkey
         check("tpe", NUMBERS, [ACCURACY], limited=False)
 
 
-@pytest.mark.parametrize("name", ["tpe", "gp", "nsga2"])
+@pytest.mark.parametrize("name", ["tpe", "gp"])
 @pytest.mark.parametrize("measured", [math.nan, math.inf])
 def test_a_limit_on_what_is_no_number_is_exceeded_for_a_sampler_too(
     name: str, measured: float
