@@ -34,7 +34,7 @@ TIMEOUT_S = 100
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_TESTS = ("PYTEST_CURRENT_TEST", warm.FOLDER)
 
-# A machine that is busy is no failure.
+# A machine that is busy is not a failure.
 settings.register_profile(
     "expt", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported by now is no garbage, to be looked through again and again
+    gc.freeze()  # what is imported by now is not garbage, to be looked through again and again
     gc.enable()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(
