@@ -134,20 +134,20 @@ def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
             for name, parts, drop_last in grid
         ]
 
-    for rank in together(tmp_path, workers, each):
-        for (name, parts, drop_last), found in zip(grid, rank, strict=True):
-            which = f"{name}, {parts} parts, drop_last={drop_last}"
-            losses, weights = plain_loop(name, drop_last)
-            assert len(losses) == EPOCHS * (4 if drop_last else 5)
-            assert [values["loss"] for values in found["steps"]] == pytest.approx(
-                losses, abs=1e-4, nan_ok=True
-            ), which
+    for (name, parts, drop_last), *ranks in zip(
+        grid, *together(tmp_path, workers, each), strict=True
+    ):
+        which = f"{name}, {parts} parts, drop_last={drop_last}"
+        losses, weights = plain_loop(name, drop_last)
+        assert len(losses) == EPOCHS * (4 if drop_last else 5)
+        measured = measured_of(CASES[name], ranks[0]["weights"])
+        for found in ranks:
+            steps = [values["loss"] for values in found["steps"]]
+            assert steps == pytest.approx(losses, abs=1e-4, nan_ok=True), which
             for key, expected in weights.items():
-                assert torch.allclose(torch.tensor(found["weights"][key]), expected, atol=1e-4), (
-                    which,
-                    key,
-                )
-            for split, values in measured_of(CASES[name], found["weights"]).items():
+                same = torch.allclose(torch.tensor(found["weights"][key]), expected, atol=1e-4)
+                assert same, (which, key)
+            for split, values in measured.items():
                 assert found[split] == pytest.approx(values, abs=1e-6, nan_ok=True), (which, split)
 
 
