@@ -34,7 +34,7 @@ TIMEOUT_S = 100
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OF_TESTS = ("PYTEST_CURRENT_TEST", warm.FOLDER)
 
-# A machine that is busy is no failure.
+# A machine that is busy is not a failure.
 settings.register_profile(
     "expt", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported by now is no garbage, to be looked through again and again
+    gc.freeze()  # what is imported by now is not garbage, to be looked through again and again
     gc.enable()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(
@@ -286,23 +286,19 @@ class Net(torch.nn.Sequential):
 
 
 @pytest.fixture(scope="session")
-def sweep_of_twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a sweep of three models by four learning rates, in which one run has failed."""
-    folder = tmp_path_factory.mktemp("twelve")
+def sweep_of_six(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep of three models by two learning rates, in which one run has failed."""
+    folder = tmp_path_factory.mktemp("six")
     (folder / "once.py").write_text(FAILS_ONCE)
     (folder / "my_conf" / "model").mkdir(parents=True)
     (folder / "my_conf" / "model" / "linear.yaml").write_text("_target_: once.Net\n")
-    grid = (
-        *as_typed("model=mlp,convnet,linear optimizer.lr=0.1,0.05,0.02,0.01 epochs=1"),
-        "dataset.train_limit=320",
+    words = as_typed(
+        "-m --config-dir my_conf model=mlp,convnet,linear optimizer.lr=0.1,0.01 epochs=1 "
+        "dataset.train_limit=320 tensorboard.images=true hydra.sweep.dir=sweep world_size=1"
     )
-    own = (
-        *as_typed("--config-dir my_conf tensorboard.images=true hydra.sweep.dir=sweep"),
-        "world_size=1",
-    )
-    done = run("-m", *own, *grid, cwd=folder)
+    done = run(*words, cwd=folder)
     assert done.returncode == 1, done.stderr
-    assert done.stderr == "error: 1 of 12 runs failed\n"
+    assert done.stderr == "error: 1 of 6 runs failed\n"
     return folder / "sweep"
 
 

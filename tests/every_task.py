@@ -38,7 +38,7 @@ Samples = tuple[Any, Any]
 class Rows(Dataset[Samples]):
     """What the datasets share: their samples are made at once.
 
-    The test set is no multiple of the workers.
+    The test set is not a multiple of the workers.
     """
 
     def __init__(self, train: bool) -> None:

@@ -188,7 +188,7 @@ def test_imports_go_down(module: Module) -> None:
 def test_no_import_goes_round() -> None:
     graph = {name: own_imports(module) for name, module in modules().items() if name != "__init__"}
     for name, module in modules().items():
-        # Two files whose types name each other are no cycle at run time.
+        # Two files whose types name each other are not a cycle at run time.
         for node in nodes(module.tree):
             if (
                 isinstance(node, ast.If)

@@ -257,7 +257,7 @@ class Parents:
     def content(self, config: RunConfig, *, fetch: bool) -> Content:
         """Return what a run of the sweep is made of, at the checkpoint that its first fork had.
 
-        Raises ConfigError where what is forked is no run.
+        Raises ConfigError where what is forked is not a run.
         """
         known = self._known.get(config.fork) if config.fork else None
         return content_of(config, fetch=fetch, fork=known[1] if known else None)

@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
     chosen, to_file = Plan(**asked), output is not None and output != Path("-")
     masks = chosen.config.task.TARGETS == "mask"
     if masks and not to_file:
-        raise ConfigError("masks are no text; name a folder or an .npz, e.g. --output masks")
+        raise ConfigError("masks are not text; name a folder or an .npz, e.g. --output masks")
     if output is not None and to_file:
         if os.path.abspath(output) in map(os.path.abspath, chosen.files):
             raise ConfigError(f"--output {output}: is one of the files that are read")

@@ -47,8 +47,8 @@ def main(words: Sequence[str]) -> int:
 def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     """Train what the run of `folder` trained, in `into` or a new folder; return that.
 
-    Raises ConfigError where that is no run's folder or it can't run here, RunFailed or Interrupted
-    as any run.
+    Raises ConfigError where that is not a run's folder or it can't run here, RunFailed or
+    Interrupted as any run.
     """
     if into is not None and "=" in into.name and into.parent == Path():
         raise ConfigError(

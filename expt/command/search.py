@@ -193,7 +193,7 @@ class SearchCommand:
             names = dict.fromkeys(key for differing in others.values() for key in differing)
             warn(
                 f"hydra.sweep.dir={self._sweep.folder}: has {len(others)} runs of other settings"
-                f" ({', '.join(names) or 'outside the space'}), which are no trials of this search"
+                f" ({', '.join(names) or 'outside the space'}), which are not trials of this search"
             )
 
     def _run(self, number: int, values: Values) -> SweepRun:

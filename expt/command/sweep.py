@@ -129,7 +129,7 @@ class Sweep:
     def carry_out(
         self, rounds: Rounds, observer: SweepObserver, spared: tuple[type[ExptError], ...] = ()
     ) -> None:
-        """Run the jobs of one round after another; what is `spared` is no failure of the sweep.
+        """Run the jobs of one round after another; what is `spared` is not a failure of the sweep.
 
         Raises Interrupted on Ctrl-C.
         """

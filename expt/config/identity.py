@@ -88,7 +88,7 @@ def typed_hyperparameters(
 ) -> dict[str, bool | int | float | str]:
     """Return those that were typed or swept, as the record's `overrides` have them.
 
-    Also the choices that are no settings, such as `experiment`.
+    Also the choices that are not settings, such as `experiment`.
     """
     shown = hyperparameters(settings)
     words = {word.replace("._target_", ".target"): value for word, value in flat(overrides).items()}

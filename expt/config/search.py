@@ -1,4 +1,4 @@
-"""The keys of the group `search`: how trials are chosen. They are no part of any run."""
+"""The keys of the group `search`: how trials are chosen. They are not part of any run."""
 
 from __future__ import annotations
 

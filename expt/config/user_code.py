@@ -391,7 +391,7 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `arguments` with an instance for each `{_target_: a.B, ...}`, however deep.
 
-    All are found before anything is called. Raises ConfigError for what is no class, or one of
+    All are found before anything is called. Raises ConfigError for what is not a class, or one of
     Python's library.
     """
     for path in _named(arguments):

@@ -158,7 +158,7 @@ class Writer:
         hyperparameters: Mapping[str, hparams.Value] | None = None,
         charts: Mapping[str, Mapping[str, list[str]]] | None = None,
     ) -> None:
-        """Open no file yet. Without hyperparameters it is no run of the HPARAMS tab."""
+        """Open no file yet. Without hyperparameters it is not a run of the HPARAMS tab."""
         self._folder, self._hyperparameters, self._charts = folder, hyperparameters, charts
         self._writer: SummaryWriter | None = None
 

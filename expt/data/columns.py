@@ -27,7 +27,7 @@ _NUMBER = re.compile(
 _INTEGER = re.compile(r"-?\d+(\.0*)?", re.ASCII)
 """A text that is a class by its value, for pandas writes 7 as 7.0 where a cell is empty."""
 _PADDED = re.compile(r"[+-]?0\d")
-"""A text that is no number, though it could be read as one: a code such as 007."""
+"""A text that is not a number, though it could be read as one: a code such as 007."""
 _COMMA = re.compile(r"[+-]?[\d.]*\d,\d[\d,]*")
 MISSING = frozenset(
     "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|"
@@ -207,7 +207,7 @@ def _numbers(
     if damaged is not None:
         for place in np.flatnonzero(wrong.any(1)).tolist():
             cell = str(column[place])[:40]
-            damaged.setdefault(place, f"column {name} holds {cell!r}, which is no number")
+            damaged.setdefault(place, f"column {name} holds {cell!r}, which is not a number")
     elif wrong.any():
         row, part = np.argwhere(wrong)[0]
         cell = column[row] if values.shape[1] == 1 else values[row, part]
@@ -216,7 +216,7 @@ def _numbers(
 
 
 def _read(column: Column) -> np.ndarray:
-    """Return a column as float64 [N, K]: true and false as 1 and 0, nan where a cell is no number.
+    """Return a column as float64 [N, K]: true is 1, false 0, what is not a number nan.
 
     NumPy is not asked for dates, which it takes for numbers, nor for complex numbers, of which it
     drops a part.
@@ -275,7 +275,7 @@ def counts_rows(values: np.ndarray) -> bool:
 
 def _wrong(path: Path, name: str, row: int, cell: Any, fix: str) -> DataError:
     text = str(cell).strip() if cell is not None else ""
-    what = f"is {text}" if is_number(cell) else f"{text[:40]!r} is no number"
+    what = f"is {text}" if is_number(cell) else f"{text[:40]!r} is not a number"
     if _COMMA.fullmatch(text):
         fix = "write a point as the decimal sign, and no sign between thousands"
     return DataError(f"{path}: column {name}, row {row + 1}: {what if text else 'is empty'}; {fix}")
@@ -285,7 +285,7 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
     """Return the class of each row, int64 [N], and their names.
 
     These are texts in order of the alphabet, integers, or False and True. Raise DataError for what
-    is no class.
+    is not a class.
     """
     import numpy as np
 
@@ -342,7 +342,7 @@ def _refuse_fractions(path: Path, name: str, numbers: Iterable[float]) -> None:
     for row, number in enumerate(numbers):
         if not number.is_integer():
             raise DataError(
-                f"{path}: column {name}, row {row + 1}: {number:g} is no class, which is an"
+                f"{path}: column {name}, row {row + 1}: {number:g} is not a class, which is an"
                 " integer or a text; fix it, or use task=regression"
             )
 
@@ -376,6 +376,6 @@ def check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         raise DataError(
-            f"{path}: column {names[column]}, row {row + 1}: {values[row, column]:g} is no label,"
-            " which is 0 or 1; fix it, or use task=regression"
+            f"{path}: column {names[column]}, row {row + 1}: {values[row, column]:g} is not a"
+            " label, which is 0 or 1; fix it, or use task=regression"
         )

@@ -188,7 +188,7 @@ class _Built:
 
 
 def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
-    """Return channels, height and width; None where it is no image."""
+    """Return channels, height and width; None where it is not an image."""
     try:
         channels, height, width = to_tensor(inputs).shape
     except DataError:

@@ -42,7 +42,7 @@ FOUND = {
 MOST_PROBLEMS = 100
 """Files that an error names."""
 _HIDDEN = (".", "__MACOSX", "@eaDir", "$RECYCLE.BIN")
-"""How names begin that are no data; archives of a Mac and network drives have the others."""
+"""How names begin that are not data; archives of a Mac and network drives have the others."""
 _OF_NUMBERS = ("1", "L", "P", "I", "I;16")  # modes with one number for each pixel
 _METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 """Where Pillow keeps what an orientation may be read from."""
@@ -151,7 +151,7 @@ def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any
 
     `source` is a path, a stream or a picture of Pillow's. It is turned by its EXIF orientation;
     with a `mode` what is transparent lies on white. Of several frames it is the first. Raise
-    DataError for what is no picture, by its path, or by the `name` of another.
+    DataError for what is not a picture, by its path, or by the `name` of another.
     """
     from PIL import Image
 

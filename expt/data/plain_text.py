@@ -11,7 +11,7 @@ from typing import TextIO
 from expt.errors import DataError
 
 _HEAD = 4096
-"""Bytes in which a text without a zero byte is no UTF-16: that has one beside each Latin letter."""
+"""Bytes in which a text without a zero byte is not UTF-16, which has one in each Latin letter."""
 
 
 @contextlib.contextmanager

@@ -229,7 +229,7 @@ def _numbers(tensor: Tensor) -> np.ndarray:
 
 
 def _apart(name: str) -> str:
-    """Return a target's name that is no column which says where a sample is from."""
+    """Return a target's name that is not a column which says where a sample is from."""
     return f"{name} predicted" if name in ("path", "row", "index", "line", "target") else name
 
 

@@ -48,7 +48,7 @@ class Preprocess:
     or [N, F] of a table, lists of numbers too, come out standardised, [N, 1, 1, F]. A text comes
     out as its tokens, int64 [1, length]. Other samples must be tensors, and are only moved.
 
-    Raise ConfigError for what is no sample, DataError for a damaged picture.
+    Raise ConfigError for what is not a sample, DataError for a damaged picture.
     """
 
     def __init__(

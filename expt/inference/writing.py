@@ -36,7 +36,7 @@ def check(output: Path, *, masks: bool, force: bool) -> None:
         raise ConfigError(f"--output {output}: name {wanted}")
     parent = output.absolute().parent
     if not parent.is_dir() or not os.access(output if output.is_dir() else parent, os.W_OK):
-        raise ConfigError(f"--output {output}: {parent} is no folder that can be written to")
+        raise ConfigError(f"--output {output}: {parent} is not a folder that can be written to")
     if not force and (any(output.iterdir()) if output.is_dir() else output.exists()):
         raise ConfigError(f"--output {output}: is there already; use --force, or another name")
 

@@ -45,7 +45,7 @@ class Job:
     retries: int = 0
     """How often it has been started again."""
     started_at: float = 0.0
-    """By time.monotonic, which is no time of day."""
+    """By time.monotonic, which is not a time of day."""
     ended_at: float = 0.0
 
     @property

@@ -134,7 +134,7 @@ def _wanted(
 
 
 def _refuse_other_inputs(model: str, example: torch.Tensor) -> None:
-    """Raise ConfigError for what is no batch of images, or for `mlp` no batch of numbers."""
+    """Raise ConfigError for what is not a batch of images, or for `mlp` no batch of numbers."""
     if not example.is_floating_point():
         raise ConfigError(
             f"model={model}: takes float32, and a sample's inputs are {type_name(example)}; let the"

@@ -97,7 +97,7 @@ class _Setting:
             return
         if self._is_group and "name" in values:
             yield from _Setting(self._key, self._sweep).words(values["name"])
-        sweep = self._sweep and self._key != "search"  # of which a list is no axis
+        sweep = self._sweep and self._key != "search"  # of which a list is not an axis
         for name, value in values.items():
             if not (self._is_group and name == "name"):
                 yield from _Setting(f"{self._key}.{name}", sweep).words(value)
@@ -231,7 +231,7 @@ def dotted(key: str, cls: Any) -> str:
     """
     name = getattr(cls, "__qualname__", str(cls))
     if not isinstance(cls, type):
-        raise ConfigError(f"{key}={name}: is no class; give one")
+        raise ConfigError(f"{key}={name}: is not a class; give one")
     if "." in name:
         raise ConfigError(
             f"{key}={name}: no worker finds it there; define it at the top of a module or a cell"

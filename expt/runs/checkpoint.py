@@ -246,7 +246,7 @@ class ShardedWriter(_InThread):
     def _note_error(self, write: Callable[[], None]) -> None:
         try:
             super()._note_error(write)
-        except BaseException as error:  # torch's CheckpointException is no Exception
+        except BaseException as error:  # torch's CheckpointException is not an Exception
             said = str(error).strip().splitlines() or [type(error).__name__]
             self._error = CheckpointError(checkpoint_file.not_written(self._last, said[-1]))
 
@@ -345,7 +345,7 @@ def filled(
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
         try:
             dcp.load(targets, storage_reader=reader, no_dist=True)
-        except CheckpointException as error:  # which is no Exception
+        except CheckpointException as error:  # which is not an Exception
             cause = next(iter(error.failures.values()))[0]
             if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
                 raise cause from None

@@ -322,7 +322,7 @@ def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
     folder, goal = source / parts["folder"], target / parts["folder"]
     if goal.exists():
         return
-    beside = goal.with_name(f".{goal.name}")  # what is cut short is no folder of parts
+    beside = goal.with_name(f".{goal.name}")  # what is cut short is not a folder of parts
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:

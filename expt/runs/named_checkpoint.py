@@ -96,7 +96,7 @@ def checkpoints(run: Path) -> Iterator[Checkpoint]:
 def named(word: str, given: str) -> tuple[Path, str]:
     """Return the run that `word=given` names, and the checkpoint: last, best, a step, epoch:N.
 
-    "" where it names none. Raises ConfigError for what is no folder of a run.
+    "" where it names none. Raises ConfigError for what is not a folder of a run.
     """
     path, which = Path(given), ""
     if not path.exists() and "@" in given:
@@ -245,4 +245,4 @@ def no_run(folder: Path) -> str:
     if below and below != [folder]:
         listed = shlex.join([*provenance.program().split(), "report", str(folder)])
         return f"holds {len(below)} runs; name one, such as {below[0]} ({listed} lists them)"
-    return "is no folder of a run that has begun to train; give that of one"
+    return "is not a folder of a run that has begun to train; give that of one"

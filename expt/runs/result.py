@@ -245,7 +245,7 @@ def as_written() -> TypeAdapter[Record]:
 
 
 def _parse(text: str) -> Record | None:
-    """Return the record in `text`; None where it is no record. Raises ValueError if damaged."""
+    """Return the record in `text`; None where it is not a record. Raises ValueError if damaged."""
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("status") not in STATUSES:

@@ -162,7 +162,7 @@ def copies_among(runs: Iterable[tuple[RunPaths, Record]]) -> dict[Path, Path]:
     """Return the folders of copies of runs, each with that of the run which counts instead.
 
     They began at one moment. The one under its own name counts, else the first: a folder that was
-    only renamed is no copy.
+    only renamed is not a copy.
     """
     alike: dict[tuple[object, ...], list[tuple[bool, Path]]] = {}
     for paths, record in runs:

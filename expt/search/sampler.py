@@ -264,7 +264,7 @@ def _sobol(known: Known, attempt: int) -> Values:
     if known.number:
         engine.fast_forward(known.number)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that one point is no power of two
+        warnings.simplefilter("ignore")  # that one point is not a power of two
         shares = engine.random(1)[0]
     pairs = zip(space.parameters, shares, strict=True)
     return space.point([parameter.at(float(share)) for parameter, share in pairs])

@@ -45,7 +45,7 @@ class Budget:
         match = _BUDGET.fullmatch(text)
         if match is None or float(match[1]) <= 0:
             written = "write it such as 30min, 2h (of this command) or 20gpu-h (core-h on a CPU)"
-            raise ConfigError(f"search.budget={text}: is no budget; {written}")
+            raise ConfigError(f"search.budget={text}: is not a budget; {written}")
         self.text, self.of_devices = text, match[2] is not None
         self.limit_s = float(match[1]) * UNITS[match[3]]
         self._clock, self._began_at = clock, clock()

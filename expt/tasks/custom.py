@@ -32,7 +32,7 @@ class Config(Target):
     def problems(self, config: RunConfig) -> list[str]:
         """Return the names of metrics that can't be tags."""
         return [
-            f"task.metrics.{name}: is no name for a metric; use letters, digits and underscores,"
+            f"task.metrics.{name}: is not a name for a metric; use letters, digits and underscores,"
             " and not loss, which is always there"
             for name in self.metrics
             if name == "loss" or not name.isidentifier()
@@ -41,7 +41,7 @@ class Config(Target):
     def build(self, facts: Facts) -> Task:
         """Return an instance of the class.
 
-        Raises ConfigError where it is no Task, or does not take its arguments.
+        Raises ConfigError where it is not a Task, or does not take its arguments.
         """
         from expt.config import user_code  # late: it imports the configuration of all kinds
 

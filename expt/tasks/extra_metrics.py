@@ -1,4 +1,4 @@
-"""Metrics that are no sums (AUROC, ...): torchmetrics', over a split of all workers."""
+"""Metrics that are not sums (AUROC, ...): torchmetrics', over a split of all workers."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Task(ABC):
         """
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """Return metrics that are no averages, from the quotients of all sums.
+        """Return metrics that are not averages, from the quotients of all sums.
 
         These are lists where a sum has several values.
         """

@@ -81,7 +81,7 @@ class GroupedBatchNorm(nn.BatchNorm2d):
     group_size: int
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize [B, C, ...]; where B is no multiple of the size, some groups are smaller."""
+        """Normalize [B, C, ...]; where B is not a multiple of the size, some groups are smaller."""
         if not self.training:
             return _evaluated(self, input)
         parts = input.tensor_split(-(-len(input) // self.group_size))

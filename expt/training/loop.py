@@ -255,7 +255,7 @@ def evaluate(
 ) -> Averages:
     """Return averages over every sample of every worker's `batches`, and draw no random number.
 
-    One collective, and two more for metrics that are no sums. `observe` gets each batch and the
+    One collective, and two more for metrics that are not sums. `observe` gets each batch and the
     model's outputs. A batch for which memory does not suffice is halved until it does, and so are
     those after it.
     """
@@ -292,7 +292,7 @@ def _evaluated(learner: Evaluator, task: Task, batch: Batch) -> tuple[Any, Sum |
         outputs = task.forward(learner.evaluated, batch)
         # For the others' sake: the model, and the loss, may ask all workers
         if batch.weightless:
-            with contextlib.suppress(Exception):  # it may not take what is no sample
+            with contextlib.suppress(Exception):  # it may not take what is not a sample
                 task.loss(outputs, batch)
             return outputs, None
         loss = task.loss(outputs, batch)

@@ -72,7 +72,7 @@ def _unguarded() -> type[DistributedDataParallel]:
     """Raise AttributeError where torch has no such guard."""
     inside = inspect.unwrap(DistributedDataParallel._inside_ddp_forward)
     if not inspect.isgeneratorfunction(inside):
-        raise AttributeError("_inside_ddp_forward is no generator")
+        raise AttributeError("_inside_ddp_forward is not a generator")
     # A generator below `contextmanager`, below the guard.
     methods = {"_inside_ddp_forward": contextlib.contextmanager(inside)}
     return type("DistributedDataParallel", (DistributedDataParallel,), methods)

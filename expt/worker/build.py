@@ -361,7 +361,7 @@ FEW = 2
 
 
 def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
-    """Let the first forward pass raise ConfigError for outputs that are no scores of the classes.
+    """Let the first forward pass raise ConfigError for outputs that are not scores of the classes.
 
     It `warns` of more scores than classes.
     """

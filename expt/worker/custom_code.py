@@ -64,7 +64,7 @@ class FirstSteps:
             )
 
     def _report_untrained(self) -> None:
-        """Raise ConfigError for tensors of the model that get gradients and are no parameters."""
+        """Raise ConfigError for tensors of the model that get gradients and are not parameters."""
         for where, one in self._objects.items():
             names = [
                 name

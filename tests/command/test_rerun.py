@@ -83,7 +83,7 @@ def test_a_run_that_went_on_begins_anew_as_it_once_began(
 def test_a_setting_is_no_folder_for_a_rerun(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"seed=3: a rerun has all its recorded settings"):
         rerun(tmp_path, Path("seed=3"), typed_at=0.0)
-    with pytest.raises(ConfigError, match="is no folder of a run"):
+    with pytest.raises(ConfigError, match="is not a folder of a run"):
         rerun(tmp_path, tmp_path / "seed=3", typed_at=0.0)
 
 

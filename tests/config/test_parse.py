@@ -206,7 +206,7 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         "optimizer.groups.1.mach='head': there is no such key. Did you mean 'match'?",
     ]),
     "no regular expression": (0, ["optimizer.groups=[{match: '*.bias'}]"], [
-        "optimizer.groups.0.match='*.bias': is no regular expression: ",
+        "optimizer.groups.0.match='*.bias': is not a regular expression: ",
     ]),
     "below its range": (0, ["optimizer.lr=-1"],
         ["optimizer.lr=-1: input should be greater than 0"]),

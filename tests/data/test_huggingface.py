@@ -303,7 +303,7 @@ def test_rows_have_classes_or_labels(
     assert of(data, "test")[1] == [int(kind == "warm") for kind in numbers["test"]["kind"]]
     labels = build_data(chosen(*MODEL, "dataset.target=[odd,even]", "task=multilabel"), ALONE)
     assert of(labels, "val")[1] == [[odd, 0.0] for odd in numbers["validation"]["odd"]]
-    with pytest.raises(DataError, match=r"set/train: column y, row 1: .* is no label"):
+    with pytest.raises(DataError, match=r"set/train: column y, row 1: .* is not a label"):
         build_data(chosen(*MODEL, "dataset.target=[odd,y]", "task=multilabel"), ALONE)
 
 

@@ -194,7 +194,7 @@ def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     known = {"feature_names": ["a", "b"], "image_size": [1, 2]}
     found = open_samples(str(tmp_path / "new.csv"), ROWS, of(tmp_path / "new.csv"), known)
     assert found.array[[0, 2, 3]].tolist() == [[1, 1], [0, 3], [1, 4]], "also beside what is none"
-    assert found.wrong == {1: "column a holds 'maybe', which is no number"}
+    assert found.wrong == {1: "column a holds 'maybe', which is not a number"}
 
 
 def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
@@ -257,7 +257,12 @@ def test_without_pyarrow_it_is_said_how_to_install_it(
 
 BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "text": ("a,y\n1,1\n2,2\nx y,3\n", {"features": None}, NUMBER, "column a, row 3: 'x y'"),
-    "named text": ("a,y\nx,1\n", {"features": ("a",)}, NUMBER, "column a, row 1: 'x' is no number"),
+    "named text": (
+        "a,y\nx,1\n",
+        {"features": ("a",)},
+        NUMBER,
+        "column a, row 1: 'x' is not a number",
+    ),
     "empty": ("a,b,y\n1,2,3\n1,,3\n", {}, NUMBER, "column b, row 2: is empty; give it a number"),
     "nan": ("a,b,y\n1,2,3\n1,2,nan\n", {}, NUMBER, "column y, row 2: is nan; give it a number"),
     "infinite": ("a,b,y\n1e39,2,3\n", {}, NUMBER, "column a, row 1: is 1e39; give it"),
@@ -278,9 +283,9 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         CLASS,
         "column y: has 30 classes in 30 rows, too few of each to learn one; use task=regression",
     ),
-    "no class": ("a,b,y\n1,2,3\n1,2,2.5\n", {}, CLASS, "column y, row 2: 2.5 is no class"),
+    "no class": ("a,b,y\n1,2,3\n1,2,2.5\n", {}, CLASS, "column y, row 2: 2.5 is not a class"),
     "empty class": ("a,b,y\n1,2,u\n1,2,\n", {}, CLASS, "column y, row 2: is empty"),
-    "no label": ("a,b,y\n1,2,0\n1,2,2\n", {}, LABEL, "column y, row 2: 2 is no label"),
+    "no label": ("a,b,y\n1,2,0\n1,2,2\n", {}, LABEL, "column y, row 2: 2 is not a label"),
     "a comment": ("# of May\na,b,y\n1,2,0\n", {}, NUMBER, r"which line 1 names \(# of May\)"),
     "a bad target and a bad feature": ("a,b,y\nx,2,\n", {}, NUMBER, "column y, row 1: is empty"),
     "cells": ("a,b,y\n1,2,0\n1,2\n", {}, NUMBER, "row 2 has 2 cells for 3 columns"),

@@ -118,7 +118,9 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{CONFIG}each_mistake_earns_its_line",
         f"{SWEEPS}a_sweep_that_is_refused_as_a_whole_leaves_nothing",
     ),
-    "a _target_ that is no model": (f"{RUN}a_target_that_is_no_model_is_refused_and_not_called",),
+    "a _target_ that is not a model": (
+        f"{RUN}a_target_that_is_no_model_is_refused_and_not_called",
+    ),
     "a run of a sweep fails": (
         f"{SWEEPS}failures_stay_where_they_are",
         f"{SWEEPS}a_failed_run_is_tried_again_and_the_others_are_returned",

@@ -183,7 +183,7 @@ CASES = {
         "dataset.folds=4: ",
     ),
     "numbers for classes": Bad(f"{TABLE} dataset.features=[a]",
-        "column y, row 1: 0.5 is no class, which is an intege"),
+        "column y, row 1: 0.5 is not a class, which is an intege"),
     "nan in a table": Bad(f"{TABLE} task=regression dataset.features=[b]",
         "t.csv: column b, row 8: is nan; give it a"),
     # texts
@@ -193,7 +193,7 @@ CASES = {
         "dataset.context=5000: only "),
     "a token out of range": Bad(f"{TOKENS}input",
         "sample 5: its inputs hold the token 9, expected 0 to 4 (vocab_size"),
-    "tokens that are no integers": Bad(f"{TOKENS}float",
+    "tokens that are not integers": Bad(f"{TOKENS}float",
         "sample 0: its inputs are torch.float32; let them be tokens"),
     "a sample longer than the context": Bad(f"{TOKENS}long",
         "a sample has 6 tokens, and the model takes 4; cut it, o"),
@@ -219,7 +219,7 @@ CASES = {
     "a collate that fails": Bad(f"{ROWS}'wrong collate'",
         "AttributeError: 'list' object has no attribute 'nothing';"),
     "samples of unequal length": Bad(f"{ROWS}lengths", "give the dataset a collate"),
-    "targets that are no labels": Bad(
+    "targets that are not labels": Bad(
         "task=multilabel model=mlp batch_size=8 dataset=rows dataset.kind=labels",
         "some targets are neither 0 nor 1;"
     ),
@@ -262,7 +262,7 @@ CASES = {
     # own tasks
     "a task without a loss": Bad("task=no_loss model=net dataset=rows", "abstract method"),
     "a loss without a weight": Bad(f"{TASK}'no weight'", "Own.loss is float32 []; give its sum"),
-    "a loss that is no scalar": Bad(f"{TASK}'no scalar'", "Own.loss is float32 [8]"),
+    "a loss that is not a scalar": Bad(f"{TASK}'no scalar'", "Own.loss is float32 [8]"),
     "a loss without a gradient": Bad(f"{TASK}'no gradient'",
         "Own.loss gives a number without a gradient; compute it"),
     "no loss": Bad(f"{TASK}nothing", "Own.loss is a NoneType"),

@@ -226,7 +226,7 @@ def test_a_class_of_ones_own_in_a_process_that_has_never_trained(
 
 
 def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder of a run that has begun to train"):
+    with pytest.raises(ConfigError, match="is not a folder of a run that has begun to train"):
         expt.load(tmp_path)
     trained = train(*FEW, "checkpoint.every_epochs=null")
     (trained.folder / "checkpoints" / "best.pt").unlink()
@@ -261,7 +261,7 @@ def test_a_run_that_measured_nothing_is_shown_all_the_same(tmp_path: Path) -> No
     (failed,) = expt.list_runs(tmp_path)
     assert "expt.Result failed" in repr(failed)
     assert (failed.metrics, failed.objective) == ({}, None)
-    with pytest.raises(ConfigError, match="is no folder of a run"):
+    with pytest.raises(ConfigError, match="is not a folder of a run"):
         expt.load(tmp_path / "result.json")
 
 

@@ -222,7 +222,7 @@ def test_columns_are_found_by_name_in_every_kind_of_table(
     found = expt.predict(patients.folder, tmp_path / "turned.csv", batch_size=4)
     assert [record["row"] for record in found] == [1, 3, 5, 6]
     assert [line.partition("row ")[2] for line in found.skipped] == [
-        "2: column bmi holds '', which is no number",
+        "2: column bmi holds '', which is not a number",
         "4: has 12 cells for 11 columns",
     ]
     assert capsys.readouterr().err.count("warning: ") == 2

@@ -77,12 +77,12 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
         ([photos.folder, a_file, "--output", "a.txt"], r"--output a\.txt: name a file: \.csv"),
         (
             [photos.folder, a_file, "--output", tmp_path / "no" / "a.csv"],
-            "--output .*no is no folder",
+            "--output .*no is not a folder",
         ),
-        ([segmented.folder, a_file], "masks are no text"),
+        ([segmented.folder, a_file], "masks are not text"),
         ([segmented.folder, a_file, "--output", "a.csv"], r"a folder \(of PNGs\) or an \.npz"),
         ([tmp_path / "nowhere", a_file], "nowhere: there is no such folder"),
-        ([tmp_path / "empty", a_file], "empty: is no folder of a run"),
+        ([tmp_path / "empty", a_file], "empty: is not a folder of a run"),
         ([photos.folder.parent, a_file], r"holds \d+ runs; name one"),
     ]
     for words, expected in cases:

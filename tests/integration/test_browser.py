@@ -11,7 +11,7 @@ import pytest
 from scripts.pictures.browser import Browser, Server, chromium, missing, tensorboard, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
-COMPLETED, RUNS = 11, 12
+COMPLETED, RUNS = 5, 6
 
 
 class Page(NamedTuple):
@@ -25,10 +25,10 @@ class Page(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def page(sweep_of_twelve: Path) -> Iterator[Page]:
-    runs = sorted(path.parent.name for path in sweep_of_twelve.glob("*/result.json"))
+def page(sweep_of_six: Path) -> Iterator[Page]:
+    runs = sorted(path.parent.name for path in sweep_of_six.glob("*/result.json"))
     assert len(runs) == RUNS
-    with tensorboard(sweep_of_twelve) as server, chromium(2600, 1800) as browser:
+    with tensorboard(sweep_of_six) as server, chromium(2600, 1800) as browser:
         server.wait_for_tag("accuracy/test", COMPLETED)
         yield Page(server, browser, runs)
 

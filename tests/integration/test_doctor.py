@@ -66,7 +66,7 @@ def test_data_that_no_run_could_read_fails(tmp_path: Path) -> None:
     assert found["datasets"].found.startswith("not here: fashion_mnist, cifar10, cifar100; ")
 
 
-@pytest.mark.usefixtures("_forkserver")  # one that the fault is no part of
+@pytest.mark.usefixtures("_forkserver")  # one that the fault is not a part of
 def test_two_workers_that_cannot_train_fail_with_the_error() -> None:
     found = doctor.two_workers("gpus=0", "++hydra.job.env_set.EXPT_FAULT='1:2:raise'")
     assert found.outcome == "fail"

@@ -124,7 +124,7 @@ def test_a_sweeps_best_and_folders_that_are_none(
     for words, said in (
         ([str(sweep)], "holds 3 runs; name one"),
         ([str(tmp_path / "no")], "no such folder"),
-        ([str(sweep / "a" / "checkpoints")], "is no folder of a run"),
+        ([str(sweep / "a" / "checkpoints")], "is not a folder of a run"),
         ([str(sweep / "a"), "--best", "2"], "--best 2: "),
         (["split=val"], "split=val: "),
         ([str(sweep / "c")], "which=last"),

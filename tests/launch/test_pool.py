@@ -1,4 +1,4 @@
-"""Many runs on one machine, with workers that are no processes and a clock that stands until it is
+"""Many runs on one machine, with workers that are not processes and a clock that stands until it is
 moved.
 """
 

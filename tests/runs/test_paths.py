@@ -35,7 +35,7 @@ def test_empty_folders_go_up_to_the_first_that_holds_something(
     for name in ("outputs/day/noon", "outputs/night", "elsewhere/run"):
         Path(name).mkdir(parents=True)
     remove_empty(Path("elsewhere/run"))
-    assert Path("elsewhere").exists(), "it is no folder of expt's"
+    assert Path("elsewhere").exists(), "it is not a folder of expt's"
     with pytest.raises(OSError, match="not empty"):
         remove_empty(Path("outputs/day/noon"))
     assert [path.name for path in Path("outputs").iterdir()] == ["night"]
@@ -87,7 +87,7 @@ def test_nan_is_null_and_infinity_is_read_as_such() -> None:
     }
     text = dumps(content)
     assert text == '{"a": null, "b": [1e999, 1.5, "NaN", "1e999", true], "c": {"d": [-1e999, 2]}}'
-    found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert found == {"a": None, "b": [math.inf, *content["b"][1:]], "c": {"d": [-math.inf, 2]}}
     assert dumps({"a": math.nan}, indent=1) == '{\n "a": null\n}'
 

@@ -200,7 +200,7 @@ def test_the_best_of_a_run_under_way_is_read_from_its_metrics() -> None:
         ("epoch=1", "epoch: no run has such a column, setting or metric. Did you mean 'epochs'?"),
         ("epochs", "epochs: write KEY=VALUE, with = != < > <= or >="),
         ("=1", "=1: write KEY=VALUE, with = != < > <= or >="),
-        ("epochs<many", "epochs<many: 'many' is no number"),
+        ("epochs<many", "epochs<many: 'many' is not a number"),
     ],
 )
 def test_a_filter_that_is_none_is_refused(text: str, says: str) -> None:

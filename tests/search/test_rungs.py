@@ -195,7 +195,7 @@ def test_rungs_are_geometric_and_none_is_just_before_the_end(
 
 
 def wild(seed: int) -> Cost:
-    """Many ties, and some values that are no numbers."""
+    """Many ties, and some values that are not numbers."""
     plain = noisy(seed, failures=0.2)
 
     def cost(number: int, epoch: int) -> float:

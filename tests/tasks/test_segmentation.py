@@ -121,7 +121,7 @@ def test_curves_of_a_folder_are_a_plain_loops(tmp_path: Path, trained: Trained) 
     """Images have unequal numbers of pixels that count."""
     root = tmp_path / "pictures"
     write_pictures(root, {"train": 30, "val": 7})
-    # One batch of all: its order, drawn by expt, is no matter then.
+    # One batch of all: its order, drawn by expt, is not a matter then.
     words = (
         *folder_words(root),
         *(

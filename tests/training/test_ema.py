@@ -1,4 +1,4 @@
-"""The moving average of the weights follows its formula, and leaves out what is no step."""
+"""The moving average of the weights follows its formula, and leaves out what is not a step."""
 
 from __future__ import annotations
 

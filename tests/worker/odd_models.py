@@ -59,7 +59,7 @@ class Tied(Net):
 
 
 class Plain(Net):
-    """Keeps a tensor that is no buffer."""
+    """Keeps a tensor that is not a buffer."""
 
     def __init__(self) -> None:
         super().__init__()

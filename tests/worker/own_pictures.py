@@ -42,7 +42,7 @@ class Named(Net):
 
 
 class TwoViews(expt.Task):
-    """Its outputs [B, 2, 10] are no scores of classes."""
+    """Its outputs [B, 2, 10] are not scores of classes."""
 
     def forward(self, model: Any, batch: Batch) -> Tensor:
         return torch.stack([model(batch.inputs), model(batch.inputs.flip(-1))], 1)

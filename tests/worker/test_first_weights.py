@@ -242,7 +242,7 @@ def test_a_run_says_where_it_began_and_all_workers_begin_alike(tmp_path: Path) -
     }
     for word, says in (
         ("weights=nowhere", "there is no such file or folder; give"),
-        ("freeze=['(']", "is no regular exp"),
+        ("freeze=['(']", "is not a regular exp"),
     ):
         refused = run(*few, word, cwd=tmp_path)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr

@@ -72,7 +72,7 @@ def test_curves_are_those_of_ddp(names: list[str], configs: Configs, tmp_path: P
         name: (("ddp", 1), ("fsdp", SIZES[name])) for name in names
     }
     if "mlp" in kinds:
-        kinds["mlp"] = (("ddp", 1), ("fsdp", 2), ("hsdp", 4))
+        kinds["mlp"] = (("ddp", 1), ("hsdp", 4))
 
     def words_of(name: str, strategy: str) -> tuple[str, ...]:
         settings = CASES[name] if "epochs=1" in CASES[name] else (*SMALL, *CASES[name])

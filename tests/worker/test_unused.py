@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
@@ -29,9 +28,8 @@ def _not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FIND = "ddp.find_unused_parameters=true"
-SHORT = (
-    *as_typed("epochs=1 max_steps=6 log_every=1 dataset.train_limit=128 optimizer=adamw"),
-    *as_typed("optimizer.lr=0.02"),
+SHORT = as_typed(
+    "epochs=1 max_steps=6 log_every=1 dataset.train_limit=128 optimizer=adamw optimizer.lr=0.02"
 )
 
 
@@ -39,12 +37,17 @@ def of(model: type[nn.Module]) -> tuple[str, ...]:
     return ("~model", f"+model._target_={model.__module__}.{model.__name__}")
 
 
-def ended(folder: Path, config: RunConfig) -> Path:
-    """The folder of its run."""
-    assert set(
-        together(folder.parent, config.world_size, lambda worker: trained(folder, config, worker))
-    ) == {"completed"}
-    return folder
+def by_both(root: Path, configs: Configs, size: int, *words: str) -> tuple[Path, Path]:
+    """The folders of a run by ddp and of one by fsdp."""
+    wanted = {
+        root / "ddp": configs("ddp", size, *words),
+        root / "fsdp": configs("fsdp", size, *(word for word in words if word != FIND)),
+    }
+    ends = [["completed"] * 2] * size
+    assert (
+        together(root, size, lambda rank: [trained(*one, rank) for one in wanted.items()]) == ends
+    )
+    return root / "ddp", root / "fsdp"
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -66,8 +69,7 @@ def test_experts_that_some_workers_use_train_as_with_ddp(
         f"gradient_accumulation={parts}",
         "optimizer.weight_decay=0.5",
     )
-    plain = ended(tmp_path / "ddp", configs("ddp", size, *words, FIND))
-    found = ended(tmp_path / "fsdp", configs("fsdp", size, *words))
+    plain, found = by_both(tmp_path, configs, size, *words, FIND)
     assert apart(plain, found) < 1e-5
     begun, there = weights(plain), weights(found)
     assert all(torch.allclose(begun[name], there[name], atol=1e-5) for name in begun)
@@ -103,7 +105,6 @@ def test_buffers_that_training_reads_are_rank_0s_on_all_workers_as_with_ddp(
     configs: Configs, tmp_path: Path
 ) -> None:
     words = (*of(Centred), *SHORT, "batch_size=16", "checkpoint.every_steps=2")
-    plain = ended(tmp_path / "ddp", configs("ddp", 2, *words))
-    found = ended(tmp_path / "fsdp", configs("fsdp", 2, *words))
+    plain, found = by_both(tmp_path, configs, 2, *words)
     assert apart(plain, found) < 1e-5
     assert torch.equal(weights(plain)["mean"], weights(found)["mean"])

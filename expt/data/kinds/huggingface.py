@@ -123,7 +123,7 @@ class HuggingFace(Images):
         """Return its parts, by the names of its splits: images, or rows.
 
         Raise ConfigError for a column that it has not, DataError for one that holds something else,
-        and for a folder that is no dataset.
+        and for a folder that is not a dataset.
         """
         import torch
 
@@ -198,8 +198,8 @@ def _classes(
         for row, cell in enumerate(each):
             if cell not in numbers:
                 raise DataError(
-                    f"dataset.target={target}: row {row} of {part} has {cell!r}, which is no class"
-                    " of train"
+                    f"dataset.target={target}: row {row} of {part} has {cell!r}, which is not a"
+                    " class of train"
                 )
     places = {part: np.array([numbers[cell] for cell in each]) for part, each in cells.items()}
     return tuple(map(str, classes)), places

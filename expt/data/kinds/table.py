@@ -49,9 +49,9 @@ class Rows(NamedTuple):
     feature_names: tuple[str, ...]
     target_names: tuple[str, ...]
     class_names: tuple[str, ...]
-    """empty where the targets are no classes"""
+    """empty where the targets are not classes"""
     left_out: Mapping[str, str] = {}
-    """Why columns that nobody named are no features."""
+    """Why columns that nobody named are not features."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

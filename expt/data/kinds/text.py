@@ -143,7 +143,7 @@ class Text(DatasetConfig):
         return [*self._tokenizer().encode(text, add_special_tokens=False).ids]
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text of tokens; bytes that are no UTF-8 are replaced."""
+        """Return the text of tokens; bytes that are not UTF-8 are replaced."""
         if self.tokens == "bytes":
             return bytes(tokens).decode(errors="replace")
         return str(self._tokenizer().decode(tokens, skip_special_tokens=False))

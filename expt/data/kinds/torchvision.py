@@ -176,7 +176,7 @@ def _class(name: str) -> Any:
     library = importlib.import_module("torchvision.datasets")
     if name not in library.__all__:
         raise ConfigError(
-            f"dataset.set={name}: not in torchvision.datasets{did_you_mean(name, library.__all__)}"
+            f"dataset.set={name}: not in torchvision.datasets.{did_you_mean(name, library.__all__)}"
         )
     return getattr(library, name)
 

@@ -84,7 +84,7 @@ def settings_of(record: Record, *, lists_as_text: bool = True) -> dict[str, Any]
         }
         chosen_as = typed.get(group)
         found[group] = chosen_as if isinstance(chosen_as, str) else target.rpartition(".")[2]
-    # Choices of groups that are no settings themselves: custom ones, and `experiment`.
+    # Choices of groups that are not settings themselves: custom ones, and `experiment`.
     choices = {
         key: value
         for key, value in typed.items()
@@ -108,7 +108,7 @@ def runs_below(folder: Path) -> list[ListedRun]:
 def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:
     """Return the runs that pass every filter, such as `model=mlp` and `optimizer.lr<0.1`.
 
-    Raises ConfigError for a text that is no filter, or of a key that no run has.
+    Raises ConfigError for a text that is not a filter, or of a key that no run has.
     """
     tests = [_filter(text, [run.values for run in runs]) for text in filters]
     return [run for run in runs if all(test(run.values) for test in tests)]
@@ -179,7 +179,7 @@ def _filter(text: str, runs: Sequence[Values]) -> Callable[[Values], bool]:
         is_like = _matches if is_pattern else _equal
         return lambda run: is_like(run.get(key), wanted) == (how != "!=")
     if (limit := _number(wanted)) is None:
-        raise ConfigError(f"{text}: {wanted!r} is no number")
+        raise ConfigError(f"{text}: {wanted!r} is not a number")
 
     def within(run: Values) -> bool:
         value = _number(run.get(key))
