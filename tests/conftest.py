@@ -36,7 +36,7 @@ OF_TESTS = ("PYTEST_CURRENT_TEST", warm.FOLDER)
 
 # A machine that is busy is not a failure.
 settings.register_profile(
-    "expt", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+    "expt", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("expt")
 

@@ -16,7 +16,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from expt.command import compose
@@ -41,8 +41,8 @@ WORDS = (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _each_by_hydra() -> Iterator[None]:
+@pytest.fixture
+def _by_hydra() -> Iterator[None]:
     """Not as tests share it, and nothing that was composed before."""
     composer.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
@@ -53,12 +53,16 @@ def _each_by_hydra() -> Iterator[None]:
     compose._kept.cache_clear()
 
 
+by_hydra = pytest.mark.usefixtures("_by_hydra")
+
+
 def of_hydra_alone(words: Sequence[str]) -> dict[str, Any]:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return plain(hydra_compose("config", with_classes_added(words)))
 
 
-@settings(max_examples=6)
+@by_hydra
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(WORDS), max_size=6, unique_by=lambda word: word.partition("=")[0]))
 def test_settings_are_those_that_hydra_composes(words: list[str]) -> None:
     try:
@@ -71,6 +75,7 @@ def test_settings_are_those_that_hydra_composes(words: list[str]) -> None:
     assert compose.settings_of(composer().compose(words)) == expected
 
 
+@by_hydra
 def test_runs_of_one_choice_share_nothing_that_a_value_changes() -> None:
     one, other = (composer().settings([f"optimizer.lr={lr}"], sweep=False) for lr in (0.1, 0.2))
     assert (one["optimizer"]["lr"], other["optimizer"]["lr"]) == (0.1, 0.2)
@@ -97,6 +102,7 @@ def test_every_custom_dataset_has_the_same_keys() -> None:
         composer().settings([own, "dataset.size=3"], sweep=False)
 
 
+@by_hydra
 def test_what_hydra_says_of_itself_is_that_of_the_run(tmp_path: Path) -> None:
     words = ["seed=3", "mlflow.experiment='${hydra:job.num} ${hydra:runtime.output_dir}'"]
     composed = composer().compose(words)
@@ -118,6 +124,7 @@ def test_now_is_the_same_in_all_runs_of_a_command() -> None:
     assert len(found) == 1
 
 
+@by_hydra
 def test_whoever_else_uses_hydra_here_finds_it_as_it_was() -> None:
     with initialize_config_dir(str(conf_dir() / "model"), job_name="own", version_base="1.2"):
         theirs = hydra_compose("mlp", [])
@@ -129,6 +136,7 @@ def test_whoever_else_uses_hydra_here_finds_it_as_it_was() -> None:
         assert hydra_compose("mlp", []) == theirs
 
 
+@by_hydra
 def test_threads_compose_at_once() -> None:
     found: dict[int, Any] = {}
 
@@ -145,6 +153,7 @@ def test_threads_compose_at_once() -> None:
     assert {seed: settings["seed"] for seed, settings in found.items()} == {i: i for i in range(4)}
 
 
+@by_hydra
 def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
     for folder, name in (("a", "net"), ("b", "other")):
         (tmp_path / folder / "model").mkdir(parents=True)
@@ -254,6 +263,7 @@ def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> N
     assert found["model"] == {"_target_": "mine.Net", "height": 4, "breadth": 3}
 
 
+@by_hydra
 def test_what_is_kept_for_the_next_command_is_of_the_same_folder_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
