@@ -162,8 +162,4 @@ def test_a_run_that_would_train_to_other_weights_ends_before_its_first_epoch(
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: strategy=fsdp: the gradient of first.weight differs")
     assert line.endswith("use strategy=ddp")
-    scalar = ("~model", "+model._target_=tests.worker.odd_models.WithParameter")
-    done = run(*scalar, "+model.kind=scalar", *SHARDED, "hydra.run.dir=fails", cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert "fully_shard doesn't support scalar parameters" in done.stderr
     assert not RunPaths(tmp_path / "refused").last.exists()
