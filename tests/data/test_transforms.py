@@ -117,10 +117,11 @@ def test_workers_together_see_what_one_sees_and_so_does_who_goes_on(
             config, plain = photos(LIST, *more), photos()
         else:
             config, plain = configured(small, *few, *more), configured(*few)
-        whole = epoch(data(config))
-        assert not torch.equal(whole, epoch(data(plain)))
-        assert not torch.equal(whole, epoch(data(config), 2))
-        assert torch.equal(epoch(data(config), 1, skip=3), whole[24:])
+        alone, untransformed = data(config), data(plain)
+        whole = epoch(alone)
+        assert not torch.equal(whole, epoch(untransformed))
+        assert not torch.equal(whole, epoch(alone, 2))
+        assert torch.equal(epoch(alone, 1, skip=3), whole[24:])
         batches = [[*data(config, rank, 4).train.epoch(1)] for rank in range(4)]
         together = [
             part.inputs
@@ -129,10 +130,7 @@ def test_workers_together_see_what_one_sees_and_so_does_who_goes_on(
             if not part.weightless
         ]
         assert torch.equal(torch.cat(together), whole)
-        for one, other in (
-            (data(config).val, data(plain).val),
-            (data(config).test, data(plain).test),
-        ):
+        for one, other in ((alone.val, untransformed.val), (alone.test, untransformed.test)):
             assert one is not None
             assert other is not None
             for batch, untouched in zip(one.evaluation(), other.evaluation(), strict=True):
