@@ -237,6 +237,15 @@ def test_fail_fast_starts_no_further_run(
     assert statuses(tmp_path / "sweep") == {"how=raise,seed=0": "failed"}
 
 
+def test_after_fail_fast_complete_runs_are_not_counted_as_not_started(
+    sweep: Callable[..., expt.SweepResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep("batch_size=64", "seed=0,1")
+    found = sweep("batch_size=63,64", "seed=0,1", "hydra.launcher.fail_fast=true")
+    assert "1 of 4 runs failed, 1 were stopped or not started" in capsys.readouterr().err
+    assert [run.status for run in found][-2:] == ["completed"] * 2
+
+
 def test_what_was_refused_is_run_once_it_can(
     tmp_path: Path, sweep: Callable[..., expt.SweepResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
