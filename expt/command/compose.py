@@ -117,7 +117,7 @@ class Composer:
         if own:
             urls = (quoted(f"file://{Path(folder).resolve()}") for folder in own)
             self._hydra_words.append(f"hydra.searchpath=[{','.join(urls)}]")
-        self._bases, self._options = ({}, {}) if self._hydra_words else _kept(_own_yaml())
+        self._bases, self._options = ({}, {}) if self._hydra_words else _composed_before()
         self._first: DictConfig | None = None
 
     def compose(self, words: Sequence[str]) -> DictConfig:
@@ -250,19 +250,23 @@ class Composer:
 _Bases = dict[tuple[str, ...], "_Base"]
 
 
-@functools.lru_cache(maxsize=1)
-def _kept(_: tuple[str, ...]) -> tuple[_Bases, dict[str, list[str]]]:
-    """Return what earlier commands of this process have composed of the same YAML.
+def _composed_before() -> tuple[_Bases, dict[str, list[str]]]:
+    """Return what earlier commands of this process have composed, if their YAML was the same.
 
     So that a further `expt.run` does not wait 0.15 s for it.
     """
-    return {}, {}
-
-
-def _own_yaml() -> tuple[str, ...]:
     folder = conf_dir()
     names = sorted(glob.glob("**/*.yaml", root_dir=folder, recursive=True))
-    return (*names, *(Path(folder, name).read_text() for name in names))
+    texts = [Path(folder, name).read_text() for name in names]
+    if any("oc.env" in text or "searchpath" in text for text in texts):  # not by these files only
+        return {}, {}
+    return _dictionaries_for((*names, *texts))
+
+
+@functools.lru_cache(maxsize=1)
+def _dictionaries_for(yaml: tuple[str, ...]) -> tuple[_Bases, dict[str, list[str]]]:
+    """Return dictionaries that are empty at first, and the same ones for the same YAML."""
+    return {}, {}
 
 
 class _Base:

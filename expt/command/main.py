@@ -21,7 +21,7 @@ from expt.errors import (
     refuse_undecoded,
 )
 from expt.launch import forkserver
-from expt.launch.launcher import adopt, refuse_in_torchrun
+from expt.launch.launcher import InTorchrun, adopt, refuse_in_torchrun
 
 
 def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
@@ -42,7 +42,8 @@ def _exit_code(arguments: Sequence[str], typed_at: float) -> int:
         with machine.seldom_collecting():
             code = _do(arguments, typed_at)
     except ExptError as error:
-        _complain(error)
+        if not isinstance(error, InTorchrun) or os.environ["RANK"] == "0":
+            _complain(error)
         code = signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
     except KeyboardInterrupt:
         code = signals.exit_code()

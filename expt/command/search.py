@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
@@ -360,6 +361,7 @@ def _is_fixed(
 
 def _parameter(override: Override, composer: Composer) -> Parameter:
     """Return an axis as it was typed; an interval may still turn out to be of integers."""
+    override = copy.deepcopy(override)  # it is shared
     sweep, name, typed = override.value(), key_of(override), override.get_key_element()
     word = override.input_line
     log = "log" in getattr(sweep, "tags", ())
@@ -377,6 +379,8 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
         return found
     if log:
         raise ConfigError(f"{word}: choices have no scale; leave tag(log, ...) out")
+    if isinstance(sweep, compose.ChoiceSweep):
+        sweep.shuffle = False  # the order of the choices decides which trials a seed gives
     words = dict.fromkeys(composer.values(override))
     texts = [each.partition("=")[2] for each in words]
     meant = [_listed(parse_one(f"{name}={text}").value()) for text in texts]

@@ -6,9 +6,7 @@ Free of torch, and quick, unless this process is one of the workers.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,12 +57,14 @@ def launcher() -> Launcher | ExternalWorker:
     return ExternalWorker()
 
 
+class InTorchrun(ConfigError):
+    """A worker of torchrun or Slurm cannot do that; of a command only rank 0 says so."""
+
+
 def refuse_in_torchrun(what: str) -> None:
-    """Raise ConfigError where torchrun or Slurm has started this process; only rank 0 says why."""
+    """Raise InTorchrun where torchrun or Slurm has started this process."""
     if machine.is_external_worker():
-        if os.environ["RANK"] != "0":
-            sys.exit(ConfigError.exit_code)
-        raise ConfigError(f"{what} cannot run inside torchrun or srun; start it without them")
+        raise InTorchrun(f"{what} cannot run inside torchrun or srun; start it without them")
 
 
 PORTS = range(20_000, 30_000)

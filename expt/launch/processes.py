@@ -92,7 +92,7 @@ class Process:
         while "exit" not in self._heard and self._line.poll():
             try:
                 kind, value = self._line.recv()
-            except (EOFError, ConnectionError):
+            except (EOFError, OSError):  # OSError: it was killed in the middle of a message
                 kind, value = "exit", UNKNOWN
             self._heard[kind] = value
 

@@ -201,10 +201,13 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
 def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
     """Print to the log files of this worker while entered; gives the terminal."""
     out, err = paths.stdout(attempt, rank), paths.stderr(attempt, rank)
-    out.parent.mkdir(parents=True, exist_ok=True)
     kept = [os.dup(1), os.dup(2)]
     try:
-        forkserver.print_to(out, err)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            forkserver.print_to(out, err)
+        except OSError as error:
+            warn(f"{out.parent}: cannot be written ({error.strerror}); this worker prints here")
         out_there, err_there = (os.fdopen(number, "w", closefd=False) for number in kept)
         with out_there, err_there:
             yield Terminal(out_there, err_there)

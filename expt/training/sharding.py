@@ -249,8 +249,14 @@ def _with_size(module: nn.Module, least: int) -> dict[str, nn.Module]:
 
 
 def _matching(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
-    found = matching(module, patterns, "sharding.wrap")
-    chosen = {name: part for name, part in found.items() if _size(part)}
+    chosen: dict[str, nn.Module] = {}
+    for pattern in patterns:
+        found = matching(module, [pattern], "sharding.wrap")
+        if not any(map(_size, found.values())):
+            raise ConfigError(
+                f"sharding.wrap=[{pattern}]: matches only modules without parameters; leave it out"
+            )
+        chosen |= {name: part for name, part in found.items() if _size(part)}
     for name in chosen:
         if shared := _shared_name(module, name):
             raise ConfigError(

@@ -7,12 +7,13 @@ counter, and adds up everyone's slots in the order of ranks, so that all get the
 
 # Without `from __future__ import annotations`: DistributedDataParallel looks at the hook's
 # annotations.
+import contextlib
 import mmap
 import os
 import platform
 import sys
 import time
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
@@ -127,24 +128,28 @@ def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
     return mapped
 
 
-_Place = tuple[str, int, int]
-"""The path by which other processes of this machine find the memory, its device and inode."""
+class _Place(NamedTuple):
+    """Where other processes of this machine find the memory, and what it is then."""
+
+    path: str
+    device: int
+    inode: int
 
 
 def _place_of(file: IO[bytes] | None) -> _Place | None:
     if file is None:
         return None
     stat = os.fstat(file.fileno())
-    return f"/proc/{os.getpid()}/fd/{file.fileno()}", stat.st_dev, stat.st_ino
+    return _Place(f"/proc/{os.getpid()}/fd/{file.fileno()}", stat.st_dev, stat.st_ino)
 
 
 def _mapped(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
     """Return the memory, or why there is none: in containers the path may be another's."""
     try:
-        with open(place[0], "r+b") as file:
+        with open(place.path, "r+b") as file:
             stat = os.fstat(file.fileno())
-            if (stat.st_dev, stat.st_ino) != place[1:]:
-                return None, f"{place[0]} is not that of rank 0"
+            if (stat.st_dev, stat.st_ino) != (place.device, place.inode):
+                return None, f"{place.path} is not that of rank 0"
             return mmap.mmap(file.fileno(), size), None
     except OSError as error:
         return None, str(error)
@@ -152,10 +157,9 @@ def _mapped(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
 
 def _allocated(size: int) -> IO[bytes] | None:
     """Return an unnamed file with space allocated, or None: writing without would kill."""
-    file = os.fdopen(os.memfd_create("expt"), "r+b")
-    try:
+    with contextlib.suppress(OSError), contextlib.ExitStack() as closed:
+        file = closed.enter_context(os.fdopen(os.memfd_create("expt"), "r+b"))
         os.posix_fallocate(file.fileno(), 0, size)
-    except OSError:
-        file.close()
-        return None
-    return file
+        closed.pop_all()
+        return file
+    return None

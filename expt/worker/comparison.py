@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from expt.config import constraints, groups, user_code
 from expt.config.schema import RunConfig
 from expt.data.build import Data
-from expt.data.loading import Batch, leaves
+from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, ExptError, RunFailed, first_line, warn
 from expt.machine import available_memory
 from expt.runs import checkpoint
@@ -112,11 +112,15 @@ def _where(config: RunConfig) -> str:
 
 def _few(batch: Batch, config: RunConfig, worker: Worker) -> Batch:
     """Return some samples of a batch, unequal numbers on the workers where a run may have them."""
-    may_differ = not config.drop_last and config.batch_norm != "sync" and worker.world_size > 1
-    most = min(batch.size, FEW)
-    few = loop.in_parts(batch, most - (may_differ and worker.rank == 0 and most > 2))[0]
-    counted = torch.tensor(0.0 if few.weightless else few.size, device=worker.device)
-    return few._replace(global_size=int(collectives.sum_across_workers(counted).item()))
+    size = batch.size
+    if len({*map(len, leaves((batch.inputs, batch.targets)))}) == 1:
+        may_differ = not config.drop_last and config.batch_norm != "sync" and worker.world_size > 1
+        size = min(size, FEW)
+        size -= may_differ and worker.rank == 0 and size > 2
+        inputs, targets = mapped(lambda tensor: tensor[:size], (batch.inputs, batch.targets))
+        batch = batch._replace(inputs=inputs, targets=targets)
+    counted = torch.tensor(0.0 if batch.weightless else size, device=worker.device)
+    return batch._replace(global_size=int(collectives.sum_across_workers(counted).item()))
 
 
 @contextlib.contextmanager

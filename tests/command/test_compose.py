@@ -47,10 +47,10 @@ def _by_hydra() -> Iterator[None]:
     composer.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "compose", hydra_compose)
-        compose._kept.cache_clear()
+        compose._dictionaries_for.cache_clear()
         yield
     composer.cache_clear()
-    compose._kept.cache_clear()
+    compose._dictionaries_for.cache_clear()
 
 
 by_hydra = pytest.mark.usefixtures("_by_hydra")
@@ -278,3 +278,8 @@ def test_what_is_kept_for_the_next_command_is_of_the_same_folder_and_files(
     for lr in (0.5, 0.6):
         (conf / "optimizer" / "sgd.yaml").write_text(f"name: sgd\nlr: {lr}\n")
         assert Composer().compose([]).optimizer.lr == lr
+    main = (conf / "config.yaml").read_text()
+    (conf / "config.yaml").write_text(main.replace("- model: ", "- model: ${oc.env:MODX} #"))
+    for model in ("mlp", "convnet"):
+        monkeypatch.setenv("MODX", model)
+        assert Composer().compose([]).model.name == model

@@ -196,6 +196,11 @@ def space(
     return {parameter.name: parameter for parameter in found.parameters}
 
 
+def test_choices_in_any_order_are_one_space() -> None:
+    chosen = space("seed=shuffle(1,2,3,4,5,6,7,8)")["seed"].choices
+    assert chosen == (*"12345678",)
+
+
 def test_hydras_grammar_is_the_space() -> None:
     found = space(
         *as_typed("optimizer.lr=tag(log,interval(1e-4,1)) batch_size=interval(16,64)"),

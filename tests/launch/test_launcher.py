@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import expt
 from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
 from expt.launch.launcher import (
@@ -50,7 +51,10 @@ def test_alone_expt_starts_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_of_torchrun_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(monkeypatch, RANK="0", WORLD_SIZE="2", **TORCHRUN)
+    set_all(monkeypatch, RANK="1", WORLD_SIZE="2", **TORCHRUN)
+    with pytest.raises(ConfigError, match="an evaluation cannot run inside torchrun"):
+        expt.evaluate("any")
+    monkeypatch.setenv("RANK", "0")
     how = launcher()
     assert isinstance(how, torchrun.ExternalWorker)
     assert how.follow(0.0) is None  # rank 0 decides
@@ -72,11 +76,10 @@ def test_whether_the_workers_were_started_again(
     assert torchrun._started_again(meeting) is again
 
 
-def test_only_rank_0_says_that_a_sweep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(monkeypatch, RANK="1", WORLD_SIZE="2", **TORCHRUN)
-    with pytest.raises(SystemExit) as exited:
-        refuse_in_torchrun("-m: a sweep")
-    assert exited.value.code == 2
+def test_only_rank_0_says_that_a_sweep_is_refused(tmp_path: Path) -> None:
+    for rank in ("0", "1"):
+        done = run("-m", cwd=tmp_path, RANK=rank, WORLD_SIZE="2", **TORCHRUN)
+        assert (done.returncode, "-m: a sweep" in done.stderr) == (2, rank == "0")
 
 
 def test_a_worker_without_an_address_is_told_in_a_line(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ thread."""
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from expt.errors import RunFailed
 from expt.launch import torchrun
 from expt.launch.torchrun import ROUND, Arrival, Rendezvous, hosts, interface_towards
+from expt.runs.paths import RunPaths
 
 
 @pytest.fixture
@@ -135,3 +138,12 @@ def test_the_interface_towards_this_machine_is_its_loopback() -> None:
     names = {name for _, name in socket.if_nameindex()}
     assert interface_towards("127.0.0.1") in names & {"lo", "lo0"}
     assert interface_towards("no address") is None
+
+
+def test_a_worker_whose_log_cannot_be_written_prints_here(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with torchrun._logged(RunPaths(tmp_path / "file"), 0, 1):
+        os.write(1, b"trains\n")
+    assert capfd.readouterr().out == "trains\n"

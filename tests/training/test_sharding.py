@@ -60,6 +60,7 @@ def test_attention_that_computes_with_its_layers_weights_is_whole() -> None:
             ),
         ),
         (["blocks"], r"sharding.wrap=\[blocks\]: "),
+        (["tokens", "act"], r"sharding.wrap=\[act\]: "),
         (
             ["head"],
             r"head shares tokens.weight with another module, and both must be gathered together",
@@ -75,7 +76,7 @@ def test_attention_that_computes_with_its_layers_weights_is_whole() -> None:
 )
 def test_what_can_be_no_unit_is_refused(wrap: list[str] | int, told: str) -> None:
     module = transformer()
-    module.blocks = nn.ModuleList(module.blocks)
+    module.blocks, module.act = nn.ModuleList(module.blocks), nn.ReLU()
     with pytest.raises(ConfigError, match=told):
         names(module, wrap)
 

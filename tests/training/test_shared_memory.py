@@ -32,11 +32,12 @@ def test_it_has_no_name_from_its_first_moment() -> None:
 
 
 def test_where_there_is_no_room_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, offset: int, length: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    assert _allocated(4096) is None
+    for call in ("posix_fallocate", "memfd_create"):
+        monkeypatch.setattr(os, call, full)
+        assert _allocated(4096) is None
     assert _place_of(None) is None
 
 
@@ -45,9 +46,9 @@ def test_what_another_process_has_under_that_number_is_left_alone() -> None:
         place, elsewhere = _place_of(mine), _place_of(other)
         assert place is not None
         assert elsewhere is not None
-        mapped, problem = _mapped((elsewhere[0], *place[1:]), 4096)
-        assert (mapped, problem) == (None, f"{elsewhere[0]} is not that of rank 0")
-        mapped, problem = _mapped(("/proc/1/fd/none", *place[1:]), 4096)
+        mapped, problem = _mapped(place._replace(path=elsewhere.path), 4096)
+        assert (mapped, problem) == (None, f"{elsewhere.path} is not that of rank 0")
+        mapped, problem = _mapped(place._replace(path="/proc/1/fd/none"), 4096)
         assert mapped is None
         assert problem
 
