@@ -114,7 +114,7 @@ def test_numbers_of_no_run_are_left_alone(
     if record == '{"status": "completed"}' and name != "metrics.jsonl":
         attempt(asked).begin()  # as one leaves it that was refused
         return
-    with pytest.raises(ConfigError, match=f"{name}: no result.json next to it says"):
+    with pytest.raises(ConfigError, match=f"{name}: no result.json next to it"):
         attempt(asked).begin()
     assert theirs.read_text() == "mine\n"
     assert record is None or asked.paths.result.read_text() == record

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import pickle
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
     forked = request(tmp_path / "fork", epochs=9, fork=fork)
     forked = dataclasses.replace(forked, content=as_forked(forked.config, Content()))
     asked = [(1, first), (0, forked)]
-    plain = [(number, dataclasses.replace(each, on_start=list)) for number, each in asked]
+    plain = [(number, dataclasses.replace(each, on_start=gc.enable)) for number, each in asked]
     again = pickle.dumps(plain)  # which no lambda is
     done = subprocess.run(
         [sys.executable, "-c", BEGINS], check=True, capture_output=True, input=again

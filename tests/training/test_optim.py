@@ -454,7 +454,7 @@ def test_one_cycle_of_torchs_is_told_how_often_it_is_advanced(
 
 def test_an_interval_that_cannot_be_meant_is_refused() -> None:
     config = scheduler("OneCycleLR", max_lr=0.1, total_steps=50)
-    with pytest.raises(ConfigError, match="has total_steps=50 and the run 5 epochs; use interval"):
+    with pytest.raises(ConfigError, match="has total_steps=50, but the run has 5 epochs;"):
         build_scheduler(
             config, optim.SGD(net().parameters(), lr=PEAK), steps_per_epoch=SPE, total_steps=TOTAL
         )
