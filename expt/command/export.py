@@ -50,20 +50,20 @@ def main(words: Sequence[str]) -> int:
     asked = vars(parser.parse_args(list(words)))
     run, which = run_and_which(asked.pop("run"), asked.pop("which"))
     found(run, which)
-    format = asked.pop("format")
-    file = _file(run, format, asked.pop("output"), force=asked["force"])
+    kind = asked.pop("format")
+    file = _file(run, kind, asked.pop("output"), force=asked["force"])
     for key in ("batch_size", "tolerance"):
         if asked[key] is not None and not asked[key] > 0:
             raise ConfigError(f"--{key.replace('_', '-')} {asked[key]:g}: give a number above 0")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if format == "onnx" and missing:
+    if kind == "onnx" and missing:
         raise ConfigError(f"--format onnx: needs {', '.join(missing)}; pip install 'expt[onnx]'")
     began = time.monotonic()
     try:
         with Console(stderr=True).status("exporting"):
             from expt.inference.export import export  # late: it imports torch
 
-            done = export(run, file, format, which=which, **asked)
+            done = export(run, file, kind, which=which, **asked)
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     console, size = Console(), f"{file.stat().st_size / 1e6:.1f} MB"
@@ -73,8 +73,8 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _file(run: Path, format: str, output: Path | None, *, force: bool) -> Path:
-    file = output or RunPaths(run).exported(format)
+def _file(run: Path, kind: str, output: Path | None, *, force: bool) -> Path:
+    file = output or RunPaths(run).exported(kind)
     if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"--output {file}: name a file in a folder that is there")
     if file.exists() and not force:

@@ -105,7 +105,7 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
     from expt.inference.predict import Predictor  # late: it imports torch
 
     predictor, console, began = Predictor(chosen), Console(stderr=not to_file), time.monotonic()
-    skipped, noun = predictor.skipped, chosen.noun
+    skipped, noun, said_at = predictor.skipped, chosen.noun, began
     with (
         _output(chosen, output, force=force) as write,
         bars.Progress(
@@ -119,6 +119,9 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
         for answers in predictor:
             write(answers, predictor.form)
             progress.update(task, completed=predictor.seen)
+            if to_file and not console.is_terminal and time.monotonic() > said_at + LINE_S:
+                said_at = time.monotonic()
+                say(console, f"predict {predictor.seen:,}/{chosen.total or '?'} {noun}s")
         for line in skipped[:REPORTED]:
             warn(line)
         if len(skipped) == predictor.seen:
@@ -148,3 +151,7 @@ def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writi
         opened = writing.to_masks(output, chosen.files, chosen.masks_root, force=force)
     with opened as write:
         yield write
+
+
+LINE_S = 10.0
+"""Between two lines of progress where there is no terminal."""

@@ -167,7 +167,8 @@ class Predictor:
                 places = range(start, min(start + size, len(array)))
                 self._skip([f"{path}: row {at + 1}: {wrong[at]}" for at in places if at in wrong])
                 good = [at for at in places if at not in wrong]
-                piece = np.array(array[good])  # a copy: files are mapped read-only
+                is_whole = len(good) == len(places)  # always a copy: files are mapped read-only
+                piece = np.array(array[start : places.stop]) if is_whole else array[good]
                 if in_unit:
                     _check_unit(path, piece)
                 if kind is SAMPLES and piece.dtype == np.float64:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, Killed, WorkersLost, warn
-from expt.runs.attempt import in_one_line
+from expt.runs.attempt import in_one_line, mistake_in
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import (
@@ -47,6 +47,8 @@ class Job:
     started_at: float = 0.0
     """By time.monotonic, which is not a time of day."""
     ended_at: float = 0.0
+    _mistake: str = ""
+    """The traceback of the mistake in code by which its last attempt failed, if it was one."""
 
     @property
     def name(self) -> str:
@@ -64,7 +66,10 @@ class Job:
         was_lost = isinstance(error, WorkersLost) and not self.paths.metrics.exists()
         if was_lost or (self.is_trial and isinstance(error, Killed | WorkersLost)):
             restarts = max(restarts, 1)
-        would_repeat = isinstance(error, ConfigError | Interrupted | Diverged)
+        # A line of code that raises the same twice in a row does so once more.
+        before, self._mistake = self._mistake, mistake_in(str(error))
+        repeats = bool(before) and before == self._mistake
+        would_repeat = repeats or isinstance(error, ConfigError | Interrupted | Diverged)
         return not would_repeat and self.retries < restarts
 
     def try_again(self) -> None:

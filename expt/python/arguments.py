@@ -66,6 +66,8 @@ class _Setting:
     def words(self, value: Any) -> Iterator[str]:
         """Yield the words for `value`; a group's choice comes before what is set of it."""
         value = self._with_class(value)
+        if self._key == "search.when" and isinstance(value, Mapping):
+            value = [f"{condition}: {axis}" for condition, axis in value.items()]
         if isinstance(value, Interval):
             yield Exact(f"{self._key}={value}")
         elif self._sweep and (axis := _axis(self._key, value)) is not None:

@@ -17,7 +17,7 @@ from expt.config import user_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.config.secrets import hidden
-from expt.errors import ConfigError, ExptError, Interrupted, warn
+from expt.errors import MISTAKES, ConfigError, ExptError, Interrupted, warn
 from expt.runs import continuing, provenance
 from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
@@ -337,6 +337,13 @@ def read_error(path: Path) -> Raised | None:
         return raised._replace(time_ns=path.stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def mistake_in(error: str) -> str:
+    """Return the traceback of a mistake in code; "" where another attempt may succeed."""
+    traceback_only = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
+    kind = traceback_only.partition(f"\n{NOTE}")[0].rpartition("\n")[2].partition(":")[0]
+    return traceback_only if kind in MISTAKES else ""
 
 
 def in_one_line(error: str, *, with_log: bool = True) -> str:

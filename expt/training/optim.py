@@ -225,6 +225,8 @@ def _custom_scheduler(
     counts = _step_counts(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     scheduler = user_code.build(config.target, LRScheduler, optimizer, **counts, **config.kwargs)
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
+    if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError(f"{where} needs the metrics of an evaluation; use interval: epoch")
     if (
         config.interval == "epoch"
         and isinstance(scheduler, OneCycleLR)

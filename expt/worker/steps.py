@@ -150,5 +150,7 @@ class StepProfiler:
     def _write(self, profiler: Any) -> None:
         profiler.export_chrome_trace(str(self._trace))
         by = "self_cpu_time_total" if self._device == "cpu" else "self_device_time_total"
-        table = profiler.key_averages().table(by, row_limit=OPERATORS, max_name_column_width=40)
+        averages = profiler.key_averages()
+        averages[:] = [each for each in averages if not each.key.startswith("ProfilerStep")]
+        table = averages.table(by, row_limit=OPERATORS, max_name_column_width=40)
         self._table.write_text(table, encoding="utf-8")

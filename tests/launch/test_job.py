@@ -67,3 +67,10 @@ def test_a_restart_is_announced(
     job = Job(RunPaths(tmp_path), request(tmp_path, max_restarts=max_restarts), retries=retries)
     Observer().job_retrying(job, RunFailed("rank 1 was killed by SIGKILL\nlog: logs/0/1"))
     assert capsys.readouterr().err == f"warning: {tmp_path}: rank 1 was killed by SIGKILL; {told}\n"
+
+
+def test_a_mistake_in_code_is_not_tried_a_third_time(tmp_path: Path) -> None:
+    for kind, again in (("KeyError", [True, False]), ("ConnectionError", [True, True])):
+        job = Job(RunPaths(tmp_path), request(tmp_path))
+        errors = [RunFailed(f"rank 0 raised\n\nx\n{kind}: a\n\nlog: {n}") for n in range(2)]
+        assert [job.may_retry(error, 5) for error in errors] == again

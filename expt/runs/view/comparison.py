@@ -167,6 +167,8 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
         {key: value for key, value in each.items() if math.isfinite(value)} for each in values
     ]
     seeds = [len(each) for each in finite]
+    if not any(values):
+        raise ConfigError(f"--verdict: no run has measured {metric}")
     if sum(map(bool, seeds)) < 2 or max(seeds) < 2:
         raise ConfigError(
             "--verdict: compares settings by their seeds; make seeds an axis of the sweep, with"
