@@ -184,7 +184,14 @@ class Run:
         """Begin to observe and to record."""
         position, worker = self.position, self.worker
         self.observer = observe(
-            self.config, self.paths, self.data, self.learner, position, worker, resumed_at
+            self.config,
+            self.paths,
+            self.data,
+            self.learner,
+            position,
+            worker,
+            resumed_at,
+            self.is_done,
         )
         self.record = Record(
             self.paths,
