@@ -305,7 +305,7 @@ def build_observer(
     resumed_at: int | None,
     is_done: bool,
 ) -> Dashboard:
-    """Build what TensorBoard shows of a run resumed after step `resumed_at`, of one that `is_done` its end.
+    """Build what TensorBoard shows of a run resumed after `resumed_at`, which may be done.
 
     Rank 0 writes it; the other ranks take part in it.
     """

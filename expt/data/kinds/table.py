@@ -174,7 +174,7 @@ def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
     steps, names = rows.features[1:] - rows.features[:-1], rows.feature_names
     ordered = ((steps > 0).all(0) | (steps < 0).all(0)) & (rows.features % 1 == 0).all(0)
     counting = [name for name, is_so in zip(names, ordered, strict=True) if is_so]
-    if not are_chosen and 0 < len(counting) < len(names) and len(steps) >= FEW:
+    if not are_chosen and 0 < len(counting) < len(names) and len(rows.features) >= FEW:
         yield (
             f"column {listed(counting)} rises or falls with every row: if it numbers them it gives"
             f" their order away; leave it out ({_word([x for x in names if x not in counting])}),"
