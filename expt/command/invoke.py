@@ -65,7 +65,6 @@ def _carry_out(this: Command, options: Options) -> None:
     this.swept = [compose.key_of(each) for each in axes]
     composed = this.composer.compose(fixed)
     sweep = options.sweep or hydra_files.is_sweep(composed)
-    hydra_files.refuse_unused(composed, of_hydra, sweep=sweep or bool(axes))
     if sweep:
         refuse_in_torchrun(f"{'-m' if options.sweep else 'sweep'}: a sweep")
         if not this.may_sweep:
@@ -80,6 +79,7 @@ def _carry_out(this: Command, options: Options) -> None:
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
     elif composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
+    hydra_files.refuse_unused(composed, of_hydra, sweep=sweep)
     if reason := hydra_files.needs_hydra(composed):
         return _by_hydra(this, words, reason, options)
     if sweep:
@@ -115,8 +115,8 @@ def _refuse_several(
             found = hydra_files.of_all_runs(this.composer.compose(words))
             if differing := [key for key, value in once.items() if found[key] != value]:
                 raise ConfigError(
-                    f"{axis.input_line}: {first} and {other} have another {differing[0]} each, of"
-                    " which a sweep has one; type a command for each"
+                    f"{axis.input_line}: {first} and {other} set different values of"
+                    f" {differing[0]}, and a sweep can have only one; type a command for each"
                 )
 
 

@@ -96,7 +96,7 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
     tensors = [*leaves((targets, inputs))]
     if not tensors or any(tensor.dim() == 0 for tensor in tensors):
         raise DataError(
-            f"a batch, a {type(batch).__name__}, must hold tensors [samples, ...], and no other"
+            f"a batch ({type(batch).__name__}) must contain only tensors [samples, ...]"
         )
     if own and (size := len(tensors[0])) != len(samples):
         raise DataError(
@@ -218,7 +218,7 @@ def _next(samples: Iterator[Any], read: int, dataset: Dataset[Any]) -> Any:
         return next(samples)
     except StopIteration:
         raise DataError(
-            f"the dataset ended after {read} samples, of which its __len__ says more; fix it"
+            f"the dataset ended after {read} samples, but its __len__ says that it has more; fix it"
         ) from None
     except Exception as error:
         raise in_words(error, f"sample {read}: {type(dataset).__name__}.__iter__") from error
@@ -244,14 +244,14 @@ def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) 
         without = f"dataset.folds=null dataset.fold=null {without}"
     if "another" in found:
         raise ConfigError(
-            f"{key}: gives its samples in another order in each epoch, and val is held out by their"
-            f" places, so that they would be trained on; use a map-style Dataset, or {without}, or"
+            f"{key}: its order changes in each epoch; val is held out by position, so val samples"
+            f" would be trained on; use a map-style Dataset, or {without}, or"
             " don't shuffle in __iter__"
         )
     if "unknown" in found:
         warn(
-            f"{key}: its first samples differ in each epoch; if __iter__ shuffles, val, which is"
-            f" held out by their places, is trained on: use a map-style Dataset then, or {without}"
+            f"{key}: its first samples differ in each epoch; if __iter__ shuffles, val samples,"
+            f" held out by position, are trained on: use a map-style Dataset then, or {without}"
         )
 
 

@@ -142,8 +142,8 @@ def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
         if others := [pair for pair in zip(*names, strict=True) if len({*pair}) > 1]:
             theirs, ours = (", ".join(one[:SHOWN]) for one in zip(*others, strict=True))
             warn(
-                f"weights={config.weights}: were trained with the {key} {theirs}, in whose places"
-                f" this run has {ours}; what was learned of the ones begins as the others"
+                f"weights={config.weights}: were trained with the {key} {theirs}, and this run has"
+                f" {ours} at the same positions; these start from what was learned for the former"
             )
 
 

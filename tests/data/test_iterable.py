@@ -221,7 +221,7 @@ def test_one_that_shuffles_has_no_val(
         r" in __iter__$"
     )
     told = (
-        rf"^dataset\._target_={__name__}\.Stream: gives its samples in another order in each epoch,"
+        rf"^dataset\._target_={__name__}\.Stream: its order changes in each epoch;"
         rf" .*{mends}"
     )
     with pytest.raises(ConfigError, match=told):
