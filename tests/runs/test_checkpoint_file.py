@@ -22,6 +22,7 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.attempt import Attempt
 from expt.runs.continuing import as_forked
 from tests.requests import checkpoint_state, request
+from tests.runs.test_checkpoint import RunsCode
 
 TOLD: dict[str, Any] = {
     "config": {"lr": 0.1, "hidden": [1, 2], "root": None},
@@ -47,14 +48,6 @@ def test_all_but_tensors_is_read(tmp_path: Path) -> None:
     assert {key: found[key] for key in TOLD} == TOLD
     assert {*found} == {*TOLD, "model", "workers", "dtype"}
     assert {*found["model"]} == {"weight", "bias"}
-
-
-class RunsCode:
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self._mark,)
 
 
 def test_no_code_is_run(tmp_path: Path) -> None:
