@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -14,6 +15,7 @@ from expt.config.schema import RunConfig
 from expt.machine import Machine
 from expt.runs import continuing
 from expt.runs.continuing import Source
+from expt.runs.metrics_file import MetricsWriter
 from expt.runs.named_checkpoint import read
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
@@ -71,6 +73,13 @@ def checkpoint_state(config: RunConfig, step: int, **more: Any) -> dict[str, Any
         "is_best": False,
         **more,
     }
+
+
+def record_points(paths: RunPaths, *points: tuple[int, int, dict[str, float]]) -> None:
+    """Leave numbers in a run's metrics.jsonl: step, epoch and tag to value of each point."""
+    with contextlib.closing(MetricsWriter(paths)) as writer:
+        for point in points:
+            writer.write(*point)
 
 
 def continued(

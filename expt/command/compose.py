@@ -181,8 +181,8 @@ class Composer:
         value, key = override.value(), override.key_or_group
         if isinstance(value, IntervalSweep):
             raise ConfigError(
-                f"{override.input_line}: a grid has no end of an interval's values; add"
-                " search=tpe, or name some"
+                f"{override.input_line}: a grid needs a list of values, and an interval has"
+                " infinitely many; list some, or add search=tpe"
             )
         known = value.filter(self.options(key)) if isinstance(value, Glob) else None
         texts = known if known is not None else [*override.sweep_string_iterator()]

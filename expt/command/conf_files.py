@@ -67,7 +67,7 @@ def refuse_hidden(folder: Path) -> None:
         if shipped.is_file() and path.read_bytes() != shipped.read_bytes():
             word = f"{path.parent.name}={path.stem}"
             raise ConfigError(
-                f"{path}: expt's own {word} would be taken; give the file another name"
+                f"{path}: expt's own {word} would be used in its place; rename the file"
             )
 
 

@@ -108,7 +108,7 @@ def _refuse(override: Override) -> None:
         return
     takes = f"an evaluation takes {', '.join(TYPED)}"
     if key in {*keys()}:
-        raise ConfigError(f"{text}: is the run's; leave it out: {takes}")
+        raise ConfigError(f"{text}: an evaluation keeps the run's value; leave it out; {takes}")
     raise ConfigError(f"{text}: there is no key '{key}'; {takes}.{did_you_mean(key, TYPED)}")
 
 
@@ -237,8 +237,9 @@ def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
     for key in HELD_OUT:
         if key in asked.dataset and asked.dataset[key] != then.get(key):
             raise ConfigError(
-                f"dataset.{key}={asked.dataset[key]}: the run had {then.get(key)}, and was trained"
-                " on the rest of its data; leave it out, or measure split=all"
+                f"dataset.{key}={asked.dataset[key]}: the run held out its samples with"
+                f" {key}={then.get(key)}; another value would measure samples that it was trained"
+                " on; leave it out, or use split=all"
             )
 
 
@@ -247,9 +248,9 @@ def _warn_of_custom_classes(record: Record, config: RunConfig) -> None:
     then, made = record["config"], record.get("content")
     before, after = then["dataset"].get("target"), config.dataset.custom_class
     if before != after and after:
-        warn(f"dataset: samples of {after} are normalised as the run's; give images in [0, 1]")
+        warn(f"dataset: samples of {after} are normalised as in training; give images in [0, 1]")
     elif before != after:
-        warn(f"dataset: what {before} did to the run's samples is not done here")
+        warn(f"dataset: {before} may have changed the run's samples; that is not done to these")
     names = user_code.targets(then)
     if not (made and made["code"] and user_code.targets({**then, "model": {}})):
         return  # of a model expt.load warns

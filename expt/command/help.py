@@ -39,7 +39,8 @@ COMMON = (
 """The choices and keys that most people use, shown where nothing else is asked for."""
 MORE = (
     ("--help all", "every choice and every setting"),
-    ("--help model=convnet", "the settings of a choice; --help checkpoint: those below a key"),
+    ("--help model=convnet", "the settings of a choice"),
+    ("--help checkpoint", "the settings below that key"),
     ("-m", "run every combination of values: key=a,b"),
     ("hydra.run.dir=DIR", "where to write the run; for a sweep hydra.sweep.dir"),
 )

@@ -53,9 +53,12 @@ def command(
 def _carry_out(this: Command, options: Options) -> None:
     if options.printing and this.from_python:
         raise ConfigError(f"{options.printing[0]}: works on the command line only")
-    if options.printing:
-        return _printed_by_hydra(options)
-    words, own = command_line.read(options, begins=not machine.is_external_worker())
+    if any(word.startswith("query=") for word in options.printing):
+        from expt.command.help import print_completions  # for Hydra's shell script
+
+        return print_completions()
+    begins = not (options.printing or machine.is_external_worker())
+    words, own = command_line.read(options, begins=begins)
     if folder := this.how.earlier_folder():  # where torchrun has started the workers again
         words.append(f"hydra.run.dir={quoted(folder)}")
     of_hydra = [word for word in words if key_of(word).startswith(("hydra.", "hydra/"))]
@@ -64,8 +67,14 @@ def _carry_out(this: Command, options: Options) -> None:
     fixed, axes = _split(this)
     this.swept = [compose.key_of(each) for each in axes]
     composed = this.composer.compose(fixed)
+    if options.printing:
+        if options.sweep or axes:
+            raise ConfigError(
+                f"{options.printing[0]}: shows one run; leave out -m, and give each key one value"
+            )
+        of_own = _hydra_options(options, own)
+        return compose.enter_hydra(lambda _: None, [*options.printing, *of_own, *words])
     sweep = options.sweep or hydra_files.is_sweep(composed)
-    hydra_files.refuse_unused(composed, of_hydra, sweep=sweep or bool(axes))
     if sweep:
         refuse_in_torchrun(f"{'-m' if options.sweep else 'sweep'}: a sweep")
         if not this.may_sweep:
@@ -80,6 +89,7 @@ def _carry_out(this: Command, options: Options) -> None:
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
     elif composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
+    hydra_files.refuse_unused(composed, of_hydra, sweep=sweep)
     if reason := hydra_files.needs_hydra(composed):
         return _by_hydra(this, words, reason, options)
     if sweep:
@@ -115,8 +125,8 @@ def _refuse_several(
             found = hydra_files.of_all_runs(this.composer.compose(words))
             if differing := [key for key, value in once.items() if found[key] != value]:
                 raise ConfigError(
-                    f"{axis.input_line}: {first} and {other} have another {differing[0]} each, of"
-                    " which a sweep has one; type a command for each"
+                    f"{axis.input_line}: {first} and {other} set different values of"
+                    f" {differing[0]}, and a sweep can have only one; type a command for each"
                 )
 
 
@@ -130,17 +140,6 @@ def _sweep(this: Command, composed: DictConfig) -> None:
 
         return SearchCommand(sweep, this.words).run()
     sweep.run_grid(Grid(this.words, this.composer))
-
-
-def _printed_by_hydra(options: Options) -> None:
-    if any(word.startswith("query=") for word in options.settings):  # of Hydra's shell script
-        from expt.command.help import print_completions
-
-        return print_completions()
-    words = [command_line.readable(word) for word in options.settings]
-    own = command_line.own_folders(options.config_dir, words)
-    of_hydra = [*options.printing, *_hydra_options(options, own)]
-    compose.enter_hydra(lambda _: None, [*of_hydra, *words])
 
 
 def _hydra_options(options: Options, own: Sequence[str]) -> list[str]:

@@ -32,26 +32,23 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     """
     terminal.prepare()
     with signals.interrupts_noted():
-        code = _exit_code(arguments, time.monotonic() if typed_at is None else typed_at)
+        try:
+            with machine.seldom_collecting():
+                code = _do(arguments, time.monotonic() if typed_at is None else typed_at)
+        except ExptError as error:
+            _complain(error)
+            code = signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
+        except KeyboardInterrupt:
+            code = signals.exit_code()
+        except BaseException:  # a RuntimeError, where Ctrl-C came as Python made a class
+            if not signals.was_interrupted():
+                raise
+        finally:
+            forkserver.kill()
+        if signals.was_interrupted():
+            code = signals.exit_code()
     if code:
         sys.exit(code)
-
-
-def _exit_code(arguments: Sequence[str], typed_at: float) -> int:
-    try:
-        with machine.seldom_collecting():
-            code = _do(arguments, typed_at)
-    except ExptError as error:
-        _complain(error)
-        code = signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
-    except KeyboardInterrupt:
-        code = signals.exit_code()
-    except BaseException:  # a RuntimeError, where Ctrl-C came as Python made a class
-        if not signals.was_interrupted():
-            raise
-    finally:
-        forkserver.kill()
-    return signals.exit_code() if signals.was_interrupted() else code
 
 
 def _do(arguments: Sequence[str], typed_at: float) -> int:

@@ -52,8 +52,8 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     """
     if into is not None and "=" in into.name and into.parent == Path():
         raise ConfigError(
-            f"{into}: a rerun has all its recorded settings; for others begin a new run with them. "
-            f"As the new run's folder it is ./{into}"
+            f"{into}: a rerun repeats the recorded settings and takes no others; start a new run"
+            f" for that. If this is the new folder's name, write ./{into}"
         )
     from expt.command.run import Command, train  # late: Hydra
 
@@ -136,6 +136,6 @@ def compare(then: Record, now: Record) -> None:
     tags = sorted(before.keys() | after.keys())
     if differ := [tag for tag in tags if before.get(tag) != after.get(tag)]:
         both = (f"{tag} {before.get(tag)} then, {after.get(tag)} now" for tag in differ)
-        warn(f"not the numbers of then: {', '.join(both)}")
+        warn(f"the numbers differ from those of the original run: {', '.join(both)}")
     else:
         print(f"repeated     the same numbers in all {len(before)} metrics")

@@ -172,5 +172,5 @@ def refuse_overruled(composed: DictConfig, words: Sequence[str]) -> None:
         is_class = isinstance(node, DictConfig) and "_target_" in node
         if choice in members and is_class and f"{group}._target_" not in typed:
             raise ConfigError(
-                f"{group}={choice}: another YAML puts {node._target_} in its place; leave one out"
+                f"{group}={choice}: a YAML file sets {group} to {node._target_}; leave one out"
             )

@@ -69,7 +69,7 @@ def _workers(config: RunConfig, machine: Machine) -> Problems:
     elif config.debug and config.world_size > 1:
         yield "world_size", "debug=true runs one worker in this process", "use world_size=1"
     elif config.num_gpus > sharing and config.strategy != "dp":
-        why = f"{config.num_gpus} GPUs need as many workers, and {sharing} share them"
+        why = f"{config.num_gpus} GPUs need a worker each, and there are only {sharing}"
         yield "gpus", why, f"use gpus={sharing}"
     if config.backend == "nccl" and (machine.simulated or sharing > config.num_gpus):
         yield "backend", "takes one worker for each GPU", "use backend=gloo, or other gpus"
@@ -154,7 +154,7 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
     if any(group.epochs for group in config.optimizer.groups) and isinstance(
         config.scheduler, groups.Plateau | groups.TargetScheduler
     ):
-        why = "can't end for some parameters only, as optimizer.groups has it"
+        why = "optimizer.groups stops training some parameters early, which this schedule can't do"
         yield "scheduler.name", why, "use constant, cosine, step or one_cycle"
     if config.lr_scaling != "none" and config.base_batch_size is None:
         why = "needs the batch that optimizer.lr is meant for"
@@ -167,9 +167,10 @@ def _batch(config: RunConfig, machine: Machine) -> Problems:
     if rest or not share:
         by = f"{config.world_size} workers"
         if config.gradient_accumulation > 1:
-            by += f" x {config.gradient_accumulation} parts (gradient_accumulation)"
+            by += f" x {config.gradient_accumulation} micro-batches (gradient_accumulation)"
         near = f"{share * parts} or {(share + 1) * parts}" if share else f"{parts}"
-        yield "batch_size", f"is the global batch and must divide by {by}", f"use {near}"
+        why = f"the global batch must be a multiple of {parts}, for {by}"
+        yield "batch_size", why, f"use {near}"
     elif config.batch_norm == "groups" and share % (size := config.batch_norm_group):
         smaller = next((n for n in range(min(size, share), 1, -1) if share % n == 0), None)
         larger = f"batch_size={parts * size * -(-share // size)}"
@@ -177,7 +178,7 @@ def _batch(config: RunConfig, machine: Machine) -> Problems:
         fix = f"batch_norm_group={smaller} or {larger}" if smaller else larger
         yield "batch_norm_group", why, f"use {fix}"
     if config.print_every and config.print_every % config.log_every:
-        why = f"what is printed is logged, and log_every={config.log_every}"
+        why = f"prints what is logged, every log_every={config.log_every} steps"
         yield "print_every", why, f"use a multiple of it, or log_every={config.print_every}"
 
 
@@ -187,7 +188,7 @@ def _schedule(config: RunConfig, machine: Machine) -> Problems:
     if planned is not None and warmup >= planned:
         yield "scheduler.epochs", f"is all warm-up, scheduler.warmup_epochs={warmup:g}", "use more"
     elif warmup > config.epochs:
-        why = f"the run ends before, after epochs={config.epochs}"
+        why = f"the run has only epochs={config.epochs}"
         yield "scheduler.warmup_epochs", why, f"use {config.epochs} or less"
 
 
@@ -196,8 +197,8 @@ def _of_data(config: RunConfig) -> list[str]:
     problems: list[str] = dataset.problems(task)
     if task.TARGETS not in {"any", *(task_kinds()[name].TARGETS for name in dataset.TASKS)}:
         problems = [
-            f"task={task.name}: dataset={dataset.name} is of task={' or '.join(dataset.TASKS)}, or"
-            " of a custom one"
+            f"task={task.name}: dataset={dataset.name} is for task={' or '.join(dataset.TASKS)}, or"
+            " for a custom task"
         ]
     return problems + [
         f"task.metrics.{name}: the task has one of that name; choose another"
@@ -216,7 +217,7 @@ def _of_classes(config: RunConfig, machine: Machine) -> Problems:
     }
     for key, (value, unset) in settings.items():
         if value != unset and config.task.TARGETS != "class":
-            yield key, "is of task=classification", f"use {key}={typed(unset)}"
+            yield key, "works with task=classification only", f"use {key}={typed(unset)}"
     if config.cutmix is not None and dataset.has_rows:
         yield "cutmix", f"cuts images, and dataset={dataset.name} has rows of numbers", "use mixup"
 
@@ -255,7 +256,7 @@ def _fits_samples(config: RunConfig, machine: Machine) -> Problems:
 def _folds(config: RunConfig, machine: Machine) -> Problems:
     folds, fold = config.dataset.folds, config.dataset.fold
     if folds is None and fold is not None:
-        yield "dataset.fold", "is one of dataset.folds", "say of how many, e.g. dataset.folds=5"
+        yield "dataset.fold", "needs the number of parts", "give it, e.g. dataset.folds=5"
     elif folds is not None and fold is None:
         fix = f"say which one validates, e.g. dataset.fold=0 or -m 'dataset.fold=range({folds})'"
         yield "dataset.folds", "needs dataset.fold", fix

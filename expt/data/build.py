@@ -216,8 +216,8 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
         )
     if source.val:
         raise ConfigError(
-            f"dataset.folds={dataset.folds}: {getattr(dataset, 'root', '')}/val validates; use"
-            " folds=null"
+            f"dataset.folds={dataset.folds}: the dataset has a validation split (val) already; use"
+            " dataset.folds=null"
         )
     if dataset.folds > size:
         raise ConfigError(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import threading
 from collections.abc import Mapping, Set
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,22 @@ Prints = Mapping[str, Any]
 
 
 def attributes(one: object) -> dict[str, Any]:
-    """Return the attributes of an object, or the globals of a module of Python.
+    """Return the attributes and slots of an object, or the globals of a module of Python.
 
     Those of an nn.Module are without its parameters and modules.
     """
     if isinstance(one, type | ModuleType):
         return {name: value for name, value in vars(one).items() if not name.startswith("__")}
+    found = {name: getattr(one, name) for name in _slots(one) if hasattr(one, name)}
     if not isinstance(one, nn.Module):
-        return dict(getattr(one, "__dict__", {}))
+        return found | getattr(one, "__dict__", {})
     own = {name: value for name, value in vars(one).items() if name not in _OF_TORCH}
-    return own | dict(one.named_buffers(recurse=False))
+    return found | own | dict(one.named_buffers(recurse=False))
+
+
+def _slots(one: object) -> set[str]:
+    named = (each for kind in type(one).__mro__ for each in vars(kind).items())
+    return {name for name, value in named if isinstance(value, MemberDescriptorType)}
 
 
 def prints(one: object, seen: dict[int, object] | None = None) -> Prints:
@@ -67,7 +74,8 @@ class Watched:
             return names
         save, load = self._methods
         twin = copy.copy(self._one)
-        vars(twin).update(self._copies)
+        for name, value in self._copies.items():
+            object.__setattr__(twin, name, value)
         getattr(twin, load)(getattr(self._one, save)())
         loaded = prints(twin, dict(known))
         return [name for name in names if now[name] != loaded.get(name)]
@@ -85,7 +93,7 @@ def _differ(before: Any, after: Any) -> bool:
 def _print(value: Any, seen: dict[int, object], most: int) -> Any:
     if isinstance(value, str | bytes | int | float | complex | bool | np.generic):
         return repr(value)
-    if isinstance(value, _CODE) or id(value) in seen or len(seen) > most:
+    if value is None or isinstance(value, _CODE) or id(value) in seen or len(seen) > most:
         return None
     seen[id(value)] = value  # kept, so that nothing else gets its id
     if isinstance(value, Tensor | np.ndarray):
@@ -113,12 +121,19 @@ def _of_module(one: nn.Module, seen: dict[int, object]) -> Prints:
 def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
     """Look into any object, such as a generator, by what pickle and deepcopy would take of it.
 
-    Of a custom function that is what its closure holds.
+    Of a custom function that is what its closure, its defaults and its attributes hold.
     """
     try:
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        if isinstance(value, threading.local):
+            return _print(vars(value), seen, most)
         if isinstance(value, FunctionType):
-            cells = () if is_installed(value.__code__.co_filename) else value.__closure__ or ()
-            return tuple(_print(cell.cell_contents, seen, most) for cell in cells)
+            if is_installed(value.__code__.co_filename):
+                return (_print(vars(value).get("__wrapped__"), seen, most),)
+            held = [*(cell.cell_contents for cell in value.__closure__ or ())]
+            held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            return tuple(_print(each, seen, most) for each in (*held, vars(value) or None))
         found = value.__reduce_ex__(5)  # without a copy of large buffers
         parts = [*found[1:3], *([*each] if each else None for each in found[3:5])]
     except Exception:  # an open file, a lock, an iterator, ...

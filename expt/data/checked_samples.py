@@ -210,8 +210,8 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
             raise DataError(f"{where} no image: {error}") from error
         if tuple(tensor.shape) != self._shape:
             raise DataError(
-                f"{where} an image {tuple(tensor.shape)}, and images are {self._shape} (channels,"
-                " height, width) where they are evaluated; end with a crop or resize to that"
+                f"{where} an image {tuple(tensor.shape)}, but evaluated images are {self._shape}"
+                " (channels, height, width); let the last transform crop or resize to that"
             )
         if tensor.is_floating_point():
             low, high = (float(value) for value in torch.aminmax(tensor))

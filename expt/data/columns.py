@@ -39,7 +39,7 @@ _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 """What pandas calls a column without a name, which is where it writes its index."""
 _SHOWN = 8
 """Columns with something wrong that are listed."""
-_FEW = 20
+FEW = 20
 """Rows of which numbers may follow each other by chance."""
 
 
@@ -271,7 +271,7 @@ def counts_rows(values: np.ndarray) -> bool:
     import numpy as np
 
     number = len(values)
-    if number < _FEW or np.ptp(values) != number - 1 or (values != np.floor(values)).any():
+    if number < FEW or np.ptp(values) != number - 1 or (values != np.floor(values)).any():
         return False
     return len(np.unique(values)) == number
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, cast
 
@@ -95,7 +96,7 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
     tensors = [*leaves((targets, inputs))]
     if not tensors or any(tensor.dim() == 0 for tensor in tensors):
         raise DataError(
-            f"a batch, a {type(batch).__name__}, must hold tensors [samples, ...], and no other"
+            f"a batch ({type(batch).__name__}) must contain only tensors [samples, ...]"
         )
     if own and (size := len(tensors[0])) != len(samples):
         raise DataError(
@@ -217,7 +218,7 @@ def _next(samples: Iterator[Any], read: int, dataset: Dataset[Any]) -> Any:
         return next(samples)
     except StopIteration:
         raise DataError(
-            f"the dataset ended after {read} samples, of which its __len__ says more; fix it"
+            f"the dataset ended after {read} samples, but its __len__ says that it has more; fix it"
         ) from None
     except Exception as error:
         raise in_words(error, f"sample {read}: {type(dataset).__name__}.__iter__") from error
@@ -243,14 +244,14 @@ def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) 
         without = f"dataset.folds=null dataset.fold=null {without}"
     if "another" in found:
         raise ConfigError(
-            f"{key}: gives its samples in another order in each epoch, and val is held out by their"
-            f" places, so that they would be trained on; use a map-style Dataset, or {without}, or"
+            f"{key}: its order changes in each epoch; val is held out by position, so val samples"
+            f" would be trained on; use a map-style Dataset, or {without}, or"
             " don't shuffle in __iter__"
         )
     if "unknown" in found:
         warn(
-            f"{key}: its first samples differ in each epoch; if __iter__ shuffles, val, which is"
-            f" held out by their places, is trained on: use a map-style Dataset then, or {without}"
+            f"{key}: its first samples differ in each epoch; if __iter__ shuffles, val samples,"
+            f" held out by position, are trained on: use a map-style Dataset then, or {without}"
         )
 
 
@@ -281,7 +282,9 @@ def _order(before: Sequence[_Sample], after: Sequence[_Sample]) -> str:
     others = [(old, new) for old, new in zip(before, after, strict=True) if old.whole != new.whole]
     if not others:
         return "same"
-    has_moved = not {old.whole for old, _ in others}.isdisjoint(new.whole for _, new in others)
+    times = Counter(old.whole for old in before)  # what occurs twice may be another's augmented
+    moved = {old.whole for old, _ in others if times[old.whole] == 1}
+    has_moved = not moved.isdisjoint(new.whole for _, new in others)
     have_changed = any(old.targets != new.targets for old, new in others)
     if has_moved or (have_changed and all(sample.has_class for sample in before)):
         return "another"

@@ -113,7 +113,7 @@ class Plan:
         if split is not None and split not in there:
             raise ConfigError(f"--split {split}: the run's dataset has {', '.join(there)}")
         if top is not None and task.TARGETS != "class":
-            raise ConfigError(f"--top {top}: is of classes, and the task is {task.name}")
+            raise ConfigError(f"--top {top}: works for classification only, not for {task.name}")
         if top is not None and not 1 <= top <= self.data["num_classes"]:
             raise ConfigError(f"--top {top}: the run has {self.data['num_classes']} classes")
         if self.batch_size is not None and self.batch_size < 1:

@@ -168,10 +168,9 @@ class Pool:
             job = next(source)
         except StopIteration:
             return False, True
-        if job is None:
-            return True, True
-        self._add(job)
-        return True, False
+        if job is not None:
+            self._add(job)
+        return True, job is None
 
     def _add(self, job: Job) -> None:
         number = self._numbers.setdefault(job, len(self._numbers))

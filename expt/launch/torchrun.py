@@ -148,7 +148,8 @@ def check(environment: Mapping[str, str]) -> None:
     wrong = [name for name in numbers if not environment[name].isdecimal()]
     if wrong or not int(environment["RANK"]) < int(environment["WORLD_SIZE"]):
         found = " ".join(f"{name}={environment[name]}" for name in wrong or numbers[:2])
-        raise ConfigError(f"{found}: is not a worker's; to train here alone: {alone(environment)}")
+        why = "must be whole numbers, with RANK below WORLD_SIZE"
+        raise ConfigError(f"{found}: {why}; to train here alone: {alone(environment)}")
 
 
 def _started_again(meeting: Rendezvous) -> bool:

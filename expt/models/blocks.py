@@ -42,7 +42,8 @@ def matching(module: nn.Module, patterns: Sequence[str], key: str) -> dict[str, 
             some = f" There are {len(named)}, such as {', '.join([*named][:4])}."
             hint = did_you_mean(pattern.strip("^$.*"), [*named]) or some
             raise ConfigError(
-                f"{key}=[{pattern}]: is the whole name of no module that is called.{hint}"
+                f"{key}=[{pattern}]: matches the whole name of no module (containers don't"
+                f" count).{hint}"
             )
         chosen.update(found)
     return {name: part for name, part in named.items() if name in chosen}

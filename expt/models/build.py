@@ -69,7 +69,7 @@ def build(
         if given := wanted.keys() & config.kwargs:
             keys = ", ".join(f"model.{key}" for key in shapes if key in given)
             raise ConfigError(
-                f"{keys}: the dataset says what it is; leave it out of the model's YAML"
+                f"{keys}: expt passes this from the dataset; leave it out of the model's YAML"
             )
         module: nn.Module = user_code.build(config.target, nn.Module, **wanted, **config.kwargs)
     elif isinstance(config, groups.NamedModel):

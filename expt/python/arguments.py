@@ -72,8 +72,8 @@ class _Setting:
             for one in axis if self._is_group else ():
                 if isinstance(one, Mapping) and "_target_" not in one:
                     raise ConfigError(
-                        f"{self._key}={one!r}: an axis has names and classes; sweep a key of one as"
-                        f" in {self._key}={{'name': ..., 'key': [...]}}"
+                        f"{self._key}={one!r}: the values of an axis must be names or classes; to"
+                        f" sweep a key of one, write {self._key}={{'name': ..., 'key': [...]}}"
                     )
             yield Exact(f"{self._key}={','.join(map(self._text, axis))}")
         elif self._key == "task.metrics" and isinstance(value, Mapping):
@@ -239,7 +239,8 @@ def dotted(key: str, cls: Any) -> str:
     if cls.__module__ in main_module.NAMES:
         return main_module.dotted(key, cls)
     if getattr(sys.modules.get(cls.__module__), name, None) is not cls:
-        raise ConfigError(f"{key}={name}: {cls.__module__} has another now; import it anew")
+        why = f"{cls.__module__} now has another class of that name, or none; import it again"
+        raise ConfigError(f"{key}={name}: {why}")
     path = f"{cls.__module__}.{name}"
     if old := user_code.older_here([path]):
         warn(f"{key}={name}: {', '.join(old)} changed since its import here; the file is trained")

@@ -110,8 +110,8 @@ class Attempt:
         for path in (paths.metrics, *paths.event_files()):
             if path.exists():
                 raise ConfigError(
-                    f"{path}: no {paths.result.name} next to it says that it is a run's; move it"
-                    " away, or choose another folder by hydra.run.dir=FOLDER"
+                    f"{path}: no {paths.result.name} next to it says to which run it belongs; move"
+                    " it away, or choose another folder by hydra.run.dir=FOLDER"
                 )
 
     @contextlib.contextmanager

@@ -103,8 +103,12 @@ def _elsewhere(given: Path) -> Checkpoint:
 
 def _taken(paths: RunPaths) -> Checkpoint | None:
     """Return the checkpoint of the other run that is in a fork's folder already, and whole."""
-    is_whole = paths.forked.exists() and not checkpoint_file.damage_of(paths.forked)
-    return read(paths.forked) if is_whole else None
+    if not paths.forked.exists():
+        return None
+    if damage := checkpoint_file.damage_of(paths.forked):
+        warn(f"{damage}; it is taken anew")
+        return None
+    return read(paths.forked)
 
 
 def _forked(given: str, step: str = "") -> Checkpoint:
@@ -189,21 +193,24 @@ def _refuse(source: Source, config: RunConfig, content: Content, folder: Path) -
             f" {_instead(source)}"
         )
     if made["code"] != content.code or user_code.changed(record):
-        other = f"{found.run}: its custom classes have other source now"
+        other = f"{found.run}: the source of its custom classes has changed"
         steps = config.epochs * found.state["steps_per_epoch"]
         is_trained = found.step >= min(steps, config.max_steps or steps)
         here = found.run.resolve() == folder.resolve()
         if rule == "resume" and (here or is_trained):  # one record can't be of both
-            anew = f"{provenance.program()} rerun {shlex.quote(str(found.run))}"
-            raise ConfigError(f"{other}; put it back, or train the run anew by {anew}")
-        warn(f"{other}; what continues from it is of both")
+            program, run = provenance.program(), shlex.quote(str(found.run))
+            fix = f"type its settings with resume={run} to continue in a new folder"
+            if is_trained:
+                fix = f"test it by {program} evaluate {run}"
+            raise ConfigError(f"{other}; {fix}, or train it anew by {program} rerun {run}")
+        warn(f"{other}; the continued run is trained with both versions")
 
 
 def _instead(source: Source) -> str:
     run = shlex.quote(str(source.checkpoint.run))
     if source.rule == "resume":
         return "start a new run"
-    return f"begin a further run, with what fits of its weights, by weights={run}@last"
+    return f"begin a new run from what fits of its weights by weights={run}@last"
 
 
 def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
@@ -223,13 +230,13 @@ def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
         if rule == "fork" and keys.meaning_in(now, key).fork == "epoch":
             yield f"{line}, which cannot change within an epoch, at {found}; fork an epoch's end"
         else:
-            yield f"{line}, which a {rule} keeps; give that, or {_instead(source)}"
+            yield f"{line}, and a {rule} must keep that value; type it, or {_instead(source)}"
     if rule == "fork" and config.max_steps is not None:
         changed = keys.differing(then, now, "result")
         for key in sorted(_OF_EPOCH & {*changed}):
             yield (
-                f"max_steps={config.max_steps}: counts steps, of which an epoch has others with"
-                f" another {key}; give epochs, and max_steps=null"
+                f"max_steps={config.max_steps}: with another {key} an epoch has another"
+                " number of steps; give epochs, and max_steps=null"
             )
 
 
@@ -277,9 +284,10 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
     key = next((key for key in _OF_END if before.get(key) != after.get(key)), "epochs")
     run = shlex.quote(str(found.run))
     raise ConfigError(
-        f"{key.replace('.kwargs', '')}={keys.typed(after.get(key))}: the schedule of {run} is"
-        f" planned to step {then}, and one to step {now} has had other learning rates until here;"
-        f" keep its plan by {keep}, or begin a further run from its weights by weights={run}@last"
+        f"{key.replace('.kwargs', '')}={keys.typed(after.get(key))}: the schedule of {run} was"
+        f" planned to end at step {then}; to end at step {now} it would have needed other learning"
+        f" rates until here; keep its plan by {keep}, or begin a new run from its weights by"
+        f" weights={run}@last"
     )
 
 
@@ -354,8 +362,8 @@ def _bring_best(found: Checkpoint, paths: RunPaths) -> None:
             checkpoint_file.keep_as(file, paths.best)
             return
     warn(
-        f"{of.best}: is not the best that {found.file.name} knows of; the best is chosen from later"
-        " epochs"
+        f"{of.best}: is not the best checkpoint that {found.file.name} recorded; the best is now"
+        " chosen among later epochs"
     )
 
 

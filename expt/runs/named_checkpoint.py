@@ -199,7 +199,7 @@ def begun_from(given: str, checksum: str | None) -> Begun:
     if run is None:
         return begun
     if result_of_any(RunPaths(run)).get("status") == RUNNING:
-        warn(f"weights={given}: the run is still under way; what is loaded is of now")
+        warn(f"weights={given}: the run is still training; its checkpoint as it is now is loaded")
     identity = read_result(RunPaths(run)).get("identity")
     return {**begun, "identity": identity, "run": str(run.resolve()), "which": which}
 

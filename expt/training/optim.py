@@ -231,8 +231,8 @@ def _custom_scheduler(
         and scheduler.total_steps != epochs
     ):
         raise ConfigError(
-            f"{where} has total_steps={scheduler.total_steps} and the run {epochs} epochs; "
-            "use interval: step where it counts optimiser steps"
+            f"{where} has total_steps={scheduler.total_steps}, but the run has {epochs} epochs;"
+            " if total_steps counts optimiser steps, use interval: step"
         )
     return scheduler
 
@@ -283,8 +283,8 @@ def advance_after_epoch(
         metric = next((name for name in values if better[name] == scheduler.mode), None)
         if metric is None:
             raise ConfigError(
-                f"scheduler.mode={scheduler.mode}: no metric of the task is the better so; use"
-                " mode=min"
+                f"scheduler.mode={scheduler.mode}: no metric of this task is better when it is"
+                " higher; use mode=min"
             )
         scheduler.step(values[metric])
     else:

@@ -297,7 +297,7 @@ class _Comparison:
             except RuntimeError as error:  # "modified by an inplace operation"
                 raise ConfigError(
                     f"{_where(self._config)}: the model writes to {name} in a forward or backward"
-                    " pass, where it has a copy that is dropped; use strategy=ddp"
+                    " pass, where it is a temporary copy, so the change is lost; use strategy=ddp"
                 ) from error
 
     def _update(self, learner: Learner, advances: bool) -> None:
@@ -423,8 +423,8 @@ class _Comparison:
         fix = (
             "let the optimizer keep all its state in self.state"
             if self._when and first.startswith("the update")
-            else "where each worker has a part of a tensor, something takes it for the whole, or"
-            " keeps or changes another copy of it; use strategy=ddp"
+            else "some code takes a worker's part of a tensor for the whole, or keeps or changes"
+            " another copy of it; use strategy=ddp"
         )
         raise ConfigError(f"{_where(self._config)}: {first}{self._when}; {fix}")
 

@@ -60,8 +60,8 @@ class FirstSteps:
         if late:
             raise ConfigError(
                 f"model: {listed(sorted(late))}: made or removed in a forward pass, so that no"
-                " optimizer trains it and no checkpoint can be loaded; make it in __init__, as"
-                " torch's lazy layers (such as nn.LazyLinear) where a size is not known there"
+                " optimizer trains it and no checkpoint can be loaded; make it in __init__; if"
+                " its size is not known there, use a lazy layer such as nn.LazyLinear"
             )
 
     def _report_untrained(self) -> None:
@@ -76,7 +76,7 @@ class FirstSteps:
             if names and where != "task":
                 raise ConfigError(
                     f"{listed(names)}: gets gradients, but no optimizer trains it and no checkpoint"
-                    " holds it; make it an nn.Parameter or a module of the model, of several an"
+                    " holds it; make it an nn.Parameter or a submodule; for several use"
                     " nn.ModuleList or nn.ModuleDict"
                 )
             if names and self._warns:

@@ -127,9 +127,9 @@ def _warn_of_unequal(module: nn.Module, worker: Worker) -> None:
     names = [name for name in mine if any(one.get(name) != mine[name] for one in every)]
     if names and worker.rank == 0:
         warn(
-            f"model: {listed(names)}: differs between workers after a step, and rank 0's counts in"
-            " the next step and in checkpoints; let a custom task carry what each worker has of"
-            " its own (state_dict), or make it alike on all"
+            f"model: {listed(names)}: has other values on other workers after a step; the next step"
+            " and checkpoints use rank 0's; make it equal on all, or keep each worker's own in a"
+            " custom task (state_dict)"
         )
 
 

@@ -36,10 +36,7 @@ def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) 
     found = {tag(name): value for name, value in values.values.items()}
     if warns and not values.has_weight:
         without = ", ".join(name for name, value in found.items() if math.isnan(value))
-        warn(
-            f"{without}: nothing was measured, for every target there is to be ignored or has no"
-            " weight"
-        )
+        warn(f"{without}: not measured, because every target is ignored or has no weight")
     return found
 
 

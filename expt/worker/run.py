@@ -183,9 +183,8 @@ class Run:
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
         """Begin to observe and to record."""
         position, worker = self.position, self.worker
-        self.observer = observe(
-            self.config, self.paths, self.data, self.learner, position, worker, resumed_at
-        )
+        built = self.config, self.paths, self.data, self.learner
+        self.observer = observe(*built, position, worker, resumed_at, self.is_done)
         self.record = Record(
             self.paths,
             position,

@@ -31,8 +31,8 @@ def test_numbers_are_compared_but_for_those_of_the_machine(
     assert capsys.readouterr() == (
         "",
         (
-            "warning: not the numbers of then: loss/test None then, 1.0 now, loss/val 0.5 then,"
-            " 0.25 now\n"
+            "warning: the numbers differ from those of the original run: loss/test None then, 1.0"
+            " now, loss/val 0.5 then, 0.25 now\n"
         ),
     )
 
@@ -81,7 +81,7 @@ def test_a_run_that_went_on_begins_anew_as_it_once_began(
 
 
 def test_a_setting_is_no_folder_for_a_rerun(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"seed=3: a rerun has all its recorded settings"):
+    with pytest.raises(ConfigError, match=r"seed=3: a rerun repeats"):
         rerun(tmp_path, Path("seed=3"), typed_at=0.0)
     with pytest.raises(ConfigError, match="is not a folder of a run"):
         rerun(tmp_path, tmp_path / "seed=3", typed_at=0.0)

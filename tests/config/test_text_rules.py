@@ -33,7 +33,7 @@ def test_images_want_other_models_and_tasks(configured: Configured) -> None:
         configured("model=transformer", "task=language_model")
     assert list(error.value.problems) == [
         "model=transformer: takes tokens, and dataset=digits has no vocabulary; use dataset=text",
-        "task=language_model: dataset=digits is of task=classification, or of a custom one",
+        "task=language_model: dataset=digits is for task=classification, or for a custom task",
     ]
 
 

@@ -172,8 +172,8 @@ def test_an_example_is_like_a_sample(root: Path, configured: Configured) -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (WORDS[1:], ("task=classification: dataset=segmentation_folder is of task=segmentation")),
-        (("task=segmentation",), "task=segmentation: dataset=digits is of task=classification"),
+        (WORDS[1:], ("task=classification: dataset=segmentation_folder is for task=segmentation")),
+        (("task=segmentation",), "task=segmentation: dataset=digits is for task=classification"),
         ((*WORDS, "task.num_classes=4"), "task.num_classes=4: dataset=segmentation_folder has 3"),
         ((*WORDS, "+dataset.augment.flip=true"), "dataset.augment: moves images without their"),
     ],

@@ -120,7 +120,7 @@ def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
                 " dataset's method collate"
             ),
         ),
-        ("nothing", "a batch, a NoneType, must hold tensors [samples, ...]"),
+        ("nothing", "a batch (NoneType) must"),
         ("fractions", "collate makes targets of float32 [4]; let them be class numbers"),
         ("no targets", "collate makes targets of a NoneType; let them be class numbers"),
     ],

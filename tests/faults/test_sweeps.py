@@ -86,7 +86,7 @@ def test_failures_stay_where_they_are(tmp_path: Path, faulty: tuple[str, ...]) -
     killed = "rank 1 of 2 was killed by SIGKILL (out of memory?)  "
     assert causes.pop("batch_size=64,how=kill") == killed + log.format("kill")
     assert set(causes.values()) == {
-        "batch_size=63: is the global batch and must divide by 2 workers; use 62 or 64"
+        "batch_size=63: the global batch must be a multiple of 2, for 2 workers; use 62 or 64"
     }
     # Each was reported when it happened, and again at the end with the command that runs it alone.
     assert all(done.stdout.count(f"{name}: {cause}") == 1 for name, cause in causes.items())

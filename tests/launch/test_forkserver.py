@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,33 +77,36 @@ def reads():
 """
 
 
+def started(code: str, folder: Path) -> subprocess.Popen[str]:
+    (folder / "does.py").write_text(DOES)
+    (folder / "script.py").write_text(ALONE + textwrap.dedent(code))
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    words = [sys.executable, str(folder / "script.py")]
+    return subprocess.Popen(words, env=environment(), cwd=folder, text=True, **pipes)
+
+
 def python(code: str, cwd: Path, typed: str = "") -> list[str]:
     """Return what the code prints, line by line."""
-    (cwd / "does.py").write_text(DOES)
-    script = cwd / "script.py"
-    script.write_text(ALONE + textwrap.dedent(code) + "\nforkserver.kill()\n")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment(),
-        cwd=cwd,
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    process = started(textwrap.dedent(code) + "\nforkserver.kill()\n", cwd)
+    out, err = process.communicate(typed, timeout=60)
+    assert process.returncode == 0, err
+    return out.splitlines()
 
 
-def test_there_is_one_in_a_session_of_its_own_and_kill_ends_it(tmp_path: Path) -> None:
+def test_there_is_one_in_a_session_of_its_own_and_kill_ends_it_whatever_was_forked(
+    tmp_path: Path,
+) -> None:
     code = """
         forkserver.kill()  # there is none yet: no harm
         forkserver.warm()
         first = server()
         forkserver.warm(["json"])
         print(server() == first, os.getsid(first) == first, title(first).split(" of ")[0])
+        if (child := os.fork()) == 0:
+            time.sleep(60)
         forkserver.kill()
         print(alive(first))
+        os.kill(child, signal.SIGKILL)
         print(alive(server()))
     """
     found = python(code, tmp_path)
@@ -318,30 +322,9 @@ def test_all_die_with_their_driver_however_it_ends_and_without_a_word(tmp_path: 
         assert process.stdout.read() == ""
 
 
-def test_a_fork_of_the_driver_does_not_keep_it_alive(tmp_path: Path) -> None:
-    code = """
-        first = server()
-        if (child := os.fork()) == 0:
-            time.sleep(60)
-        forkserver.kill()
-        print(alive(first))
-        os.kill(child, signal.SIGKILL)
-    """
-    assert python(code, tmp_path) == ["False"]
-
-
 def driver(folder: Path, code: str) -> subprocess.Popen[str]:
     """A driver that has come to the end of its code, and waits."""
-    script = folder / "script.py"
-    script.write_text(f"{ALONE}\n{code}\nprint('ready', flush=True)\nsys.stdin.read()\n")
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env=environment(),
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = started(f"{code}\nprint('ready', flush=True)\nsys.stdin.read()\n", folder)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process

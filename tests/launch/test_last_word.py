@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from expt.launch import last_word
-from expt.runs.attempt import write_error
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import COMPLETED, create_result, read_result
 from expt.worker.fault import VARIABLE
 from tests.conftest import environment
 from tests.faults.running import wait_until
+from tests.launch.test_workers import leave_error
 
 NCCL = (
     "[rank0]:[E] ProcessGroupNCCL.cpp: ... we are taking the entire process down.\nFatal Python"
@@ -34,13 +34,6 @@ def paths(tmp_path: Path) -> RunPaths:
     return found
 
 
-def leave_error(paths: RunPaths, rank: int, error: Exception) -> None:
-    try:
-        raise error
-    except Exception as raised:
-        write_error(paths.error(0, rank), raised, 1)
-
-
 def test_an_abort_is_named(paths: RunPaths) -> None:
     paths.stderr(0, 0).write_text(NCCL)
     last_word.write_end(paths.folder, 0)
@@ -51,7 +44,7 @@ def test_an_abort_is_named(paths: RunPaths) -> None:
 
 def test_the_error_of_another_comes_before_an_abort_by_nccl(paths: RunPaths) -> None:
     paths.stderr(0, 0).write_text(NCCL)
-    leave_error(paths, 1, ValueError("its own"))
+    leave_error(paths, 1, ValueError("its own"), 10)
     last_word.write_end(paths.folder, 0)
     assert "rank 1 of 2 raised" in read_result(paths)["error"]
 
@@ -63,7 +56,7 @@ def test_a_rank_that_aborted_is_named_before_one_that_was_killed_for_it(paths: R
 
 
 def test_of_an_end_without_a_trace_only_that_is_said(paths: RunPaths) -> None:
-    leave_error(paths, 1, RuntimeError("Connection closed by peer"))
+    leave_error(paths, 1, RuntimeError("Connection closed by peer"), 10)
     last_word.write_end(paths.folder, 0)
     assert (
         read_result(paths)["error"]

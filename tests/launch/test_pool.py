@@ -122,6 +122,9 @@ class Told(Observer):
     def job_retrying(self, job: Job, error: ExptError) -> None:
         self.events.append(("retrying", job.name, str(error)))
 
+    def job_locked_out(self, job: Job) -> None:
+        self.events.append(("locked out", job.name))
+
     def job_ended(self, job: Job) -> None:
         self.events.append(("ended", job.name, job.status))
 
@@ -148,11 +151,17 @@ class World:
         asked = request(self.folder / name, **config)
         return Job(asked.paths, asked)
 
-    def run(self, *jobs: Job, gpus: int = 0, cpus: int = 4, **options: Any) -> None:
+    def pool(
+        self, *, gpus: int = 0, cpus: int = 4, waits_for_folders: bool = False, **options: Any
+    ) -> Pool:
         machine = Machine(gpus=tuple(map(str, range(gpus))), cpus=cpus)
-        Pool(machine, Options(**options), self.told, start=self.start, clock=self.clock).run(
-            iter(jobs)
+        how: Any = {"start": self.start, "clock": self.clock}
+        return Pool(
+            machine, Options(**options), self.told, waits_for_folders=waits_for_folders, **how
         )
+
+    def run(self, *jobs: Job, **machine: Any) -> None:
+        self.pool(**machine).run(iter(jobs))
 
     @property
     def names(self) -> list[str]:
@@ -283,14 +292,12 @@ def test_a_full_disk_fails_the_run_and_names_the_file(
     assert read_result(job.paths).get("status") == (FAILED if begun else None)
 
 
-@pytest.mark.parametrize(("share", "expected"), [(1, [("0",), ("1",)]), (2, [("0",), ("1",)])])
-def test_each_run_gets_gpus_of_its_own_while_there_are(
-    world: World, share: int, expected: list[tuple[str, ...]]
-) -> None:
+@pytest.mark.parametrize("share", [1, 2])
+def test_each_run_gets_gpus_of_its_own_while_there_are(world: World, share: int) -> None:
     jobs = [world.job(name, gpus=1) for name in "ab"]
     world.plans = {"a": [{"looks": 3}]}
     world.run(*jobs, gpus=2, runs_per_gpu=share)
-    assert [job.devices for job in jobs] == expected
+    assert [job.devices for job in jobs] == [("0",), ("1",)]
 
 
 def test_runs_wait_for_gpus_and_start_when_they_are_free(world: World) -> None:
@@ -400,20 +407,22 @@ def test_the_time_of_a_run_that_starts_again_counts_once(
     assert read_result(asked.paths)["device_s_before"] >= 100
 
 
-def test_retries_come_to_an_end(world: World) -> None:
-    job = world.job("a")
-    world.plans["a"] = [{"error": RunFailed("again")}]
-    world.run(job, retries=2)
-    assert (job.status, len(world.started)) == (FAILED, 3)
-
-
 @pytest.mark.parametrize(
-    "error", [ConfigError("bad"), Diverged("nan"), Interrupted("asked")], ids=lambda e: str(e)
+    ("error", "starts"),
+    [
+        (RunFailed("again"), 3),
+        (ConfigError("bad"), 1),
+        (Diverged("nan"), 1),
+        (Interrupted("asked"), 1),
+    ],
+    ids=str,
 )
-def test_what_would_come_to_the_same_is_not_tried_again(world: World, error: ExptError) -> None:
+def test_retries_come_to_an_end_and_what_would_come_to_the_same_is_not_tried_again(
+    world: World, error: ExptError, starts: int
+) -> None:
     world.plans["a"] = [{"error": error}]
     world.run(world.job("a"), retries=2)
-    assert len(world.started) == 1
+    assert len(world.started) == starts
 
 
 def test_fail_fast_stops_the_others(world: World) -> None:
@@ -461,10 +470,8 @@ def test_what_another_command_has_completed_meanwhile_is_done(world: World) -> N
     assert (job.status, world.started) == (COMPLETED, [])
 
 
-def pausing(world: World, name: str, until_epoch: int) -> Job:
-    """A job whose workers pause after that epoch, and complete when they are asked to go on to the
-    end.
-    """
+def pausing(world: World, name: str, until_epoch: int | None) -> Job:
+    """A job whose workers pause after that epoch, and complete if there is none."""
     job = world.job(name)
     job.go_on(until_epoch)
 
@@ -490,8 +497,7 @@ def test_a_job_that_has_paused_is_queued_again_and_goes_on_in_its_folder(world: 
                 job.go_on(3 if len(world.started) < 2 else None)
             yield job if pruned else other
 
-    machine = Machine(gpus=(), cpus=1)
-    Pool(machine, Options(), world.told, start=world.start, clock=world.clock).run(source())
+    world.pool(cpus=1).run(source())
     ended = [event[2] for event in world.told.events if event[0] == "ended"]
     assert ended == [PRUNED, PRUNED, COMPLETED]
     attempts = [workers.attempt for workers in world.started]
@@ -515,18 +521,21 @@ def test_what_has_paused_there_already_is_not_started(world: World) -> None:
 
 
 @pytest.mark.usefixtures("heard")
-def test_a_pause_is_no_interruption(world: World) -> None:
-    job = pausing(world, "a", 1)
-    pauses = world.plans["a"][0]["on_poll"]
+@pytest.mark.parametrize(("until_epoch", "status"), [(1, PRUNED), (None, COMPLETED)])
+def test_all_that_paused_or_completed_before_they_heard_is_no_interruption(
+    world: World, until_epoch: int | None, status: str
+) -> None:
+    job = pausing(world, "a", until_epoch)
+    ends = world.plans["a"][0]["on_poll"]
 
     def at_the_end() -> None:
-        pauses()
+        ends()
         if world.started[0].looks == 1:
             press(signal.SIGTERM)
 
     world.plans["a"] = [{"looks": 3, "on_poll": at_the_end}]
     world.run(job)
-    assert job.status == PRUNED
+    assert job.status == status
 
 
 def test_a_run_that_lost_its_workers_before_it_began_starts_again(world: World) -> None:
@@ -594,57 +603,23 @@ def test_when_asked_all_save_and_no_other_starts(world: World) -> None:
 
 
 @pytest.mark.usefixtures("heard")
-def test_who_does_not_end_in_time_is_ended(world: World) -> None:
+@pytest.mark.parametrize(("signals_sent", "waits_s"), [(1, signals.IMPATIENT_S), (2, 0)])
+def test_who_does_not_end_in_time_is_ended_and_at_a_second_signal_at_once(
+    world: World, signals_sent: int, waits_s: float
+) -> None:
+    left = [signal.SIGINT] * signals_sent
+
     def pass_time() -> None:
         world.clock.now += 1
-        if not signals.asked():
-            press(signal.SIGINT)
+        if left:
+            press(left.pop())
 
     job = world.job("a")
     world.plans["a"] = [{"looks": 99, "obeys": False, "on_poll": pass_time}]
     with pytest.raises(KeyboardInterrupt):
         world.run(job)
     assert (job.status, world.started[0].stopped) == (INTERRUPTED, True)
-    assert signals.IMPATIENT_S <= job.ended_at - 1001.0 <= signals.IMPATIENT_S + 2
-
-
-@pytest.mark.usefixtures("heard")
-def test_a_second_signal_ends_all_at_once(world: World) -> None:
-    job = world.job("a")
-    world.plans["a"] = [{"looks": 99, "obeys": False, "on_poll": lambda: press(signal.SIGINT)}]
-    with pytest.raises(KeyboardInterrupt):
-        world.run(job)
-    assert (job.status, world.started[0].stopped) == (INTERRUPTED, True)
-
-
-@pytest.mark.usefixtures("heard")
-def test_all_that_completed_before_they_heard_is_no_interruption(world: World) -> None:
-    job = world.job("a")
-
-    def at_the_end() -> None:
-        if world.started[0].looks == 1:
-            press(signal.SIGTERM)
-
-    world.plans["a"] = [{"looks": 3, "on_poll": at_the_end}]
-    world.run(job)
-    assert job.status == COMPLETED
-
-
-@dataclasses.dataclass
-class Looks(Told):
-    """Does at each look what is next."""
-
-    orders: list[Callable[[], object]]
-
-    def __post_init__(self) -> None:
-        self.events = []
-
-    def job_locked_out(self, job: Job) -> None:
-        self.events.append(("locked out", job.name))
-
-    def tick(self, active: Sequence[Job]) -> None:
-        if self.orders:
-            self.orders.pop(0)()
+    assert waits_s <= job.ended_at - 1001.0 <= waits_s + 2
 
 
 def test_a_run_in_whose_folder_another_is_at_work_waits_and_holds_up_what_a_search_chooses(
@@ -658,21 +633,14 @@ def test_a_run_in_whose_folder_another_is_at_work_waits_and_holds_up_what_a_sear
         room.append(asked.has_room())
         world.clock.now += 0.75
 
-    looks = Looks([lambda: None, look, look, look, look, other.release])
-    asked = Pool(
-        Machine(cpus=4),
-        Options(),
-        looks,
-        waits_for_folders=True,
-        start=world.start,
-        clock=world.clock,
-    )
+    orders: list[Callable[[], object]] = [lambda: None, *[look] * 4, other.release]
+    world.told.tick = lambda _: orders.pop(0)() if orders else None  # type: ignore[method-assign, assignment]
+    asked = world.pool(waits_for_folders=True)
     asked.run(iter([a, b]))
-    assert a.status == COMPLETED
-    assert b.status == COMPLETED
+    assert (a.status, b.status) == (COMPLETED, COMPLETED)
     assert world.names == ["b", "a"]
     assert room == [False] * 4
-    assert [event for event in looks.events if event[1] == "a"] == [
+    assert [event for event in world.told.events if event[1] == "a"] == [
         ("locked out", "a"),
         ("starting", "a"),
         ("ended", "a", COMPLETED),
@@ -682,7 +650,7 @@ def test_a_run_in_whose_folder_another_is_at_work_waits_and_holds_up_what_a_sear
 def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: World) -> None:
     """It decides by what came of those before: at most as many wait or run as there are cores."""
     left, rooms = [world.job(name, world_size=2) for name in "abc"], list[int]()
-    asked = Pool(Machine(cpus=4), Options(), world.told, start=world.start, clock=world.clock)
+    asked = world.pool()
 
     def source() -> Iterator[Job | None]:
         while left:
@@ -698,14 +666,12 @@ def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: Wo
     asked.run(source())
     assert world.names == ["a", "b", "c"]
     assert rooms == [0, 1, 1], "the third is asked for when the first has ended"
-    no_room = Options(max_concurrent=0)
-    assert not Pool(Machine(gpus=("0",), cpus=4), no_room, world.told).has_room()
+    assert not world.pool(gpus=1, max_concurrent=0).has_room()
 
 
 def test_to_finish_lets_what_runs_save_and_is_no_interruption(world: World) -> None:
     world.plans = {"a": [{"looks": 99}]}
-    pool = Pool(Machine(cpus=4), Options(), world.told, start=world.start, clock=world.clock)
-    job = world.job("a")
+    pool, job = world.pool(), world.job("a")
 
     def source() -> Iterator[Job | None]:
         yield job

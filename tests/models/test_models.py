@@ -155,20 +155,47 @@ def test_a_pooling_that_is_too_large_is_refused() -> None:
         ConvNet(channels=1, image_size=(8, 8), num_classes=2, kernels=(3, 3, 3), **options)
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module with a person's own model, in a folder on the path."""
-    text = """
-    from torch import nn
-    class Tiny(nn.Module):
-        def __init__(self, *, channels, image_size, num_classes, width):
-            super().__init__()
-            self.shape = (channels, image_size, num_classes, width)
-    def function(): ...
-    """
-    (tmp_path / "own_model.py").write_text("\n".join(line[4:] for line in text.splitlines()))
+OWN = """
+from torch import nn
+class Tiny(nn.Module):
+    def __init__(self, *, channels, image_size, num_classes, width):
+        super().__init__()
+        self.shape = (channels, image_size, num_classes, width)
+def function(): ...
+class Lazy(nn.Sequential):
+    def __init__(self, *, channels, image_size, num_classes):
+        last = nn.LazyLinear(num_classes)
+        super().__init__(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), last)
+class Unreached(nn.Module):
+    def __init__(self, *, channels, image_size, num_classes):
+        super().__init__()
+        self.head, self.aside = nn.LazyLinear(num_classes), nn.LazyLinear(3)
+    def forward(self, images):
+        return self.head(images.flatten(1))
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.EmbeddingBag(9, 2, sparse=True)
+class Less(nn.Sequential):
+    def __init__(self, num_classes, body=None):
+        super().__init__(nn.Flatten(), body or nn.Identity(), nn.LazyLinear(num_classes))
+class Any(nn.Module):
+    def __init__(self, **given):
+        super().__init__()
+        self.given = given
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module `own_model` with a person's own classes, in a folder on the path."""
+    (tmp_path / "own_model.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    return "own_model"
+
+
+def build_own(name: str, init: Any = DEFAULT, **kwargs: Any) -> Any:
+    target = constraints.Target(target=f"own_model.{name}", kwargs=kwargs)
+    return build(target, init, **GREY_28)
 
 
 @pytest.mark.parametrize(
@@ -184,88 +211,45 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
     ids=["missing", "unknown", "no class", "no module", "function", "module", "other class"],
 )
-def test_a_class_that_does_not_do(
-    own: str, name: str, kwargs: dict[str, Any], problem: str
-) -> None:
+def test_a_class_that_does_not_do(name: str, kwargs: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(constraints.Target(target=name, kwargs=kwargs), DEFAULT, **GREY_28)
     assert f"_target_={name}: " in str(caught.value)
     assert problem in str(caught.value)
 
 
-def test_what_the_dataset_says_is_not_said_again(own: str) -> None:
-    with pytest.raises(ConfigError, match=r"model\.num_classes: the dataset says what"):
-        build(
-            constraints.Target(target=f"{own}.Tiny", kwargs={"width": 3, "num_classes": 10}),
-            DEFAULT,
-            **GREY_28,
-        )
+def test_what_the_dataset_says_is_not_said_again() -> None:
+    with pytest.raises(ConfigError, match=r"^model\.num_classes: "):
+        build_own("Tiny", width=3, num_classes=10)
 
 
-LAZY = """
-from torch import nn
-class Net(nn.Sequential):
-    def __init__(self, *, channels, image_size, num_classes):
-        last = nn.LazyLinear(num_classes)
-        super().__init__(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), last)
-"""
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Unreached", r"aside\.weight, aside\.bias of its lazy layers"),
+        ("Sparse", "words would have sparse gradients"),
+    ],
+)
+def test_a_layer_that_cannot_be_trained_is_named(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: {problem}"):
+        build_own(name)
 
 
-UNREACHED = """
-from torch import nn
-class Net(nn.Module):
-    def __init__(self, *, channels, image_size, num_classes):
-        super().__init__()
-        self.head, self.aside = nn.LazyLinear(num_classes), nn.LazyLinear(3)
-    def forward(self, images):
-        return self.head(images.flatten(1))
-"""
-
-
-def test_a_lazy_layer_that_saw_nothing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_unreached.py").write_text(UNREACHED)
-    monkeypatch.syspath_prepend(tmp_path)
-    target = constraints.Target(target="own_unreached.Net", kwargs={})
-    with pytest.raises(ConfigError, match=r"^Net: aside\.weight, aside\.bias of its lazy layers"):
-        build(target, DEFAULT, **GREY_28)
-
-
-def test_sparse_gradients_are_refused_where_the_layer_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = (
-        "def __init__(self):\n  super().__init__()\n  self.words = nn.EmbeddingBag(9, 2,"
-        " sparse=True)\n"
-    )
-    (tmp_path / "own_sparse.py").write_text(
-        f"from torch import nn\nclass Net(nn.Module):\n {source}"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    target = constraints.Target(target="own_sparse.Net", kwargs={})
-    with pytest.raises(ConfigError, match=r"^Net: words would have sparse gradients"):
-        build(target, DEFAULT, **GREY_28)
-
-
-def test_lazy_layers_have_seen_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_lazy.py").write_text(LAZY)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_lazy_layers_have_seen_an_image() -> None:
     zeros = groups.XavierInit(name="xavier", distribution="uniform", zero_bias=True)
-    shape: dict[str, Any] = {"channels": 3, "image_size": (6, 8), "num_classes": 5}
-    model = build(constraints.Target(target="own_lazy.Net", kwargs={}), zeros, **shape)
+    model = build_own("Lazy", zeros)
     assert [tuple(parameter.shape) for parameter in model.parameters()] == [
-        (4, 3, 3, 3),
+        (4, 1, 3, 3),
         (4,),
         (4,),
         (4,),
-        (5, 96),
-        (5,),
+        (10, 2704),
+        (10,),
     ]
     assert model.training
     named = dict(model.named_buffers())
     assert named["1.num_batches_tracked"] == 0, "a batch norm does not count it"
-    assert not model[3].bias.any(), "what init asks for comes after"  # type: ignore[index]
+    assert not model[3].bias.any(), "what init asks for comes after"
 
 
 @pytest.mark.parametrize(("side", "stride"), [(64, 1), (96, 2)])
@@ -309,31 +293,11 @@ def _torchvisions(*, channels: int, image_size: object, num_classes: int, stem: 
     return model  # type: ignore[no-any-return]
 
 
-NAMES_LESS = """
-from torch import nn
-class Net(nn.Sequential):
-    def __init__(self, num_classes, body=None):
-        super().__init__(nn.Flatten(), body or nn.Identity(), nn.LazyLinear(num_classes))
-class Any(nn.Module):
-    def __init__(self, **given):
-        super().__init__()
-        self.given = given
-"""
-
-
-def test_an_own_model_gets_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_less.py").write_text(NAMES_LESS)
-    monkeypatch.syspath_prepend(tmp_path)
-    body = {"_target_": "torch.nn.Dropout", "p": 0.25}
-    net: Any = build(
-        constraints.Target(target="own_less.Net", kwargs={"body": body}), DEFAULT, **GREY_28
-    )
+def test_an_own_model_gets_what_it_names() -> None:
+    net = build_own("Less", body={"_target_": "torch.nn.Dropout", "p": 0.25})
     assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
     assert (type(net[1]), net[1].p) == (nn.Dropout, 0.25)
-    takes_any: Any = build(
-        constraints.Target(target="own_less.Any", kwargs={"width": 3}), DEFAULT, **GREY_28
-    )
-    assert takes_any.given == {**GREY_28, "width": 3}
+    assert build_own("Any", width=3).given == {**GREY_28, "width": 3}
 
 
 class Aliased(nn.Module):

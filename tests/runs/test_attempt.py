@@ -13,11 +13,10 @@ from expt.config.identity import VERSION, Content, identity
 from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
 from expt.runs import checkpoint, continuing
 from expt.runs.attempt import Attempt, accept, record_end, record_refusal
-from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import EVENT_FILES, RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import create_result, read_result, result_of_any, update_result
-from tests.requests import checkpoint_state, request
+from tests.requests import checkpoint_state, record_points, request
 
 
 def attempt(asked: RunRequest, number: int = 0) -> Attempt:
@@ -26,9 +25,7 @@ def attempt(asked: RunRequest, number: int = 0) -> Attempt:
 
 def leave_metrics(paths: RunPaths) -> None:
     """What an attempt has recorded that came to no checkpoint."""
-    writer = MetricsWriter(paths)
-    writer.write(1, 1, {"loss/train": 0.5})
-    writer.close()
+    record_points(paths, (1, 1, {"loss/train": 0.5}))
     (paths.folder / f"{EVENT_FILES}1").touch()
 
 
@@ -114,7 +111,7 @@ def test_numbers_of_no_run_are_left_alone(
     if record == '{"status": "completed"}' and name != "metrics.jsonl":
         attempt(asked).begin()  # as one leaves it that was refused
         return
-    with pytest.raises(ConfigError, match=f"{name}: no result.json next to it says"):
+    with pytest.raises(ConfigError, match=f"{name}: no result.json next to it"):
         attempt(asked).begin()
     assert theirs.read_text() == "mine\n"
     assert record is None or asked.paths.result.read_text() == record
@@ -155,12 +152,10 @@ def test_what_ends_it_is_recorded_and_goes_on_up(
 def test_what_it_came_to_before_its_end_is_kept(tmp_path: Path) -> None:
     asked = request(tmp_path)
     attempt(asked).begin()
-    writer = MetricsWriter(asked.paths)
     for epoch, (reached, best) in enumerate([(0.5, 0.5), (0.7, 0.7), (0.6, 0.7)], start=1):
         tested = {"accuracy/val": reached, "best/accuracy/val": best}
-        writer.write(8 * epoch, epoch, {"speed/epoch_s": 2.0 * epoch, **tested})
-    writer.write(25, 4, {"running/loss": 0.25})
-    writer.close()
+        record_points(asked.paths, (8 * epoch, epoch, {"speed/epoch_s": 2.0 * epoch, **tested}))
+    record_points(asked.paths, (25, 4, {"running/loss": 0.25}))
     expected = {
         "metrics": {
             "speed/epoch_s": 6.0,

@@ -109,34 +109,28 @@ def test_the_first_is_read_back_when_it_is_written(
     assert written == [tmp_path / "last.pt"]
 
 
+def drawn() -> tuple[float, float, float]:
+    return random.random(), np.random.rand(), torch.rand(1).item()
+
+
 def test_the_random_state_is_loaded_to_the_same_bits(tmp_path: Path) -> None:
     np.random.standard_normal()  # leaves the second of a pair in the cache
     saved = random_state.state_dict(torch.device("cpu"))
-    expected = (
-        random.random(),
-        np.random.standard_normal(),
-        np.random.rand(),
-        torch.rand(1).item(),
-    )
+    expected = np.random.standard_normal(), *drawn()
     checkpoint.save(tmp_path / "rng", {"rng": [saved]})
     (loaded,) = checkpoint.load(tmp_path / "rng")["rng"]
     assert loaded["cuda"] is None
     random_state.load_state_dict(loaded, torch.device("cpu"))
-    assert (
-        random.random(),
-        np.random.standard_normal(),
-        np.random.rand(),
-        torch.rand(1).item(),
-    ) == expected
+    assert (np.random.standard_normal(), *drawn()) == expected
 
 
 def test_a_seed_is_that_of_torch_and_numpy() -> None:
     random_state.seed(2**32 + 7)
-    drawn = (random.random(), np.random.rand(), torch.rand(1).item())
+    expected = drawn()
     random.seed(2**32 + 7)
     np.random.seed(7)
     torch.manual_seed(2**32 + 7)
-    assert (random.random(), np.random.rand(), torch.rand(1).item()) == drawn
+    assert drawn() == expected
 
 
 def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import pickle
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.attempt import Attempt
 from expt.runs.continuing import as_forked
 from tests.requests import checkpoint_state, request
+from tests.runs.test_checkpoint import RunsCode
 
 TOLD: dict[str, Any] = {
     "config": {"lr": 0.1, "hidden": [1, 2], "root": None},
@@ -46,14 +48,6 @@ def test_all_but_tensors_is_read(tmp_path: Path) -> None:
     assert {key: found[key] for key in TOLD} == TOLD
     assert {*found} == {*TOLD, "model", "workers", "dtype"}
     assert {*found["model"]} == {"weight", "bias"}
-
-
-class RunsCode:
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self._mark,)
 
 
 def test_no_code_is_run(tmp_path: Path) -> None:
@@ -123,7 +117,7 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
     forked = request(tmp_path / "fork", epochs=9, fork=fork)
     forked = dataclasses.replace(forked, content=as_forked(forked.config, Content()))
     asked = [(1, first), (0, forked)]
-    plain = [(number, dataclasses.replace(each, on_start=list)) for number, each in asked]
+    plain = [(number, dataclasses.replace(each, on_start=gc.enable)) for number, each in asked]
     again = pickle.dumps(plain)  # which no lambda is
     done = subprocess.run(
         [sys.executable, "-c", BEGINS], check=True, capture_output=True, input=again

@@ -15,10 +15,10 @@ from rich.console import Console
 import expt
 from expt.command import report
 from expt.errors import ConfigError
-from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, FoundRecord
 from expt.runs.view import comparison
+from tests.requests import record_points
 
 A = [0.90, 0.91, 0.93, 0.92, 0.94]
 B = [0.89, 0.91, 0.90, 0.90, 0.93]
@@ -167,10 +167,8 @@ def test_another_metric_is_that_of_the_epoch_whose_checkpoint_a_run_keeps(tmp_pa
         run["best"] = {"metric": objective["name"], "value": objective["value"], "epoch": 1}
         run["metrics"]["accuracy/val"] = 1 - kept
         run["folder"].mkdir()
-        writer = MetricsWriter(RunPaths(run["folder"]))
-        for epoch, value in ((1, kept), (2, 1 - kept)):
-            writer.write(epoch, epoch, {"accuracy/val": value})
-        writer.close()
+        points = ((1, 1, {"accuracy/val": kept}), (2, 2, {"accuracy/val": 1 - kept}))
+        record_points(RunPaths(run["folder"]), *points)
     found = comparison.verdicts(runs, "accuracy/val")
     assert found.best.settings["model"] == "a"
     assert found.others[0].lead == pytest.approx(0.014)

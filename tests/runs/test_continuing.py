@@ -144,7 +144,7 @@ def test_a_best_of_later_is_not_taken_for_that_of_then(
 ) -> None:
     checkpoint.save(paths.best, state(config, 5, best=5))
     resumed(paths.last, tmp_path / "new")
-    assert "is not the best that last.pt knows of" in capsys.readouterr().err
+    assert "is not the best checkpoint that last.pt recorded" in capsys.readouterr().err
     assert not RunPaths(tmp_path / "new").best.exists()
 
 
@@ -185,7 +185,7 @@ SAME: dict[str, Any] = {
 
 @pytest.mark.parametrize("key", OTHER)
 def test_what_is_trained_may_not_change(key: str, config: RunConfig, paths: RunPaths) -> None:
-    with pytest.raises(ConfigError, match=f"{key}=.*: .* has .*resume keeps"):
+    with pytest.raises(ConfigError, match=f"{key}=.*: .* has .*a resume must keep"):
         continued(dataclasses.replace(config, **{key: OTHER[key]}), paths)
 
 
@@ -240,7 +240,7 @@ PLANS: dict[str, tuple[tuple[str, ...], int | None, tuple[str, ...], str]] = {
     "within the plan": (("scheduler=cosine", "scheduler.epochs=9"), 90, ("epochs=9",), ""),
     "another plan": (
         ("scheduler=cosine", "scheduler.epochs=9"), 90, ("scheduler.epochs=8",),
-        "scheduler.epochs=8.*: .* step 90, "
+        "scheduler.epochs=8.*: .* step 90; "
     ),
     "own, told its end": (OWN, 4, ("epochs=9",), r"epochs=9: .* \+scheduler.total_steps=4,"),
     "own, told its end, which stays": (OWN, 4, ("epochs=9", "+scheduler.total_steps=4"), ""),
@@ -284,7 +284,7 @@ def test_a_run_that_is_trained_is_not_tested_by_other_source(
     checkpoint.save(paths.last, state(config, 4, best=1, position=position, steps_per_epoch=2))
     for epochs, max_steps in ((2, None), (3, 4)):
         asked = dataclasses.replace(config, epochs=epochs, max_steps=max_steps)
-        with pytest.raises(ConfigError, match=f"rerun {paths.folder}"):
+        with pytest.raises(ConfigError, match=f"evaluate {paths.folder}, .*rerun {paths.folder}"):
             continued(asked, where, content=Content(code="now"), resumes=not new_folder)
 
 
@@ -293,12 +293,12 @@ def test_a_run_goes_on_with_other_source_in_a_new_folder_only(
 ) -> None:
     of_source("then", paths)
     assert continued(config, paths, content=Content(code="then")) == paths.last
-    with pytest.raises(ConfigError, match=f"rerun {paths.folder}"):
+    with pytest.raises(ConfigError, match=f"resume={paths.folder} .*rerun {paths.folder}"):
         continued(config, paths, content=Content(code="now"))
     config = dataclasses.replace(config, resume=str(paths.folder))
     new = RunPaths(tmp_path / "new")
     assert continued(config, new, content=Content(code="now"), resumes=False) == new.last
-    assert "other source now" in capsys.readouterr().err
+    assert "custom classes has changed" in capsys.readouterr().err
 
 
 def test_other_data_is_refused(config: RunConfig, paths: RunPaths) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import progress
 from expt.runs.view.progress import MAX_LAST_BYTES, Printed, RunDisplay, RunState, found_in, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import shown_path
+from tests.requests import record_points
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
 OF_EPOCH = {
@@ -33,14 +33,13 @@ def shown(folder: Path, width: int, step: int, *, terminal: bool = True) -> str:
     paths = RunPaths(folder)
     create_result(paths, may_exist=True, total_steps=4000)
     paths.metrics.unlink(missing_ok=True)
-    writer = MetricsWriter(paths)
+    ended = {**OF_EPOCH, **EVALUATED, "best/accuracy/val": 0.25}
     if step > 100:  # an epoch has ended before
-        writer.write(100, 11, {**OF_EPOCH, **EVALUATED, "best/accuracy/val": 0.25})
-    writer.write(step, 12, RUNNING)
+        record_points(paths, (100, 11, ended))
+    record_points(paths, (step, 12, RUNNING))
     if step == 4000:
-        writer.write(step, 12, {**OF_EPOCH, **EVALUATED, "best/accuracy/val": 0.25})
-        writer.write(step, 12, {"loss/test": 3.0, "accuracy/test": 0.125})
-    writer.close()
+        tested = {"loss/test": 3.0, "accuracy/test": 0.125}
+        record_points(paths, (step, 12, ended), (step, 12, tested))
     out = io.StringIO()
     with RunDisplay(
         paths, Console(file=out, force_terminal=terminal, width=width), epochs=200
@@ -111,18 +110,15 @@ def test_no_epoch_is_left_out_nor_told_twice(tmp_path: Path) -> None:
     create_result(
         paths, total_steps=50, steps_per_epoch=10, resumed_from={"checkpoint": "x", "step": 10}
     )
-    writer = MetricsWriter(paths)
-    for epoch in (1, 2, 3):
-        writer.write(10 * epoch, epoch, {**OF_EPOCH, "accuracy/val": float("nan")})
+    nan = {**OF_EPOCH, "accuracy/val": float("nan")}
+    record_points(paths, *((10 * epoch, epoch, nan) for epoch in (1, 2, 3)))
     with RunDisplay(paths, Console(file=out, width=200), epochs=99) as display:
         display.update()
         before = out.getvalue()
-        writer.write(40, 4, {**OF_EPOCH, "accuracy/val": 0.5})
-        writer.write(40, 4, {"best/accuracy/val": 0.5})
-        writer.write(50, 5, {**OF_EPOCH, "accuracy/val": 0.25})
-        writer.write(50, 5, {"best/accuracy/val": 0.5})
-        writer.write(50, 5, {"accuracy/test": 0.125})
-    writer.close()
+        for step, epoch, value in ((40, 4, 0.5), (50, 5, 0.25)):
+            record_points(paths, (step, epoch, {**OF_EPOCH, "accuracy/val": value}))
+            record_points(paths, (step, epoch, {"best/accuracy/val": 0.5}))
+        record_points(paths, (50, 5, {"accuracy/test": 0.125}))
     assert "epoch 2/5" in before
     lines = [line.split() for line in out.getvalue().splitlines()]
     assert [(line[1], line[line.index("val") + 1], line[-1]) for line in lines] == [
@@ -183,17 +179,15 @@ def test_after_a_resume_the_steps_of_before_took_no_time(
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     paths = RunPaths(tmp_path)
     create_result(paths, resumed_from={"checkpoint": "x", "step": 1000})
-    writer = MetricsWriter(paths)
-    writer.write(1000, 10, {"loss/train": 1.0})
+    record_points(paths, (1000, 10, {"loss/train": 1.0}))
     state = RunState(paths, epochs=4)
     assert (state.read(), state.total_steps) == ([], 0), "the worker has not said yet"
     update_result(paths, total_steps=1040, steps_per_epoch=100)
-    writer.write(1010, 11, {"running/loss": 1.0})
+    record_points(paths, (1010, 11, {"running/loss": 1.0}))
     assert [point.step for point in state.read()] == [1010]
     assert (state.epoch, state.epochs, state.total_steps) == (11, 11, 1040)
     now[0] = 55.0
-    writer.write(1020, 11, {"running/loss": 1.0})
-    writer.close()
+    record_points(paths, (1020, 11, {"running/loss": 1.0}))
     state.read()
     assert state.left_s == 10.0
 
@@ -206,18 +200,16 @@ def test_what_is_left_goes_as_fast_as_the_steps_so_far(
     paths = RunPaths(tmp_path)
     create_result(paths, total_steps=40)
     state = RunState(paths, epochs=4)
-    writer = MetricsWriter(paths)
     now[0] = 100.0  # the workers have started
-    writer.write(10, 1, {"loss/train": 1.0})
+    record_points(paths, (10, 1, {"loss/train": 1.0}))
     assert [point.tag for point in state.read()] == ["loss/train"]
     assert (state.step, state.epoch, state.total_steps) == (10, 1, 40)
     now[0] = 105.0
     assert state.left_s is None, "one look says no speed"
-    writer.write(20, 2, {"loss/train": 0.75})
+    record_points(paths, (20, 2, {"loss/train": 0.75}))
     state.read()
     assert state.left_s == 10.0
-    writer.write(40, 4, {"loss/train": 0.5})
-    writer.close()
+    record_points(paths, (40, 4, {"loss/train": 0.5}))
     state.read()
     assert state.values == {"loss/train": 0.5}
     assert state.left_s is None, "it is done"
@@ -232,13 +224,13 @@ def test_lines_are_printed_every_so_many_steps_however_late_one_looks(
     monkeypatch.setattr(progress, "PLAIN_LINE_S", plain_line_s)
     paths = RunPaths(tmp_path)
     create_result(paths, total_steps=90, steps_per_epoch=30)
-    writer = MetricsWriter(paths)
-    for step in (5, 10, 15, 20, 30):
-        writer.write(step, 1, {"running/loss": step / 10})
-    writer.write(30, 1, {**OF_EPOCH, "loss/train": 0.75})
-    writer.write(30, 1, {"best/accuracy/val": 0.25})
-    writer.write(40, 2, {"running/loss": 4.0})
-    writer.close()
+    record_points(
+        paths,
+        *((step, 1, {"running/loss": step / 10}) for step in (5, 10, 15, 20, 30)),
+        (30, 1, {**OF_EPOCH, "loss/train": 0.75}),
+        (30, 1, {"best/accuracy/val": 0.25}),
+        (40, 2, {"running/loss": 4.0}),
+    )
     out = io.StringIO()
     with RunDisplay(paths, Console(file=out), epochs=4, print_every=10) as display:
         display.update()
@@ -250,10 +242,14 @@ def test_lines_are_printed_every_so_many_steps_however_late_one_looks(
     ]
 
 
-def summary(paths: RunPaths) -> list[list[str]]:
+def summary_of(paths: RunPaths) -> str:
     out = io.StringIO()
     print_summary(Console(file=out, width=200), paths)
-    return [line.split() for line in out.getvalue().splitlines()]
+    return out.getvalue()
+
+
+def summary(paths: RunPaths) -> list[list[str]]:
+    return [line.split() for line in summary_of(paths).splitlines()]
 
 
 def test_the_summary_tells_the_numbers_and_what_to_do_next(
@@ -284,9 +280,7 @@ def test_the_summary_tells_the_numbers_and_what_to_do_next(
         ["look", "at", "it", "tensorboard", "--logdir", "'outputs/my", "day'"],
         ["compare", "expt", "report"],
     ]
-    out = io.StringIO()
-    print_summary(Console(file=out, width=200), paths)
-    head, train, *_ = out.getvalue().splitlines()
+    head, train, *_ = summary_of(paths).splitlines()
     assert head.index("accuracy") + len("accuracy") == train.index("0.7500") + len("0.7500"), (
         "numbers end in a line"
     )
@@ -311,18 +305,14 @@ def test_a_run_that_is_over_before_the_first_look_is_told(tmp_path: Path) -> Non
     display = RunDisplay(paths, Console(file=out, width=200), epochs=1)
     with watched(display):
         create_result(paths, total_steps=20, steps_per_epoch=20)
-        writer = MetricsWriter(paths)
-        writer.write(20, 1, {**OF_EPOCH, **EVALUATED})
-        writer.close()
+        record_points(paths, (20, 1, {**OF_EPOCH, **EVALUATED}))
     assert out.getvalue().startswith("epoch 1/1  step 20/20  loss 1.5000")
 
 
 def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:
     paths, out = RunPaths(tmp_path), io.StringIO()
     create_result(paths, total_steps=10)
-    writer = MetricsWriter(paths)
-    writer.write(10, 1, {**OF_EPOCH, "accuracy/val": 0.5, "best/accuracy/val": 0.5})
-    writer.close()
+    record_points(paths, (10, 1, {**OF_EPOCH, "accuracy/val": 0.5, "best/accuracy/val": 0.5}))
     with RunDisplay(paths, Console(file=out), epochs=1):
         pass
     assert out.getvalue() == ""
@@ -343,9 +333,7 @@ def test_samples_are_called_what_they_are(
 ) -> None:
     paths, out = RunPaths(tmp_path), io.StringIO()
     create_result(paths, total_steps=30, config={"dataset": dataset})
-    writer = MetricsWriter(paths)
-    writer.write(20, 1, RUNNING)
-    writer.close()
+    record_points(paths, (20, 1, RUNNING))
     with RunDisplay(paths, Console(file=out, width=100), epochs=3, print_every=20) as display:
         display.update()
     update_result(paths, status=COMPLETED, samples_per_s=1234.0)

@@ -15,7 +15,7 @@ from expt.config import secrets
 from expt.config.identity import VERSION
 from expt.errors import Diverged
 from expt.runs.attempt import in_one_line, read_error, write_error
-from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point
+from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths, at_work, write_atomically
 from expt.runs.result import (
     COMPLETED,
@@ -26,6 +26,7 @@ from expt.runs.result import (
     results_below,
     update_result,
 )
+from tests.requests import record_points
 
 
 @pytest.fixture
@@ -49,18 +50,12 @@ def test_threads_that_add_to_a_record_lose_nothing(paths: RunPaths) -> None:
 def test_points_are_read_as_they_are_written(paths: RunPaths) -> None:
     reader = MetricsReader(paths)
     assert reader.read() == []
-    writer = MetricsWriter(paths)
-    writer.write(1, 1, {"loss/train": 0.5, "lr": 0.1})
+    record_points(paths, (1, 1, {"loss/train": 0.5, "lr": 0.1}))
     assert reader.read() == [Point(1, 1, "loss/train", 0.5), Point(1, 1, "lr", 0.1)]
     assert reader.read() == []
-    writer.write(2, 1, {"lr": 0.2})
+    record_points(paths, (2, 1, {"lr": 0.2}))
     assert reader.read() == [Point(2, 1, "lr", 0.2)]
-    writer.close()
-    again = MetricsWriter(paths)
-    again.write(3, 2, {"lr": 0.3})
-    again.close()
-    assert reader.read() == [Point(3, 2, "lr", 0.3)]
-    assert len(MetricsReader(paths).read()) == 4
+    assert len(MetricsReader(paths).read()) == 3
 
 
 def test_a_line_that_is_being_written_is_left_for_the_next_call(paths: RunPaths) -> None:
@@ -319,9 +314,7 @@ def test_nan_is_null_on_the_disk_and_nan_again_when_read_and_infinity_a_number(
     paths: RunPaths,
 ) -> None:
     nan, inf = float("nan"), float("inf")
-    writer = MetricsWriter(paths)
-    writer.write(1, 1, {"loss/val": nan, "loss/train": inf, "lr": 0.5})
-    writer.close()
+    record_points(paths, (1, 1, {"loss/val": nan, "loss/train": inf, "lr": 0.5}))
     lines = [
         json.loads(line, parse_constant=pytest.fail)
         for line in paths.metrics.read_text().splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
@@ -13,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from expt.errors import ConfigError
-from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord, Record
 from expt.runs.sweep import by_objective
@@ -22,6 +20,7 @@ from expt.search.search import Budget
 from expt.search.space import Parameter, Space
 from expt.search.trial import Goal, Reader, Trial, best, goals_of, limits_of, value_of
 from tests.conftest import Configured
+from tests.requests import record_points
 
 NOWHERE = RunPaths(Path("no such run"))
 RECORD: Record = {
@@ -94,14 +93,13 @@ def test_limits_and_goals_are_those_of_the_epoch_that_is_kept(
     tmp_path: Path, configured: Configured
 ) -> None:
     paths, space = RunPaths(tmp_path), Space((Parameter("seed", "int", 0, 9),))
-    with contextlib.closing(MetricsWriter(paths)) as writer:
-        for epoch, (accuracy, loss, mib) in enumerate(
-            [(0.5, 2.0, 7.0), (0.875, 0.5, 8.0), (0.75, 1.5, 9.0)], start=1
-        ):
-            writer.write(
-                epoch, epoch, {"accuracy/val": accuracy, "loss/val": loss, "memory/worker_mib": mib}
-            )
-        writer.write(3, 3, {"loss/test": 0.25})
+    record_points(
+        paths,
+        (1, 1, {"accuracy/val": 0.5, "loss/val": 2.0, "memory/worker_mib": 7.0}),
+        (2, 2, {"accuracy/val": 0.875, "loss/val": 0.5, "memory/worker_mib": 8.0}),
+        (3, 3, {"accuracy/val": 0.75, "loss/val": 1.5, "memory/worker_mib": 9.0}),
+        (3, 3, {"loss/test": 0.25}),
+    )
     record: FoundRecord = {
         "folder": tmp_path,
         "status": COMPLETED,
@@ -145,13 +143,9 @@ def test_memory_and_speed_are_of_all_epochs_that_the_run_itself_has_trained(tmp_
         (3, 150.0, 2.0, 8.0),
         (4, 400.0, 1.0, 7.0),
     ]
-    with contextlib.closing(MetricsWriter(paths)) as writer:
-        for epoch, *values in of_each:  # the first is that of the run that it is a fork of
-            writer.write(
-                10 * epoch,
-                epoch,
-                {**dict(zip(last, values, strict=False)), "skipped_steps": epoch - 1.0},
-            )
+    for epoch, *values in of_each:  # the first is that of the run that it is a fork of
+        measured = {**dict(zip(last, values, strict=False)), "skipped_steps": epoch - 1.0}
+        record_points(paths, (10 * epoch, epoch, measured))
     record: Record = {"metrics": last, "best": {"metric": "accuracy/val", "value": 0.5, "epoch": 2}}
     fork: Any = {**record, "forked_from": {"step": 10}}
     assert [value_of(tag, fork, paths) for tag in last] == [
@@ -162,6 +156,12 @@ def test_memory_and_speed_are_of_all_epochs_that_the_run_itself_has_trained(tmp_
     ]
     assert value_of("memory/gpu_mib", record, paths) == 99.0
     assert [value_of(tag, record, NOWHERE) for tag in last] == [*last.values()]
+
+
+def conclusion(folder: Path, runs: list[FoundRecord]) -> str:
+    out = io.StringIO()
+    conclude_search(Console(file=out, width=200), folder, runs, lambda _: "again")
+    return out.getvalue()
 
 
 def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> None:
@@ -178,9 +178,7 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     ]
     record = {"objective": "accuracy/val", "search": {"constraints": ["speed/epoch_s<2"]}}
     (tmp_path / SWEEP_RECORD).write_text(json.dumps(record))
-    console = Console(file=io.StringIO(), width=200)
-    conclude_search(console, tmp_path, runs[::-1], lambda _: "again")
-    said = console.file.getvalue()  # type: ignore[attr-defined]
+    said = conclusion(tmp_path, runs[::-1])
     assert "limits       2 of 7 runs keep speed/epoch_s<2; not run6, run5, run4, ..." in said
     assert "best         run0  accuracy/val 0.5000" in said, "of equal ones the first point"
     assert by_objective((run["folder"].name, run) for run in reversed(runs))[0] == "run0"
@@ -189,9 +187,7 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
         "search": {"constraints": ["speed/epoch_s<0"]},
     }
     (tmp_path / SWEEP_RECORD).write_text(json.dumps(none))
-    console = Console(file=io.StringIO(), width=200)
-    conclude_search(console, tmp_path, runs, lambda _: "again")
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = conclusion(tmp_path, runs).splitlines()
     assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], (
         "no table without a row"
     )

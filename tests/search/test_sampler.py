@@ -93,14 +93,19 @@ def test_a_point_follows_from_the_history_alone(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["tpe", "qmc", "nsga2"])
-def test_each_choice_has_a_range_of_its_own_of_one_key(name: str) -> None:
-    ranges = {"mlp": (1e-4, 1e-2), "convnet": (1e-1, 1.0)}
+def ranged(ranges: dict[str, tuple[float, float]]) -> Space:
+    """A model, and one key whose range depends on it."""
     below = [
         Parameter("lr", "float", *ends, log=True, when=("model", each))
         for each, ends in ranges.items()
     ]
-    points = searched(name, Space((MODEL, *below)), 13)
+    return Space((MODEL, *below))
+
+
+@pytest.mark.parametrize("name", ["tpe", "qmc", "nsga2"])
+def test_each_choice_has_a_range_of_its_own_of_one_key(name: str) -> None:
+    ranges = {"mlp": (1e-4, 1e-2), "convnet": (1e-1, 1.0)}
+    points = searched(name, ranged(ranges), 13)
     assert {point.values["model"] for point in points} == {*ranges}
     for point in points:
         low, high = ranges[str(point.values["model"])]
@@ -108,11 +113,7 @@ def test_each_choice_has_a_range_of_its_own_of_one_key(name: str) -> None:
 
 
 def test_what_a_range_has_taught_counts_below_its_choice() -> None:
-    below = [
-        Parameter("lr", "float", 1e-4, 1.0, log=True, when=("model", each))
-        for each in ("mlp", "convnet")
-    ]
-    means = []
+    space, means = ranged(dict.fromkeys(("mlp", "convnet"), (1e-4, 1.0))), []
     for sign in (1, -1):
         known = [
             Trial(
@@ -124,10 +125,7 @@ def test_what_a_range_has_taught_counts_below_its_choice() -> None:
             for step in range(16)
         ]
         only_tpe = settings("tpe", random_fraction=0.0)
-        asked = [
-            suggest(Space((MODEL, *below)), known, number, only_tpe, [ACCURACY])
-            for number in range(16, 32)
-        ]
+        asked = [suggest(space, known, number, only_tpe, [ACCURACY]) for number in range(16, 32)]
         means.append(
             statistics.fmean(
                 math.log10(float(each["lr"])) for each in asked if each and each["model"] == "mlp"
@@ -138,15 +136,13 @@ def test_what_a_range_has_taught_counts_below_its_choice() -> None:
 
 @pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow), "cmaes"])
 def test_it_learns(name: str) -> None:
-    by_chance = [
-        max(p.objectives[0] or 0 for p in searched("random", NUMBERS, 30, seed=seed))
-        for seed in range(3)
-    ]
-    learnt = [
-        max(p.objectives[0] or 0 for p in searched(name, NUMBERS, 30, seed=seed))
-        for seed in range(3)
-    ]
-    assert statistics.fmean(learnt) > statistics.fmean(by_chance)
+    def best_of(name: str, seed: int) -> float:
+        return max(p.objectives[0] or 0 for p in searched(name, NUMBERS, 30, seed=seed))
+
+    by_chance, learnt = (
+        statistics.fmean(best_of(each, seed) for seed in range(3)) for each in ("random", name)
+    )
+    assert learnt > by_chance
 
 
 @pytest.mark.parametrize(
@@ -190,34 +186,22 @@ def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
     points = searched("tpe", NUMBERS, 12)
     low = [p for p in points if float(p.values["lr"]) < 0.01]
     assert low
-    bad = [
-        (
-            Trial(values=p.values, status=FAILED, number=p.number, error_kind=OutOfMemory.__name__)
-            if p in low
-            else p
-        )
-        for p in points
-    ]
-    pruned = [
-        (Trial(values=p.values, status=PRUNED, number=p.number, costs={1: 9.0}) if p in low else p)
-        for p in points
-    ]
-    under_way = [
-        Trial(values=p.values, status=RUNNING, number=p.number) if p in low else p for p in points
-    ]
-    broken = [
-        Trial(values=p.values, status=FAILED, number=p.number) if p in low else p for p in points
-    ]
-    found = [
-        suggest(NUMBERS, known, 12, settings("tpe"), [ACCURACY])
-        for known in (points, bad, pruned, under_way)
-    ]
+
+    def low_ones(**end: Any) -> list[Trial]:
+        return [replace(p, objectives=(), **end) if p in low else p for p in points]
+
+    def chosen(known: Sequence[Trial], name: str = "tpe") -> Values | None:
+        return suggest(NUMBERS, known, 12, settings(name), [ACCURACY])
+
+    bad = low_ones(status=FAILED, error_kind=OutOfMemory.__name__)
+    pruned = low_ones(status=PRUNED, costs={1: 9.0})
+    found = [chosen(known) for known in (points, bad, pruned, low_ones(status=RUNNING))]
     assert len({str(each) for each in found}) > 1
-    assert suggest(NUMBERS, broken, 12, settings("tpe"), [ACCURACY]) == suggest(
-        NUMBERS, [p for p in points if p not in low], 12, settings("tpe"), [ACCURACY]
-    ), "a failure of the code says nothing of the point"
+    assert chosen(low_ones(status=FAILED)) == chosen([p for p in points if p not in low]), (
+        "a failure of the code says nothing of the point"
+    )
     for known, name in ((bad, "gp"), (bad, "cmaes"), (pruned, "cmaes"), (pruned, "nsga2")):
-        assert suggest(NUMBERS, known, 12, settings(name), [ACCURACY])
+        assert chosen(known, name)
 
 
 @pytest.mark.parametrize("name", ["tpe", "cmaes"])
@@ -230,7 +214,7 @@ def test_a_rungs_value_that_is_no_number_is_the_worst(name: str, measured: bool)
             replace(p, status=PRUNED, objectives=(), costs={1: -float(p.objectives[0] or 0)})
             for p in points
         ]
-    more: dict[str, Any] = {"population": 4} if name in ("cmaes", "nsga2") else {}
+    more: dict[str, Any] = {"population": 4} if name == "cmaes" else {}
     diverged: dict[str, Any] = {"status": FAILED, "error_kind": Diverged.__name__}
     bad = diverged, {"costs": {1: math.nan}}, {"costs": {1: -1.0, 2: math.inf}}
     found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import shutil
 import socket
@@ -34,7 +35,7 @@ from expt.search.rungs import Halving, Median
 from expt.search.search import Budget, Search
 from expt.search.space import Parameter, Space, Values
 from expt.search.trial import Goal, Limit, Reader, Trial
-from tests.requests import request
+from tests.requests import record_points, request
 
 SPACE = Space((Parameter("optimizer.lr", "float", 0.001, 1.0, log=True),))
 LIMIT = Limit("memory/gpu_mib<100", "memory/gpu_mib", True, 100.0, True)
@@ -244,8 +245,7 @@ def test_a_trial_that_could_not_continue_is_not_promoted_again(
 
 
 def pause(job: Job, epoch: int) -> None:
-    with contextlib.closing(MetricsWriter(job.paths)) as writer:
-        writer.write(epoch, epoch, {ACCURACY.tag: 0.5})
+    record_points(job.paths, (epoch, epoch, {ACCURACY.tag: 0.5}))
     update_result(job.paths, status=PRUNED, objective={"name": ACCURACY.tag, "value": 0.5})
     job.status = PRUNED
 
@@ -314,9 +314,7 @@ class Machine:
     def _make(self, number: int, values: Values) -> Job:
         asked = request(self.folder / f"run{number}")
         about: Any = {"overrides": values, "search": {"number": number}, "identity": f"{number}"}
-        asked.about.clear()  # type: ignore[attr-defined]
-        asked.about.update(about)
-        return Job(asked.paths, asked)
+        return Job(asked.paths, dataclasses.replace(asked, about=about))
 
     def _train(self, job: Job) -> None:
         """Leave behind what workers do, from moment to moment."""

@@ -93,11 +93,11 @@ def test_a_copy_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(("build", "wanted", "compiled", "says"), [
-    (decoder, ["blocks"], False, "=[blocks]: is the whole name of no module that is called."),
+    (decoder, ["blocks"], False, "=[blocks]: matches the whole name of no module"),
     (decoder, ["norn"], False,
-        "=[norn]: is the whole name of no module that is called. Did you mean 'norm'?"),
+        "=[norn]: matches the whole name of no module (containers don't count). Did you"),
     (decoder, ["x+"], False,
-        "=[x+]: is the whole name of no module that is called. There are 31, such as tokens, "),
+        "=[x+]: matches the whole name of no module (containers don't count). There are 31, "),
     (resnet, "auto", True,
         ": 'layer1.0' has buffers, such as a batch norm's statistics, which compiled"),
     (lambda: MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "auto",

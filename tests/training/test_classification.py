@@ -172,13 +172,13 @@ def test_weights_that_do_not_fit_are_refused(
         (("task.class_weights=[1,-1]",), "task.class_weights"),
         (("mixup=0",), "mixup=0"),
         ((*TABLE, "task=regression", "mixup=0.2"),
-            "mixup=0.2: is of task=classification; use mixup=null"),
+            "mixup=0.2: works with task=classification only; use mixup=null"),
         ((*TABLE, "cutmix=1.0"),
             "cutmix=1: cuts images, and dataset=table has rows of numbers; use mixup"),
         (("task.class_weights=balanced", "dataset.sampling=balanced"),
             "evens the classes out too; use one of them"),
         ((*TABLE, "task=regression", "dataset.sampling=balanced"),
-         "dataset.sampling=balanced: is of task=classification; use dataset.sampling=null"),
+         "dataset.sampling=balanced: works with task=classification only"),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_go_together_are_refused(

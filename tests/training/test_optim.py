@@ -42,6 +42,7 @@ CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
         {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1},
     ),
 }  # fmt: skip
+of_each = pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
 PEAK, SPE, TOTAL = 0.2, 10, 50  # learning rate, steps per epoch, steps
 
 
@@ -64,7 +65,7 @@ def same(left: nn.Module, right: nn.Module) -> bool:
     )
 
 
-@pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
+@of_each
 def test_the_same_bits_as_torchs_own(
     config: Any, cls: type[optim.Optimizer], options: dict[str, Any]
 ) -> None:
@@ -78,7 +79,7 @@ def test_the_same_bits_as_torchs_own(
     assert not same(ours, net())
 
 
-@pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
+@of_each
 def test_a_parameter_with_gaps_in_its_memory_is_trained_as_others(
     config: Any, cls: type[optim.Optimizer], options: dict[str, Any]
 ) -> None:
@@ -109,7 +110,7 @@ def test_an_own_fused_optimizer_is_refused_a_parameter_with_gaps_in_its_memory()
         build_optimizer(config, with_one(nn.Parameter(torch.zeros(3, 8)[:, ::2])))
 
 
-@pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
+@of_each
 def test_a_complex_parameter_is_trained_as_torch_does(
     config: Any, cls: type[optim.Optimizer], options: dict[str, Any]
 ) -> None:
@@ -131,7 +132,7 @@ def with_one(parameter: nn.Parameter) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
+@of_each
 def test_its_state_is_torchs_own(
     config: Any, cls: type[optim.Optimizer], options: dict[str, Any]
 ) -> None:
@@ -229,12 +230,18 @@ assert "torch._dynamo" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
+def sgd() -> optim.Optimizer:
+    return optim.SGD(net().parameters(), lr=PEAK, momentum=0.9)
+
+
+def scheduled(config: Any, optimizer: Any, total_steps: int = TOTAL, **more: Any) -> Any:
+    return build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=total_steps, **more)
+
+
 def rates(config: Any, *, optimizer: Any = None, total_steps: int = TOTAL) -> list[float]:
     """The learning rate that each of `total_steps` steps uses."""
-    optimizer = optimizer or build_optimizer(
-        schema.SGD(name="sgd", lr=PEAK, momentum=0.9, weight_decay=0.0, nesterov=False), net()
-    )
-    scheduler = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=total_steps)
+    optimizer = optimizer or sgd()
+    scheduler = scheduled(config, optimizer, total_steps)
     used = []
     for _ in range(total_steps):
         used.append(optimizer.param_groups[0]["lr"])
@@ -249,6 +256,10 @@ def constant(warmup_epochs: float = 0.0) -> schema.Constant:
 
 def cosine(warmup_epochs: float = 0.0, min_lr: float = 0.0) -> schema.Cosine:
     return schema.Cosine(name="cosine", warmup_epochs=warmup_epochs, min_lr=min_lr)
+
+
+def one_cycle(rise: float, start: float, end: float) -> schema.OneCycle:
+    return schema.OneCycle(name="one_cycle", rise_fraction=rise, start_factor=start, end_factor=end)
 
 
 def drops(every_epochs: float, warmup_epochs: float = 0.0) -> schema.Step:
@@ -286,26 +297,21 @@ def test_the_learning_rate_of_each_step(config: Any, expected: dict[int, float])
 
 
 def test_the_cosine_ends_where_it_should_and_stays_there() -> None:
-    optimizer = optim.SGD(net().parameters(), lr=PEAK)
+    optimizer = sgd()
     rates(cosine(min_lr=0.05), optimizer=optimizer)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize("cycle", [False, True])
-def test_a_group_is_trained_in_its_epochs_alone(cycle: bool) -> None:
+@pytest.mark.parametrize("config", [cosine(1.0), one_cycle(0.3, 0.1, 0.01)])
+def test_a_group_is_trained_in_its_epochs_alone(config: Any) -> None:
     """The others are as without it."""
     parameters = schema.ParameterGroup(match="0.bias", lr_scale=0.5, epochs=1.2)
-    config: Any = cosine(1.0)
-    if cycle:
-        config = schema.OneCycle(
-            name="one_cycle", rise_fraction=0.3, start_factor=0.1, end_factor=0.01
-        )
     model = net()
     chosen = schema.SGD(
         name="sgd", lr=PEAK, momentum=0.9, weight_decay=0.1, nesterov=True, groups=(parameters,)
     )
     optimizer = build_optimizer(chosen, model)
-    schedule = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
+    schedule = scheduled(config, optimizer)
     expected, seen = rates(config), []
     for step in range(TOTAL):
         rate, of_group = (group["lr"] for group in optimizer.param_groups)
@@ -323,8 +329,7 @@ def test_a_group_is_trained_in_its_epochs_alone(cycle: bool) -> None:
 def test_one_cycle(name: str) -> None:
     optimizer = build_optimizer(CASES[name][0], net())
     peak = optimizer.param_groups[0]["lr"]
-    config = schema.OneCycle(name="one_cycle", rise_fraction=0.3, start_factor=0.1, end_factor=4e-6)
-    used = rates(config, optimizer=optimizer, total_steps=100)
+    used = rates(one_cycle(0.3, 0.1, 4e-6), optimizer=optimizer, total_steps=100)
     assert (used[0], max(used), used[-1]) == pytest.approx((peak * 0.1, peak, peak * 4e-6))
     assert used.index(max(used)) == 29
     assert used[:30] == sorted(used[:30])
@@ -337,10 +342,7 @@ def test_one_cycle(name: str) -> None:
 def test_one_cycle_whose_rise_is_a_step_or_less_starts_high(
     rise_fraction: float, total_steps: int
 ) -> None:
-    config = schema.OneCycle(
-        name="one_cycle", rise_fraction=rise_fraction, start_factor=0.04, end_factor=4e-6
-    )
-    used = rates(config, total_steps=total_steps)
+    used = rates(one_cycle(rise_fraction, 0.04, 4e-6), total_steps=total_steps)
     assert used == sorted(used, reverse=True)
     assert used[0] > PEAK / 2
 
@@ -366,10 +368,9 @@ def scheduler(name: str, interval: Any = "epoch", **kwargs: Any) -> schema.Targe
 @pytest.mark.parametrize(("mode", "value"), [("min", {"loss": 1.0}), ("max", {"accuracy": 0.5})])
 def test_a_plateau_is_of_the_number_that_is_watched(mode: str, value: dict[str, float]) -> None:
     """The other number improves in each epoch, and must not count."""
-    optimizer = optim.SGD(net().parameters(), lr=PEAK)
+    optimizer, found = sgd(), []
     config = scheduler("ReduceLROnPlateau", mode=mode, patience=1, factor=0.5)
-    watching = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
-    found = []
+    watching = scheduled(config, optimizer)
     for epoch in range(1, 5):
         seen = {"loss": 1 / epoch, "accuracy": epoch / 10, **value}
         advance_after_epoch(watching, seen, {"loss": "min", "accuracy": "max"}, {})
@@ -395,9 +396,7 @@ def test_a_plateau_of_any_metric_drops_every_group_to_its_own_floor() -> None:
     )
     optimizer = optim.SGD(groups, lr=PEAK)
     better: Any = {"loss": "min", "f1": "max"}
-    watching = build_scheduler(
-        config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL, better=better
-    )
+    watching = scheduled(config, optimizer, better=better)
     found = []
     for f1 in (0.5, 0.55, 0.6, 0.6, 0.9, 0.9, 0.9):  # 0.6 is no more than min_delta above the first
         advance_after_epoch(
@@ -414,50 +413,46 @@ class Told(LambdaLR):
     def __init__(
         self, optimizer: optim.Optimizer, steps_per_epoch: int, total_steps: int = 7
     ) -> None:
-        self.told = steps_per_epoch, total_steps
+        self.told, self.total_steps = steps_per_epoch, total_steps
         super().__init__(optimizer, lambda step: 1.0)
 
 
+OWN, ONE_CYCLE = f"{__name__}.Told", "torch.optim.lr_scheduler.OneCycleLR"
+
+
 @pytest.mark.parametrize(
-    ("interval", "kwargs", "told"),
+    ("target", "interval", "kwargs", "told"),
     [
-        ("step", {}, (SPE, 7)),
-        ("epoch", {}, (1, 7)),
-        ("step", {"steps_per_epoch": 3, "total_steps": 4}, (3, 4)),
+        (OWN, "step", {}, {"told": SPE, "total_steps": 7}),
+        (OWN, "epoch", {}, {"told": 1, "total_steps": 7}),
+        (
+            OWN,
+            "step",
+            {"steps_per_epoch": 3, "total_steps": 4},
+            {"told": 3, "total_steps": 4},
+        ),
+        (ONE_CYCLE, "step", {"max_lr": 0.1}, {"total_steps": TOTAL}),
+        (ONE_CYCLE, "epoch", {"max_lr": 0.1}, {"total_steps": TOTAL // SPE}),
+        (
+            ONE_CYCLE,
+            "step",
+            {"max_lr": 0.1, "epochs": 2, "steps_per_epoch": 7},
+            {"total_steps": 14},
+        ),
     ],
 )
 def test_an_own_scheduler_is_told_what_it_lacks(
-    interval: Any, kwargs: dict[str, int], told: tuple[int, int]
+    target: str, interval: Any, kwargs: dict[str, Any], told: dict[str, int]
 ) -> None:
-    config = schema.TargetScheduler(target=f"{__name__}.Told", interval=interval, kwargs=kwargs)
-    optimizer = optim.SGD(net().parameters(), lr=PEAK)
-    found: Any = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
-    assert found.told == told
-
-
-@pytest.mark.parametrize(
-    ("interval", "more", "length"),
-    [
-        ("step", {}, TOTAL),
-        ("epoch", {}, TOTAL // SPE),
-        ("step", {"epochs": 2, "steps_per_epoch": 7}, 14),
-    ],
-)
-def test_one_cycle_of_torchs_is_told_how_often_it_is_advanced(
-    interval: Any, more: dict[str, int], length: int
-) -> None:
-    config = scheduler("OneCycleLR", interval, max_lr=0.1, **more)
-    optimizer = optim.SGD(net().parameters(), lr=PEAK, momentum=0.9)
-    built = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
-    assert built.state_dict()["total_steps"] == length
+    config = schema.TargetScheduler(target=target, interval=interval, kwargs=kwargs)
+    found = scheduled(config, sgd()).state_dict()
+    assert {key: found[key] for key in told} == told
 
 
 def test_an_interval_that_cannot_be_meant_is_refused() -> None:
     config = scheduler("OneCycleLR", max_lr=0.1, total_steps=50)
-    with pytest.raises(ConfigError, match="has total_steps=50 and the run 5 epochs; use interval"):
-        build_scheduler(
-            config, optim.SGD(net().parameters(), lr=PEAK), steps_per_epoch=SPE, total_steps=TOTAL
-        )
+    with pytest.raises(ConfigError, match="has total_steps=50, but the run has 5 epochs;"):
+        scheduled(config, sgd())
 
 
 def test_a_model_is_no_optimizer() -> None:

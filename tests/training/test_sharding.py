@@ -55,8 +55,8 @@ def test_attention_that_computes_with_its_layers_weights_is_whole() -> None:
         (
             ["block"],
             (
-                r"sharding.wrap=\[block\]: is the whole name of no module that is called\. Did you"
-                r" mean .*blocks"
+                r"sharding.wrap=\[block\]: matches the whole name of no module \(containers don't"
+                r" count\)\. Did you mean .*blocks"
             ),
         ),
         (["blocks"], r"sharding.wrap=\[blocks\]: "),

@@ -20,7 +20,7 @@ OWN = "tests.worker.stateful"
 
 
 def of(name: str) -> tuple[str, ...]:
-    if name in ("Warm", "Saved", "Half", "Centred"):
+    if name in ("Warm", "Saved", "Half", "Hidden", "Centred"):
         return "~task", f"+task._target_={OWN}.{name}", "objective=loss/val"
     return "~model", f"+model._target_={OWN}.{name}"
 
@@ -38,6 +38,7 @@ def test_each_worker_saves_its_own(train_together: TrainTogether) -> None:
         ("Warm", {"task.steps", "task.seen"}),
         ("Saved", set()),
         ("Half", {"task.seen"}),
+        ("Hidden", {"task.count", f"{OWN}.called", f"{OWN}.Hidden.kept"}),
         ("Net", set()),
         ("Counting", {"model.calls", "model.total"}),
         ("Extra", set()),

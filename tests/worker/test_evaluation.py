@@ -273,7 +273,7 @@ def test_another_table_has_the_runs_columns_scales_and_classes(
         metrics(folder, table(tmp_path / "less.csv", {"b": b, "kind": kind}))
     with pytest.raises(
         ConfigError,
-        match=r"dataset\.val_fraction=0\.5: the run had 0\.1, and was trained on the rest",
+        match=r"dataset\.val_fraction=0\.5: the run held out its samples with val_fraction=0\.1",
     ):
         metrics(folder, "dataset.val_fraction=0.5")
 
@@ -352,7 +352,7 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
         f"dataset=image_folder {other} dataset.image_size=[9,9]": "has image_size 9 x 9, and the",
         photos(tmp_path / "four", {"black": 0, "red": 9}): "has the class red, which the run",
         "dataset.mean=[0,0,0]": "samples are prepared as in training; leave it out",
-        "dataset=diabetes": "task=classification: dataset=diabetes is of task=regression",
+        "dataset=diabetes": "task=classification: dataset=diabetes is for task=regression",
     }
     for words, message in refused.items():
         with pytest.raises(ConfigError) as raised:
@@ -412,9 +412,9 @@ def test_masks_and_what_in_them_counts_for_nothing(train: TrainAlone, tmp_path: 
 
 
 REFUSED = {
-    "optimizer.lr=0.1": ("optimizer.lr=0.1: is the run's; leave it out"),
-    "epochs=3": "epochs=3: is the run's",
-    "model=mlp": "model=mlp: is the run's",
+    "optimizer.lr=0.1": "optimizer.lr=0.1: an evaluation keeps",
+    "epochs=3": "epochs=3: an evaluation keeps",
+    "model=mlp": "model=mlp: an evaluation keeps",
     "splt=val": "splt=val: there is no key 'splt'; an evaluation takes dataset,",
     "split=tst": "split=tst: not one of train, val, test, all",
     "which=first": "which=first: not one of best, last",

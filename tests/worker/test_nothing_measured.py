@@ -52,11 +52,9 @@ def test_it_is_told_of_the_split_and_of_the_log_point(
         *as_typed("task=language_model batch_size=1 epochs=1 tensorboard.graph=false"),
     )
     train_alone(*words, "log_every=1", "+dataset.val_fraction=0.2")
-    found = {
-        line for line in capsys.readouterr().err.splitlines() if "nothing was measured" in line
-    }
+    found = {line for line in capsys.readouterr().err.splitlines() if ": not measured" in line}
     names = ("loss", "perplexity", "bits_per_token", "accuracy")
-    why = ": nothing was measured, for every target there is to be ignored or has no weight"
+    why = ": not measured, because every target is ignored or has no weight"
     assert found == {
         "warning: " + ", ".join(f"running/{name}" for name in names) + why,
         "warning: " + ", ".join(f"{name}/test" for name in names) + why,

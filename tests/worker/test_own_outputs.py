@@ -64,7 +64,7 @@ def test_the_models_own_number_stands_where_there_is_no_other(
         (("~model", f"+model._target_={OWN}.Named"), "'num_classes'"),
         (
             (*NET, "+model.num_classes=9", "+dataset.num_classes=10"),
-            "model.num_classes: the dataset says what it is;",
+            "model.num_classes: expt passes this from the dataset;",
         ),
     ],
 )
