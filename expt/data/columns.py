@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from expt.data.image_files import composed
 from expt.data.plain_text import opened
 from expt.errors import ConfigError, DataError, first_line
 
@@ -67,7 +68,7 @@ def columns_of(path: Path, damaged: dict[int, str] | None = None) -> Columns:
 
 
 def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
-    rows = list[list[str]]()
+    rows, limit = list[list[str]](), csv.field_size_limit(2**31 - 1)
     with opened(path, "utf-8-sig") as file:
         try:
             rows.extend(csv.reader(file, skipinitialspace=True, strict=True))
@@ -76,6 +77,8 @@ def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
             raise DataError(
                 f"{path}: a quote is wrong in the row of line {line} ({error}); fix it there"
             ) from error
+        finally:
+            csv.field_size_limit(limit)
     rows = [row for row in rows if row]
     while rows and not any(map(str.strip, rows[-1])):  # as spreadsheets end a file
         rows.pop()
@@ -290,7 +293,7 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
     import numpy as np
 
     if not hasattr(column, "dtype"):
-        return _classes_of_texts(path, name, [*map(str.strip, column)])
+        return _classes_of_texts(path, name, [composed(cell.strip()) for cell in column])
     cells = np.asarray(column)
     if cells.ndim == 2 and cells.shape[1] == 1:
         cells = cells[:, 0]
@@ -352,7 +355,7 @@ def _text(path: Path, name: str, cell: Any) -> str:
         text = cell.decode() if isinstance(cell, bytes) else "" if cell is None else str(cell)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: column {name}: {cell!r} is not UTF-8 ({error})") from error
-    return text.strip()
+    return composed(text.strip())
 
 
 def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:

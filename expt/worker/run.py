@@ -224,6 +224,7 @@ class Run:
             return False
         if position.is_within_epoch:
             self._save_unfinished_epoch()
+        self.first_steps.refuse_late()
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:

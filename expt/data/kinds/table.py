@@ -81,7 +81,8 @@ class _Table(DatasetConfig):
     def file(self) -> Path:
         """The table. Raise DataError where it is missing."""
         if not (path := Path(self.path)).is_file():
-            raise DataError(f"dataset.path={path}: there is no such file")
+            what = "is a folder; give one file" if path.is_dir() else "there is no such file"
+            raise DataError(f"dataset.path={path}: {what}")
         return path
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
