@@ -129,7 +129,7 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
 
 
 def evaluate(
-    folder: str | Path, *arguments: str | Mapping[str, Any], **settings: Any
+    folder: str | Path, *arguments: str | Mapping[str, Any], quiet: bool = False, **settings: Any
 ) -> dict[str, float]:
     """Measure the run of `folder`: `evaluate(RUN, split="val")["accuracy/val"]`.
 
@@ -138,7 +138,7 @@ def evaluate(
     """
     forkserver.warm()
     options = options_of(words_of(arguments, settings))
-    (paths,) = evaluate_as(Path(folder), options.settings, quiet=options.quiet)
+    (paths,) = evaluate_as(Path(folder), options.settings, quiet=quiet or options.quiet)
     return read_result(paths)["metrics"]
 
 

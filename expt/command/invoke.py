@@ -53,9 +53,12 @@ def command(
 def _carry_out(this: Command, options: Options) -> None:
     if options.printing and this.from_python:
         raise ConfigError(f"{options.printing[0]}: works on the command line only")
-    if options.printing:
-        return _printed_by_hydra(options)
-    words, own = command_line.read(options, begins=not machine.is_external_worker())
+    if any(word.startswith("query=") for word in options.printing):
+        from expt.command.help import print_completions  # for Hydra's shell script
+
+        return print_completions()
+    begins = not (options.printing or machine.is_external_worker())
+    words, own = command_line.read(options, begins=begins)
     if folder := this.how.earlier_folder():  # where torchrun has started the workers again
         words.append(f"hydra.run.dir={quoted(folder)}")
     of_hydra = [word for word in words if key_of(word).startswith(("hydra.", "hydra/"))]
@@ -64,6 +67,13 @@ def _carry_out(this: Command, options: Options) -> None:
     fixed, axes = _split(this)
     this.swept = [compose.key_of(each) for each in axes]
     composed = this.composer.compose(fixed)
+    if options.printing:
+        if options.sweep or axes:
+            raise ConfigError(
+                f"{options.printing[0]}: shows one run; leave out -m, and give each key one value"
+            )
+        of_own = _hydra_options(options, own)
+        return compose.enter_hydra(lambda _: None, [*options.printing, *of_own, *words])
     sweep = options.sweep or hydra_files.is_sweep(composed)
     if sweep:
         refuse_in_torchrun(f"{'-m' if options.sweep else 'sweep'}: a sweep")
@@ -130,17 +140,6 @@ def _sweep(this: Command, composed: DictConfig) -> None:
 
         return SearchCommand(sweep, this.words).run()
     sweep.run_grid(Grid(this.words, this.composer))
-
-
-def _printed_by_hydra(options: Options) -> None:
-    if any(word.startswith("query=") for word in options.settings):  # of Hydra's shell script
-        from expt.command.help import print_completions
-
-        return print_completions()
-    words = [command_line.readable(word) for word in options.settings]
-    own = command_line.own_folders(options.config_dir, words)
-    of_hydra = [*options.printing, *_hydra_options(options, own)]
-    compose.enter_hydra(lambda _: None, [*of_hydra, *words])
 
 
 def _hydra_options(options: Options, own: Sequence[str]) -> list[str]:

@@ -65,8 +65,8 @@ class Options(NamedTuple):
 
 
 _FLAGS = {"-m": "sweep", "--multirun": "sweep", "-q": "quiet", "--quiet": "quiet"}
-_PRINTING = {"--cfg": 1, "-c": 1, "--package": 1, "-p": 1, "--shell-completion": 0, "-sc": 0}
-_PRINTING |= {"--info": 0, "-i": 0, "--hydra-help": 0, "--resolve": 0}
+_PRINTING = {"--cfg": 1, "-c": 1, "--package": 1, "-p": 1, "--shell-completion": 1, "-sc": 1}
+_PRINTING |= {"--info": 1, "-i": 1, "--hydra-help": 0, "--resolve": 0}
 """With the number of values that follow."""
 
 

@@ -35,12 +35,13 @@ def writer(
     *,
     resumed_at: int | None,
     end_pictures: bool = False,
+    is_done: bool = False,
 ) -> Writer:
     """Return the writer of a run that continues after the step `resumed_at`.
 
     What was written until then is copied to a new file, in place of the earlier ones, but for the
-    settings and the end of the run, to which with `end_pictures` pictures of evaluations belong. A
-    fork has the curves of its parent.
+    settings and the end of the run, to which with `end_pictures` pictures of evaluations belong,
+    unless the run `is_done`: it draws none again. A fork has the curves of its parent.
     """
     events = Writer(paths.folder, hyperparameters, charts)
     if resumed_at is None:
@@ -52,7 +53,8 @@ def writer(
             events.write(point.step, {point.tag: point.value})
         return events
     measured = {point.tag for point in points if point.step == resumed_at}
-    kept = _until(earlier, resumed_at, measured, end_pictures=end_pictures, only_curves=is_fork)
+    which = {"end_pictures": end_pictures, "is_done": is_done, "only_curves": is_fork}
+    kept = _until(earlier, resumed_at, measured, **which)
     _replace_files(paths, hparams.begin(hyperparameters), [record for _, record in kept])
     return events
 
@@ -88,6 +90,7 @@ def _until(
     measured: Collection[str],
     *,
     end_pictures: bool,
+    is_done: bool,
     only_curves: bool,
 ) -> Sequence[tuple[Event, bytes]]:
     """Return a run's events up to `step`, without its settings and what it drew at its end.
@@ -109,7 +112,8 @@ def _until(
             continue
         if event.step == step:
             ended = ended or any(_is_of_the_end(tag, kinds[tag], measured) for tag in kinds)
-            if ended or (end_pictures and any(map(_is_review, kinds))):
+            is_review = any(map(_is_review, kinds))
+            if (ended or (end_pictures and is_review)) and not (is_done and is_review):
                 continue
         found.append((event, record))
     return found

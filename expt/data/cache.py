@@ -346,14 +346,15 @@ class Checksums:
                 beside.write_text(json.dumps(self._known), encoding="utf-8")
                 beside.replace(self._path)
 
-    def of(self, path: Path) -> str:
+    def of(self, path: str | Path) -> str:
         """Return the MD5 of a file, decompressed if its name ends in .gz; it is read once."""
         key = f"{os.path.abspath(path)} "
         try:
             state = state_of(path)
             if (kept := self._kept(key, state)) is not None:
                 return kept
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            opens: Any = gzip.open if str(path).endswith(".gz") else open
+            with opens(path, "rb") as file:
                 found = md5(file)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(
@@ -362,7 +363,7 @@ class Checksums:
         self.note(key, f"{state}|{found}")
         return found
 
-    def known(self, path: Path) -> str | None:
+    def known(self, path: str | Path) -> str | None:
         """Return the MD5 of a file that was read before, and is unchanged."""
         return self._kept(f"{os.path.abspath(path)} ", state_of(path))
 

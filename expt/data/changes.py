@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from expt.config.imported import is_installed
 
 MOST, MANY, FEW = 4096, 10_000_000, 512
-"""The numbers of a tensor that are compared, and that are added up; the objects of attributes."""
+"""The numbers of a tensor that are compared, and that are added up; the objects of an attribute."""
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CODE = (type, BuiltinFunctionType, MethodType, ModuleType)
 Prints = Mapping[str, Any]
@@ -48,8 +48,8 @@ def prints(one: object, seen: dict[int, object] | None = None) -> Prints:
     What is in there before is left out, such as what a checkpoint has.
     """
     seen = {} if seen is None else seen
-    most = FEW + len(seen)
-    return {name: _print(value, seen, most) for name, value in attributes(one).items()}
+    found = attributes(one).items()
+    return {name: _print(value, seen, FEW + len(seen)) for name, value in found}
 
 
 def changed(before: Prints, after: Prints) -> list[str]:
@@ -98,6 +98,10 @@ def _print(value: Any, seen: dict[int, object], most: int) -> Any:
     seen[id(value)] = value  # kept, so that nothing else gets its id
     if isinstance(value, Tensor | np.ndarray):
         return digest(value)
+    if isinstance(value, nn.Module):  # its parts don't count: a large one is no end
+        parts = dict(value.named_modules())
+        inside = {**seen, **{id(part): part for part in parts.values()}}
+        return {name: _of_module(part, inside) for name, part in parts.items()}
     if isinstance(value, Mapping):
         some = [*value][:FEW]
         return {repr(key): _print(value[key], seen, most) for key in some}
@@ -107,6 +111,11 @@ def _print(value: Any, seen: dict[int, object], most: int) -> Any:
     if isinstance(value, Set):
         return str(len(value)), *sorted(map(repr, value))[:FEW]
     return _of_object(value, seen, most)
+
+
+def _of_module(one: nn.Module, seen: dict[int, object]) -> Prints:
+    parameters = one.named_parameters(recurse=False)
+    return {**prints(one, seen), **{name: digest(each) for name, each in parameters}}
 
 
 def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:

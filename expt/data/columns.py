@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from expt.data.image_files import composed
 from expt.data.plain_text import opened
 from expt.errors import ConfigError, DataError, first_line
 
@@ -38,7 +39,7 @@ _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 """What pandas calls a column without a name, which is where it writes its index."""
 _SHOWN = 8
 """Columns with something wrong that are listed."""
-_FEW = 20
+FEW = 20
 """Rows of which numbers may follow each other by chance."""
 
 
@@ -67,7 +68,7 @@ def columns_of(path: Path, damaged: dict[int, str] | None = None) -> Columns:
 
 
 def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
-    rows = list[list[str]]()
+    rows, limit = list[list[str]](), csv.field_size_limit(2**31 - 1)
     with opened(path, "utf-8-sig") as file:
         try:
             rows.extend(csv.reader(file, skipinitialspace=True, strict=True))
@@ -76,6 +77,8 @@ def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
             raise DataError(
                 f"{path}: a quote is wrong in the row of line {line} ({error}); fix it there"
             ) from error
+        finally:
+            csv.field_size_limit(limit)
     rows = [row for row in rows if row]
     while rows and not any(map(str.strip, rows[-1])):  # as spreadsheets end a file
         rows.pop()
@@ -268,7 +271,7 @@ def counts_rows(values: np.ndarray) -> bool:
     import numpy as np
 
     number = len(values)
-    if number < _FEW or np.ptp(values) != number - 1 or (values != np.floor(values)).any():
+    if number < FEW or np.ptp(values) != number - 1 or (values != np.floor(values)).any():
         return False
     return len(np.unique(values)) == number
 
@@ -290,7 +293,7 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
     import numpy as np
 
     if not hasattr(column, "dtype"):
-        return _classes_of_texts(path, name, [*map(str.strip, column)])
+        return _classes_of_texts(path, name, [composed(cell.strip()) for cell in column])
     cells = np.asarray(column)
     if cells.ndim == 2 and cells.shape[1] == 1:
         cells = cells[:, 0]
@@ -352,7 +355,7 @@ def _text(path: Path, name: str, cell: Any) -> str:
         text = cell.decode() if isinstance(cell, bytes) else "" if cell is None else str(cell)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: column {name}: {cell!r} is not UTF-8 ({error})") from error
-    return text.strip()
+    return composed(text.strip())
 
 
 def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from expt.data.checked_samples import (
     as_it_is,
     checked,
     class_of,
+    in_words,
     labelled,
     like,
     read,
@@ -55,7 +56,11 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         for more in (dataset.train, dataset.test)
     )
     for name, part in (("training", train), ("test", test)):
-        if not len(cast(Sized, part)):
+        try:
+            size = len(cast(Sized, part))
+        except Exception as error:
+            raise in_words(error, f"{key}: len() of its {name} part") from error
+        if not size:
             raise DataError(f"{key}: its {name} part has no samples")
     found = _Built(dataset, train, test, num_workers, task).source()
     is_picture = dataset.num_classes is not None and not hasattr(train, "collate")

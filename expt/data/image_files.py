@@ -211,7 +211,7 @@ def in_mode(image: Any, mode: str) -> Any:
 
     image.load()  # before that a PNG may not know of its transparency
     info, key = image.info, image.info.get("transparency")
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         pixels = np.asarray(image)
         levels = np.rint(pixels / 257).astype(np.uint8)
         if key is not None:

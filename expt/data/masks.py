@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.data.checked_samples import labelled
+from expt.data.checked_samples import as_it_is, labelled
 from expt.data.image_files import MaskValues, numbers_of_mask, open_picture, stretch, values_of
 from expt.data.images import Pictures, image_part, of_one_shape, of_parts
 from expt.data.source import Source
@@ -26,7 +26,7 @@ class MaskPictures(Pictures):
     """
 
     values: MaskValues
-    target: Callable[[Any], Any] = lambda numbers: numbers
+    target: Callable[[Any], Any] = as_it_is
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image, source = self.opened(index)
@@ -74,7 +74,7 @@ def of_masks(
     dataset: Any,
     task: Any,
     num_workers: int,
-    target: Callable[[Any], Any] = lambda numbers: numbers,
+    target: Callable[[Any], Any] = as_it_is,
 ) -> Source:
     """Return the parts of pictures and masks, whose numbers `target` makes classes."""
     how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size, "target": target}

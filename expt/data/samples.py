@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, cast
 
@@ -281,7 +282,9 @@ def _order(before: Sequence[_Sample], after: Sequence[_Sample]) -> str:
     others = [(old, new) for old, new in zip(before, after, strict=True) if old.whole != new.whole]
     if not others:
         return "same"
-    has_moved = not {old.whole for old, _ in others}.isdisjoint(new.whole for _, new in others)
+    times = Counter(old.whole for old in before)  # what occurs twice may be another's augmented
+    moved = {old.whole for old, _ in others if times[old.whole] == 1}
+    has_moved = not moved.isdisjoint(new.whole for _, new in others)
     have_changed = any(old.targets != new.targets for old, new in others)
     if has_moved or (have_changed and all(sample.has_class for sample in before)):
         return "another"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import logging
 import math
@@ -271,8 +272,12 @@ def _write(
                 found.model.metadata_props.update({f"expt.{k}": v for k, v in about.items()})
                 found.save(str(file), external_data=False)
             else:
-                torch.export.save(program, str(file), extra_files={METADATA: json.dumps(about)})
+                buffer = io.BytesIO()  # into a file torch aborts where the disk is full
+                torch.export.save(program, buffer, extra_files={METADATA: json.dumps(about)})
+                file.write_bytes(buffer.getbuffer())
             outputs = module(*arguments)
+    except OSError:  # the disk's
+        raise
     except Exception as error:  # what torch's exporters raise is of many kinds
         hint = "; --batch-size N may do for one size" if dims else ""
         raise RunFailed(f"the model cannot be exported ({secrets.said(error)}){hint}") from error

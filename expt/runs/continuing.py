@@ -103,8 +103,12 @@ def _elsewhere(given: Path) -> Checkpoint:
 
 def _taken(paths: RunPaths) -> Checkpoint | None:
     """Return the checkpoint of the other run that is in a fork's folder already, and whole."""
-    is_whole = paths.forked.exists() and not checkpoint_file.damage_of(paths.forked)
-    return read(paths.forked) if is_whole else None
+    if not paths.forked.exists():
+        return None
+    if damage := checkpoint_file.damage_of(paths.forked):
+        warn(f"{damage}; it is taken anew")
+        return None
+    return read(paths.forked)
 
 
 def _forked(given: str, step: str = "") -> Checkpoint:
@@ -194,8 +198,11 @@ def _refuse(source: Source, config: RunConfig, content: Content, folder: Path) -
         is_trained = found.step >= min(steps, config.max_steps or steps)
         here = found.run.resolve() == folder.resolve()
         if rule == "resume" and (here or is_trained):  # one record can't be of both
-            anew = f"{provenance.program()} rerun {shlex.quote(str(found.run))}"
-            raise ConfigError(f"{other}; put it back, or train the run anew by {anew}")
+            program, run = provenance.program(), shlex.quote(str(found.run))
+            fix = f"type its settings with resume={run} to continue in a new folder"
+            if is_trained:
+                fix = f"test it by {program} evaluate {run}"
+            raise ConfigError(f"{other}; {fix}, or train it anew by {program} rerun {run}")
         warn(f"{other}; the continued run is trained with both versions")
 
 

@@ -332,12 +332,15 @@ class FolderLock:
     def _try(self) -> int | None:
         descriptor = os.open(self._paths.lock, os.O_RDWR | os.O_CREAT, 0o666)
         # It may be held; or removed by its last holder, and so not the folder's.
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), os.stat(self._paths.lock)):
-                return descriptor
-        os.close(descriptor)
-        return None
+        ours = False
+        try:
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                ours = os.path.samestat(os.fstat(descriptor), os.stat(self._paths.lock))
+            return descriptor if ours else None
+        finally:
+            if not ours:
+                os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -161,18 +161,20 @@ def has_own_name(paths: RunPaths, record: Record) -> bool:
 def copies_among(runs: Iterable[tuple[RunPaths, Record]]) -> dict[Path, Path]:
     """Return the folders of copies of runs, each with that of the run which counts instead.
 
-    They began at one moment. The one under its own name counts, else the first: a folder that was
-    only renamed is not a copy.
+    Equal runs that began at one moment are copies; so is one under another name than its own next
+    to an equal one, for each resume begins anew. The one under its own name counts, else the first:
+    a folder that was only renamed is not a copy.
     """
-    alike: dict[tuple[object, ...], list[tuple[bool, Path]]] = {}
+    alike: dict[tuple[object, object], list[tuple[bool, Path]]] = {}
     for paths, record in runs:
-        if "started" in record:
-            moment = (record["started"], record.get("identity"))
-            alike.setdefault(moment, []).append((has_own_name(paths, record), paths.folder))
+        own, identity = has_own_name(paths, record), record.get("identity")
+        for shared in filter(None, (record.get("started"), identity and paths.folder.parent)):
+            alike.setdefault((shared, identity), []).append((own, paths.folder))
     found = dict[Path, Path]()
-    for folders in alike.values():
+    for (shared, _), folders in alike.items():
         kept = next((folder for own, folder in folders if own), folders[0][1])
-        found |= {folder: kept for _, folder in folders if folder != kept}
+        others = [folder for own, folder in folders if not own or shared != kept.parent]
+        found |= {folder: kept for folder in others if folder != kept}
     return found
 
 

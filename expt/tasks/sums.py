@@ -270,7 +270,7 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
             f": its weights add up to {weight:g} for {samples:g} samples, and weight_is_samples"
             " says that they are the samples; leave that out",
         )
-    known = {**means, **task.derive(means)}
+    known = {**means, **(task.derive(means) or {})}
     if missing := [name for name in task.metrics if name not in known]:
         raise ConfigError(
             f"{type(task).__name__}: task.metrics names {', '.join(missing)}, which neither measure"

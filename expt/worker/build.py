@@ -303,8 +303,9 @@ def build_observer(
     position: Position,
     worker: Worker,
     resumed_at: int | None,
+    is_done: bool,
 ) -> Dashboard:
-    """Build what TensorBoard shows of a run resumed after step `resumed_at`.
+    """Build what TensorBoard shows of a run resumed after `resumed_at`, which may be done.
 
     Rank 0 writes it; the other ranks take part in it.
     """
@@ -313,9 +314,9 @@ def build_observer(
         of_task, sharded = metrics_of(config.task), config.is_sharded
         charts = tags.layout(config.eval_split, worker.world_size, of_task, is_sharded=sharded)
         settings = shown(config) | ({"resume": None} if config.resume == "auto" else {})
-        at_end = config.tensorboard.images == "end"
         typed = typed_hyperparameters(settings, read_result(paths).get("overrides", {}))
-        events = writer(paths, typed, charts, resumed_at=resumed_at, end_pictures=at_end)
+        pictures = {"end_pictures": config.tensorboard.images == "end", "is_done": is_done}
+        events = writer(paths, typed, charts, resumed_at=resumed_at, **pictures)
     return build_dashboard(config, events, data, learner, position)
 
 

@@ -28,26 +28,60 @@ _Sum = tuple[Tensor, float]
 
 
 def tried(batches: Iterator[Batch], learner: Learner, worker: Worker) -> Iterator[Batch]:
-    """Yield the batches, and check the task's sums on the first. Raises ConfigError for means."""
-    first = next(batches, None)
-    if first is not None:
-        check_sums(learner, first, worker.device, warns=worker.rank == 0)
-        yield first
-    yield from batches
+    """Yield the batches, and check the task's sums on the first. Raises ConfigError for means.
+
+    While a sum is 0, which its mean is too, that is done again on batch 2, 4, 8, ...
+    """
+    is_due = True
+    for number, batch in enumerate(batches, 1):
+        if is_due and number & (number - 1) == 0:
+            warns = worker.rank == 0 and number == 1
+            is_due = check_sums(learner, batch, worker.device, warns=warns)
+        yield batch
 
 
-def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: bool) -> None:
+def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: bool) -> bool:
     """Compare what `loss` and `measure` give for a few samples with what they give for halves.
 
     Raises ConfigError where they give means, and warns where the halves don't add up. Weights, the
     states of task and model, and random numbers stay as they were. What can't be copied, cut or
-    computed so is not compared.
+    computed so is not compared. Returns whether a sum is 0, and so not compared either.
     """
     if batch.weightless or learner.shards > 1:
-        return
-    before = random_state.state_dict(device)
+        return False
+    zero: list[str] | None = None
+    for predicted in (False, True):  # accuracies of many classes begin at 0
+        try:
+            whole, again, *halves = _found(learner, batch, device, predicted=predicted)
+        except ExptError:
+            raise
+        except Exception:  # many classes: training says what is wrong
+            return False
+        names = whole if zero is None else zero
+        zero = [name for name in names if not any(one[name][0].any() for one in (whole, *halves))]
+        for name in names:
+            if name in zero or not torch.allclose(again[name][0], whole[name][0], rtol=ABOUT):
+                continue  # too noisy to compare
+            is_noisy = not torch.allclose(again[name][0], whole[name][0], rtol=NEAR)
+            near = ABOUT if is_noisy or learner.precision.dtype else NEAR
+            # a training loss may compare the samples of a batch
+            may_warn = warns and not is_noisy and name != TRAINING
+            each = [half[name] for half in halves]
+            is_loss = name in (LOSS, TRAINING)
+            method = method_of(learner.task, name if is_loss else "measure")
+            method += "" if is_loss else f": {name}"
+            _compare(method, whole[name], *each, near=near, warns=may_warn)
+        if not zero:
+            return False
+    return True
+
+
+def _found(
+    learner: Learner, batch: Batch, device: torch.device, *, predicted: bool
+) -> list[dict[str, _Sum]]:
+    """Return the sums of a few samples, twice, and of their halves; see `_sums`."""
+    before, found = random_state.state_dict(device), []
     eager = torch.compiler.set_stance("force_eager") if learner.compiled else None
-    found = []
     try:
         with torch.no_grad(), collectives.alone(), eager or contextlib.nullcontext():
             few = in_parts(batch, SAMPLES)[0]
@@ -58,30 +92,17 @@ def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: b
                 random_state.seed(seed)
                 alone = part._replace(global_size=part.size)
                 with learner.precision.autocast():
-                    found.append(_sums(task, module.eval(), alone))
-    except ExptError:
-        raise
-    except Exception:  # many classes: training says what is wrong
-        return
+                    found.append(_sums(task, module.eval(), alone, predicted=predicted))
     finally:
         random_state.load_state_dict(before, device)
-    whole, again, *halves = found
-    for name in whole:
-        if not torch.allclose(again[name][0], whole[name][0], rtol=ABOUT):
-            continue  # too noisy to compare
-        is_noisy = not torch.allclose(again[name][0], whole[name][0], rtol=NEAR)
-        near = ABOUT if is_noisy or learner.precision.dtype else NEAR
-        # a training loss may compare the samples of a batch
-        may_warn = warns and not is_noisy and name != TRAINING
-        each = [half[name] for half in halves]
-        is_loss = name in (LOSS, TRAINING)
-        method = method_of(learner.task, name if is_loss else "measure")
-        method += "" if is_loss else f": {name}"
-        _compare(method, whole[name], *each, near=near, warns=may_warn)
+    return found
 
 
-def _sums(task: Task, module: Any, batch: Batch) -> dict[str, _Sum]:
+def _sums(task: Task, module: Any, batch: Batch, *, predicted: bool) -> dict[str, _Sum]:
+    """Return the sums of a batch, or of one whose targets are the `predicted` classes."""
     outputs = task.forward(module, batch)
+    if predicted:
+        batch = batch._replace(targets=outputs.argmax(1))
     found = {LOSS: task.loss(outputs, batch), **task.measure(outputs, batch)}
     if type(task).training_loss is not Task.training_loss:
         found[TRAINING] = task.training_loss(outputs, batch)

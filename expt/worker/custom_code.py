@@ -42,7 +42,7 @@ class FirstSteps:
         self._steps += 1
         if self._steps > 1:
             return
-        self._refuse_late()
+        self.refuse_late()
         self._report_untrained()
         known = self._known()
         watched = {**self._objects, **(_own_code() if self._is_custom else {})}
@@ -50,7 +50,8 @@ class FirstSteps:
             where: Watched(one, known, *_methods(one)) for where, one in watched.items()
         }
 
-    def _refuse_late(self) -> None:
+    def refuse_late(self) -> None:
+        """Raise ConfigError for what forward passes have made or removed."""
         module = self._learner.module
         late = {*module.state_dict()} ^ self._names
         if self._learner.shards == 1:
@@ -89,6 +90,7 @@ class FirstSteps:
 
     def end(self) -> None:
         """Warn, at the first checkpoint, of attributes that have changed and that it lacks."""
+        self.refuse_late()
         if self._steps < 2:
             return
         lost, known = list[str](), self._known()

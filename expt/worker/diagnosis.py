@@ -59,9 +59,8 @@ def _note_batch(error: Exception, config: RunConfig) -> None:
     if batch is None or not hasattr(error, "add_note"):  # Python 3.10
         return
     given = (f"{name} {described(tensor)}" for name, tensor in _named(batch))
-    chosen = {"model": config.model, "task": config.task}
-    of = (f"{key}={getattr(one, 'target', one.name)}" for key, one in chosen.items())
-    error.add_note(f"{NOTE}{', '.join(of)}, given {', '.join(given)}")
+    model, task = (getattr(one, "target", one.name) for one in (config.model, config.task))
+    error.add_note(f"{NOTE}{model}, task={task}, given {', '.join(given)}")
 
 
 def _named(batch: Batch) -> list[tuple[str, Tensor]]:

@@ -16,7 +16,7 @@ from expt.config.groups import NamedModel, Plateau, TargetScheduler
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
-from expt.errors import CheckpointError, ConfigError, DataError, warn
+from expt.errors import CheckpointError, ConfigError, DataError, listed, warn
 from expt.models import named
 from expt.models.partial_load import SHOWN, load_some, renumbered, weights_in, what_fits
 from expt.runs import checkpoint, checkpoint_file
@@ -71,9 +71,20 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
         fit = what_fits(module, state)
         fitting = {name: state[name] for name in fit.loaded}
         misfits = fit.misfits()
-        if not {name for name, _ in module.named_parameters()} & {*fit.loaded}:
+        parameters = {name for name, _ in module.named_parameters()}
+        if not parameters & {*fit.loaded}:
             raise ConfigError(
                 f"weights={given}: {file} fits this model nowhere ({misfits}); give other weights"
+            )
+        bad = [  # a mask in a buffer may hold -inf
+            name
+            for name, each in fitting.items()
+            if each.isnan().any() or (name in parameters and each.isinf().any())
+        ]
+        if bad:
+            raise ConfigError(
+                f"weights={given}: {file} has numbers that are not finite, in {listed(bad, SHOWN)};"
+                " give other weights"
             )
         if state.keys() != found.state.keys():
             warn(f"weights={given}: layers are numbered otherwise; they are loaded in their order")

@@ -17,7 +17,7 @@ from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.build import Data
-from expt.errors import ConfigError, listed, warn
+from expt.errors import ConfigError, first_line, listed, warn
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of
@@ -70,7 +70,7 @@ def with_buffers(
     """
     if worker.world_size == 1 or config.strategy == "dp":
         return average
-    _lay_out_buffers(module)
+    _lay_out_buffers(module, worker)
     if not (any(True for _ in module.buffers()) and _trains_by_buffers(config, module)):
         return average
     built = [*module.buffers()]  # one that a forward pass puts in place of these is the worker's
@@ -86,8 +86,19 @@ def with_buffers(
 
 
 @torch.no_grad()
-def _lay_out_buffers(module: nn.Module) -> None:
-    """Give buffers memory of their own, which can be sent. Raises ConfigError for sparse ones."""
+def _lay_out_buffers(module: nn.Module, worker: Worker) -> None:
+    """Give buffers memory of their own, which can be sent; a collective.
+
+    Raises ConfigError for sparse ones, and for types that the backend does not send.
+    """
+    for dtype, name in {buffer.dtype: name for name, buffer in module.named_buffers()}.items():
+        try:
+            collectives.broadcast([torch.zeros(1, dtype=dtype, device=worker.device)])
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"model: workers can't send the buffer {name} to each other: it is {dtype}"
+                f" ({first_line(error)}); use world_size=1, or another type, such as torch.int32"
+            ) from error
     for name, buffer in module.named_buffers():
         if buffer.layout != torch.strided:
             raise ConfigError(

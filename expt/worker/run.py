@@ -183,9 +183,8 @@ class Run:
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
         """Begin to observe and to record."""
         position, worker = self.position, self.worker
-        self.observer = observe(
-            self.config, self.paths, self.data, self.learner, position, worker, resumed_at
-        )
+        built = self.config, self.paths, self.data, self.learner
+        self.observer = observe(*built, position, worker, resumed_at, self.is_done)
         self.record = Record(
             self.paths,
             position,
@@ -225,6 +224,7 @@ class Run:
             return False
         if position.is_within_epoch:
             self._save_unfinished_epoch()
+        self.first_steps.refuse_late()
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:

@@ -52,3 +52,9 @@ def test_a_single_run_has_callbacks_too(tmp_path: Path) -> None:
     assert done.stdout.startswith("callback 3\n")
     assert (tmp_path / "run/.hydra/overrides.yaml").exists()
     assert (tmp_path / "run/result.json").exists()
+
+
+@pytest.mark.parametrize("words", ["epocs=3", "model=mpl", "-m seed=1,2", "seed=1,2"])
+def test_what_cannot_be_printed_is_refused_in_a_line(words: str, tmp_path: Path) -> None:
+    done = run(*words.split(), "--cfg", "job", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")

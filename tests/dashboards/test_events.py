@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from expt.dashboards import events
@@ -29,15 +30,17 @@ def test_what_came_after_the_checkpoint_is_written_again(
     for step in (10, 20):
         first.write(step, {"loss/train": 1 / step})
     first.write(20, {"loss/test": 0.5})
+    first.picture("mistakes/test", Image.new("L", (1, 1)), 20)
     first.write(30, {"loss/train": 9.0})
     first.close(complete=False)
     for _ in range(2):
-        again = writer(paths, {"seed": 1}, {}, resumed_at=20)
+        again = writer(paths, {"seed": 1}, {}, resumed_at=20, end_pictures=True, is_done=True)
         again.write(20, {"loss/test": 0.25})
         again.close()
     assert len(paths.event_files()) == 2
     assert [step for step, _ in scalars(tmp_path, "loss/train")] == [10, 20]
     assert scalars(tmp_path, "loss/test") == [(20, 0.25)]
+    assert EventAccumulator(str(tmp_path)).Reload().Tags()["images"] == ["mistakes/test"]
     assert {path.name for path in tmp_path.iterdir()} == {
         "result.json", "metrics.jsonl", *(path.name for path in paths.event_files())
     }  # fmt: skip

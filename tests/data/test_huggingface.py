@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -357,12 +358,17 @@ class Split(dict[str, list[int]]):
 
 def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise() -> None:
     splits = {
-        "train": Split(["ant", "bee", "cat"], [0, 1, 2]),
-        "test": Split(["cat", "bee", "ant"], [0, 1, 2]),
+        "train": Split(["ant", "bee", "None"], [0, 1, 2]),
+        "test": Split(["None", "bee", "ant"], [0, 1, 2]),
     }
-    names, numbers = huggingface._classes("label", splits)
-    assert names == ("ant", "bee", "cat")
-    assert {part: each.tolist() for part, each in numbers.items()} == {
-        "train": [0, 1, 2],
-        "test": [2, 1, 0],
-    }
+    dataset: Any = SimpleNamespace(has_rows=False, target="label")
+    for kind in ("class", "any"):
+        numbers, _, names = huggingface._targets(dataset, splits, SimpleNamespace(TARGETS=kind))
+        assert names == ("ant", "bee", "None")
+        assert {part: each.tolist() for part, each in numbers.items()} == {
+            "train": [0, 1, 2],
+            "test": [2, 1, 0],
+        }
+    splits["train"]["label"][1] = -1
+    with pytest.raises(DataError, match="row 1 of train has -1"):
+        huggingface._classes("label", splits)

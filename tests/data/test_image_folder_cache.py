@@ -117,13 +117,19 @@ def test_a_changed_folder_is_decoded_anew(root: Path, cache: Path) -> None:
     assert len(entries(cache)) == 2, "the new entry has taken the place of the old one"
 
 
+class Free(int):
+    free = property(int)
+
+
 def test_auto_leaves_what_does_not_fit_and_true_does_not(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 90 * 3 * SIZE[0] * SIZE[1]
-    monkeypatch.setattr(image_folder, "available_memory", lambda: 4 * size - 1)
-    config(root).prepare()
-    assert not cache.exists()
+    for owner, name in ((image_folder, "available_memory"), (shutil, "disk_usage")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, lambda *_: Free(4 * size - 1))
+            config(root).prepare()
+        assert not cache.exists()
     config(root, cache=False).prepare()
     assert not cache.exists()
     config(root, cache=True).prepare()

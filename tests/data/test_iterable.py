@@ -198,6 +198,9 @@ class Stream(IterableDataset[Any]):
             image, label = self.images[place], int(self.labels[place])
             if "augmented" in self.how:
                 image = image + 0.1 * torch.rand(1)
+            if self.how.startswith("dropped"):  # one of two bits, so that many are equal
+                image = torch.tensor([[[place & 1, place & 2]]]).clamp(max=1.0)
+                image = image * (torch.arange(2) != torch.randint(2, (1,)))
             if self.how.startswith("alike"):
                 label = 0
             yield (image, float(label)) if self.how.endswith("of numbers") else (image, label)
@@ -239,7 +242,7 @@ def test_one_that_shuffles_has_no_val(
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", ["in order", "augmented", "augmented of numbers"])
+@pytest.mark.parametrize("how", ["in order", "augmented", "augmented of numbers", "dropped"])
 def test_one_that_augments_alone_has(
     how: str, configured: Configured, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,11 +157,24 @@ def test_what_numbers_the_rows_is_no_feature_unless_it_is_named(tmp_path: Path, 
         assert (named.features.shape[1], named.left_out) == (2, {})
 
 
-def test_numbers_that_rise_otherwise_are_features(tmp_path: Path) -> None:
-    """Times, or years: an ID of chosen rows can't be told from them."""
+def test_numbers_that_rise_otherwise_are_features_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Times, or years: an ID of chosen rows can't be told from them. Named ones are meant."""
     path = written(tmp_path, f"time,b,y\n{''.join(NUMBERED.splitlines(True)[::2])}")
     rows = of(path, features=None).load(CLASS)
     assert (rows.feature_names, rows.left_out) == (("time", "b"), {})
+    of(path, features=("time", "b")).prepare(CLASS)
+    assert not capsys.readouterr().err
+    of(path, features=None).prepare(CLASS)
+    assert "dataset.features=[b]" in capsys.readouterr().err
+
+
+def test_classes_that_differ_only_in_case_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of(written(tmp_path, "a,b,y\n" + "1,2,yes\n1,3,Yes\n2,1,no\n" * 9)).prepare(CLASS)
+    assert "'Yes', 'yes'" in capsys.readouterr().err
 
 
 def test_the_columns_of_a_run_are_those_of_its_evaluation(tmp_path: Path) -> None:

@@ -319,12 +319,21 @@ def test_numbers_and_labels_are_the_targets(
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(chosen: Callable[..., RunConfig]) -> None:
-    dataset = dataclasses.replace(chosen("SVNH").dataset, download=True)
     with pytest.raises(ConfigError, match=r"dataset.set=SVNH: .* Did you mean 'SVHN'"):
-        dataset.prepare()
+        chosen("SVNH").dataset.prepare()
 
 
-def test_what_a_class_needs_is_asked_for(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_what_a_class_needs_is_asked_for(
+    chosen: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torchvision.datasets
+
+    def needy(root: str) -> None:
+        raise ImportError("No module named 'scipy'")
+
+    monkeypatch.setattr(torchvision.datasets, "Flowers102", needy)
+    with pytest.raises(ConfigError, match=r"dataset.set=Flowers102: .*scipy.*install"):
+        build_data(chosen("Flowers102"), ALONE)
     kmnist(tmp_path / "data")
     with pytest.raises(ConfigError, match=r"dataset.set=EMNIST: .*split.*dataset.options"):
         build_data(chosen("EMNIST"), ALONE)

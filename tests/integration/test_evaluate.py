@@ -61,7 +61,7 @@ def test_any_number_of_workers_counts_each_sample_once(
     assert f"then         the run itself recorded loss {recorded['loss/test']:.4f}" in printed
     assert "by 3 workers on the CPU" in printed
     assert printed.count("class  samples  precision  recall      F1\n0           29 ") == 1
-    turned = expt.evaluate(moved, "dataset=turned", "world_size=1")
+    turned = expt.evaluate(moved, "dataset=turned", "world_size=1", quiet=True)
     assert turned["accuracy/test"] == recorded["accuracy/test"]
     with pytest.raises(ConfigError, match="turned has no Nope"):
         expt.evaluate(moved, "dataset=turned", "dataset._target_=turned.Nope", "world_size=1")

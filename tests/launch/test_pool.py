@@ -634,7 +634,7 @@ def test_a_run_in_whose_folder_another_is_at_work_waits_and_holds_up_what_a_sear
         world.clock.now += 0.75
 
     orders: list[Callable[[], object]] = [lambda: None, *[look] * 4, other.release]
-    world.told.tick = lambda _: orders.pop(0)() if orders else None  # type: ignore[method-assign, assignment, return-value]
+    world.told.tick = lambda _: orders.pop(0)() if orders else None  # type: ignore[method-assign, assignment]
     asked = world.pool(waits_for_folders=True)
     asked.run(iter([a, b]))
     assert (a.status, b.status) == (COMPLETED, COMPLETED)

@@ -284,7 +284,7 @@ def test_a_run_that_is_trained_is_not_tested_by_other_source(
     checkpoint.save(paths.last, state(config, 4, best=1, position=position, steps_per_epoch=2))
     for epochs, max_steps in ((2, None), (3, 4)):
         asked = dataclasses.replace(config, epochs=epochs, max_steps=max_steps)
-        with pytest.raises(ConfigError, match=f"rerun {paths.folder}"):
+        with pytest.raises(ConfigError, match=f"evaluate {paths.folder}, .*rerun {paths.folder}"):
             continued(asked, where, content=Content(code="now"), resumes=not new_folder)
 
 
@@ -293,7 +293,7 @@ def test_a_run_goes_on_with_other_source_in_a_new_folder_only(
 ) -> None:
     of_source("then", paths)
     assert continued(config, paths, content=Content(code="then")) == paths.last
-    with pytest.raises(ConfigError, match=f"rerun {paths.folder}"):
+    with pytest.raises(ConfigError, match=f"resume={paths.folder} .*rerun {paths.folder}"):
         continued(config, paths, content=Content(code="now"))
     config = dataclasses.replace(config, resume=str(paths.folder))
     new = RunPaths(tmp_path / "new")

@@ -95,7 +95,9 @@ LISTS = [
         (["freeze=['^a*']"], "ab"),
         (["freeze=[x,y,true,null]"], ""),
         (["freeze=[nan]"], "d"),
-        (["optimizer.groups=[{match: a, lr: 0.001}]"], "c"),
+        (["freeze=['x, y',True,null]"], "c"),
+        (["model.hidden=[64.0]"], "b"),
+        (["optimizer.groups=[{match: a, lr: 1e-3}]"], "c"),
         (["optimizer.groups=[{lr: 0.001}]"], ""),
         (["seed=9007199254740993"], "b"),
         (["note=a*"], "a"),
@@ -245,8 +247,10 @@ def test_runs_are_chosen_and_sorted_by_what_was_typed_of_own_groups() -> None:
 
 
 def test_a_copy_elsewhere_is_no_second_run(tmp_path: Path) -> None:
-    for folder, name in {"out/a": "a", "mlruns/1/b/artifacts": "a", "renamed": "old"}.items():
-        fields: Any = {"name": name, "started": float(len(name)), "identity": "1f"}
+    copies = {"mlruns/1/b/artifacts": "a", "out/backup": "a"}
+    for folder, name in {"out/a": "a", **copies, "renamed": "old"}.items():
+        began = float(len(name)) + (folder == "out/backup")  # before "out/a" was resumed
+        fields: Any = {"name": name, "started": began, "identity": "1f"}
         (tmp_path / folder).mkdir(parents=True)
         create_result(RunPaths(tmp_path / folder), **fields)
     found = runs_below(tmp_path)

@@ -244,7 +244,9 @@ class Counted(Task):
 
 
 @pytest.mark.parametrize("finite_only", [False, True])
-def test_a_tasks_own_sums_with_weights_of_their_own(finite_only: bool) -> None:
+def test_a_tasks_own_sums_with_weights_of_their_own(
+    finite_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sums = Sums(Counted(), CPU, finite_only=finite_only)
     for row in ([0.5, 2.5, 0.0], [0.0, 1.5], *([[math.nan]] * finite_only)):
         outputs = torch.tensor(row)
@@ -255,6 +257,9 @@ def test_a_tasks_own_sums_with_weights_of_their_own(finite_only: bool) -> None:
     assert found.values == pytest.approx({"loss": 4.5 / 3, "mean": 4.5 / 5, "share": 3 / 5})
     assert found.samples == 5
     assert sums.values.dtype == torch.float64
+    monkeypatch.setattr(Counted, "derive", lambda *_: None)
+    with pytest.raises(ConfigError, match=r"task\.metrics names share"):
+        sums.averages(sums.values)
 
 
 BINS = torch.zeros(3), 1

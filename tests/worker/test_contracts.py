@@ -71,6 +71,12 @@ def weighted_mean(outputs: Tensor, batch: Batch) -> Any:
     return loss / weight, weight
 
 
+def hits_of_many(outputs: Tensor, batch: Batch) -> Any:
+    # nothing is right at first, as of many classes
+    hits = (outputs.argmax(1) == batch.targets).float().mean()
+    return hits * (hits == 1), len(outputs)
+
+
 def among(outputs: Tensor, batch: Batch) -> Any:
     places = torch.arange(len(outputs))
     return functional.cross_entropy(outputs @ outputs.T, places, reduction="sum"), len(outputs)
@@ -83,7 +89,8 @@ def check(task: expt.Task, size: int = 20) -> SimpleNamespace:
         module=module, task=task, shards=1, compiled=False, precision=Precision(False, CPU)
     )
     batch = Batch(torch.randn(size, 6), torch.arange(size) % 4, size)
-    check_sums(learner, batch, CPU, warns=True)  # type: ignore[arg-type]
+    found = check_sums(learner, batch, CPU, warns=True)  # type: ignore[arg-type]
+    learner.has_zeros = found
     return learner
 
 
@@ -92,6 +99,7 @@ MEANS: Mapping[str, expt.Task] = {
     "Task.loss ": Task(weighted_mean),
     "Task.loss  ": Task(lambda outputs, batch: (noise(outputs, batch).mean(), len(outputs))),
     "Task.measure: hits": Task(total, lambda *found: {"hits": mean(*found)}),
+    "Task.measure: zero": Task(total, lambda *found: {"zero": hits_of_many(*found)}),
     "Training.training_loss": Training(mean),
 }
 
@@ -117,6 +125,11 @@ def test_a_mean_is_refused(method: str) -> None:
 def test_other_sums_train(task: expt.Task, warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
     check(task)
     assert ("warning: " in capsys.readouterr().err) == warns
+
+
+def test_a_sum_of_zero_is_not_compared_yet() -> None:
+    assert check(Task(lambda outputs, batch: (0 * each(outputs, batch).mean(), 1))).has_zeros
+    assert not check(Task(total)).has_zeros
 
 
 def test_nothing_is_left_changed() -> None:

@@ -126,5 +126,5 @@ def test_what_was_given_stands_beside_torchs_own_words(configured: Configured) -
     told = in_words(caught.value, configured("model=convnet"))
     assert told is caught.value
     (note,) = vars(told)["__notes__"]
-    for part in ("model=convnet", "inputs['row'] float32 [4, 5]", "targets int64 [4]"):
+    for part in ("of model=convnet", "inputs['row'] float32 [4, 5]", "targets int64 [4]"):
         assert part in note

@@ -159,7 +159,8 @@ def _targets(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...], tuple[str, ...]]:
     """Return the targets of each part, and the names of the targets and of the classes."""
     names = target_names = names_of(dataset.target)
-    if task.TARGETS == "class":
+    is_class = not dataset.has_rows and len(names) == 1  # to a custom task
+    if task.TARGETS == "class" or (task.TARGETS == "any" and is_class):
         class_names, classes = _classes(names[0], splits)
         return classes, names, class_names
     found: dict[str, np.ndarray] = {}
@@ -185,8 +186,9 @@ def _classes(
         found = _column(split, target)
         cells[part] = [known.get(cell, cell) if type(cell) is int else cell for cell in found]
     train = cells["train"]
-    odd = [cell for cell in train if type(cell) not in (int, str) or cell in columns.MISSING]
-    if odd or len({*map(type, train)}) > 1:
+    unnamed = () if named["train"] else train  # what is not one of the names is found below
+    odd = [cell for cell in unnamed if type(cell) not in (int, str) or cell in columns.MISSING]
+    if odd or len({*map(type, unnamed)}) > 1:
         what = repr(odd[0]) if odd else "both kinds"
         raise DataError(
             f"dataset.target={target}: holds {what}; a class is an integer or a text: give such"

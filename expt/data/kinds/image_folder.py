@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
     from expt.data.source import Source
 
-_SHARE = 0.25  # of the free memory, that `auto` takes
+_SHARE = 0.25  # of the free memory and disk, that `auto` takes
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -121,7 +122,9 @@ class ImageFolder(_Folder, Images):
             (file,) for listing in listings.values() for file in listing.files
         ]
         num_bytes = len(samples) * self.channels * math.prod(self.image_size)
-        fits = self.cache == "auto" and num_bytes <= _SHARE * available_memory()
+        there = next(filter(Path.exists, (cache.cache_dir(), *cache.cache_dir().parents)))
+        room = min(available_memory(), shutil.disk_usage(there).free)
+        fits = self.cache == "auto" and num_bytes <= _SHARE * room
         with Checksums.below(Path(self.root)) as sums:
             if (fits or self.cache is True) and not self.transforms:
                 for listing in listings.values():
@@ -274,14 +277,14 @@ def decoded_folder(listing: Listing, dataset: ImageFolder) -> cache.Arrays | Non
 
 
 def _entry(
-    listing: Listing, dataset: ImageFolder, checksum: Callable[[Path], str | None]
+    listing: Listing, dataset: ImageFolder, checksum: Callable[[str], str | None]
 ) -> str | None:
     """Return the cache's entry: another for another content; None where a file was not read yet."""
     shape = dataset.channels, *dataset.image_size
     where = cache.digest([str(listing.folder.resolve()), *map(str, shape)])
     words, start = list[str](), len(str(listing.folder)) + 1
     for file, label in zip(listing.files, listing.labels, strict=True):
-        if (content := checksum(Path(file))) is None:
+        if (content := checksum(file)) is None:
             return None
         words += (file[start:], str(label), content)
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -13,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Key, Name
 from expt.data.cache import of_content, state_of
 from expt.data.columns import (
+    FEW,
     FIX,
     Columns,
     base,
@@ -25,6 +27,7 @@ from expt.data.columns import (
     is_number,
     numbers_of,
 )
+from expt.data.image_files import warn_once
 from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 
@@ -78,13 +81,15 @@ class _Table(DatasetConfig):
     def file(self) -> Path:
         """The table. Raise DataError where it is missing."""
         if not (path := Path(self.path)).is_file():
-            raise DataError(f"dataset.path={path}: there is no such file")
+            what = "is a folder; give one file" if path.is_dir() else "there is no such file"
+            raise DataError(f"dataset.path={path}: {what}")
         return path
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; what else is measured has the columns of a run, see `open`."""
         if learns:
-            self.load(task)
+            for note in _notes(self.load(task), are_chosen=self.features is not None):
+                warn_once(f"{self.path}: {note}")
         else:
             assert self.file
 
@@ -159,6 +164,23 @@ class Diabetes(_Table):
 
     TASKS = ("regression",)
     path, targets, features = str(DIABETES), "progression", None
+
+
+def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
+    """Yield what may not be meant of classes, and of features if nobody has chosen them."""
+    spelled = sorted(("".join(name.split()).casefold(), name) for name in rows.class_names)
+    number = Counter(plain for plain, _ in spelled)
+    if alike := listed(repr(name) for plain, name in spelled if number[plain] > 1):
+        yield f"classes differ only in case or spaces: {alike}; write those alike that are one"
+    steps, names = rows.features[1:] - rows.features[:-1], rows.feature_names
+    ordered = ((steps > 0).all(0) | (steps < 0).all(0)) & (rows.features % 1 == 0).all(0)
+    counting = [name for name, is_so in zip(names, ordered, strict=True) if is_so]
+    if not are_chosen and 0 < len(counting) < len(names) and len(rows.features) >= FEW:
+        yield (
+            f"column {listed(counting)} rises or falls with every row: if it numbers them it gives"
+            f" their order away; leave it out ({_word([x for x in names if x not in counting])}),"
+            f" or keep it ({_word(names)})"
+        )
 
 
 def names_of(columns: str | Sequence[str]) -> tuple[str, ...]:

@@ -75,8 +75,7 @@ class Torchvision(Images):
         """Have torchvision download the dataset into a folder that is empty, or not there."""
         if self._files():
             return
-        if self.download:
-            _class(self.set)
+        _class(self.set)
         fetch(
             self.folder,
             lambda cls, root: [*self._constructed(cls, root, fetches=True).values()],
@@ -130,7 +129,9 @@ class Torchvision(Images):
             return self._constructed(_class(self.set), self.folder, more)
         except TypeError as error:
             raise ConfigError(f"dataset.set={self.set}: {error}; see dataset.options") from error
-        except (ImportError, OSError, RuntimeError, ValueError, EOFError, LookupError) as error:
+        except ImportError as error:
+            raise ConfigError(f"dataset.set={self.set}: {error}; install it") from error
+        except (OSError, RuntimeError, ValueError, EOFError, LookupError) as error:
             raise DataError(
                 f"dataset.set={self.set}: its files in {self.folder} cannot be read"
                 f" ({' '.join(str(error).split())}); remove them to fetch them again, or give"

@@ -93,10 +93,7 @@ def rows(
     runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False
 ) -> list[Row]:
     """Return the leaderboard, best first, or by the column, setting or metric `sort`."""
-    alike: dict[str, list[FoundRecord]] = {}
-    for run in runs:
-        alike.setdefault(without_seed(run), []).append(run)
-    groups = [*alike.values()]
+    groups = _experiments(runs)
     settings = [_Settings(group[0]) for group in groups]
     keys = _columns(settings, [list(_overrides(group[0])) for group in groups])
     objective = objective_of(runs)
@@ -110,6 +107,24 @@ def rows(
         return (row.mean if row.values else None) if by == objective else _mean(row, by)
 
     return ordered(found, value, falling=falls(by, runs) != reverse)
+
+
+def _experiments(runs: Sequence[FoundRecord]) -> list[list[FoundRecord]]:
+    """Group the runs that differ by their seed and fold only.
+
+    So do forks of parents that do, unless two of them have one seed: then the parent is a setting.
+    """
+    alike: dict[str, list[tuple[FoundRecord, Any]]] = {}
+    for run in runs:
+        content: Any = run.get("content") or {}
+        alike.setdefault(without_seed(run), []).append((run, content.get("fork")))
+    found: dict[tuple[str, Any], list[FoundRecord]] = {}
+    for key, group in alike.items():
+        different = {(seed_and_fold(run), parent) for run, parent in group}
+        is_setting = len({seed for seed, _ in different}) < len(different)
+        for run, parent in group:
+            found.setdefault((key, is_setting and parent), []).append(run)
+    return [*found.values()]
 
 
 def seed_and_fold(run: FoundRecord) -> tuple[Any, ...]:
