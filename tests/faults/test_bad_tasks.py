@@ -215,7 +215,7 @@ CASES = {
         "dataset._target_=bad_tasks.Rows: its training part has no samples"),
     "a stream": Bad("task=own model=net dataset=stream",
         "must have __len__; where an epoch ends, and wh"),
-    "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch, a NoneType"),
+    "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch (NoneType) must"),
     "a collate that fails": Bad(f"{ROWS}'wrong collate'",
         "AttributeError: 'list' object has no attribute 'nothing';"),
     "samples of unequal length": Bad(f"{ROWS}lengths", "give the dataset a collate"),

@@ -40,7 +40,7 @@ def test_a_sweep_is_tried_by_kinds_and_what_cannot_run_is_named(tmp_path: Path) 
     assert head.split("  ")[0] == "runs like"
     assert kind.split()[:4] == ["batch_size=64,lr=0.1,model=mlp", "2", "2", "cores"]
     assert total.startswith("2 runs take about ")
-    assert len([line for line in refused if "batch_size=7: is the global batch" in line]) == 4
+    assert len([line for line in refused if "batch_size=7: the global batch" in line]) == 4
     shapes = [line for line in refused if "shapes cannot be multiplied" in line]
     assert [line.split()[2] for line in shapes] == [
         f"batch_size=64,lr={lr},model=narrow:" for lr in ("0.1", "0.01")
