@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 from typing import TYPE_CHECKING
 
 from expt.config.imported import install_finder
@@ -65,7 +66,10 @@ def __getattr__(name: str) -> object:
     # Late, so that `python -m expt --help` does not import Hydra.
     for module, names in _FROM.items():
         if name in names:
-            return getattr(importlib.import_module(f"expt.{module}"), name)
+            state = random.getstate()
+            found = getattr(importlib.import_module(f"expt.{module}"), name)
+            random.setstate(state)  # rich draws from it as it is imported
+            return found
     raise AttributeError(f"module 'expt' has no attribute '{name}'")
 
 

@@ -8,6 +8,8 @@ import dataclasses
 import doctest
 import json
 import math
+import random
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -288,6 +290,12 @@ try:
 except expt.ConfigError:
     print((argv, env) == (sys.argv, os.environ))
 """
+
+
+def test_the_first_use_of_expt_draws_no_random_number() -> None:
+    program = "import random, expt; random.seed(0); expt.run; print(random.random())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert float(done.stdout) == random.Random(0).random(), done.stderr
 
 
 def test_forked_processes_run_by_themselves(tmp_path: Path) -> None:

@@ -105,9 +105,9 @@ def _names(path: Path, first: Iterable[str]) -> list[str]:
         sign = ", decimal=','" if other == ";" else ""  # where commas are decimal signs
         new = path.with_name(f"{path.stem}_commas.csv")
         raise DataError(
-            f"{path}: its columns are separated by {other!r} and not by commas; in Python: import"
-            f" pandas; pandas.read_csv({str(path)!r}, sep={other!r}{sign}).to_csv({str(new)!r},"
-            " index=False)"
+            f"{path}: its columns are separated by {other!r} and not by commas; pip install pandas,"
+            f" and in Python: import pandas; pandas.read_csv({str(path)!r}, sep={other!r}{sign})"
+            f".to_csv({str(new)!r}, index=False)"
         )
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expt.errors import DataError, ExptError, first_line, warn
+from expt.errors import DataError, ExptError, first_line, listed, warn
 from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
@@ -89,6 +89,13 @@ def _leads_back(where: str, name: str) -> bool:
     return os.path.islink(path) and Path(os.path.realpath(where)).is_relative_to(
         os.path.realpath(path)
     )
+
+
+def warn_of_others(root: str, parts: Mapping[str, Path]) -> None:
+    """Warn of folders next to train, val and test, of which nothing is read."""
+    read = {path.name for path in parts.values()}
+    if Path(root) not in parts.values() and (others := {*subfolders(root)} - read):
+        warn_once(f"{root}: reads {listed(sorted(read))}, and leaves out {listed(sorted(others))}")
 
 
 def subfolders(folder: str | Path) -> list[str]:

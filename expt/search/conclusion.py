@@ -114,7 +114,7 @@ def conclude_search(
             console.print(_table(front, found))
     best = found.best(runs)
     if best is None:
-        say(console, "best         none: no run has measured all goals and kept all limits")
+        say(console, "best         none yet: no run has measured all goals and kept all limits")
         return
     tag, value = found.goals[0].tag, found.values(best)[0]
     say(console, f"best         {best['folder'].name}  {tag} {value:.4f}", "bold green")

@@ -245,6 +245,14 @@ def test_a_class_may_be_called_train_in_a_flat_folder(root: Path) -> None:
     assert listing.classes == ("cat", "dog", "train")
 
 
+def test_folders_beside_train_and_test_are_named(
+    root: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(root / "train" / "cat", root / "owl")
+    config(root).prepare()
+    assert f"warning: {root}: reads test, train, and leaves out owl" in capsys.readouterr().err
+
+
 def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:
     before = list_parts(root)["train"].files
     (root / "train" / "cat" / "back").symlink_to("..")

@@ -186,7 +186,7 @@ def test_the_table_has_a_row_for_each_setting() -> None:
 
 @pytest.mark.parametrize("rows", [{"a": A}, {"a": A[:1], "b": B[:1]}, {}])
 def test_without_seeds_there_is_nothing_to_compare(rows: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="^--verdict: "):
+    with pytest.raises(ConfigError, match=r"^--verdict: "):
         comparison.verdicts(runs_of(**rows))
 
 

@@ -37,6 +37,7 @@ from expt.data.image_files import (
     report_left_out,
     subfolders,
     values_of,
+    warn_of_others,
     warn_once,
 )  # fmt: skip
 from expt.data.kinds import DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
@@ -115,6 +116,7 @@ class ImageFolder(_Folder, Images):
         For transforms none are decoded. Raise DataError that names all images that cannot be read,
         and where cache=true and the cache cannot be written.
         """
+        warn_of_others(self.root, parts_there(self.root))
         listings = list_parts(self.root, self.splits)
         for part, listing in listings.items():
             listing.report(part)
@@ -321,6 +323,7 @@ class SegmentationFolder(_Folder):
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """Look at every image and mask. Raise DataError for all that cannot be read or used."""
+        warn_of_others(self.root, parts_there(self.root))
         pairs = self._samples()
         for part, folder in parts_there(self.root, self.splits).items():
             every = [*files_below(folder / "images"), *files_below(folder / "masks")]
