@@ -323,4 +323,4 @@ def test_without_dev_shm_processes_that_read_images_say_what_they_need(tmp_path:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "/dev/shm: Read-only file system" in done.stderr
-    assert "or use dataset.num_workers=0" in done.stderr
+    assert "dataset.num_workers=0" in done.stderr
