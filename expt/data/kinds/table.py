@@ -100,7 +100,7 @@ class _Table(DatasetConfig):
         left = listed([f"{name} ({why})" for name, why in rows.left_out.items()])
         return (
             f"{self.file.name}: {len(rows.features)} rows; target {listed(targets)} ({kind});"
-            f" features {listed(features)} (numbers){left and '; left out: '}{left}"
+            f" features {listed(features, 12)} (numbers){left and '; left out: '}{left}"
         )
 
     def load(self, task: Any, trained_on: Mapping[str, Any] | None = None) -> Rows:
