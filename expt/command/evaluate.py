@@ -12,7 +12,7 @@ from expt.command.words import Parser
 from expt.errors import ConfigError, Interrupted, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import refuse_in_torchrun
-from expt.runs.named_checkpoint import found, no_run
+from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result, results
@@ -102,14 +102,12 @@ def evaluate(
 
 def _chosen(folder: Path, best: int | None) -> list[Path]:
     """Return the run, or the best ones of a sweep; `found` refuses what is neither."""
-    if best is None and not is_sweep(folder):
+    if not is_sweep(folder) and (best is None or not folder.exists()):
         return [folder]
     if RunPaths(folder).result.exists():
         raise ConfigError(f"--best {best}: is for a sweep, and {folder} is a run; leave it out")
     runs = ((paths.folder, record) for paths, record in results(folder))
     done = [(run, record) for run, record in runs if record.get("status") == COMPLETED]
-    if not folder.exists():
-        raise ConfigError(f"{folder}: {no_run(folder)}")
     if len({record["objective"]["name"] for _, record in done}) != 1:
         raise ConfigError(f"{folder}: has no completed runs of one objective; name a run")
     return by_objective(done)[: best or 1]

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from expt.data.image_files import composed
-from expt.data.plain_text import opened
+from expt.data.plain_text import composed, opened
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:

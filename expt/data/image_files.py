@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -91,8 +90,9 @@ def _leads_back(where: str, name: str) -> bool:
     )
 
 
-def warn_of_others(root: str, parts: Mapping[str, Path]) -> None:
+def warn_of_others(root: str) -> None:
     """Warn of folders next to train, val and test, of which nothing is read."""
+    parts = parts_there(root)
     read = {path.name for path in parts.values()}
     if Path(root) not in parts.values() and (others := {*subfolders(root)} - read):
         warn_once(f"{root}: reads {listed(sorted(read))}, and leaves out {listed(sorted(others))}")
@@ -121,11 +121,6 @@ def parts_there(root: str | Path, splits: Sequence[str] | None = None) -> dict[s
     if missing := {*(splits or ())}.difference(found):
         raise DataError(f"dataset.splits: {root} has no {missing.pop()}, only {', '.join(found)}")
     return {part: path for part, path in found.items() if splits is None or part in splits}
-
-
-def composed(name: str) -> str:
-    """Return a name with each accent in its letter: a Mac writes them one after the other."""
-    return unicodedata.normalize("NFC", name)
 
 
 def of_suffix(paths: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
@@ -291,10 +286,9 @@ def report_found(root: object, counts: Counter[str]) -> None:
         warn_once(f"{root}: pictures: {', '.join(found)}")
     numbers = Counter(word.partition("=")[0] for word in counts if "=" in word)
     if different := sorted(number for number, colours in numbers.items() if colours > 1):
-        which = ", ".join(different[:8])
         warn_once(
-            f"{root}: masks show the numbers {which} in other colours in other files; the number"
-            " is the class: write them with one palette"
+            f"{root}: masks show the numbers {listed(different)} in other colours in other files;"
+            " the number is the class: write them with one palette"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -41,3 +42,8 @@ def _not_utf8(path: Path) -> DataError:
     return DataError(
         f"{path}: is not UTF-8 at byte {at}, in line {line}; convert it, such as {fix}"
     )
+
+
+def composed(text: str) -> str:
+    """Return a text with each accent in its letter: a Mac writes them one after the other."""
+    return unicodedata.normalize("NFC", text)

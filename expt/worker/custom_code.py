@@ -89,7 +89,7 @@ class FirstSteps:
         return one.is_leaf and one.grad is not None and id(one) not in self._parameters
 
     def end(self) -> None:
-        """Warn, at the first checkpoint, of attributes that have changed and that it lacks."""
+        """Look before a checkpoint; warn, at the first, of what has changed and it lacks."""
         self.refuse_late()
         if self._steps < 2:
             return

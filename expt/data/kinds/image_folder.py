@@ -23,7 +23,6 @@ from expt.data import cache
 from expt.data.cache import Checksums, of_files, sampled
 from expt.data.image_files import (
     MODES,
-    composed,
     files_below,
     left_out,
     look,
@@ -41,6 +40,7 @@ from expt.data.image_files import (
     warn_once,
 )  # fmt: skip
 from expt.data.kinds import DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
+from expt.data.plain_text import composed
 from expt.errors import DataError, listed
 from expt.machine import available_memory
 
@@ -116,7 +116,7 @@ class ImageFolder(_Folder, Images):
         For transforms none are decoded. Raise DataError that names all images that cannot be read,
         and where cache=true and the cache cannot be written.
         """
-        warn_of_others(self.root, parts_there(self.root))
+        warn_of_others(self.root)
         listings = list_parts(self.root, self.splits)
         for part, listing in listings.items():
             listing.report(part)
@@ -323,7 +323,7 @@ class SegmentationFolder(_Folder):
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """Look at every image and mask. Raise DataError for all that cannot be read or used."""
-        warn_of_others(self.root, parts_there(self.root))
+        warn_of_others(self.root)
         pairs = self._samples()
         for part, folder in parts_there(self.root, self.splits).items():
             every = [*files_below(folder / "images"), *files_below(folder / "masks")]
