@@ -20,9 +20,11 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
+
+Item, Found = TypeVar("Item"), TypeVar("Found")
 
 
 class ExptError(Exception):
@@ -48,6 +50,19 @@ class DataError(ConfigError):
     """A dataset's files are missing or not what they should be."""
 
     where = "data"
+
+
+def collected(function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
+    """Return what a function returns for each item. Raise one DataError for all that it raises."""
+    found, problems = list[Found](), list[str]()
+    for item in items:
+        try:
+            found.append(function(item))
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(problems)
+    return found
 
 
 class FolderInUse(ConfigError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expt.errors import DataError, ExptError, first_line, listed, warn
+from expt.errors import DataError, ExptError, collected, first_line, listed, warn
 from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
@@ -259,8 +259,14 @@ def look_at(
     `look` returns the picture of a sample's files. It is called in threads, once for a content,
     which is noted with `how` it is looked at, or `anew`. Raise DataError for all that is wrong.
     """
-    keys = [" ".join((how, *(sums.of(Path(path)) for path in paths))) for paths in samples]
-    new = [place for place, key in enumerate(keys) if anew or sums.noted(key) is None]
+    keys, problems = list[str](), list[str]()
+    for paths in samples:
+        try:
+            keys.append(" ".join((how, *collected(sums.of, paths))))
+        except DataError as error:
+            keys.append("")
+            problems += error.problems
+    new = [place for place, key in enumerate(keys) if key and (anew or sums.noted(key) is None)]
 
     def note(place: int) -> Sequence[str]:
         try:
@@ -272,7 +278,7 @@ def look_at(
         return ()
 
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        problems = [problem for found in pool.map(note, new) for problem in found]
+        problems += [problem for found in pool.map(note, new) for problem in found]
     if more := problems[MOST_PROBLEMS:]:
         problems = [*problems[:MOST_PROBLEMS], f"and {len(more)} more"]
     if problems:
@@ -343,15 +349,7 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
 
 def look_at_pair(path: str, mask: str, mode: str, values: MaskValues | None) -> Any:
     """Return a picture as `look` does. Raise DataError for what is wrong with it or its mask."""
-    found, problems = list[Any](), list[str]()
-    for file, read in ((path, functools.partial(look, mode=mode)), (mask, open_picture)):
-        try:
-            found.append(read(file))
-        except DataError as error:
-            problems += error.problems
-    if problems:
-        raise DataError(problems)
-    picture, opened = found
+    picture, opened = collected(lambda file: look(file, mode if file == path else None), (path, mask))
     numbers = numbers_of_mask(opened, picture, mask)
     if values:
         values.check(numbers, mask)
