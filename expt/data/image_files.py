@@ -36,6 +36,7 @@ FOUND = {
     "kept": "with masks left as they are, whose size does not show whether to turn them",
     "transparent": "with transparency laid on white",
     "frames": "of several frames, of which the first is taken",
+    "enlarged": "smaller than dataset.image_size, and enlarged to it",
 }
 """What the `info` of an opened picture may say."""
 MOST_PROBLEMS = 100
@@ -252,17 +253,19 @@ def look_at(
     samples: Sequence[Sequence[str]],
     look: Callable[..., Any],
     *,
+    fitted: tuple[int, int] = (0, 0),
     anew: bool = False,
 ) -> Counter[str]:
     """Return how many pictures have each of `FOUND` in their `info`, or a colour of its `palette`.
 
-    `look` returns the picture of a sample's files. It is called in threads, once for a content,
-    which is noted with `how` it is looked at, or `anew`. Raise DataError for all that is wrong.
+    `look` returns the picture of a sample's files, which is `fitted` to a height and width. It is
+    called in threads, once for a content, which is noted with `how` it is looked at, or `anew`.
+    Raise DataError for all that is wrong.
     """
     keys, problems = list[str](), list[str]()
     for paths in samples:
         try:
-            keys.append(" ".join((how, *collected(sums.of, paths))))
+            keys.append(" ".join((how, *map(str, fitted), *collected(sums.of, paths))))
         except DataError as error:
             keys.append("")
             problems += error.problems
@@ -273,6 +276,8 @@ def look_at(
             picture = look(*samples[place])
         except DataError as error:
             return error.problems
+        if picture.height < fitted[0] or picture.width < fitted[1]:
+            picture.info["enlarged"] = True
         words = [word for word in FOUND if word in picture.info]
         sums.note(keys[place], " ".join([*words, *picture.info.get("palette", ())]))
         return ()

@@ -133,7 +133,7 @@ class ImageFolder(_Folder, Images):
                     self._decode(listing, sums)
             else:
                 samples = self._read(samples)
-            found = look_at(sums, self._how, samples, self._look)
+            found = look_at(sums, self._how, samples, self._look, fitted=self.image_size)
         report_found(self.root, found)
 
     @property
@@ -161,7 +161,8 @@ class ImageFolder(_Folder, Images):
                     images[rows[path]] = pixels.transpose(2, 0, 1)
                     return picture
 
-                look_at(sums, self._how, [(path,) for path in listing.files], store, anew=True)
+                paths = [(path,) for path in listing.files]
+                look_at(sums, self._how, paths, store, fitted=self.image_size, anew=True)
                 images.flush()
 
         try:
@@ -324,7 +325,8 @@ class SegmentationFolder(_Folder):
         mode = MODES[self.channels]
         look = functools.partial(look_at_pair, mode=mode, values=values)
         with Checksums.below(Path(self.root)) as sums:
-            found = look_at(sums, f"image and mask {mode} {values}", self._read(samples), look)
+            how, read = f"image and mask {mode} {values}", self._read(samples)
+            found = look_at(sums, how, read, look, fitted=self.image_size)
         report_found(self.root, found)
 
     def open(
