@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,9 @@ import yaml
 from expt.config import keys as schema
 from expt.errors import ConfigError, did_you_mean, first_line, listed
 from expt.runs.request import literal, quoted, unquoted
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def conf_dir() -> Path:
@@ -46,7 +50,7 @@ def keys() -> tuple[str, ...]:
 
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file, interpolations as they are written."""
-    return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(path.read_bytes(), _LOADER)
 
 
 def conf_here(settings: Sequence[str]) -> str | None:
@@ -61,8 +65,17 @@ def conf_here(settings: Sequence[str]) -> str | None:
 
 
 def refuse_hidden(folder: Path) -> None:
-    """Raise ConfigError for a choice that expt has too, with other content: Hydra takes expt's."""
+    """Raise ConfigError for a choice that expt has too, with other content: Hydra takes expt's.
+
+    And for a number that YAML 1.1 takes for another: 010 is 8, and 1:30 is 90.
+    """
     for path in sorted(folder.glob("*/*.yaml")):
+        with contextlib.suppress(yaml.YAMLError):  # of which Hydra says more
+            for event in yaml.parse(path.read_bytes(), _LOADER):
+                value = "" if getattr(event, "style", None) else getattr(event, "value", "")
+                if re.fullmatch(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)", value):
+                    means = yaml.load(value, _LOADER)
+                    raise ConfigError(f"{path}: {value}: is {means} in YAML; write that, or quote it")
         shipped = conf_dir() / path.parent.name / path.name
         if shipped.is_file() and path.read_bytes() != shipped.read_bytes():
             word = f"{path.parent.name}={path.stem}"

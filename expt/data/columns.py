@@ -213,7 +213,7 @@ def _numbers(
     elif wrong.any():
         row, part = np.argwhere(wrong)[0]
         cell = column[row] if values.shape[1] == 1 else values[row, part]
-        raise _wrong(path, name, int(row), cell, fix)
+        raise _wrong(path, name, int(row), cell, fix, int(wrong.any(1).sum()))
     return values
 
 
@@ -275,12 +275,13 @@ def counts_rows(values: np.ndarray) -> bool:
     return len(np.unique(values)) == number
 
 
-def _wrong(path: Path, name: str, row: int, cell: Any, fix: str) -> DataError:
+def _wrong(path: Path, name: str, row: int, cell: Any, fix: str, number: int = 1) -> DataError:
     text = str(cell).strip() if cell is not None else ""
     what = f"is {text}" if is_number(cell) else f"{text[:40]!r} is not a number"
     if _COMMA.fullmatch(text):
         fix = "write a point as the decimal sign, and no sign between thousands"
-    return DataError(f"{path}: column {name}, row {row + 1}: {what if text else 'is empty'}; {fix}")
+    rows = f"row {row + 1}" + (f" and {number - 1} more" if number > 1 else "")
+    return DataError(f"{path}: column {name}, {rows}: {what if text else 'is empty'}; {fix}")
 
 
 def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple[str, ...]]:

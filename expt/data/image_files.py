@@ -44,6 +44,7 @@ MOST_PROBLEMS = 100
 _HIDDEN = (".", "__MACOSX", "@eaDir", "$RECYCLE.BIN")
 """How names begin that are not data; archives of a Mac and network drives have the others."""
 _OF_NUMBERS = ("1", "L", "P", "I", "I;16")  # modes with one number for each pixel
+_UNREADABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
 _METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 """Where Pillow keeps what an orientation may be read from."""
 
@@ -134,7 +135,8 @@ def left_out(paths: Iterable[str], taken: Iterable[str]) -> str:
     rest = sorted({*paths}.difference(taken))
     suffixes = Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in rest)
     each = ", ".join(f"{suffix} {number}" for suffix, number in suffixes.most_common(8))
-    return f"{len(rest)} ({each})" if rest else ""
+    fix = "; save HEIC and raw pictures as JPEG or PNG" if {*suffixes} & _UNREADABLE else ""
+    return f"{len(rest)} ({each}{fix})" if rest else ""
 
 
 @functools.cache
