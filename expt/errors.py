@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-Item, Found = TypeVar("Item"), TypeVar("Found")
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 class ExptError(Exception):
@@ -52,14 +53,21 @@ class DataError(ConfigError):
     where = "data"
 
 
-def collected(function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
-    """Return what a function returns for each item. Raise one DataError for all that it raises."""
+def collected(
+    function: Callable[[Item], Found], items: Iterable[Item], most: int = 100
+) -> list[Found]:
+    """Return what a function returns for each item. Raise one DataError of those that it raises.
+
+    It has at most so many problems, and the number of the others.
+    """
     found, problems = list[Found](), list[str]()
     for item in items:
         try:
             found.append(function(item))
         except DataError as error:
             problems += error.problems
+    if more := problems[most:]:
+        problems = [*problems[:most], f"and {len(more)} more"]
     if problems:
         raise DataError(problems)
     return found

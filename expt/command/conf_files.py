@@ -15,8 +15,8 @@ from expt.config import keys as schema
 from expt.errors import ConfigError, did_you_mean, first_line, listed
 from expt.runs.request import literal, quoted, unquoted
 
-
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_OTHER_NUMBER = r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)"
 
 
 def conf_dir() -> Path:
@@ -71,11 +71,11 @@ def refuse_hidden(folder: Path) -> None:
     """
     for path in sorted(folder.glob("*/*.yaml")):
         with contextlib.suppress(yaml.YAMLError):  # of which Hydra says more
+            event: Any
             for event in yaml.parse(path.read_bytes(), _LOADER):
-                value = "" if getattr(event, "style", None) else getattr(event, "value", "")
-                if re.fullmatch(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)", value):
-                    means = yaml.load(value, _LOADER)
-                    raise ConfigError(f"{path}: {value}: is {means} in YAML; write that, or quote it")
+                if re.fullmatch(_OTHER_NUMBER, getattr(event, "value", "")) and not event.style:
+                    why = f"is {yaml.load(event.value, _LOADER)} in YAML; write that, or quote it"
+                    raise ConfigError(f"{path}: {event.value}: {why}")
         shipped = conf_dir() / path.parent.name / path.name
         if shipped.is_file() and path.read_bytes() != shipped.read_bytes():
             word = f"{path.parent.name}={path.stem}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from expt.data.plain_text import composed, opened
-from expt.errors import ConfigError, DataError, first_line
+from expt.errors import ConfigError, DataError, collected, first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -181,15 +181,10 @@ def numbers_of(
     """
     import numpy as np
 
-    found, wrong = list[np.ndarray](), list[str]()
-    for name in names:
-        try:
-            found.append(_numbers(path, name, columns[name], fix, damaged))
-        except DataError as error:
-            wrong += error.problems
-    if wrong:
-        more = [f"and {len(wrong) - _SHOWN} columns likewise"] if len(wrong) > _SHOWN else []
-        raise DataError(wrong[:_SHOWN] + more)
+    def numbers(name: str) -> np.ndarray:
+        return _numbers(path, name, columns[name], fix, damaged)
+
+    found = collected(numbers, names, most=_SHOWN)
     parts = tuple(
         name if values.shape[1] == 1 else f"{name}[{number}]"
         for name, values in zip(names, found, strict=True)

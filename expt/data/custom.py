@@ -54,8 +54,8 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     more = {**dataset.train, **dataset.test}
     if unknown := sorted(more.keys() - user_code.taken(cls, more)):
         raise ConfigError(
-            f"{key}: takes no {listed(map(repr, unknown))}, and is built with dataset.train={dataset.train} and"
-            f" with dataset.test={dataset.test}; add the parameter, or give others, e.g."
+            f"{key}: takes no {listed(map(repr, unknown))} of dataset.train={dataset.train} and"
+            f" dataset.test={dataset.test}; add the parameter, or give others, e.g."
             " '+dataset.train={split: train}' '+dataset.test={split: test}'"
         )
     train, test = (

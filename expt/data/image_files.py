@@ -8,7 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +39,6 @@ FOUND = {
     "enlarged": "smaller than dataset.image_size, and enlarged to it",
 }
 """What the `info` of an opened picture may say."""
-MOST_PROBLEMS = 100
-"""Files that an error names."""
 _HIDDEN = (".", "__MACOSX", "@eaDir", "$RECYCLE.BIN")
 """How names begin that are not data; archives of a Mac and network drives have the others."""
 _OF_NUMBERS = ("1", "L", "P", "I", "I;16")  # modes with one number for each pixel
@@ -264,32 +262,25 @@ def look_at(
     called in threads, once for a content, which is noted with `how` it is looked at, or `anew`.
     Raise DataError for all that is wrong.
     """
-    keys, problems = list[str](), list[str]()
-    for paths in samples:
-        try:
-            keys.append(" ".join((how, *map(str, fitted), *collected(sums.of, paths))))
-        except DataError as error:
-            keys.append("")
-            problems += error.problems
-    new = [place for place, key in enumerate(keys) if key and (anew or sums.noted(key) is None)]
 
-    def note(place: int) -> Sequence[str]:
+    def key_of(paths: Sequence[str]) -> str:
         try:
-            picture = look(*samples[place])
-        except DataError as error:
-            return error.problems
+            return " ".join((how, *map(str, fitted), *map(sums.of, paths)))
+        except DataError:  # what is wrong with it is said by `look`
+            return ""
+
+    keys = [*map(key_of, samples)]
+    new = [place for place, key in enumerate(keys) if anew or not key or sums.noted(key) is None]
+
+    def note(place: int) -> None:
+        picture = look(*samples[place])
         if picture.height < fitted[0] or picture.width < fitted[1]:
             picture.info["enlarged"] = True
         words = [word for word in FOUND if word in picture.info]
         sums.note(keys[place], " ".join([*words, *picture.info.get("palette", ())]))
-        return ()
 
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        problems += [problem for found in pool.map(note, new) for problem in found]
-    if more := problems[MOST_PROBLEMS:]:
-        problems = [*problems[:MOST_PROBLEMS], f"and {len(more)} more"]
-    if problems:
-        raise DataError(problems)
+        collected(Future.result, [pool.submit(note, place) for place in new])
     return Counter(word for key in keys for word in (sums.noted(key) or "").split())
 
 
@@ -356,7 +347,7 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
 
 def look_at_pair(path: str, mask: str, mode: str, values: MaskValues | None) -> Any:
     """Return a picture as `look` does. Raise DataError for what is wrong with it or its mask."""
-    picture, opened = collected(lambda file: look(file, mode if file == path else None), (path, mask))
+    picture, opened = collected(lambda pair: look(*pair), [(path, mode), (mask, None)])
     numbers = numbers_of_mask(opened, picture, mask)
     if values:
         values.check(numbers, mask)

@@ -294,7 +294,8 @@ def test_code_that_is_loaded_past_the_modules_is_recorded_by_its_file(
     for file in map(Path, ("by_spec.py", "by_path.py")):
         file.write_text("def f():\n    return 1\n")
     spec = importlib.util.spec_from_file_location("any", "by_spec.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
     kept = module, runpy.run_path("by_path.py")
     record = {"imported": imported.as_imported()}
