@@ -102,6 +102,7 @@ def test_a_folder_that_holds_a_run_is_left_as_it_is(tmp_path: Path, trained: Tra
     again = run("epochs=2", f"hydra.run.dir={first.folder}", cwd=tmp_path)
     assert again.returncode == 2
     assert "holds a run already" in again.stderr
+    assert "larger epochs" in again.stderr
     assert before == [path.read_bytes() for path in files]
 
 
