@@ -56,10 +56,7 @@ class DataError(ConfigError):
 def collected(
     function: Callable[[Item], Found], items: Iterable[Item], most: int = 100
 ) -> list[Found]:
-    """Return what a function returns for each item. Raise one DataError of those that it raises.
-
-    It has at most so many problems, and the number of the others.
-    """
+    """Return what a function returns for each item. Raise the first DataErrors as one."""
     found, problems = list[Found](), list[str]()
     for item in items:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Iterator, Sequence
@@ -14,9 +13,6 @@ import yaml
 from expt.config import keys as schema
 from expt.errors import ConfigError, did_you_mean, first_line, listed
 from expt.runs.request import literal, quoted, unquoted
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_OTHER_NUMBER = r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)"
 
 
 def conf_dir() -> Path:
@@ -50,7 +46,7 @@ def keys() -> tuple[str, ...]:
 
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file, interpolations as they are written."""
-    return yaml.load(path.read_bytes(), _LOADER)
+    return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def conf_here(settings: Sequence[str]) -> str | None:
@@ -65,17 +61,8 @@ def conf_here(settings: Sequence[str]) -> str | None:
 
 
 def refuse_hidden(folder: Path) -> None:
-    """Raise ConfigError for a choice that expt has too, with other content: Hydra takes expt's.
-
-    And for a number that YAML 1.1 takes for another: 010 is 8, and 1:30 is 90.
-    """
+    """Raise ConfigError for a choice that expt has too, with other content: Hydra takes expt's."""
     for path in sorted(folder.glob("*/*.yaml")):
-        with contextlib.suppress(yaml.YAMLError):  # of which Hydra says more
-            event: Any
-            for event in yaml.parse(path.read_bytes(), _LOADER):
-                if re.fullmatch(_OTHER_NUMBER, getattr(event, "value", "")) and not event.style:
-                    why = f"is {yaml.load(event.value, _LOADER)} in YAML; write that, or quote it"
-                    raise ConfigError(f"{path}: {event.value}: {why}")
         shipped = conf_dir() / path.parent.name / path.name
         if shipped.is_file() and path.read_bytes() != shipped.read_bytes():
             word = f"{path.parent.name}={path.stem}"
@@ -223,9 +210,8 @@ def unknown_option(
     choices = sorted({*(options or ()), *(path.stem for path in files)})
     if not choices:
         return f"{group}={name}: there is no such group.{did_you_mean(group, groups())}"
+    hint = did_you_mean(name, choices)
     if group == "dataset" and Path(name).exists():
         by = "image_folder dataset.root" if Path(name).is_dir() else "table dataset.path"
         hint = f" For what is in {name} type a kind and the place, e.g. dataset={by}={name}"
-    else:
-        hint = did_you_mean(name, choices)
     return f"{group}={name}: not one of {', '.join(choices)}.{hint}"

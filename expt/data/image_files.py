@@ -264,10 +264,9 @@ def look_at(
     """
 
     def key_of(paths: Sequence[str]) -> str:
-        try:
+        with contextlib.suppress(DataError):  # what is wrong with it is said by `look`
             return " ".join((how, *map(str, fitted), *map(sums.of, paths)))
-        except DataError:  # what is wrong with it is said by `look`
-            return ""
+        return ""
 
     keys = [*map(key_of, samples)]
     new = [place for place, key in enumerate(keys) if anew or not key or sums.noted(key) is None]

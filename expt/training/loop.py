@@ -227,17 +227,11 @@ def _all_reduce(learner: Learner, earlier: int) -> Iterator[None]:
 
     Raises ConfigError naming parameters without one, for which the other workers wait.
     """
-    parallel = learner.parallel
-    if (
-        not isinstance(parallel, DistributedDataParallel)
-        or parallel.find_unused_parameters
-        or parallel.static_graph
-    ):
-        yield
-        return
-    # The optimiser's lists: to walk through the modules in every step would cost more than the
-    # question is worth.
-    trained = [p for p in members(learner.optimizer.param_groups) if p.requires_grad]
+    parallel, trained = learner.parallel, list[Tensor]()
+    if isinstance(parallel, DistributedDataParallel) and not (
+        parallel.find_unused_parameters or parallel.static_graph
+    ):  # the optimiser's lists: to walk through the modules in every step would cost too much
+        trained = [p for p in members(learner.optimizer.param_groups) if p.requires_grad]
     reached = set[Tensor]()  # a gradient that is there may be of an earlier pass
     hooks = [p.register_post_accumulate_grad_hook(reached.add) for p in trained if earlier]
     yield

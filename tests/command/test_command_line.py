@@ -183,17 +183,6 @@ def test_conf_in_the_current_folder_is_found() -> None:
     assert read(Options(["model=mine"]))[1] == ["conf"]
 
 
-def test_a_number_that_yaml_takes_for_another_is_refused() -> None:
-    Path("my/experiment").mkdir(parents=True)
-    for value, taken_for in (("010", "8"), ("[1, 1:30]", "90"), ("'010'", ""), ("0.10", "")):
-        Path("my/experiment/x.yaml").write_text(f"# @package _global_\nseed: {value}\n")
-        if taken_for:
-            with pytest.raises(ConfigError, match=f"^my/experiment/x.yaml: .* is {taken_for} "):
-                settings("--config-dir", "my", "epochs=1")
-        else:
-            refuse_hidden(Path("my"))
-
-
 def test_a_choice_that_expt_has_too_is_refused() -> None:
     ours = (conf_dir() / "model/mlp.yaml").read_text()
     for text in (ours, f"{ours}\n# edited\n"):
