@@ -35,7 +35,7 @@ class ExptError(Exception):
 
 
 class ConfigError(ExptError):
-    """The configuration cannot run; `problems` holds one line each."""
+    """The configuration cannot run; `problems` holds one line each, and a few are shown."""
 
     exit_code = 2
     where = "configuration"
@@ -44,7 +44,7 @@ class ConfigError(ExptError):
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         count = len(self.problems)
         head = "" if count == 1 else f"{count} problems in the {self.where}\n  "
-        super().__init__(head + "\n  ".join(self.problems))
+        super().__init__(head + listed(self.problems, 12, "\n  "))
 
 
 class DataError(ConfigError):
@@ -160,11 +160,11 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
-    """Return the first of the names."""
+def listed(names: Iterable[str], most: int = 8, between: str = ", ") -> str:
+    """Return the first of the names, and how many more there are."""
     found = list(names)
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+    more = f"{between.rstrip(', ') or ' '}and {len(found) - most} more" if len(found) > most else ""
+    return between.join(found[:most]) + more
 
 
 def described(value: object) -> str:

@@ -270,6 +270,19 @@ def counts_rows(values: np.ndarray) -> bool:
     return len(np.unique(values)) == number
 
 
+def may_be_ids(values: np.ndarray) -> bool:
+    """Return whether integers [N] rise or fall with each row, or all differ, and not by chance."""
+    import numpy as np
+
+    number, steps = len(values), np.diff(values)
+    if number < FEW or (values != np.floor(values)).any():
+        return False
+    if (steps > 0).all() or (steps < 0).all():
+        return True
+    is_chance = number**2 / (2 * np.ptp(values) + 2) < FEW  # as many pairs would be alike
+    return not is_chance and len(np.unique(values)) == number
+
+
 def _wrong(path: Path, name: str, row: int, cell: Any, fix: str, number: int = 1) -> DataError:
     text = str(cell).strip() if cell is not None else ""
     what = f"is {text}" if is_number(cell) else f"{text[:40]!r} is not a number"

@@ -168,6 +168,12 @@ def test_numbers_that_rise_otherwise_are_features_with_a_warning(
     assert not capsys.readouterr().err
     of(path, features=None).prepare(CLASS)
     assert "dataset.features=[b]" in capsys.readouterr().err
+    ids = np.random.default_rng(0).permutation(100) * 2
+    for scale, warns in ((1, True), (50, False)):  # of few numbers some would be alike by chance
+        lines = [f"{each * scale},{each % 7},{'uv'[each % 4 // 2]}" for each in ids]
+        path = written(tmp_path, "\n".join(["id,b,y", *lines]))
+        of(path, features=None).prepare(CLASS)
+        assert ("column id" in capsys.readouterr().err) == warns
 
 
 def test_classes_that_differ_only_in_case_are_reported(

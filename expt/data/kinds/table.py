@@ -14,7 +14,6 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Key, Name
 from expt.data.cache import of_content, state_of
 from expt.data.columns import (
-    FEW,
     FIX,
     Columns,
     base,
@@ -25,6 +24,7 @@ from expt.data.columns import (
     counts_rows,
     is_feature,
     is_number,
+    may_be_ids,
     numbers_of,
 )
 from expt.data.image_files import warn_once
@@ -38,7 +38,8 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
     from expt.data.source import Source
 
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
-_INDEX, _COUNTER = "has no name, as the index that pandas writes", "counts the rows"
+_TEXTS = "give it a number, or its texts a column each (pandas.get_dummies), or remove the row"
+_INDEX, _COUNTER = "the index of pandas, or without a name", "counts the rows"
 DIABETES = Path(__file__).parents[1] / "diabetes.csv"
 
 
@@ -172,14 +173,13 @@ def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
     number = Counter(plain for plain, _ in spelled)
     if alike := listed(repr(name) for plain, name in spelled if number[plain] > 1):
         yield f"classes differ only in case or spaces: {alike}; write those alike that are one"
-    steps, names = rows.features[1:] - rows.features[:-1], rows.feature_names
-    ordered = ((steps > 0).all(0) | (steps < 0).all(0)) & (rows.features % 1 == 0).all(0)
-    counting = [name for name, is_so in zip(names, ordered, strict=True) if is_so]
-    if not are_chosen and 0 < len(counting) < len(names) and len(rows.features) >= FEW:
+    names = rows.feature_names
+    ids = [name for name, each in zip(names, rows.features.T, strict=True) if may_be_ids(each)]
+    if not are_chosen and 0 < len(ids) < len(names):
         yield (
-            f"column {listed(counting)} rises or falls with every row: if it numbers them it gives"
-            f" their order away; leave it out ({_word([x for x in names if x not in counting])}),"
-            f" or keep it ({_word(names)})"
+            f"column {listed(ids)} has a different integer in each row: if that is an ID, or gives"
+            f" the rows' order away, leave it out ({_word([x for x in names if x not in ids])}), or"
+            f" keep it ({_word(names)})"
         )
 
 
@@ -247,7 +247,7 @@ def _features(
     if features or known:
         run = {*known, *map(base, known)}
         if chosen := [*features] or [name for name in columns if name in run]:
-            return *numbers_of(path, columns, chosen), {}
+            return *numbers_of(path, columns, chosen, _TEXTS), {}
         raise ConfigError(
             f"dataset.features: {path} has none of the run's columns {listed(known)}; give it these"
         )
@@ -256,7 +256,7 @@ def _features(
     if not chosen:
         raise ConfigError(f"dataset.features: {path} has only targets; give it other columns")
     try:
-        found, names = numbers_of(path, columns, chosen)
+        found, names = numbers_of(path, columns, chosen, _TEXTS)
     except DataError as error:
         numbers = [name for name in chosen if is_feature(columns[name])]
         more = f", or use the columns of numbers only: {_word(numbers)}" if numbers else ""
