@@ -44,7 +44,7 @@ class ConfigError(ExptError):
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         count = len(self.problems)
         head = "" if count == 1 else f"{count} problems in the {self.where}\n  "
-        super().__init__(head + listed(self.problems, 12, "\n  "))
+        super().__init__(head + listed(self.problems, between="\n  "))
 
 
 class DataError(ConfigError):
@@ -53,18 +53,14 @@ class DataError(ConfigError):
     where = "data"
 
 
-def collected(
-    function: Callable[[Item], Found], items: Iterable[Item], most: int = 100
-) -> list[Found]:
-    """Return what a function returns for each item. Raise the first DataErrors as one."""
+def collected(function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
+    """Return what a function returns for each item. Raise all DataErrors as one."""
     found, problems = list[Found](), list[str]()
     for item in items:
         try:
             found.append(function(item))
         except DataError as error:
             problems += error.problems
-    if more := problems[most:]:
-        problems = [*problems[:most], f"and {len(more)} more"]
     if problems:
         raise DataError(problems)
     return found
@@ -163,7 +159,7 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
 def listed(names: Iterable[str], most: int = 8, between: str = ", ") -> str:
     """Return the first of the names, and how many more there are."""
     found = list(names)
-    more = f"{between.rstrip(', ') or ' '}and {len(found) - most} more" if len(found) > most else ""
+    more = f"{between.lstrip(',')}and {len(found) - most} more" if len(found) > most else ""
     return between.join(found[:most]) + more
 
 

@@ -36,8 +36,6 @@ MISSING = frozenset(
 """Texts that pandas reads as no value."""
 _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 """What pandas calls a column without a name, which is where it writes its index."""
-_SHOWN = 8
-"""Columns with something wrong that are listed."""
 FEW = 20
 """Rows of which numbers may follow each other by chance."""
 
@@ -181,9 +179,7 @@ def numbers_of(
     """
     import numpy as np
 
-    found = collected(
-        lambda name: _numbers(path, name, columns[name], fix, damaged), names, most=_SHOWN
-    )
+    found = collected(lambda name: _numbers(path, name, columns[name], fix, damaged), names)
     parts = tuple(
         name if values.shape[1] == 1 else f"{name}[{number}]"
         for name, values in zip(names, found, strict=True)

@@ -321,7 +321,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "n,s,b,k,y\n" + "".join(f"{row},u,{row % 3},v,1\n" for row in range(30)),
         {"features": None},
         NUMBER,
-        r"(?s)column s, row 1 and 29 more: .*column k, row 1 .*: 'dataset.features=\[b\]'",
+        r"(?s)column s, row 1 and 29 more: .*: 'dataset.features=\[b\]'.*column k, row 1 ",
     ),
     "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
     "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),

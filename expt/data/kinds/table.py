@@ -260,7 +260,7 @@ def _features(
     except DataError as error:
         numbers = [name for name in chosen if is_feature(columns[name])]
         more = f", or use the columns of numbers only: {_word(numbers)}" if numbers else ""
-        raise DataError([*error.problems[:-1], f"{error.problems[-1]}{more}"]) from None
+        raise DataError([f"{error.problems[0]}{more}", *error.problems[1:]]) from None
     numbered = zip(names, found.T, strict=True)
     counters = [name for name, each in numbered if name in columns and counts_rows(each)]
     if len(counters) == len(names):
