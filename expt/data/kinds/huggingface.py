@@ -23,7 +23,7 @@ from expt.data import columns
 from expt.data.cache import Checksums, cache_dir, of_files, sampled
 from expt.data.image_files import (
     PARTS,
-    look,
+    info_of,
     look_at,
     names_below,
     of_suffix,
@@ -55,6 +55,7 @@ class HuggingFace(Images):
     standardise_targets: Standardise = False
     image_size: Size | None
     channels: Literal[1, 3] | None = None
+    draft: bool = True
     num_workers: Readers
 
     TASKS = ("classification", "multilabel", "regression", "segmentation")
@@ -95,7 +96,7 @@ class HuggingFace(Images):
         )
         files = [(os.path.join(self.path, name),) for name in names]
         with Checksums.below(Path(self.path)) as sums:
-            found = look_at(sums, "look", files, lambda path: look(path, None))
+            found = look_at(sums, "look", files, lambda path: info_of(path, None))
         report_found(self.path, found)
 
     def _check(self) -> None:
