@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, collected
 from expt.machine import impatient
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def read(name: str) -> Arrays | None:
     return _read(_folder() / name)
 
 
-def fill(name: str, write: Callable[[Path], None]) -> None:
+def fill(name: str, write: Callable[[Path], object]) -> None:
     """Let `write` fill the folder of the entry `name`, unless another process does.
 
     An entry whose name is the same up to the last dot makes way. Raise OSError where it cannot be
@@ -341,7 +341,10 @@ def of_files(root: Path, names: Sequence[str]) -> str:
     """
     start = os.path.join(root, "")  # joined by Path, very many take seconds
     with Checksums.below(root) as checksums:
-        sums = {name: checksums.of(start + name) for name in sampled(names)}
+        read = sampled(names)
+        sums = dict(
+            zip(read, collected(lambda name: checksums.of(start + name), read), strict=True)
+        )
     words = (
         word
         for name in names
@@ -353,7 +356,7 @@ def of_files(root: Path, names: Sequence[str]) -> str:
 def of_content(paths: Iterable[Path], kept: str = "known") -> str:
     """Return a digest of what files hold, whose checksums are `kept` by that name."""
     with Checksums(kept) as checksums:
-        return digest(checksums.of(path) for path in paths)
+        return digest(collected(checksums.of, paths))
 
 
 class Checksums:

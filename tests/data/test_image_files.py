@@ -16,7 +16,6 @@ from expt.data.cache import Checksums
 from expt.data.image_files import (
     MaskValues,
     files_below,
-    info_of,
     left_out,
     look,
     look_at,
@@ -118,7 +117,7 @@ def test_a_mask_lies_as_its_image(tmp_path: Path, orientation: int, with_image: 
     sets = MaskPictures(pairs=[(image, mask)], channels=3, size=None, values=values)
     pixels, numbers = sets[0]
     assert torch.equal(numbers, (pixels[0] // 128).long())
-    said = look_at_pair(image, mask, "RGB", values)
+    said = look_at_pair(image, mask, "RGB", values).info
     assert ("turned" in said, "masks" in said) == (True, turned)
     assert ("kept" in said) == (orientation == 3)
 
@@ -145,10 +144,10 @@ def test_a_jpeg_is_decoded_at_the_size_that_is_needed(tmp_path: Path, orientatio
 def test_a_damaged_file_is_found_by_its_end(tmp_path: Path) -> None:
     for name in ("a.jpg", "a.png"):
         path = Path(save(tmp_path / name, PIXELS.repeat(20, 0).repeat(20, 1)))
-        info_of(str(path), "RGB")
+        look(str(path), "RGB")
         path.write_bytes(path.read_bytes()[:-200])
         with pytest.raises(DataError, match=name):
-            info_of(str(path), "RGB")
+            look(str(path), "RGB")
 
 
 def test_masks_of_different_palettes_are_reported(
@@ -205,6 +204,7 @@ def test_what_is_left_out_is_counted_by_suffix(tmp_path: Path) -> None:
     assert files_below(tmp_path, picture_suffixes()) == [str(tmp_path / "a.PNG")]
     assert left_out(every, [str(tmp_path / "a.PNG")]) == "3 (.txt 2, no suffix 1)"
     assert left_out(["1.c", "1.a", "1.b"], []) == "3 (.a 1, .b 1, .c 1)"
+    assert "JPEG or PNG" in left_out(["1.HEIC", "1.a"], [])
 
 
 def test_parts_are_chosen_by_name(tmp_path: Path) -> None:

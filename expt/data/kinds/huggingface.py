@@ -23,7 +23,7 @@ from expt.data import columns
 from expt.data.cache import Checksums, cache_dir, of_files, sampled
 from expt.data.image_files import (
     PARTS,
-    info_of,
+    look,
     look_at,
     names_below,
     of_suffix,
@@ -96,7 +96,7 @@ class HuggingFace(Images):
         )
         files = [(os.path.join(self.path, name),) for name in names]
         with Checksums.below(Path(self.path)) as sums:
-            found = look_at(sums, "look", files, lambda path: info_of(path, None))
+            found = look_at(sums, "look", files, lambda path: look(path, None))
         report_found(self.path, found)
 
     def _check(self) -> None:

@@ -24,8 +24,8 @@ from expt.data.cache import Checksums, of_files, sampled
 from expt.data.image_files import (
     MODES,
     files_below,
-    info_of,
     left_out,
+    look,
     look_at,
     look_at_pair,
     of_suffix,
@@ -42,7 +42,7 @@ from expt.data.image_files import (
 )  # fmt: skip
 from expt.data.kinds import DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
 from expt.data.plain_text import composed
-from expt.errors import DataError, listed
+from expt.errors import DataError, collected, listed
 from expt.machine import available_memory
 
 if TYPE_CHECKING:
@@ -141,13 +141,15 @@ class ImageFolder(_Folder, Images):
                     self._decode(listing, sums)
             else:
                 samples = self._read(samples)
-            mode = MODES[self.channels]
-            found = look_at(sums, self._how, samples, lambda path: info_of(path, mode))
+            found = look_at(sums, self._how, samples, self._look, fitted=self.image_size)
         report_found(self.root, found)
 
     @property
     def _how(self) -> str:
         return f"look {MODES[self.channels]}"
+
+    def _look(self, path: str) -> Any:
+        return look(path, MODES[self.channels])
 
     def _decode(self, listing: Listing, sums: Checksums) -> None:
         """Make room for images in the cache, which readers decode; a small folder's here.
@@ -156,32 +158,31 @@ class ImageFolder(_Folder, Images):
         """
         import numpy as np
 
-        name, mode = _entry(listing, self, sums.of), MODES[self.channels]
-        assert name is not None
-        if cache.read(name) is not None:
-            return
         labels, shape = np.array(listing.labels, np.int64), (self.channels, *self.image_size)
         places = {file: row for row, file in enumerate(listing.files)}
-        sizes = itertools.accumulate(map(os.path.getsize, listing.files))
-        is_small = all(size <= SMALL for size in sizes)
+        room = functools.partial(cache.new_rows, number=len(labels), shape=shape)
 
         def write(folder: Path) -> None:
-            rows = cache.new_rows(folder, len(labels), shape)
+            rows = room(folder)
 
-            def store(path: str) -> Mapping[str, Any]:
-                picture = open_picture(path, mode, needed=self.needed)
+            def store(path: str) -> Any:
+                seen = self._look(path)
+                picture = open_picture(path, MODES[self.channels], needed=self.needed)
                 pixels = pixels_of(picture, self.image_size, self.channels)
                 rows.put(places[path], pixels.transpose(2, 0, 1).copy())
-                return {**info_of(path, mode), **picture.info}
+                return seen
 
             # Threads are enough: Pillow decodes and resizes without Python's lock.
-            if is_small:
-                look_at(sums, self._how, [(path,) for path in places], store, anew=True)
-                cache.seal(rows, labels)
+            paths = [(path,) for path in places]
+            look_at(sums, self._how, paths, store, fitted=self.image_size, anew=True)
+            cache.seal(rows, labels)
 
         try:
-            cache.fill(name, write)
-            if not is_small:
+            name = _entry(listing, self, sums.of)
+            if name and cache.read(name) is None:
+                sizes = itertools.accumulate(map(os.path.getsize, listing.files))
+                is_small = all(size <= SMALL for size in sizes)
+                cache.fill(name, write if is_small else room)
                 cache.seal(cache.rows(name), labels)
         except DataError:
             return
@@ -320,15 +321,8 @@ class SegmentationFolder(_Folder):
         return problems_of_masks(self, task)
 
     def _samples(self) -> dict[str, list[tuple[str, ...]]]:
-        found, problems = {}, list[str]()
-        for part, folder in parts_there(self.root, self.splits).items():
-            try:
-                found[part] = list_pairs(folder)
-            except DataError as error:
-                problems += error.problems
-        if problems:
-            raise DataError(problems)
-        return found
+        parts = parts_there(self.root, self.splits)
+        return dict(zip(parts, collected(list_pairs, parts.values()), strict=True))
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """Look at every image and mask. Raise DataError for all that cannot be read or used."""
@@ -343,7 +337,8 @@ class SegmentationFolder(_Folder):
         mode = MODES[self.channels]
         look = functools.partial(look_at_pair, mode=mode, values=values)
         with Checksums.below(Path(self.root)) as sums:
-            found = look_at(sums, f"image and mask {mode} {values}", self._read(samples), look)
+            how, read = f"image and mask {mode} {values}", self._read(samples)
+            found = look_at(sums, how, read, look, fitted=self.image_size)
         report_found(self.root, found)
 
     def open(
