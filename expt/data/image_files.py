@@ -290,9 +290,8 @@ def _is_whole(file: Any, path: str) -> bool:
     from PIL import Image
 
     if file.format in _JPEGS:
-        with open(path, "rb") as stream:
-            stream.seek(-2, os.SEEK_END)
-            return stream.read() == _JPEG_END
+        file.fp.seek(-2, os.SEEK_END)
+        return bool(file.fp.read() == _JPEG_END)
     if file.format == "PNG" and file.mode in ("1", "L", "RGB") and "transparency" not in file.info:
         with contextlib.suppress(Exception), Image.open(path) as again:
             again.verify()
