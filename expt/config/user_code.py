@@ -386,10 +386,8 @@ def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
 
 def takes_integer(target: str, argument: str) -> bool:
     """Return whether a custom class takes an integer for it, by annotation or default."""
-    parameter = _parameters(resolve(target, object)).get(argument)
-    if parameter is None:
-        return False
-    return parameter.annotation in (int, "int") or type(parameter.default) is int
+    found = _parameters(resolve(target, object)).get(argument)
+    return found is not None and (found.annotation in (int, "int") or type(found.default) is int)
 
 
 def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:

@@ -179,6 +179,9 @@ def _info(
 ) -> DataInfo:
     classes, is_of_numbers = source.counted, getattr(task, "TARGETS", None) == "numbers"
     counts: Any = ()
+    inputs, sample = source.example[0], dict[str, Any]()
+    if isinstance(inputs, Tensor):
+        sample = {"shape": [*inputs.shape], "dtype": type_name(inputs)}
     if classes is not None:
         counts = classes[train].bincount(minlength=len(source.class_names))
     return DataInfo(
@@ -186,16 +189,10 @@ def _info(
         train_size=len(train),
         val_size=val.size if val else 0,
         test_size=test.size if test else 0,
-        sample=_sample(source.example[0]),
+        sample=sample,
         class_counts=tuple(map(int, counts)),
         target_origin=_origin(source, train) if is_of_numbers else 0.0,
     )
-
-
-def _sample(inputs: Any) -> dict[str, Any]:
-    if not isinstance(inputs, Tensor):
-        return {}
-    return {"shape": [*inputs.shape], "dtype": type_name(inputs)}
 
 
 def _origin(source: Source, train: Tensor) -> float | tuple[float, ...]:
