@@ -121,7 +121,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    warm.collapse()  # several hundred tests fork this process
     gc.freeze()  # what is imported by now is not garbage, to be looked through again and again
+    gc.set_threshold(10_000, 10, 1000)  # nor is most of what tests import later
     gc.enable()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(

@@ -32,7 +32,7 @@ from expt.runs.request import (
     unquoted,
     values_of,
 )
-from expt.runs.result import Forked
+from expt.runs.result import COMPLETED, Forked, read_result
 from expt.runs.sweep import latest_sweep, results_of_sweep
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
@@ -140,9 +140,11 @@ def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
     paths = RunPaths(Path(given))
     left = (paths.result, paths.metrics, paths.checkpoints, paths.logs(0).parent)
     if any(map(Path.exists, left)):
+        is_done = read_result(paths).get("status") == COMPLETED
+        way = "train it for longer with a larger epochs and" if is_done else "resume that run with"
         raise ConfigError(
-            f"hydra.run.dir={given}: holds a run already; choose another folder, or resume that run"
-            " with resume=auto"
+            f"hydra.run.dir={given}: holds a run already; choose another folder, or {way}"
+            " resume=auto"
         )
 
 

@@ -210,4 +210,8 @@ def unknown_option(
     choices = sorted({*(options or ()), *(path.stem for path in files)})
     if not choices:
         return f"{group}={name}: there is no such group.{did_you_mean(group, groups())}"
-    return f"{group}={name}: not one of {', '.join(choices)}.{did_you_mean(name, choices)}"
+    hint = did_you_mean(name, choices)
+    if group == "dataset" and Path(name).exists():
+        by = "image_folder dataset.root" if Path(name).is_dir() else "table dataset.path"
+        hint = f" For what is in {name} type a kind and the place, e.g. dataset={by}={name}"
+    return f"{group}={name}: not one of {', '.join(choices)}.{hint}"

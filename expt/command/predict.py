@@ -20,6 +20,7 @@ from expt.inference import writing
 from expt.inference.plan import SPLITS, Plan
 from expt.launch.launcher import refuse_in_torchrun
 from expt.runs.named_checkpoint import run_and_which
+from expt.runs.view.progress import PLAIN_LINE_S
 from expt.runs.view.text import say
 
 REPORTED = 10
@@ -119,7 +120,7 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
         for answers in predictor:
             write(answers, predictor.form)
             progress.update(task, completed=predictor.seen)
-            if to_file and not console.is_terminal and time.monotonic() > said_at + LINE_S:
+            if to_file and not console.is_terminal and time.monotonic() > said_at + PLAIN_LINE_S:
                 said_at = time.monotonic()
                 say(console, f"predict {predictor.seen:,}/{chosen.total or '?'} {noun}s")
         for line in skipped[:REPORTED]:
@@ -151,7 +152,3 @@ def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writi
         opened = writing.to_masks(output, chosen.files, chosen.masks_root, force=force)
     with opened as write:
         yield write
-
-
-LINE_S = 10.0
-"""Between two lines of progress where there is no terminal."""

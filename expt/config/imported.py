@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib
 import importlib.machinery
@@ -18,7 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 PREFIX = "expt_main_"
@@ -120,13 +121,25 @@ def own_files() -> dict[str, str]:
 def as_imported() -> dict[str, dict[str, str]]:
     """Return the person's own modules, by name, each with its file and the hash of its source.
 
-    A file is relative where it is below the current folder, a hash empty where it is not known.
+    Code that was loaded past `sys.modules` has its file for a name. A file is relative where it is
+    below the current folder, a hash empty where it is not known.
     """
     here, found = os.getcwd() + os.sep, dict[str, dict[str, str]]()
-    for name, file in own_files().items():
+    by_name = own_files()
+    others = _files_past_modules().difference(by_name.values())
+    for name, file in (*by_name.items(), *((each.removeprefix(here), each) for each in others)):
         then = _read[file] if file in _read else hash_now(file) or ""
         found[name] = {"file": file.removeprefix(here), "hash": then}
     return found
+
+
+def _files_past_modules() -> set[str]:
+    """Return the person's own files of functions whose module is not in `sys.modules`."""
+    modules = {id(vars(each)) for each in sys.modules.copy().values() if hasattr(each, "__dict__")}
+    functions = [each for each in gc.get_objects() if type(each) is FunctionType]
+    code = {one.__code__.co_filename for one in functions if id(one.__globals__) not in modules}
+    files = map(os.path.abspath, code)
+    return {file for file in files if not is_installed(file) and os.path.isfile(file)}
 
 
 def edited() -> dict[str, str]:

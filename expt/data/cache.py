@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, collected
 from expt.machine import impatient
 
 if TYPE_CHECKING:
@@ -299,7 +299,8 @@ def of_files(root: Path, names: Sequence[str]) -> str:
     It is one of their names, sizes and contents; of very many files the contents of some.
     """
     with Checksums.below(root) as checksums:
-        sums = {name: checksums.of(root / name) for name in sampled(names)}
+        read = sampled(names)
+        sums = dict(zip(read, collected(lambda name: checksums.of(root / name), read), strict=True))
     words = (
         word
         for name in names
@@ -311,7 +312,7 @@ def of_files(root: Path, names: Sequence[str]) -> str:
 def of_content(paths: Iterable[Path], kept: str = "known") -> str:
     """Return a digest of what files hold, whose checksums are `kept` by that name."""
     with Checksums(kept) as checksums:
-        return digest(checksums.of(path) for path in paths)
+        return digest(collected(checksums.of, paths))
 
 
 class Checksums:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from expt.data.plain_text import composed, opened
-from expt.errors import ConfigError, DataError, first_line
+from expt.errors import ConfigError, DataError, collected, first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -181,15 +181,9 @@ def numbers_of(
     """
     import numpy as np
 
-    found, wrong = list[np.ndarray](), list[str]()
-    for name in names:
-        try:
-            found.append(_numbers(path, name, columns[name], fix, damaged))
-        except DataError as error:
-            wrong += error.problems
-    if wrong:
-        more = [f"and {len(wrong) - _SHOWN} columns likewise"] if len(wrong) > _SHOWN else []
-        raise DataError(wrong[:_SHOWN] + more)
+    found = collected(
+        lambda name: _numbers(path, name, columns[name], fix, damaged), names, most=_SHOWN
+    )
     parts = tuple(
         name if values.shape[1] == 1 else f"{name}[{number}]"
         for name, values in zip(names, found, strict=True)
@@ -213,7 +207,7 @@ def _numbers(
     elif wrong.any():
         row, part = np.argwhere(wrong)[0]
         cell = column[row] if values.shape[1] == 1 else values[row, part]
-        raise _wrong(path, name, int(row), cell, fix)
+        raise _wrong(path, name, int(row), cell, fix, int(wrong.any(1).sum()))
     return values
 
 
@@ -275,12 +269,13 @@ def counts_rows(values: np.ndarray) -> bool:
     return len(np.unique(values)) == number
 
 
-def _wrong(path: Path, name: str, row: int, cell: Any, fix: str) -> DataError:
+def _wrong(path: Path, name: str, row: int, cell: Any, fix: str, number: int = 1) -> DataError:
     text = str(cell).strip() if cell is not None else ""
     what = f"is {text}" if is_number(cell) else f"{text[:40]!r} is not a number"
     if _COMMA.fullmatch(text):
         fix = "write a point as the decimal sign, and no sign between thousands"
-    return DataError(f"{path}: column {name}, row {row + 1}: {what if text else 'is empty'}; {fix}")
+    rows = f"row {row + 1}" + (f" and {number - 1} more" if number > 1 else "")
+    return DataError(f"{path}: column {name}, {rows}: {what if text else 'is empty'}; {fix}")
 
 
 def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple[str, ...]]:

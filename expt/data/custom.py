@@ -52,9 +52,16 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
             " samples are whose, depends on it"
         )
     key = f"dataset._target_={dataset.target}"
+    more = {**dataset.train, **dataset.test}
+    if unknown := sorted(more.keys() - user_code.taken(cls, more)):
+        raise ConfigError(
+            f"{key}: takes no {listed(map(repr, unknown))} of dataset.train={dataset.train} and"
+            f" dataset.test={dataset.test}; add the parameter, or give others, e.g."
+            " '+dataset.train={split: train}' '+dataset.test={split: test}'"
+        )
     train, test = (
-        user_code.construct(key, cls, (), {**dataset.kwargs, **more})
-        for more in (dataset.train, dataset.test)
+        user_code.construct(key, cls, (), {**dataset.kwargs, **part})
+        for part in (dataset.train, dataset.test)
     )
     for name, part in (("training", train), ("test", test)):
         try:

@@ -8,12 +8,12 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expt.errors import DataError, ExptError, first_line, listed, warn
+from expt.errors import DataError, ExptError, collected, first_line, listed, warn
 from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ FOUND = {
     "kept": "with masks left as they are, whose size does not show whether to turn them",
     "transparent": "with transparency laid on white",
     "frames": "of several frames, of which the first is taken",
+    "enlarged": "smaller than dataset.image_size, and enlarged to it",
 }
 """What the `info` of an opened picture may say."""
-MOST_PROBLEMS = 100
-"""Files that an error names."""
 _HIDDEN = (".", "__MACOSX", "@eaDir", "$RECYCLE.BIN")
 """How names begin that are not data; archives of a Mac and network drives have the others."""
 _OF_NUMBERS = ("1", "L", "P", "I", "I;16")  # modes with one number for each pixel
+_UNREADABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
 _METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 """Where Pillow keeps what an orientation may be read from."""
 
@@ -133,7 +133,8 @@ def left_out(paths: Iterable[str], taken: Iterable[str]) -> str:
     rest = sorted({*paths}.difference(taken))
     suffixes = Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in rest)
     each = ", ".join(f"{suffix} {number}" for suffix, number in suffixes.most_common(8))
-    return f"{len(rest)} ({each})" if rest else ""
+    fix = "; save HEIC and raw pictures as JPEG or PNG" if {*suffixes} & _UNREADABLE else ""
+    return f"{len(rest)} ({each}{fix})" if rest else ""
 
 
 @functools.cache
@@ -252,31 +253,33 @@ def look_at(
     samples: Sequence[Sequence[str]],
     look: Callable[..., Any],
     *,
+    fitted: tuple[int, int] = (0, 0),
     anew: bool = False,
 ) -> Counter[str]:
     """Return how many pictures have each of `FOUND` in their `info`, or a colour of its `palette`.
 
-    `look` returns the picture of a sample's files. It is called in threads, once for a content,
-    which is noted with `how` it is looked at, or `anew`. Raise DataError for all that is wrong.
+    `look` returns the picture of a sample's files, which is `fitted` to a height and width. It is
+    called in threads, once for a content, which is noted with `how` it is looked at, or `anew`.
+    Raise DataError for all that is wrong.
     """
-    keys = [" ".join((how, *(sums.of(Path(path)) for path in paths))) for paths in samples]
-    new = [place for place, key in enumerate(keys) if anew or sums.noted(key) is None]
 
-    def note(place: int) -> Sequence[str]:
-        try:
-            picture = look(*samples[place])
-        except DataError as error:
-            return error.problems
+    def key_of(paths: Sequence[str]) -> str:
+        with contextlib.suppress(DataError):  # what is wrong with it is said by `look`
+            return " ".join((how, *map(str, fitted), *map(sums.of, paths)))
+        return ""
+
+    keys = [*map(key_of, samples)]
+    new = [place for place, key in enumerate(keys) if anew or not key or sums.noted(key) is None]
+
+    def note(place: int) -> None:
+        picture = look(*samples[place])
+        if picture.height < fitted[0] or picture.width < fitted[1]:
+            picture.info["enlarged"] = True
         words = [word for word in FOUND if word in picture.info]
         sums.note(keys[place], " ".join([*words, *picture.info.get("palette", ())]))
-        return ()
 
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        problems = [problem for found in pool.map(note, new) for problem in found]
-    if more := problems[MOST_PROBLEMS:]:
-        problems = [*problems[:MOST_PROBLEMS], f"and {len(more)} more"]
-    if problems:
-        raise DataError(problems)
+        collected(Future.result, [pool.submit(note, place) for place in new])
     return Counter(word for key in keys for word in (sums.noted(key) or "").split())
 
 
@@ -343,15 +346,7 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
 
 def look_at_pair(path: str, mask: str, mode: str, values: MaskValues | None) -> Any:
     """Return a picture as `look` does. Raise DataError for what is wrong with it or its mask."""
-    found, problems = list[Any](), list[str]()
-    for file, read in ((path, functools.partial(look, mode=mode)), (mask, open_picture)):
-        try:
-            found.append(read(file))
-        except DataError as error:
-            problems += error.problems
-    if problems:
-        raise DataError(problems)
-    picture, opened = found
+    picture, opened = collected(lambda pair: look(*pair), [(path, mode), (mask, None)])
     numbers = numbers_of_mask(opened, picture, mask)
     if values:
         values.check(numbers, mask)

@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from expt.errors import BAD_TRIALS
+from expt.errors import BAD_TRIALS, listed
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord
 from expt.runs.sweep import place
@@ -103,8 +103,7 @@ def conclude_search(
         kept = sum(map(found.allowed, runs))
         within = " and ".join(limit.text for limit in found.limits)
         broken = [run["folder"].name for run in runs if found.breaks_limits(run)]
-        names = ", ".join([*broken[:NAMED], *["..."] * (len(broken) > NAMED)])
-        others = f"; not {names}" if names else ""
+        others = f"; not {listed(broken, NAMED)}" if broken else ""
         say(console, f"limits       {kept} of {len(runs)} runs keep {within}{others}")
     if len(found.goals) > 1:
         front = found.front(runs)

@@ -151,7 +151,7 @@ def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
         if not are_names or len(names[0]) != len(names[1]):  # of other lengths they don't fit
             continue
         if others := [pair for pair in zip(*names, strict=True) if len({*pair}) > 1]:
-            theirs, ours = (", ".join(one[:SHOWN]) for one in zip(*others, strict=True))
+            theirs, ours = (listed(one, SHOWN) for one in zip(*others, strict=True))
             warn(
                 f"weights={config.weights}: were trained with the {key} {theirs}, and this run has"
                 f" {ours} at the same positions; these start from what was learned for the former"

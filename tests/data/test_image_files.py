@@ -175,6 +175,7 @@ def test_what_is_left_out_is_counted_by_suffix(tmp_path: Path) -> None:
     assert files_below(tmp_path, picture_suffixes()) == [str(tmp_path / "a.PNG")]
     assert left_out(every, [str(tmp_path / "a.PNG")]) == "3 (.txt 2, no suffix 1)"
     assert left_out(["1.c", "1.a", "1.b"], []) == "3 (.a 1, .b 1, .c 1)"
+    assert "JPEG or PNG" in left_out(["1.HEIC", "1.a"], [])
 
 
 def test_parts_are_chosen_by_name(tmp_path: Path) -> None:

@@ -253,6 +253,15 @@ def test_folders_beside_train_and_test_are_named(
     assert f"warning: {root}: reads test, train, and leaves out owl" in capsys.readouterr().err
 
 
+def test_pictures_that_are_enlarged_are_counted(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config(root).prepare()
+    assert "dataset.image_size" not in capsys.readouterr().err
+    config(root, image_size=(10, 13)).prepare()
+    assert f"{root}: pictures: 32 smaller than dataset.image_size" in capsys.readouterr().err
+
+
 def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:
     before = list_parts(root)["train"].files
     (root / "train" / "cat" / "back").symlink_to("..")

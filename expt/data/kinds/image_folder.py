@@ -41,7 +41,7 @@ from expt.data.image_files import (
 )  # fmt: skip
 from expt.data.kinds import DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
 from expt.data.plain_text import composed
-from expt.errors import DataError, listed
+from expt.errors import DataError, collected, listed
 from expt.machine import available_memory
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class ImageFolder(_Folder, Images):
                     self._decode(listing, sums)
             else:
                 samples = self._read(samples)
-            found = look_at(sums, self._how, samples, self._look)
+            found = look_at(sums, self._how, samples, self._look, fitted=self.image_size)
         report_found(self.root, found)
 
     @property
@@ -147,10 +147,6 @@ class ImageFolder(_Folder, Images):
         """Decode what the cache has not; what can't be is found when it is looked at."""
         import numpy as np
 
-        name = _entry(listing, self, sums.of)
-        assert name is not None
-        if cache.read(name) is not None:
-            return
         labels, shape = np.array(listing.labels, np.int64), (self.channels, *self.image_size)
         rows = {file: row for row, file in enumerate(listing.files)}
 
@@ -165,11 +161,13 @@ class ImageFolder(_Folder, Images):
                     images[rows[path]] = pixels.transpose(2, 0, 1)
                     return picture
 
-                look_at(sums, self._how, [(path,) for path in listing.files], store, anew=True)
+                paths = [(path,) for path in listing.files]
+                look_at(sums, self._how, paths, store, fitted=self.image_size, anew=True)
                 images.flush()
 
         try:
-            cache.fill(name, write)
+            if (name := _entry(listing, self, sums.of)) and cache.read(name) is None:
+                cache.fill(name, write)
         except DataError:
             return
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
@@ -311,15 +309,8 @@ class SegmentationFolder(_Folder):
         return problems_of_masks(self, task)
 
     def _samples(self) -> dict[str, list[tuple[str, ...]]]:
-        found, problems = {}, list[str]()
-        for part, folder in parts_there(self.root, self.splits).items():
-            try:
-                found[part] = list_pairs(folder)
-            except DataError as error:
-                problems += error.problems
-        if problems:
-            raise DataError(problems)
-        return found
+        parts = parts_there(self.root, self.splits)
+        return dict(zip(parts, collected(list_pairs, parts.values()), strict=True))
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """Look at every image and mask. Raise DataError for all that cannot be read or used."""
@@ -334,7 +325,8 @@ class SegmentationFolder(_Folder):
         mode = MODES[self.channels]
         look = functools.partial(look_at_pair, mode=mode, values=values)
         with Checksums.below(Path(self.root)) as sums:
-            found = look_at(sums, f"image and mask {mode} {values}", self._read(samples), look)
+            how, read = f"image and mask {mode} {values}", self._read(samples)
+            found = look_at(sums, how, read, look, fitted=self.image_size)
         report_found(self.root, found)
 
     def open(
