@@ -7,6 +7,7 @@ python -m scripts.baselines.reading --samples rows --batch-size 64 --workers 2 -
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import itertools
 import json
@@ -61,10 +62,10 @@ class Pictures(Dataset[tuple[Tensor, int]]):
     """What `write_pictures` wrote, decoded by the library."""
 
     def __init__(self, folder: str) -> None:
-        from datasets import load_from_disk
         from torchvision.transforms.functional import to_tensor
 
-        self._rows, self._to_tensor = load_from_disk(folder)["train"], to_tensor
+        library: Any = importlib.import_module("datasets")
+        self._rows, self._to_tensor = library.load_from_disk(folder)["train"], to_tensor
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -91,9 +92,9 @@ class Layers(nn.Sequential):
 
 def write_pictures(folder: str) -> None:
     """Write JPEGs of a class each, as save_to_disk does."""
-    from datasets import ClassLabel, DatasetDict, Features, Image
-    from datasets import Dataset as Table
     from PIL import Image as Pillow
+
+    library: Any = importlib.import_module("datasets")
 
     def jpeg(number: int) -> bytes:
         coarse = np.random.default_rng(number).integers(256, size=(8, 8, 3), dtype=np.uint8)
@@ -101,17 +102,18 @@ def write_pictures(folder: str) -> None:
         Pillow.fromarray(coarse).resize((IMAGE_SIZE, IMAGE_SIZE)).save(written, "jpeg")
         return written.getvalue()
 
-    def table(numbers: range) -> Table:
+    def table(numbers: range) -> Any:
         columns = {
             "image": [{"bytes": jpeg(number), "path": None} for number in numbers],
             "label": [number % CLASSES for number in numbers],
         }
         names = [str(number) for number in range(CLASSES)]
-        features = Features({"image": Image(), "label": ClassLabel(names=names)})
-        return Table.from_dict(columns, features=features)
+        kinds = {"image": library.Image(), "label": library.ClassLabel(names=names)}
+        return library.Dataset.from_dict(columns, features=library.Features(kinds))
 
     parts = {"train": range(IMAGES), "test": range(IMAGES, IMAGES + TEST)}
-    DatasetDict({name: table(numbers) for name, numbers in parts.items()}).save_to_disk(folder)
+    tables = {name: table(numbers) for name, numbers in parts.items()}
+    library.DatasetDict(tables).save_to_disk(folder)
 
 
 def train(rank: int, args: argparse.Namespace) -> None:

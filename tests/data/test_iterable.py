@@ -81,7 +81,7 @@ def data_of(
     **more: Any,
 ) -> Data:
     classes, readers = 4 if kind is Pictures else None, more.pop("readers", "auto")
-    kwargs = {key: more.pop(key) for key in ("said", "drawing") if key in more}
+    kwargs: dict[str, Any] = {key: more.pop(key) for key in ("said", "drawing") if key in more}
     own = Custom(
         target=f"{__name__}.{kind.__name__}",
         num_classes=classes,
