@@ -177,9 +177,8 @@ def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) ->
         forkserver.load(module)
     use()
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
-        finalizer.atexit = (
-            False  # torch takes its operators down in 40 ms, and a command has not imported it
-        )
+        # torch takes its operators down in 40 ms, and a command has not imported it
+        finalizer.atexit = False
     collapse()
     gc.freeze()  # or each command would look for garbage among all that, and have its memory copied
     gc.enable()
