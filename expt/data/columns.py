@@ -181,10 +181,9 @@ def numbers_of(
     """
     import numpy as np
 
-    def numbers(name: str) -> np.ndarray:
-        return _numbers(path, name, columns[name], fix, damaged)
-
-    found = collected(numbers, names, most=_SHOWN)
+    found = collected(
+        lambda name: _numbers(path, name, columns[name], fix, damaged), names, most=_SHOWN
+    )
     parts = tuple(
         name if values.shape[1] == 1 else f"{name}[{number}]"
         for name, values in zip(names, found, strict=True)

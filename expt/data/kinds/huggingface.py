@@ -55,6 +55,7 @@ class HuggingFace(Images):
     standardise_targets: Standardise = False
     image_size: Size | None
     channels: Literal[1, 3] | None = None
+    draft: bool = True
     num_workers: Readers
 
     TASKS = ("classification", "multilabel", "regression", "segmentation")
