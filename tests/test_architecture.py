@@ -50,9 +50,9 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_240, 195, 42_110
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_335, 195, 42_175
 MAX_OF_PACKAGE = {
-    "command": 4_990, "config": 2_790, "dashboards": 1_615, "data": 6_950, "inference": 1_650,
+    "command": 4_990, "config": 2_790, "dashboards": 1_615, "data": 7_050, "inference": 1_650,
     "launch": 2_825, "models": 1_120, "planning": 275, "python": 710, "runs": 5_195,
     "search": 1_455, "tasks": 1_410, "training": 3_115, "worker": 4_130,
 }  # fmt: skip
