@@ -58,7 +58,7 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]
         str(word) if isinstance(word, Exact) else readable(word) for word in options.settings
     ]
     settings = _with_latest(settings)
-    _check_repeated(parse(settings))
+    check_repeated(parse(settings))
     if begins:
         _check_folder(settings, sweep=options.sweep)
     settings, own = _with_earlier(settings, sweep=options.sweep)
@@ -67,7 +67,7 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]
     return settings, own_folders(options.config_dir, settings)
 
 
-def _check_repeated(overrides: Sequence[Override]) -> None:
+def check_repeated(overrides: Sequence[Override]) -> None:
     """Warn of a key that is typed twice. Raise ConfigError where that hides values of an axis."""
     for earlier, later in itertools.combinations(overrides, 2):
         word, other = earlier.input_line, later.input_line

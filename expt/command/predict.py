@@ -15,7 +15,7 @@ from rich.console import Console
 
 from expt import machine, signals
 from expt.command.words import Parser
-from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
+from expt.errors import ConfigError, ExptError, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Plan
 from expt.launch.launcher import refuse_in_torchrun
@@ -69,14 +69,8 @@ def main(words: Sequence[str]) -> int:
         if os.path.abspath(output) in map(os.path.abspath, chosen.files):
             raise ConfigError(f"--output {output}: is one of the files that are read")
         writing.check(output, masks=masks, force=force)
-    try:
-        with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
-            return _predict(chosen, output, to_file=to_file, force=force)
-    except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED_UNWRITTEN) from None
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
-        return 1
+    with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
+        return _predict(chosen, output, to_file=to_file, force=force)
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:

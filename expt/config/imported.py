@@ -112,7 +112,8 @@ def own_files() -> dict[str, str]:
         spec = getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
         if not isinstance(spec, importlib.machinery.ModuleSpec) or not spec.has_location:
             continue
-        file, is_made = str(spec.origin), name.startswith((PREFIX, "__"))
+        file = getattr(spec.loader, "archive", None) or str(spec.origin)  # that of a zip
+        is_made = name.startswith((PREFIX, "__"))
         if not is_made and not file.startswith(installed) and os.path.isfile(file):
             found[name] = os.path.abspath(file)
     return found

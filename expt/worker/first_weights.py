@@ -79,12 +79,14 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
         bad = [  # a mask in a buffer may hold -inf
             name
             for name, each in fitting.items()
-            if each.isnan().any() or (name in parameters and each.isinf().any())
+            if each.isnan().any()
+            or (name in parameters and each.isinf().any())
+            or each.is_floating_point() < own[name].is_floating_point()
         ]
         if bad:
             raise ConfigError(
-                f"weights={given}: {file} has numbers that are not finite, in {listed(bad, SHOWN)};"
-                " give other weights"
+                f"weights={given}: {file} has integers, or numbers that are not finite, in"
+                f" {listed(bad, SHOWN)}; give weights that are finite, and not quantised"
             )
         if state.keys() != found.state.keys():
             warn(f"weights={given}: layers are numbered otherwise; they are loaded in their order")

@@ -10,6 +10,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,21 @@ def test_a_run_s_modules_are_compared_with_what_they_were_imported_from(
     assert user_code.changed(record), "it is gone"
     monkeypatch.syspath_prepend("other")
     assert not user_code.changed(record)
+
+
+def test_a_module_in_a_zip_has_the_hash_of_the_zip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile("lib.zip", "w") as archive:
+        archive.writestr("in_zip.py", "X = 1\n")
+    monkeypatch.syspath_prepend("lib.zip")
+    importlib.import_module("in_zip")
+    record = {"imported": {"in_zip": imported.as_imported()["in_zip"]}}
+    assert not user_code.changed(record)
+    with zipfile.ZipFile("lib.zip", "w") as archive:
+        archive.writestr("in_zip.py", "X = 2\n")
+    assert user_code.changed(record) == ["in_zip"]
 
 
 def test_code_that_is_loaded_past_the_modules_is_recorded_by_its_file(

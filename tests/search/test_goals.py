@@ -191,6 +191,9 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], (
         "no table without a row"
     )
+    for damaged in ("{", "[1]", "search: foo", "objective: [loss/val, 3]"):
+        (tmp_path / SWEEP_RECORD).write_text(damaged)
+        assert conclusion(tmp_path, runs).startswith("best         run0  accuracy/val 0.5")
 
 
 @pytest.mark.parametrize(
