@@ -35,7 +35,7 @@ class ExptError(Exception):
 
 
 class ConfigError(ExptError):
-    """The configuration cannot run; `problems` holds one line each, and a few are shown."""
+    """The configuration cannot run; `problems` holds one line each, of which 30 are shown."""
 
     exit_code = 2
     where = "configuration"
@@ -44,7 +44,7 @@ class ConfigError(ExptError):
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         count = len(self.problems)
         head = "" if count == 1 else f"{count} problems in the {self.where}\n  "
-        super().__init__(head + listed(self.problems, between="\n  "))
+        super().__init__(head + listed(self.problems, 30, "\n  "))
 
 
 class DataError(ConfigError):
