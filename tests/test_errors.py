@@ -19,5 +19,5 @@ def test_an_errors_first_line_is_never_empty(error: Exception, told: str) -> Non
 
 def test_of_many_problems_a_few_are_shown() -> None:
     error = ConfigError([f"mask {number}" for number in range(60)])
-    assert (len(error.problems), len(str(error).splitlines())) == (60, 10)
+    assert (len(error.problems), len(str(error).splitlines())) == (60, 32)
     assert str(error).endswith("\n  mask 29\n  and 30 more")
