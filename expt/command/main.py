@@ -93,11 +93,9 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
         refuse_in_torchrun("-m: a sweep")
     if not machine.is_external_worker():
         _start_importing(options, several=several)
-    gc.disable()  # a tenth of the imports' time goes to it else
     from expt.command.invoke import command  # late: it imports Hydra
 
-    gc.freeze()
-    gc.enable()
+    gc.freeze()  # the exit looks through the rest only: 0.08 s
     command(options, typed_at=typed_at)
     return 0
 
