@@ -13,10 +13,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.data.cache import Checksums, Rows
+from expt.data.cache import Checksums, Rows, sampled
 from expt.data.checked_samples import Transformed, checked_image, to_tensor
-from expt.data.image_files import MODES, fit, open_picture, refuse_damaged
+from expt.data.image_files import (
+    MODES,
+    fit,
+    look,
+    look_at,
+    open_picture,
+    refuse_damaged,
+    report_found,
+)
 from expt.data.indexing import Piece
+from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Load, Loader, LoaderOptions, Order
 from expt.data.memory import InMemoryLoader, eval_batch_size, place
 from expt.data.samples import loading
@@ -181,6 +190,12 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
             source, target = self.pairs[index]
         return open_picture(source, MODES[self.channels], name, self.needed), target
 
+    def look(self, index: int, name: str) -> Any:
+        """Return a picture for `look_at`. Raise DataError by its `name` where one is wrong."""
+        with refuse_damaged(name):
+            source, _ = self.pairs[index]
+        return look(source, MODES[self.channels], name=name)
+
     def check_size(self, index: int, picture: Any) -> None:
         """Raise DataError for a picture of another height and width than the first's."""
         size = picture.height, picture.width
@@ -194,6 +209,28 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
     def as_is(self) -> Pictures:
         """Return the same pictures, neither scaled nor all of one size."""
         return replace(self, size=None, one_size=None, needed=None)
+
+
+def look_at_all(dataset: DatasetConfig, pictures: Mapping[str, Pictures]) -> None:
+    """Look at the pictures of each part, of very many at some, once for a content.
+
+    Raise DataError for all that is wrong.
+    """
+    if not pictures:
+        return
+    names = [f"{part} {index}" for part, each in pictures.items() for index in range(len(each))]
+    chosen = [getattr(dataset, key, None) for key in ("input", "target", "set", "options")]
+    first = next(iter(pictures.values()))
+    how = f"{chosen} {first.channels} {getattr(first, 'values', None)}"
+
+    def look_at_one(name: str) -> Any:
+        part, index = name.split()
+        return pictures[part].look(int(index), f"{part}: sample {index}")
+
+    samples = [(name,) for name in sampled(names)]
+    with Checksums(f"pictures-{dataset.fingerprint()}") as sums:
+        found = look_at(sums, how, samples, look_at_one, fitted=first.size, key=str)
+    report_found(f"dataset={dataset.name}", found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +316,8 @@ def of_pictures(
         part: image_part(each, *how, originals=each.as_is(), memory=(memory or {}).get(part))
         for part, each in sets.items()
     }
-    return of_images(shape, class_names, parts, classes=labels)
+    read = {part: each for part, each in sets.items() if part not in (memory or {})}
+    return of_images(shape, class_names, parts, classes=labels, pictures=read)
 
 
 def row(target: Any) -> Tensor:
@@ -311,7 +349,7 @@ def of_numbers(
             parts[part] = image_part(scaled, shape, num_workers, originals=scaled.as_is())
         number, values = targets.shape[1], scale(targets)
         more |= {"normalises": True, "target_names": tuple(names)}
-        more |= {"targets_of": values.__getitem__}
+        more |= {"targets_of": values.__getitem__, "pictures": sets}
         return of_parts(shape, number, parts, torch.zeros(number), **more)
 
     def fitted(chosen: Tensor) -> Source:

@@ -344,6 +344,9 @@ def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:
     (root / "train" / "cat" / "back").symlink_to("..")
     (root / "train" / "cat" / "self").symlink_to(".")
     assert list_parts(root)["train"].files == before
+    for one, other in (("cat", "dog"), ("dog", "cat")):  # around two folders
+        (root / "train" / one / "also").symlink_to(f"../{other}")
+    assert len(list_parts(root)["train"].files) == 2 * len(before)
 
 
 def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
