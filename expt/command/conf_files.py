@@ -80,7 +80,7 @@ def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | Non
     for folder, (group, name) in itertools.product(folders, chosen.items()):
         path = Path(folder, group.partition("@")[0], f"{name}.yaml")
         for token in yaml.scan(path.read_bytes()) if path.is_file() else ():
-            text = token.value if getattr(token, "plain", False) else ""
+            text = token.value if isinstance(token, yaml.ScalarToken) and token.plain else ""
             found = yaml.safe_load(text) if re.match(r"[-+]?\d", text) else None
             is_decimal = re.fullmatch(r"[-+]?(0|[1-9][\d_]*)([.eE].*)?", text)
             if isinstance(found, int | float) and not is_decimal:
