@@ -152,6 +152,27 @@ class ArrayImages(Dataset[tuple[Tensor, int]]):
         return self._images[index].clone(), int(self._labels[index])
 
 
+@dataclass(frozen=True)
+class Unchanged:
+    """A folder's files: pairs of a picture and its label, or mask.
+
+    Raise DataError for a file that has changed, for the run's record names what it was.
+    """
+
+    pairs: Sequence[tuple[Any, ...]]
+    sums: Checksums
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        pair = self.pairs[index]
+        for file in pair:
+            if isinstance(file, str):
+                self.sums.refuse_changed(file)
+        return pair
+
+
 @dataclass(frozen=True, eq=False)
 class Pictures(Dataset[tuple[Tensor, Any]]):
     """Pictures as uint8 [C, H, W], and what `target` makes of their targets.
@@ -240,7 +261,6 @@ class Kept(Dataset[tuple[Tensor, int]]):
     pictures: Pictures
     labels: Sequence[int]
     rows: Rows
-    sums: Checksums
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -249,8 +269,8 @@ class Kept(Dataset[tuple[Tensor, int]]):
         if self.rows.has(index):
             return torch.from_numpy(self.rows.images[index].copy()), self.labels[index]
         image, label = self.pictures[index]
-        if self.sums.known(self.pictures.pairs[index][0]):  # the content that the rows are known by
-            self.rows.put(index, image.numpy())
+        assert self.pictures.pairs[index]  # refused if it has changed while it was read
+        self.rows.put(index, image.numpy())
         return image, label
 
     def has_all(self, indices: Tensor, few: int) -> bool:
