@@ -315,6 +315,14 @@ def test_whom_nccl_ended_is_not_to_blame_for_the_error_of_another(paths: RunPath
     )
 
 
+def test_what_an_exception_of_cpp_said_is_reported(paths: RunPaths) -> None:
+    said = "[enforce fail at pair.cc:464] 82624 vs 4192. Is there a distributed collective mismatch"
+    leave_log(paths, 0, f"terminate called after throwing an instance of 'X'\n  what():  {said}")
+    found = str(Aftermath(paths, 0, [-signal.SIGABRT]).in_words(60))
+    assert said in found
+    assert "strategy=fsdp" in found
+
+
 def test_where_nccl_ended_all_the_first_is_named(paths: RunPaths) -> None:
     for rank in (0, 1):
         leave_log(paths, rank, NCCL_LOST)
