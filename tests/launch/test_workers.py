@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from expt.errors import DataError, Diverged, Interrupted, RunFailed, TimedOut
+from expt.errors import ConfigError, DataError, Diverged, Interrupted, RunFailed, TimedOut
 from expt.launch import processes
 from expt.launch.forkserver import FINISHED
 from expt.launch.workers import LATE_S, Aftermath, Workers, bind_free_port
