@@ -26,7 +26,7 @@ from expt.data.loading import (
     prefetched,
     to_device,
 )
-from expt.data.source import Part, Source
+from expt.data.source import NOTHING, Part, Source
 from expt.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -167,8 +167,9 @@ def _source(
         inputs, targets = (place(tensor, device) for tensor in _tensors(rows, index))
         return Part(len(index), functools.partial(InMemoryLoader, inputs, targets))
 
-    train = parts["train"]
-    more |= {name: part(index) for name, index in parts.items() if len(index)}
+    train = parts.get("train", np.arange(0))
+    there = {name: part(index) for name, index in parts.items() if len(index)}
+    more |= {"train": NOTHING, **there}
     targets = torch.from_numpy(rows.targets[train])
     more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
     # An image of one row and one channel, so that a model of images may flatten it.
@@ -177,7 +178,7 @@ def _source(
     return Source(
         shapes=shapes,
         class_names=rows.class_names,
-        example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1])),
+        example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
         classes=targets if rows.class_names else None,
         targets_of=targets.__getitem__,
         **more,

@@ -15,12 +15,27 @@ _HEAD = 4096
 """Bytes in which a text without a zero byte is not UTF-16, which has one in each Latin letter."""
 
 
+_PACKED = {
+    b"\x1f\x8b": "is compressed; unpack it, e.g. gunzip --keep {}",
+    b"PK\3\4": "is a zip archive, as an Excel file is; unpack it, or save it as a UTF-8 text",
+}
+
+
+def head_of(path: Path) -> bytes:
+    """Return how a file begins. Raise DataError where it is packed."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    for begin, what in _PACKED.items():
+        if head.startswith(begin):
+            raise DataError(f"{path}: {what.format(path.name)}")
+    return head
+
+
 @contextlib.contextmanager
 def opened(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
     """Open a text, its line ends as they are. Raise DataError at the first byte that is none."""
-    with path.open("rb") as file:
-        if b"\0" in file.read(_HEAD):
-            raise _not_utf8(path)
+    if b"\0" in head_of(path):
+        raise _not_utf8(path)
     with path.open(encoding=encoding, newline="") as text:
         try:
             yield text
@@ -37,6 +52,8 @@ def _not_utf8(path: Path) -> DataError:
             at = error.start
         if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             encoding = "latin1"
+    if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        encoding = "utf-32"
     fix = f"iconv -f {encoding} -t utf8 {path.name} > utf8_{path.name}"
     line = content.count(b"\n", 0, at) + 1
     return DataError(
