@@ -19,6 +19,7 @@ from expt import signals
 from expt.errors import (
     BAD_TRIALS,
     ConfigError,
+    DataError,
     Diverged,
     ExptError,
     Interrupted,
@@ -258,7 +259,8 @@ class Aftermath:
         raised = self._raised(rank)
         who, log = f"rank {rank} of {self._size}", self._log(rank)
         if raised is not None and raised.is_refusal:
-            return ConfigError(raised.text)
+            refusal = DataError if raised.kind == DataError.__name__ else ConfigError
+            return refusal(raised.text)
         if raised is not None and raised.expected:
             kind = {**BAD_TRIALS, Killed.__name__: Killed}.get(raised.kind, RunFailed)
             text = raised.text if kind is Diverged else f"{who}: {raised.text}"  # all say the same
