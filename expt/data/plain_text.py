@@ -11,7 +11,7 @@ from typing import TextIO
 
 from expt.errors import DataError
 
-_HEAD = 4096
+HEAD = 4096
 """Bytes in which a text without a zero byte is not UTF-16, which has one in each Latin letter."""
 
 
@@ -19,18 +19,19 @@ _HEAD = 4096
 def opened(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
     """Open a text, its line ends as they are. Raise DataError at the first byte that is none."""
     with path.open("rb") as file:
-        if b"\0" in file.read(_HEAD):
-            raise _not_utf8(path)
+        if b"\0" in file.read(HEAD):
+            raise not_utf8(path)
     with path.open(encoding=encoding, newline="") as text:
         try:
             yield text
         except UnicodeDecodeError:
-            raise _not_utf8(path) from None
+            raise not_utf8(path) from None
 
 
-def _not_utf8(path: Path) -> DataError:
+def not_utf8(path: Path) -> DataError:
+    """Return the error for a file that is not UTF-8: where, and what converts it."""
     content, encoding = path.read_bytes(), "utf-16"
-    if (at := content.find(b"\0", 0, _HEAD)) < 0:
+    if (at := content.find(b"\0", 0, HEAD)) < 0:
         try:
             content.decode()
         except UnicodeDecodeError as error:

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 from torch.utils.data import Dataset
 
-from expt.data import memory
+from expt.data import memory, table_files
+from expt.data import rows as table_rows
 from expt.data.build import Data, build
 from expt.data.indexing import split
 from expt.data.kinds import table
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, Shard
+from expt.data.rows import Chosen, Rows
 from expt.errors import ConfigError, DataError
 from expt.inference.plan import ROWS, open_samples
 from expt.tasks.classification import Config as Classification
@@ -32,6 +36,15 @@ NUMBER = Regression(name="regression", loss="mse")
 LABEL = Multilabel(name="multilabel", threshold=0.5)
 CSV = "a,b,kind,y\n1,2,cat,0.5\n3,4.5,dog,1\n-1,1e3,cat,2\n"
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[False, True], ids=["small", "large"], autouse=True)
+def is_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Small tables are read by Python's csv, large ones by pyarrow, and kept: all rules hold."""
+    if request.param:
+        monkeypatch.setattr(table_files, "SMALL", 0)
+        monkeypatch.setattr(table_rows, "SMALL", 0)
+    return bool(request.param)
 
 
 def of(path: Path, targets: Any = "y", features: Any = ("a", "b"), **options: Any) -> Any:
@@ -87,7 +100,7 @@ def test_blank_last_lines_are_no_rows(tmp_path: Path) -> None:
 
 def test_integers_are_classes_in_their_order(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,y\n0,10\n0,-1\n0,9.0\n0,10\n"), features=None).load(CLASS)
-    assert (rows.targets.tolist(), rows.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
+    assert (rows.targets[:].tolist(), rows.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +119,7 @@ def test_classes_that_a_float_would_merge(
 ) -> None:
     text = "".join(f"0,{cell}\n" for cell in cells)
     rows = of(written(tmp_path, f"a,y\n{text}"), features=None).load(CLASS)
-    assert (rows.targets.tolist(), rows.class_names) == (classes, names)
+    assert (rows.targets[:].tolist(), rows.class_names) == (classes, names)
 
 
 @pytest.mark.parametrize(
@@ -202,12 +215,13 @@ def test_a_class_that_train_has_none_of_is_reported(
 
 def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")).load(NUMBER)
-    assert rows.features.tolist() == [[1, 1], [0, 2]]
+    assert rows.features[:].tolist() == [[1, 1], [0, 2]]
     (tmp_path / "new.csv").write_text("a,b\nTRUE,1\nmaybe,2\nfalse,3\n1,4\n")
     known = {"feature_names": ["a", "b"], "image_size": [1, 2]}
-    found = open_samples(str(tmp_path / "new.csv"), ROWS, of(tmp_path / "new.csv"), known)
-    assert found.array[[0, 2, 3]].tolist() == [[1, 1], [0, 3], [1, 4]], "also beside what is none"
-    assert found.wrong == {1: "column a holds 'maybe', which is not a number"}
+    samples = open_samples(str(tmp_path / "new.csv"), ROWS, of(tmp_path / "new.csv"), known)
+    ((found, wrong),) = samples.pieces(4)
+    assert found[[0, 2, 3]].tolist() == [[1, 1], [0, 3], [1, 4]], "also beside what is none"
+    assert wrong == {1: "column a holds 'maybe', which is not a number"}
 
 
 def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
@@ -225,18 +239,17 @@ def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
     )
     rows = of(path, features=("x",)).load(LABEL)
     assert (rows.feature_names, rows.target_names) == (("x[0]", "x[1]"), ("y[0]", "y[1]"))
-    assert rows.features.tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert rows.targets.tolist() == [[1, 0], [0, 0], [1, 1]]
+    assert rows.features[:].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert rows.targets[:].tolist() == [[1, 0], [0, 0], [1, 1]]
     assert of(path, "names", ("x",)).load(CLASS).class_names == ("p", "q")
 
 
 def test_a_parquet_file(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"a": [1, 2], "b": [0.5, None], "y": ["u", "v"]}), path)
     rows = of(path, features=("a",)).load(CLASS)
-    assert rows.features.tolist() == [[1], [2]]
-    assert rows.targets.tolist() == [0, 1]
+    assert rows.features[:].tolist() == [[1], [2]]
+    assert rows.targets[:].tolist() == [0, 1]
     assert rows.class_names == ("u", "v")
     with pytest.raises(DataError, match="column b, row 2: is nan; give it a number"):
         of(path).load(CLASS)
@@ -257,15 +270,6 @@ def test_what_pandas_writes_into_a_parquet(tmp_path: Path) -> None:
         rows = of(path, features=None).load(CLASS)
         assert (rows.feature_names, rows.class_names) == (("a",), ("u", "v"))
         assert [*rows.left_out] == [index or "__index_level_0__"]
-
-
-def test_without_pyarrow_it_is_said_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match="is read by pyarrow; install it: pip install pyarrow"):
-        of(tmp_path / "t.parquet").load(NUMBER)
 
 
 BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
@@ -376,7 +380,7 @@ def test_columns_may_be_called_by_numbers(tmp_path: Path, configured: Configured
     words = ("dataset=table", "task=regression", "dataset.targets=4", "dataset.features=[0,1]")
     dataset = configured(*words, f"dataset.path={path}").dataset
     assert (dataset.targets, dataset.features) == ("4", ("0", "1"))
-    assert dataset.load(NUMBER).targets.tolist() == [[3], [6]]
+    assert dataset.load(NUMBER).targets[:].tolist() == [[3], [6]]
     assert configured(*words, "dataset.path=2024").dataset.path == "2024"
 
 
@@ -504,10 +508,9 @@ def test_to_look_at_targets_draws_no_random_number() -> None:
 
 
 def test_rows_get_the_columns_of_the_run_by_their_names() -> None:
-    there = table.Rows(
-        np.array([[1.0, 2.0, 3.0]]), np.array([[4.0, 5.0]]), ("a", "b", "c"), ("x", "y"), ()
-    )
+    numbers = Chosen(np.array([[1.0, 2.0, 3.0]])), Chosen(np.array([[4.0, 5.0]]))
+    there = Rows(*numbers, ("a", "b", "c"), ("x", "y"), ())
     run = {"feature_names": ["c", "a"], "target_names": ["y", "x"], "standardised": {"c": (1, 2)}}
     found = memory.as_trained_on(run, there)
     assert (found.feature_names, found.target_names) == (("c", "a"), ("y", "x"))
-    assert (found.features.tolist(), found.targets.tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])
+    assert (found.features[:].tolist(), found.targets[:].tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])

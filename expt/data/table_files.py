@@ -1,0 +1,396 @@
+"""Tables as they lie in files: a .csv, .npz or .parquet, in batches of rows. Free of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import re
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from expt.data.plain_text import HEAD, not_utf8
+from expt.errors import ConfigError, DataError, first_line
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SMALL = 1 << 18
+"""Bytes that are read sooner than pyarrow is imported."""
+_BYTES = 1 << 24
+"""Of a .csv that are read at a time."""
+AT_ONCE = 1 << 16
+"""Rows of another file."""
+_BLANK = b' \t,"\r\n\v\f'
+"""What the rows are made of by which spreadsheets end a file."""
+_UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
+"""What pandas calls a column without a name, which is where it writes its index."""
+
+
+class Texts(NamedTuple):
+    """A column of texts."""
+
+    different: Sequence[str]
+    rows: np.ndarray
+    """which of them each row has, int [N]"""
+
+
+Column: TypeAlias = "Texts | np.ndarray"
+"""A cell for each row: an array [N], of an .npz [N, K] too."""
+
+
+class Batch(NamedTuple):
+    """Some rows of a table."""
+
+    columns: Mapping[str, Column]
+    """those that were asked for"""
+    size: int
+    damaged: Mapping[int, str] = {}
+    """why rows have no cells, by their place"""
+
+
+class TableFile(ABC):
+    """A table, of which only the names of the columns are read at first."""
+
+    index: frozenset[str] = frozenset()
+    """the columns that pandas wrote as its index, or without a name"""
+    size: int | None = None
+    """the number of its rows, where it is known before they are read"""
+
+    def __init__(self, path: Path, names: Iterable[str]) -> None:
+        """Raise DataError where the columns have no names of their own."""
+        self.path, self.names = path, _names(path, names)
+        self.index = frozenset(filter(_UNNAMED.fullmatch, self.names))
+
+    def batches(
+        self, names: Sequence[str], texts: Collection[str] = (), *, skips: bool = False
+    ) -> Iterator[Batch]:
+        """Yield the columns `names`, of which `texts` are not taken for numbers.
+
+        Raise DataError for a damaged file, and unless `skips` for a row of a .csv with too few or
+        too many cells.
+        """
+        with _reading(self.path):
+            yield from self._batches(names, texts, skips)
+
+    @abstractmethod
+    def _batches(
+        self, names: Sequence[str], texts: Collection[str], skips: bool
+    ) -> Iterator[Batch]: ...
+
+
+def open_table(path: Path) -> TableFile:
+    """Return the table in a file. Raise ConfigError for another kind, DataError for no table."""
+    kind = _KINDS.get(path.suffix.lower())
+    if kind is None:
+        known = ", ".join(_KINDS)
+        raise ConfigError(f"dataset.path={path}: is no {known}; convert it to one of them")
+    with _reading(path):
+        return kind(path)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as e:
+        raise DataError(f"{path} cannot be read as a {path.suffix} ({first_line(e)})") from e
+
+
+def _names(path: Path, first: Iterable[str]) -> list[str]:
+    names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(first)]
+    if len(names) == 1 and (other := next((each for each in ";\t|" if each in names[0]), None)):
+        sign = ", decimal=','" if other == ";" else ""  # where commas are decimal signs
+        new = path.with_name(f"{path.stem}_commas.csv")
+        raise DataError(
+            f"{path}: its columns are separated by {other!r} and not by commas; pip install pandas,"
+            f" and in Python: import pandas; pandas.read_csv({str(path)!r}, sep={other!r}{sign})"
+            f".to_csv({str(new)!r}, index=False)"
+        )
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{path}: two columns are called {twice!r}; rename one")
+    return names
+
+
+class _Npz(TableFile):
+    """Arrays by name."""
+
+    def __init__(self, path: Path) -> None:
+        import numpy as np
+
+        with np.load(path, allow_pickle=False) as file:
+            is_npz = isinstance(file, np.lib.npyio.NpzFile)
+            arrays = {name: file[name] for name in file.files} if is_npz else {}
+        if not arrays:
+            raise DataError(
+                f"{path}: holds no arrays by name; write it with numpy.savez(path, x=..., y=...)"
+            )
+        super().__init__(path, arrays)
+        self._arrays = dict(zip(self.names, arrays.values(), strict=True))
+        for name, array in arrays.items():
+            if array.ndim not in (1, 2) or not array[:1].size:
+                raise DataError(
+                    f"{path}: the array {name} is {list(array.shape)}; a column is [rows] or [rows,"
+                    " numbers]"
+                )
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len({*lengths.values()}) > 1:
+            raise DataError(f"{path}: its arrays differ in their rows: {lengths}")
+        self.size = len(next(iter(arrays.values())))
+
+    def _batches(
+        self, names: Sequence[str], texts: Collection[str], skips: bool
+    ) -> Iterator[Batch]:
+        for start in range(0, self.size or 0, AT_ONCE):
+            found = {name: self._arrays[name][start : start + AT_ONCE] for name in names}
+            yield Batch(found, len(found[names[0]]))
+
+
+class _Parquet(TableFile):
+    """A file of Arrow's types."""
+
+    def __init__(self, path: Path) -> None:
+        from pyarrow import parquet
+
+        self._file = parquet.ParquetFile(path)
+        schema = self._file.schema_arrow
+        super().__init__(path, schema.names)
+        indices = (schema.pandas_metadata or {}).get("index_columns", ())
+        self.index |= {name for name in indices if isinstance(name, str)}
+        self.size = self._file.metadata.num_rows
+        self._there = dict(zip(self.names, schema.names, strict=True))
+
+    def _batches(
+        self, names: Sequence[str], texts: Collection[str], skips: bool
+    ) -> Iterator[Batch]:
+        there = {name: self._there[name] for name in names}
+        for batch in self._file.iter_batches(AT_ONCE, columns=[*there.values()]):
+            found = {name: _of_arrow(batch.column(each)) for name, each in there.items()}
+            yield Batch(found, batch.num_rows)
+
+
+def _of_arrow(array: Any) -> Column:
+    """Return an array of Arrow's, with nan or an empty text where there is no value."""
+    from pyarrow import DictionaryType, types
+
+    if isinstance(array.type, DictionaryType):
+        array = array.dictionary_decode()
+    if types.is_string(array.type) or types.is_large_string(array.type):
+        found = array.fill_null("").dictionary_encode()
+        return Texts(found.dictionary.to_pylist(), found.indices.to_numpy())
+    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+class _Block(NamedTuple):
+    """Whole rows of a .csv."""
+
+    start: int
+    """where they begin in the file"""
+    content: bytes
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether quotes are around whole cells: what Python's csv and pyarrow read alike."""
+        import numpy as np
+
+        if b'"' not in self.content:
+            return True
+        content = np.frombuffer(b"".join((b"\n", self.content, b"\n")), np.uint8)
+        quotes = np.flatnonzero(content == ord('"'))
+        beside = np.concatenate([content[quotes[::2] - 1], content[quotes[1::2] + 1]])
+        return len(quotes) % 2 == 0 and bool(np.isin(beside, [*b',"\r\n']).all())
+
+
+class _Csv(TableFile):
+    """Texts with commas between them; the first line names the columns."""
+
+    def __init__(self, path: Path) -> None:
+        self._start = 0
+        first = next(_rows(path, self._head(path)), None)
+        if first is None:
+            raise DataError(f"{path}: is empty; its first line names the columns")
+        super().__init__(path, first)
+
+    def _head(self, path: Path) -> Iterator[str]:
+        """Yield lines, and note where the next begins."""
+        for line in _lines(_blocks(path)):
+            self._start += len(line.encode())
+            yield line.removeprefix("\ufeff")
+
+    def _batches(
+        self, names: Sequence[str], texts: Collection[str], skips: bool
+    ) -> Iterator[Batch]:
+        number, known, blocks = 0, {*texts}, _blocks(self.path, self._start)
+        for block in blocks:
+            is_plain = block.is_plain
+            found = self._by_pyarrow(block, names, known) if is_plain else None
+            # From a wrong quote on only Python's csv knows where a row ends.
+            rest = [] if is_plain else blocks
+            lines = _lines(itertools.chain([block], rest))
+            for batch in [found] if found else self._by_csv(lines, block.start, names):
+                self._check(batch, number, skips)
+                number += batch.size
+                yield batch
+
+    def _by_pyarrow(self, block: _Block, names: Sequence[str], texts: set[str]) -> Batch | None:
+        """Return what pyarrow reads, unless it refuses a row; add to `texts` what is no numbers."""
+        if len(block.content) < SMALL:
+            return None
+        from pyarrow import ArrowInvalid
+
+        try:
+            found = self._read(block, names, texts)
+        except ArrowInvalid:  # a cell is not a number, or a row has another number of cells
+            try:
+                found = self._read(block, names, names)
+            except ArrowInvalid:
+                return None
+        numbers = {name: _numbers(found[name]) for name in names if name not in texts}
+        if others := {name for name, values in numbers.items() if values is None}:
+            texts |= others
+            return self._by_pyarrow(block, names, texts)
+        columns = {
+            name: _of_arrow(found[name].combine_chunks()) if values is None else values
+            for name, values in ((name, numbers.get(name)) for name in names)
+        }
+        return Batch(columns, found.num_rows)
+
+    def _read(self, block: _Block, names: Sequence[str], texts: Collection[str]) -> Any:
+        """Return the columns `names` as pyarrow's, of float64 but for `texts`."""
+        from pyarrow import csv as arrow
+        from pyarrow import float64, py_buffer, string
+
+        types = {name: string() if name in texts else float64() for name in names}
+        return arrow.read_csv(
+            py_buffer(block.content),
+            arrow.ReadOptions(column_names=self.names),
+            arrow.ParseOptions(newlines_in_values=b'"' in block.content),
+            arrow.ConvertOptions(column_types=types, include_columns=names, null_values=[]),
+        )
+
+    def _check(self, batch: Batch, number: int, skips: bool) -> None:
+        """Raise DataError for rows with too few or too many cells, which come after `number`."""
+        if batch.damaged and not skips:
+            place, why = next(iter(batch.damaged.items()))
+            header, cause = ", ".join(self.names)[:60], "a comma in a cell needs quotes"
+            raise DataError(
+                f"{self.path}: row {number + place + 1} {why}, which line 1 names ({header});"
+                f" {cause}, a decimal sign is a point"
+            )
+
+    def _by_csv(self, lines: Iterable[str], start: int, names: Sequence[str]) -> Iterator[Batch]:
+        rows = _rows(self.path, lines, start)
+        while several := list(itertools.islice(rows, AT_ONCE)):
+            damaged = {}
+            for place, row in enumerate(several):
+                if len(row) != len(self.names):
+                    damaged[place] = f"has {len(row)} cells for {len(self.names)} columns"
+                    several[place] = [""] * len(self.names)
+            cells = dict(zip(self.names, zip(*several, strict=True), strict=True))
+            columns = {name: texts_of(cells[name]) for name in names}
+            yield Batch(columns, len(several), damaged)
+
+
+def _numbers(column: Any) -> np.ndarray | None:
+    """Return a column of pyarrow's as float64, if all of its cells are numbers."""
+    from pyarrow import ArrowInvalid, float64
+
+    with contextlib.suppress(ArrowInvalid):
+        values: np.ndarray = column.cast(float64()).to_numpy()
+        if are_numbers(values).all():
+            return values
+    return None
+
+
+def are_numbers(values: np.ndarray) -> np.ndarray:
+    """Return which of values are numbers of float32."""
+    import numpy as np
+
+    found: np.ndarray = np.abs(values) <= np.finfo(np.float32).max
+    return found
+
+
+def texts_of(cells: Sequence[str]) -> Texts:
+    """Return a column of these cells."""
+    import numpy as np
+
+    places = dict[str, int]()
+    rows = np.array([places.setdefault(cell, len(places)) for cell in cells], np.int64)
+    return Texts([*places], rows)
+
+
+def _blocks(path: Path, start: int = 0) -> Iterator[_Block]:
+    """Yield the rows of a .csv but blank ones at its end. Raise DataError for what is not UTF-8."""
+    rest = b""
+    with path.open("rb") as file:
+        file.seek(start)
+        # More where no row has ended: none does behind a quote that is never closed.
+        while more := file.read(max(_BYTES, len(rest))):
+            rest += more
+            if end := _end(rest):
+                yield _checked(path, _Block(start, rest[:end]))
+                start, rest = start + end, rest[end:]
+    if rest.strip(_BLANK):
+        yield _checked(path, _Block(start, rest))
+
+
+def _end(block: bytes) -> int:
+    """Return where the last whole row ends, or the last before blank ones; 0 for none."""
+    end, is_open = len(block), block.count(b'"') % 2
+    while (last := block.rfind(b"\n", 0, end)) >= 0:
+        is_open ^= block.count(b'"', last, end) % 2
+        if not is_open:
+            break
+        end = last
+    filled = len(block[: last + 1].rstrip(_BLANK))
+    if not filled:
+        return 0
+    end = block.find(b"\n", filled) + 1
+    return last + 1 if block.count(b'"', 0, end) % 2 else end
+
+
+def _checked(path: Path, block: _Block) -> _Block:
+    try:
+        if not block.content.isascii():
+            block.content.decode()
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
+    if block.start == 0 and b"\0" in block.content[:HEAD]:
+        raise not_utf8(path)
+    return block
+
+
+def _lines(blocks: Iterable[_Block]) -> Iterator[str]:
+    for block in blocks:
+        yield from io.TextIOWrapper(io.BytesIO(block.content), "utf-8", newline="")
+
+
+def _rows(path: Path, lines: Iterable[str], start: int = 0) -> Iterator[list[str]]:
+    """Yield the rows in lines, which begin at `start`, but empty ones."""
+    reader, limit = csv.reader(lines, skipinitialspace=True, strict=True), csv.field_size_limit()
+    while True:
+        before = reader.line_num
+        try:
+            csv.field_size_limit(2**31 - 1)
+            row = next(reader, None)
+        except csv.Error as error:  # a quote that is never closed is noticed at the file's end
+            with path.open("rb") as file:
+                line = 1 + before + file.read(start).count(b"\n")
+            raise DataError(
+                f"{path}: a quote is wrong in the row of line {line} ({error}); fix it there"
+            ) from error
+        finally:
+            csv.field_size_limit(limit)
+        if row is None:
+            return
+        if row:
+            yield row
+
+
+_KINDS: dict[str, Callable[[Path], TableFile]] = {".csv": _Csv, ".npz": _Npz, ".parquet": _Parquet}
