@@ -16,20 +16,16 @@ def main() -> None:
     if sys.getfilesystemencoding() == "ascii":  # LC_ALL=C without the mode that is for it
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # while it imports: Ctrl-C ends it, without traceback
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Before and after the command, as it imports and exits, Ctrl-C ends it without traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        from expt.command import main as command
+    from expt.command import main as command
 
-        if not getattr(sys.flags, "safe_path", False):
-            with contextlib.suppress(OSError):  # a folder that is gone
-                if (here := os.getcwd()) not in sys.path:  # for custom classes
-                    sys.path.insert(0, here)
-        signal.signal(signal.SIGINT, before)
-        command.main(sys.argv[1:], typed_at=TYPED_AT)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    if not getattr(sys.flags, "safe_path", False):
+        with contextlib.suppress(OSError):  # a folder that is gone
+            if (here := os.getcwd()) not in sys.path:  # for custom classes
+                sys.path.insert(0, here)
+    command.main(sys.argv[1:], typed_at=TYPED_AT)
 
 
 if __name__ == "__main__":

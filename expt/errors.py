@@ -20,9 +20,12 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 class ExptError(Exception):
@@ -48,6 +51,23 @@ class DataError(ConfigError):
     """A dataset's files are missing or not what they should be."""
 
     where = "data"
+
+
+def collected(
+    function: Callable[[Item], Found], items: Iterable[Item], most: int = 100
+) -> list[Found]:
+    """Return what a function returns for each item. Raise the first DataErrors as one."""
+    found, problems = list[Found](), list[str]()
+    for item in items:
+        try:
+            found.append(function(item))
+        except DataError as error:
+            problems += error.problems
+    if more := problems[most:]:
+        problems = [*problems[:most], f"and {len(more)} more"]
+    if problems:
+        raise DataError(problems)
+    return found
 
 
 class FolderInUse(ConfigError):

@@ -16,7 +16,7 @@ from hydra import compose as _by_hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from expt.command import compose
 from expt.command.compose import Composer
@@ -97,17 +97,22 @@ def _assembled(
     where = [word for word in words if word.startswith(SEARCHED)]
     if any("://" in word.replace("file://", "") for word in where):
         raise ValueError("a package may have other YAML in the next test")
+    if not all(root.is_dir() for root in roots):
+        raise ValueError("Hydra says which folder is not there")
     files = [file for root in roots for file in sorted(root.rglob("*.yaml"))]
     own = "".join(f"{file}: {file.read_text()}\n" for file in files)
     apart = all(each.package is None and each.key_or_group in (*APART, SEARCHED) for each in chosen)
     if not apart or "@package" in own or "defaults:" in own:
         return kept(words, own)
-    composed = kept(where, own)
-    with open_dict(composed):
+    composed = kept([], "")  # custom YAML comes behind expt's own, so it changes what it names
+    with open_dict(composed), read_write(composed):
+        composed.hydra.searchpath = [f"file://{root}" for root in roots]
         for each in chosen:
             if (group := each.key_or_group) == SEARCHED:
                 continue
-            one = kept([*where, str(each.input_line)], own)
+            of_expt = (conf_dir() / group / f"{each.value()}.yaml").exists()
+            word = str(each.input_line)
+            one = kept([word], "") if of_expt else kept([*where, word], own)
             for whole, part in (
                 (composed, one),
                 (composed.hydra.runtime.choices, one.hydra.runtime.choices),

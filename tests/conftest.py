@@ -76,9 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     _set_surroundings(config.rootpath)
     if config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "passive"
-    )  # threads that wait leave the cores to the other tests
+    # threads that wait leave the cores to the other tests
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     config.add_cleanup(forkserver.kill)
     forkserver.launch = warm.launch  # that of expt.run is forked from the template too
     if hasattr(config, "workerinput"):
@@ -121,12 +120,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    warm.collapse()  # several hundred tests fork this process
     gc.freeze()  # what is imported by now is not garbage, to be looked through again and again
+    gc.set_threshold(10_000, 10, 1000)  # nor is most of what tests import later
     gc.enable()
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(
-            1
-        )  # the processes that test have no more cores to share than one each
+        sys.modules["torch"].set_num_threads(1)  # each process that tests has one core
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -135,11 +134,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a command under test: no launcher's variables, no terminal width of this
-    machine.
-
-    It is the same in all tests.
-    """
+    """The environment of a command under test: no launcher's variables, one terminal width."""
     kept = {
         key: value
         for key, value in os.environ.items()
@@ -239,9 +234,8 @@ Trained = Callable[..., RunFolder]
 
 @pytest.fixture(scope="session")
 def _forkserver() -> None:
-    forkserver.warm(
-        forkserver.SWEEP_MODULES
-    )  # of expt.run; else each worker would import TensorBoard
+    # of expt.run; else each worker would import TensorBoard
+    forkserver.warm(forkserver.SWEEP_MODULES)
 
 
 @pytest.fixture

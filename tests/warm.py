@@ -177,15 +177,14 @@ def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) ->
         forkserver.load(module)
     use()
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
-        finalizer.atexit = (
-            False  # torch takes its operators down in 40 ms, and a command has not imported it
-        )
-    _collapse()
+        # torch takes its operators down in 40 ms, and a command has not imported it
+        finalizer.atexit = False
+    collapse()
     gc.freeze()  # or each command would look for garbage among all that, and have its memory copied
     gc.enable()
 
 
-def _collapse() -> None:
+def collapse() -> None:
     """Have the kernel put what this process has written into pages of 2 MiB, as far as it can.
 
     A fork then copies a few hundred entries of the page table in place of 100,000."""

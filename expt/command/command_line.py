@@ -32,7 +32,7 @@ from expt.runs.request import (
     unquoted,
     values_of,
 )
-from expt.runs.result import Forked
+from expt.runs.result import COMPLETED, Forked, read_result
 from expt.runs.sweep import latest_sweep, results_of_sweep
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
@@ -58,7 +58,7 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]
         str(word) if isinstance(word, Exact) else readable(word) for word in options.settings
     ]
     settings = _with_latest(settings)
-    _check_repeated(parse(settings))
+    check_repeated(parse(settings))
     if begins:
         _check_folder(settings, sweep=options.sweep)
     settings, own = _with_earlier(settings, sweep=options.sweep)
@@ -67,7 +67,7 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]
     return settings, own_folders(options.config_dir, settings)
 
 
-def _check_repeated(overrides: Sequence[Override]) -> None:
+def check_repeated(overrides: Sequence[Override]) -> None:
     """Warn of a key that is typed twice. Raise ConfigError where that hides values of an axis."""
     for earlier, later in itertools.combinations(overrides, 2):
         word, other = earlier.input_line, later.input_line
@@ -140,9 +140,11 @@ def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
     paths = RunPaths(Path(given))
     left = (paths.result, paths.metrics, paths.checkpoints, paths.logs(0).parent)
     if any(map(Path.exists, left)):
+        is_done = read_result(paths).get("status") == COMPLETED
+        way = "train it for longer with a larger epochs and" if is_done else "resume that run with"
         raise ConfigError(
-            f"hydra.run.dir={given}: holds a run already; choose another folder, or resume that run"
-            " with resume=auto"
+            f"hydra.run.dir={given}: holds a run already; choose another folder, or {way}"
+            " resume=auto"
         )
 
 

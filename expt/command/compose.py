@@ -37,7 +37,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.conf_files import as_config_error, cannot_set, conf_dir, quoted_form
+from expt.command.conf_files import as_config_error, cannot_set, conf_dir, groups, quoted_form
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.config.parse import plain, with_value
@@ -125,7 +125,7 @@ class Composer:
 
         Raises ConfigError where it cannot be composed.
         """
-        with _lock, self._explained(words):
+        with _lock, self.explained(words):
             base, values = self._split(words)
             composed: DictConfig = pickle.loads(base.composed)
             with read_write(composed.hydra):
@@ -148,7 +148,7 @@ class Composer:
 
         Raises ConfigError where it has none.
         """
-        with _lock, self._explained(words):
+        with _lock, self.explained(words):
             base, values = self._split(words)
             if (found := base.with_values(values)) is not None:
                 return fill_auto_of_a_sweep(found) if sweep else found
@@ -193,6 +193,8 @@ class Composer:
     def _split(self, words: Sequence[str]) -> tuple[_Base, list[Override]]:
         """Return what is composed of the words that choose, and those that set a plain value."""
         overrides = [parse_one(word) for word in with_classes_added(words)]
+        for each in overrides:
+            refuse_no_choice(each)
         values = [each for each in overrides if self._sets_value(each)]
         choices = tuple(str(each.input_line) for each in overrides if each not in values)
         if choices not in self._bases:
@@ -240,7 +242,8 @@ class Composer:
                 version.setbase(str(base))
 
     @contextlib.contextmanager
-    def _explained(self, words: Sequence[str]) -> Iterator[None]:
+    def explained(self, words: Sequence[str]) -> Iterator[None]:
+        """Raise ConfigError for what Hydra raises of these words."""
         try:
             yield
         except COMPOSING as error:
@@ -432,6 +435,22 @@ def _is_class(word: str) -> bool:
         return False
     override = parse_one(word)
     return not override.is_sweep_override() and isinstance(override.value(), dict)
+
+
+def refuse_no_choice(word: Override) -> None:
+    """Raise ConfigError for a group of expt's with neither the name of one choice nor its keys."""
+    key, value = word.key_or_group, word.value()
+    if key == "hydra":
+        raise ConfigError(f"{word.input_line}: has keys of its own, e.g. hydra.run.dir=FOLDER")
+    is_name = isinstance(value, str) and word.type == OverrideType.CHANGE
+    if key not in groups() or word.package is not None or word.is_delete() or is_name:
+        return
+    if isinstance(value, dict) and value:
+        return
+    several = value if isinstance(value, list) else [value]
+    names = ",".join(each for each in several if isinstance(each, str)) or "NAME"
+    fix = f"{'for a sweep: -m' if ',' in names else 'type'} {key}={names}"
+    raise ConfigError(f"{word.input_line}: takes the name of one choice; {fix}")
 
 
 def _may_be_added(value: Override, composed: DictConfig) -> bool:

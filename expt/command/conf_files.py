@@ -12,7 +12,7 @@ import yaml
 
 from expt.config import keys as schema
 from expt.errors import ConfigError, did_you_mean, first_line, listed
-from expt.runs.request import literal, quoted, unquoted
+from expt.runs.request import key_of, literal, quoted, unquoted
 
 
 def conf_dir() -> Path:
@@ -113,6 +113,9 @@ def as_config_error(
         key = text.split("'")[1]
         word = next((each for each in words if each.partition("=")[0] == key), key)
         return ConfigError(unknown_key(word, key, ""))
+    if text.startswith("Could not delete from config. '"):
+        key = text.split("'")[1]
+        return ConfigError(f"~{key}: there is no key '{key}'; leave it out.{nearest(key)}")
     if isinstance(error, UnicodeDecodeError):
         text = f"{', '.join(map(str, folders))}: a YAML file there is not UTF-8: {text}"
     elif isinstance(error, ValueError):  # a number for a choice, of which Hydra says no more
@@ -122,7 +125,11 @@ def as_config_error(
     full_key = getattr(error, "full_key", None)
     if type(error).__name__ == "MissingMandatoryValue":
         return ConfigError(_no_value(str(full_key), words))
-    return ConfigError(f"{full_key}: {first_line(error)}" if full_key else text)
+    if not full_key:
+        return ConfigError(text)
+    word = next((each for each in reversed(words) if key_of(each) == full_key), str(full_key))
+    is_set = "; name a key or a variable that is set" * ("Interpolation" in type(error).__name__)
+    return ConfigError(f"{word}: {first_line(error)}{is_set}")
 
 
 def cannot_set(error: Exception, word: str, choice: str | None) -> ConfigError:
@@ -210,4 +217,8 @@ def unknown_option(
     choices = sorted({*(options or ()), *(path.stem for path in files)})
     if not choices:
         return f"{group}={name}: there is no such group.{did_you_mean(group, groups())}"
-    return f"{group}={name}: not one of {', '.join(choices)}.{did_you_mean(name, choices)}"
+    hint = did_you_mean(name, choices)
+    if group == "dataset" and Path(name).exists():
+        by = "image_folder dataset.root" if Path(name).is_dir() else "table dataset.path"
+        hint = f" For what is in {name} type a kind and the place, e.g. dataset={by}={name}"
+    return f"{group}={name}: not one of {', '.join(choices)}.{hint}"

@@ -59,9 +59,12 @@ def main(words: Sequence[str]) -> int:
     found = parser.parse_args(list(words)).words
     if unknown := [word for word in found if not word.startswith("dataset.root=")]:
         raise ConfigError(f"doctor {unknown[0]}: no such option; use dataset.root=FOLDER")
+    roots = [os.path.expanduser(word.partition("=")[2]) for word in found]
+    if missing := [root for root in roots if not os.path.isdir(root)]:
+        raise ConfigError(f"dataset.root={missing[0]}: there is no such folder")
     forkserver.warm(forkserver.SWEEP_MODULES)
     console, failed = Console(), 0
-    for finding in _findings(found[-1].partition("=")[2] if found else None):
+    for finding in _findings(roots[-1] if roots else None):
         failed += finding.outcome == "fail"
         _show(console, finding)
     text = f"{failed} failed" if failed else "this machine can train"

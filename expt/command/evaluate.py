@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from expt import machine
 from expt.command import terminal
 from expt.command.words import Parser
-from expt.errors import ConfigError, Interrupted, RunFailed
+from expt.errors import ConfigError, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import refuse_in_torchrun
 from expt.runs.named_checkpoint import found
@@ -75,12 +75,9 @@ def evaluate(
     forkserver.warm()  # at once, beside what follows
     from expt.command import evaluation_settings as settings  # late, as below: Hydra
 
-    try:
-        asked = settings.read(words, config_dir, run=folder)
-        begun = [(run, found(run, asked.which)[0]) for run in _chosen(asked.run, best)]
-        measured = [(run, record, settings.settings(run, record, asked)) for run, record in begun]
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted before it began; type the command again") from None
+    asked = settings.read(words, config_dir, run=folder)
+    begun = [(run, found(run, asked.which)[0]) for run in _chosen(asked.run, best)]
+    measured = [(run, record, settings.settings(run, record, asked)) for run, record in begun]
     from expt.launch import one_run
     from expt.runs.view.summary import print_evaluations
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command.command_line import own_folders, readable
-from expt.command.compose import Composer, Override, parse
+from expt.command.command_line import check_repeated, own_folders, readable
+from expt.command.compose import Composer, Override, parse, refuse_no_choice
 from expt.command.conf_files import keys
 from expt.config import secrets, user_code
 from expt.config.identity import Content, shown
@@ -82,6 +82,7 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
     overrides = parse(typed)
     for override in overrides:
         _refuse(override)
+    check_repeated(overrides)
     values = {str(override.key_or_group): _value(override) for override in overrides}
     for key, choices in CHOICES.items():
         if values.get(key, choices[0]) not in choices:
@@ -99,6 +100,9 @@ def _refuse(override: Override) -> None:
         raise ConfigError(f"{text}: several values; evaluate one after the other")
     if override.is_delete():
         raise ConfigError(f"{text}: an evaluation needs all settings; type a value")
+    refuse_no_choice(override)
+    if key == "dataset" and isinstance(value := override.value(), dict) and "_target_" not in value:
+        raise ConfigError(f"{text}: names no dataset; for keys of the run's type dataset.KEY=VALUE")
     if key in TYPED or key.startswith("task.metrics."):
         return
     if key.startswith("dataset."):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from expt import machine
 from expt.command.words import Parser
-from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted
+from expt.errors import ConfigError
 from expt.runs.named_checkpoint import found, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.view.text import elapsed, say, shown_path
@@ -59,13 +59,10 @@ def main(words: Sequence[str]) -> int:
     if kind == "onnx" and missing:
         raise ConfigError(f"--format onnx: needs {', '.join(missing)}; pip install 'expt[onnx]'")
     began = time.monotonic()
-    try:
-        with Console(stderr=True).status("exporting"):
-            from expt.inference.export import export  # late: it imports torch
+    with Console(stderr=True).status("exporting"):
+        from expt.inference.export import export  # late: it imports torch
 
-            done = export(run, file, kind, which=which, **asked)
-    except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED_UNWRITTEN) from None
+        done = export(run, file, kind, which=which, **asked)
     console, size = Console(), f"{file.stat().st_size / 1e6:.1f} MB"
     say(console, f"exported     {shown_path(file)}, {size} in {elapsed(time.monotonic() - began)}")
     for name, words in done.items():

@@ -16,7 +16,6 @@ from expt.launch.launcher import launcher, refuse_in_torchrun
 from expt.runs.paths import RunPaths
 from expt.runs.request import key_of, quoted
 
-UNREAD = "the output is closed; what was saved before is kept"
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 
 
@@ -72,8 +71,10 @@ def _carry_out(this: Command, options: Options) -> None:
             raise ConfigError(
                 f"{options.printing[0]}: shows one run; leave out -m, and give each key one value"
             )
-        of_own = _hydra_options(options, own)
-        return compose.enter_hydra(lambda _: None, [*options.printing, *of_own, *words])
+        of_run = [*_hydra_options(options, own), *words]
+        of_run = [] if "--hydra-help" in options.printing else of_run
+        with this.composer.explained(options.printing):
+            return compose.enter_hydra(lambda _: None, [*options.printing, *of_run])
     sweep = options.sweep or hydra_files.is_sweep(composed)
     if sweep:
         refuse_in_torchrun(f"{'-m' if options.sweep else 'sweep'}: a sweep")
@@ -164,17 +165,14 @@ def _conclude(this: Command) -> None:
     console = this.console if this.console.quiet else leaderboard.wide_console()
     folder, outcome = this.outcome.sweep_folder, this.outcome
     assert folder is not None
-    try:
-        conclude(console, folder, notes=outcome.notes)
-    except BrokenPipeError:
-        raise RunFailed(UNREAD) from None
+    conclude(console, folder, notes=outcome.notes)
 
 
 def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptError:
     """Return the error where the driver could not write."""
     where, why = error.filename, error.strerror or str(error)
-    if isinstance(error, BrokenPipeError):
-        return RunFailed(UNREAD)
+    if not this.from_python and (reason := terminal.unwritten()):
+        return RunFailed(f"{reason}; what was saved before is kept")
     if this.outcome.ended or (this.began and this.outcome.sweep_folder):
         return RunFailed(f"{where or 'the run'}: {why}; what was saved before is kept")
     key = "hydra.sweep.dir" if options.sweep else "hydra.run.dir"

@@ -12,10 +12,10 @@ from expt import __version__, machine, signals
 from expt.command import terminal
 from expt.command.words import WORDS, Options, call, options_of
 from expt.errors import (
-    INTERRUPTED_BEFORE,
     ConfigError,
     ExptError,
     Interrupted,
+    RunFailed,
     did_you_mean,
     printable,
     refuse_undecoded,
@@ -31,29 +31,47 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     where it was interrupted.
     """
     terminal.prepare()
-    with signals.interrupts_noted():
-        try:
-            with machine.seldom_collecting():
-                code = _do(arguments, time.monotonic() if typed_at is None else typed_at)
-        except ExptError as error:
-            if not isinstance(error, InTorchrun) or os.environ["RANK"] == "0":
-                _complain(error)
-            code = signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
-        except KeyboardInterrupt:
-            code = signals.exit_code()
-        except BaseException:  # a RuntimeError, where Ctrl-C came as Python made a class
-            if not signals.was_interrupted():
-                raise
-        finally:
-            forkserver.kill()
-        if signals.was_interrupted():
-            code = signals.exit_code()
+    try:
+        with signals.interrupts_noted():
+            code = _reported(arguments, time.monotonic() if typed_at is None else typed_at)
+    except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
+        if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
+            raise
+        code = signals.exit_code()
+    finally:
+        forkserver.kill()
+    if signals.was_interrupted():
+        code = signals.exit_code()
     if code:
         sys.exit(code)
 
 
+def _reported(arguments: Sequence[str], typed_at: float) -> int:
+    try:
+        with machine.seldom_collecting():
+            code = _do(arguments, typed_at)
+            sys.stdout.flush()
+            return code
+    except ExptError as error:
+        if not isinstance(error, InTorchrun) or os.environ["RANK"] == "0":
+            _complain(error)
+        return signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
+    except KeyboardInterrupt:
+        _complain(Interrupted("interrupted; type the command again"))
+        return signals.exit_code()
+    except OSError as error:
+        reason = terminal.unwritten()
+        if not reason and error.filename is None:
+            raise
+        if not isinstance(error, BrokenPipeError):  # `| head` has seen enough
+            _complain(RunFailed(reason or f"{error.filename}: {error.strerror}"))
+        return 1
+
+
 def _do(arguments: Sequence[str], typed_at: float) -> int:
     refuse_undecoded(arguments)
+    if not {"--help", "-h", "help", "--version"} & {*arguments}:
+        _refuse_lost_folder()
     first = arguments[0] if arguments else ""
     if first in WORDS:
         return call(first, arguments[1:])
@@ -62,7 +80,6 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
     if "--version" in arguments:
         print(f"expt {__version__}")
         return 0
-    _refuse_lost_folder()
     options = options_of(arguments)
     if re.fullmatch(r"[A-Za-z][\w-]*", first):
         raise ConfigError(
@@ -73,12 +90,10 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
     several = options.sweep or any(word.startswith("sweep=") for word in options.settings)
     if several:
         refuse_in_torchrun("-m: a sweep")
-    try:
-        if not machine.is_external_worker():
-            _start_importing(options, several=several)
-        from expt.command.invoke import command  # late: it imports Hydra
-    except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED_BEFORE) from None
+    if not machine.is_external_worker():
+        _start_importing(options, several=several)
+    from expt.command.invoke import command  # late: it imports Hydra
+
     command(options, typed_at=typed_at)
     return 0
 
@@ -96,9 +111,7 @@ def _refuse_lost_folder() -> None:
     try:
         os.getcwd()
     except OSError as error:
-        raise ConfigError(
-            f"the current folder is no longer there ({error.strerror}); cd to one that is"
-        ) from error
+        raise ConfigError("the current folder is no longer there; cd to one that is") from error
 
 
 def _help(arguments: Sequence[str]) -> int:

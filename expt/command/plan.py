@@ -59,13 +59,16 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     from expt.config.parse import parse
 
     words = list(map(readable, options.words))
-    if several := [each for each in compose.parse(words) if each.is_sweep_override()]:
-        raise ConfigError(f"{several[0].input_line}: plan looks at one run; name one value")
+    for each in compose.parse(words):
+        if each.is_sweep_override():
+            raise ConfigError(f"{each.input_line}: plan looks at one run; name one value")
+        if each.key_or_group.startswith(("fork", "hydra", "resume", "search", "sweep")):
+            raise ConfigError(f"{each.input_line}: has no effect on a plan; leave it out")
     composed = compose.Composer(own_folders(options.config_dir, words)).compose(words)
     with open_dict(composed):
         if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
             composed.dataset.root = "."  # a plan reads only what its settings don't say
-    settings = compose.settings_of(composed) | {"resume": None, "weights": None}
+    settings = compose.settings_of(composed) | {"weights": None}
     vocabulary, tokenizer = options.vocabulary, str((settings.get("dataset") or {}).get("tokens"))
     if vocabulary is None and tokenizer.endswith(".json") and not Path(tokenizer).exists():
         vocabulary = GPT2_VOCABULARY

@@ -15,11 +15,12 @@ from rich.console import Console
 
 from expt import machine, signals
 from expt.command.words import Parser
-from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
+from expt.errors import ConfigError, ExptError, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Plan
 from expt.launch.launcher import refuse_in_torchrun
 from expt.runs.named_checkpoint import run_and_which
+from expt.runs.view.progress import PLAIN_LINE_S
 from expt.runs.view.text import say
 
 REPORTED = 10
@@ -68,14 +69,8 @@ def main(words: Sequence[str]) -> int:
         if os.path.abspath(output) in map(os.path.abspath, chosen.files):
             raise ConfigError(f"--output {output}: is one of the files that are read")
         writing.check(output, masks=masks, force=force)
-    try:
-        with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
-            return _predict(chosen, output, to_file=to_file, force=force)
-    except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED_UNWRITTEN) from None
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
-        return 1
+    with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
+        return _predict(chosen, output, to_file=to_file, force=force)
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
@@ -119,7 +114,7 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
         for answers in predictor:
             write(answers, predictor.form)
             progress.update(task, completed=predictor.seen)
-            if to_file and not console.is_terminal and time.monotonic() > said_at + LINE_S:
+            if to_file and not console.is_terminal and time.monotonic() > said_at + PLAIN_LINE_S:
                 said_at = time.monotonic()
                 say(console, f"predict {predictor.seen:,}/{chosen.total or '?'} {noun}s")
         for line in skipped[:REPORTED]:
@@ -151,7 +146,3 @@ def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writi
         opened = writing.to_masks(output, chosen.files, chosen.masks_root, force=force)
     with opened as write:
         yield write
-
-
-LINE_S = 10.0
-"""Between two lines of progress where there is no terminal."""

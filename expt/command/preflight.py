@@ -51,7 +51,7 @@ def preflight(
         count = "runs" if total is None else "tried"
         console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
     able = [(request_of(job), each) for alike, each in rows for job in alike]
-    lengths = [(request.config, each.seconds(request.config)) for request, each in able]
+    lengths = [(request.config, each.seconds(request)) for request, each in able]
     _print_total(console, lengths, machine, options, total)
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")
@@ -78,7 +78,7 @@ def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count
         memory = mebibytes(found["memory/worker_mib"])
         if "memory/gpu_mib" in found:
             memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
-        lengths = sorted(tried.seconds(request_of(job).config) for job in alike)
+        lengths = sorted(tried.seconds(request_of(job)) for job in alike)
         a_run = " to ".join(dict.fromkeys(about(length) for length in (lengths[0], lengths[-1])))
         step, evaluation = brief(found["step_s"]), brief(found["eval_s"])
         name = alike[0].name if of_sweep else f"{word(config.model)} on {word(config.dataset)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,19 +41,14 @@ def main(words: Sequence[str]) -> int:
 
     Raises ConfigError for an option that there is not, and where there is no run.
     """
-    try:
-        asked = parse(words)
-        folder, *others = asked.folders
-        if asked.verdict:
-            _judge(asked)
-        elif not others and is_sweep(folder) and not (asked.filter or asked.csv or asked.plot):
-            _leaderboard(folder, asked)
-        else:
-            report(wide_console(), asked)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
-        return 1
+    asked = parse(words)
+    folder, *others = asked.folders
+    if asked.verdict:
+        _judge(asked)
+    elif not others and is_sweep(folder) and not (asked.filter or asked.csv or asked.plot):
+        _leaderboard(folder, asked)
+    else:
+        report(wide_console(), asked)
     return 0
 
 

@@ -136,7 +136,7 @@ class Sweep:
         runs, self._command.began = observer.runs, True
         runner = self._runner(observer)
         record = OmegaConf.to_yaml(self.config)  # what was asked for, as Hydra writes it
-        (self.folder / paths.SWEEP_RECORD).write_text(record, encoding="utf-8")
+        paths.write_atomically(self.folder / paths.SWEEP_RECORD, record)
         try:
             with observer:
                 for source in rounds(observer, runner):

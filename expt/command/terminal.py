@@ -35,6 +35,16 @@ def console(*, quiet: bool) -> Console:
     return Console(file=io.StringIO(), quiet=True) if quiet else Terminal()
 
 
+def unwritten() -> str:
+    """Return why nothing can be printed any more, after an empty line; from then on all is lost."""
+    try:
+        print(flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        return f"the output could not be written: {error.strerror}"
+    return ""
+
+
 def _open_closed() -> None:
     """Open what `>&-` closed: the next file would get its number, and what is printed."""
     for number in range(3):

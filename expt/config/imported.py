@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib
 import importlib.machinery
@@ -18,7 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 PREFIX = "expt_main_"
@@ -111,7 +112,8 @@ def own_files() -> dict[str, str]:
         spec = getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
         if not isinstance(spec, importlib.machinery.ModuleSpec) or not spec.has_location:
             continue
-        file, is_made = str(spec.origin), name.startswith((PREFIX, "__"))
+        file = getattr(spec.loader, "archive", None) or str(spec.origin)  # that of a zip
+        is_made = name.startswith((PREFIX, "__"))
         if not is_made and not file.startswith(installed) and os.path.isfile(file):
             found[name] = os.path.abspath(file)
     return found
@@ -120,13 +122,25 @@ def own_files() -> dict[str, str]:
 def as_imported() -> dict[str, dict[str, str]]:
     """Return the person's own modules, by name, each with its file and the hash of its source.
 
-    A file is relative where it is below the current folder, a hash empty where it is not known.
+    Code that was loaded past `sys.modules` has its file for a name. A file is relative where it is
+    below the current folder, a hash empty where it is not known.
     """
     here, found = os.getcwd() + os.sep, dict[str, dict[str, str]]()
-    for name, file in own_files().items():
+    by_name = own_files()
+    others = _files_past_modules().difference(by_name.values())
+    for name, file in (*by_name.items(), *((each.removeprefix(here), each) for each in others)):
         then = _read[file] if file in _read else hash_now(file) or ""
         found[name] = {"file": file.removeprefix(here), "hash": then}
     return found
+
+
+def _files_past_modules() -> set[str]:
+    """Return the person's own files of functions whose module is not in `sys.modules`."""
+    modules = {id(vars(each)) for each in sys.modules.copy().values() if hasattr(each, "__dict__")}
+    functions = [each for each in gc.get_objects() if type(each) is FunctionType]
+    code = {one.__code__.co_filename for one in functions if id(one.__globals__) not in modules}
+    files = map(os.path.abspath, code)
+    return {file for file in files if not is_installed(file) and os.path.isfile(file)}
 
 
 def edited() -> dict[str, str]:

@@ -339,11 +339,13 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def typed(value: Any) -> str:
-    """Return a value as it is typed on the command line: null, true, [1,2]."""
+    """Return a value as it is typed on the command line: null, true, [1,2], {a:1}."""
     if isinstance(value, float) and value.is_integer():
         return f"{value:g}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{typed(each)}' for key, each in value.items())}}}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -211,12 +211,13 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     key, rule, value = ".".join(path), problem["type"], problem["input"]
     if isinstance(problem["loc"][-1], int) and path[-1] != str(problem["loc"][-1]):
         value = _value_at(node, path)  # the whole list, not one of its elements
+    shown = repr(value) if isinstance(value, float) else keys.typed(value)  # 1.0 is no integer
     if rule == "unexpected_keyword_argument":
         near = did_you_mean(path[-1], keys.names_beside(path, node, root))
         if len(path) == 1 and isinstance(value, Mapping):
             begins = "a group's own YAML begins with # @package _global_"
             return f"{key}: there is no such key; {begins}"
-        return f"{key}={value!r}: there is no such key.{near}"
+        return f"{key}={shown}: there is no such key.{near}"
     if rule in ("missing", "missing_argument") and not isinstance(value, list):
         key = re.sub(r"\btarget$", "_target_", key)
         return f"{key}: has no value; give one, e.g. {key}=..."
@@ -234,9 +235,9 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     if rule in ("dict_type", "dataclass_type", "tuple_type"):
         example = keys.example_of(path)
         if rule == "dataclass_type":
-            return f"{key}={value!r}: has keys of its own, e.g. {example}"
-        return f"{key}={value!r}: {_pydantic_s(problem)}, e.g. {example}"
-    return f"{key}={value!r}: {_pydantic_s(problem)}"
+            return f"{key}={shown}: has keys of its own, e.g. {example}"
+        return f"{key}={shown}: {_pydantic_s(problem)}, e.g. {example}"
+    return f"{key}={shown}: {_pydantic_s(problem)}"
 
 
 def _pydantic_s(problem: ErrorDetails) -> str:

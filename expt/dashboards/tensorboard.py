@@ -230,7 +230,6 @@ def parameter_table(module: nn.Module) -> str:
         f" {parameter.numel():,}{'' if parameter.requires_grad else ' (not trained)'} |"
         for name, parameter in module.named_parameters()
     ]
-    total = sum(parameter.numel() for parameter in module.parameters())
-    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    total, trained = (sharding.num_parameters(module, trained=only) for only in (False, True))
     head = ["| parameter | layer | shape | type | numbers |", "|---|---|---|---|--:|"]
     return "\n".join([*head, *rows, f"| **{trained:,} trained** | | | | **{total:,}** |"])

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, collected
 from expt.machine import impatient
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def read(name: str) -> Arrays | None:
 
 
 def fill(
-    name: str, write: Callable[[Path], None], read: Callable[[Path], Any] | None = None
+    name: str, write: Callable[[Path], object], read: Callable[[Path], Any] | None = None
 ) -> None:
     """Let `write` fill the folder of the entry `name`, unless another process does.
 
@@ -130,28 +130,69 @@ def fill(
     entry = _folder() / name
     entry.parent.mkdir(parents=True, exist_ok=True)
     with _lock(entry):  # it may be held for minutes
-        if (read or _read)(entry) is not None:
+        if (read or _read)(entry) is not None or rows(name) is not None:
             return
         with _new(entry) as beside:
             write(beside)
     _make_room(entry)
 
 
-@contextlib.contextmanager
-def new_images(folder: Path, labels: np.ndarray, shape: tuple[int, ...]) -> Iterator[Path]:
-    """Yield a .npy file of len(labels) images of `shape`, to be written into.
+class Rows:
+    """Images of an entry that come one by one, from all processes that read them, mapped."""
 
-    The room on the disk is taken before: a full disk would end the writer by SIGBUS.
+    def __init__(self, folder: Path) -> None:
+        import numpy as np
+
+        self.folder = folder
+        self.images = np.load(folder / "images.npy", mmap_mode="r+")
+        """uint8 [N, C, H, W]"""
+        self._sums = np.load(folder / "sums.npy", mmap_mode="r+")
+        """uint32 [N]: the checksum of each image that is there, else 0"""
+
+    def __reduce__(self) -> tuple[type[Rows], tuple[Path]]:  # to a process that is not forked
+        return Rows, (self.folder,)
+
+    def has(self, row: int) -> bool:
+        """Return whether the image is there: its writer may have been killed, or the machine."""
+        found = int(self._sums[row])
+        return found != 0 and found == (zlib.crc32(self.images[row].data) or 1)
+
+    def put(self, row: int, image: np.ndarray) -> None:
+        """Write an image, and then its checksum; another process would write the same."""
+        self.images[row] = image
+        self._sums[row] = zlib.crc32(image.data) or 1
+
+
+def new_rows(folder: Path, number: int, shape: tuple[int, ...]) -> Rows:
+    """Write files for so many images of `shape` into a folder of `fill`.
+
+    The room on the disk is taken before: a full disk would end a writer by SIGBUS.
     """
     import numpy as np
 
-    np.save(folder / "labels.npy", labels)
+    np.save(folder / "sums.npy", np.zeros(number, np.uint32))
     images = folder / "images.npy"
-    np.lib.format.open_memmap(images, "w+", np.uint8, (len(labels), *shape)).flush()
+    np.lib.format.open_memmap(images, "w+", np.uint8, (number, *shape)).flush()
     with images.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, images.stat().st_size)
-        yield images
-        os.fsync(file.fileno())
+    return Rows(folder)
+
+
+def rows(name: str) -> Rows | None:
+    """Return the images of the entry `name` to read and to write, if there is one."""
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        return Rows(_folder() / name)
+    return None
+
+
+def seal(found: Rows | None, labels: np.ndarray) -> None:
+    """Make rows what `read` returns, once all are there."""
+    import numpy as np
+
+    if found is not None and all(map(found.has, range(len(labels)))):
+        found.images.flush()
+        np.save(found.folder / "new.npy", labels)
+        (found.folder / "new.npy").replace(found.folder / "labels.npy")
 
 
 def entries() -> list[Entry]:
@@ -313,12 +354,16 @@ def of_files(root: Path, names: Sequence[str]) -> str:
 
     It is one of their names, sizes and contents; of very many files the contents of some.
     """
+    start = os.path.join(root, "")  # joined by Path, very many take seconds
     with Checksums.below(root) as checksums:
-        sums = {name: checksums.of(root / name) for name in sampled(names)}
+        read = sampled(names)
+        sums = dict(
+            zip(read, collected(lambda name: checksums.of(start + name), read), strict=True)
+        )
     words = (
         word
         for name in names
-        for word in (name, str((root / name).stat().st_size), sums.get(name, ""))
+        for word in (name, str(os.stat(start + name).st_size), sums.get(name, ""))
     )
     return digest(words)
 
@@ -326,7 +371,7 @@ def of_files(root: Path, names: Sequence[str]) -> str:
 def of_content(paths: Iterable[Path], kept: str = "known") -> str:
     """Return a digest of what files hold, whose checksums are `kept` by that name."""
     with Checksums(kept) as checksums:
-        return digest(checksums.of(path) for path in paths)
+        return digest(collected(checksums.of, paths))
 
 
 class Checksums:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,17 +24,33 @@ def as_it_is(sample: Any) -> Any:
     return sample
 
 
-class CheckedSamples(Dataset[Any]):
-    """A Dataset whose samples are checked; what it raises is an error for a person."""
+class Samples(Protocol):
+    """What is read by numbers."""
+
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples. What it raises is an error for a person."""
+
+
+class CheckedSamples:
+    """Those of a Dataset, checked."""
 
     def __init__(self, dataset: Dataset[Any], check: Check) -> None:
         self._dataset, self._check = dataset, check
 
-    def __len__(self) -> int:
-        return len(cast(Sized, self._dataset))
-
-    def __getitem__(self, index: int) -> Any:
-        return checked(self._check, index, read(self._dataset, index))
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples. Raise what `in_words` makes of an error."""
+        dataset, check, found = self._dataset, self._check, []
+        for index in indices:
+            try:
+                sample = dataset[index]
+            except Exception as error:
+                where = f"sample {index}: {type(dataset).__name__}.__getitem__"
+                raise in_words(error, where) from error
+            try:
+                found.append(check(sample))
+            except DataError as error:
+                raise DataError(f"sample {index}: {error}") from None
+        return found
 
 
 def checked(check: Check, index: int, sample: Any) -> Any:
@@ -47,10 +63,7 @@ def checked(check: Check, index: int, sample: Any) -> Any:
 
 def read(dataset: Dataset[Any], index: int) -> Any:
     """Return a sample. Raise what `in_words` makes of an error."""
-    try:
-        return dataset[index]
-    except Exception as error:
-        raise in_words(error, f"sample {index}: {type(dataset).__name__}.__getitem__") from error
+    return CheckedSamples(dataset, as_it_is).read([index])[0]
 
 
 def in_words(error: Exception, whose: str) -> Exception:
@@ -110,7 +123,7 @@ def labelled(sample: Any, what: str, label: str = "label") -> tuple[Any, Any]:
 
 def class_of(label: Any, num_classes: int) -> int:
     """Return the label as a number. Raise DataError where it is none of a class."""
-    number = _integral(label)
+    number = label if type(label) is int else _integral(label)
     if number is None or not 0 <= number < num_classes:
         raise DataError(
             f"its label is {label!r}, expected 0 to {num_classes - 1}; fix the label, or"
@@ -148,13 +161,22 @@ def like(expected: Any, check: Check) -> Check:
 
     In a batch it would be lost, or cast, without a word.
     """
+    is_flat = isinstance(expected, list) and all(isinstance(each, str) for each in expected)
+    known = set[Any]()  # to walk through each sample takes long, where it has no containers
 
     def also(sample: Any) -> Any:
+        kinds = None
+        if is_flat and type(sample) is tuple:
+            kinds = tuple([(type(each), getattr(each, "dtype", None)) for each in sample])
+        if kinds in known:
+            return check(sample)
         if (found := structure_of(sample)) != expected:
             raise DataError(
                 f"it holds {found}, and the first training sample {expected}; make all alike, or"
                 " give the dataset a method collate(samples) -> batch"
             )
+        if kinds is not None:
+            known.add(kinds)
         return check(sample)
 
     return also

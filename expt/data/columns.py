@@ -51,52 +51,70 @@ def parts_of(columns: Mapping[str, Column], names: Iterable[str]) -> list[str]:
     return found
 
 
+class Wrong:
+    """What is not a finite number of float32 in a column: the first of it, and in how many rows."""
+
+    def __init__(self, row: int, cell: Any) -> None:
+        self.row, self.cell, self.number = row, cell, 0
+
+    def problem(self, fix: str) -> str:
+        """Return what is wrong, and a fix."""
+        text = str(self.cell).strip() if self.cell is not None else ""
+        what = f"is {text}" if is_number(self.cell) else f"{text[:40]!r} is not a number"
+        if _COMMA.fullmatch(text):
+            fix = "write a point as the decimal sign, and no sign between thousands"
+        rows = f"row {self.row + 1}" + (f" and {self.number - 1} more" if self.number > 1 else "")
+        return f"{rows}: {what if text else 'is empty'}; {fix}"
+
+
 def numbers_of(
-    path: Path,
     columns: Mapping[str, Column],
     names: Sequence[str],
-    wrong: dict[str, str],
-    fixes: Mapping[str, str] = {},
+    wrong: dict[str, Wrong],
     before: int = 0,
 ) -> np.ndarray:
     """Return the columns `names` as float64 [N, K], see parts_of.
 
-    What is first not a finite number of float32 in a column is added to `wrong`, with the fix to
-    it; `before` rows came before these.
+    What is wrong in them is added to `wrong`; `before` rows came before these.
     """
     import numpy as np
 
-    found = list[np.ndarray]()
+    found = list[Any]()
     for name in names:
         column = columns[name]
-        values = read_numbers(column, skips=name in wrong)
-        if name not in wrong and not (good := are_numbers(values)).all():
+        values = read_numbers(column)
+        good = are_numbers(values)
+        if not good.all():
             row, part = np.argwhere(~good)[0].tolist()
             cell = cell_of(column, row) if values.shape[1] == 1 else values[row, part]
-            wrong[name] = _wrong(path, name, before + row, cell, fixes.get(name, FIX))
+            here = wrong.setdefault(name, Wrong(before + row, cell))
+            here.number += len(values) - int(good.all(1).sum())
         found.append(values)
     numbers: np.ndarray = np.concatenate(found, axis=1)
     return np.ascontiguousarray(numbers)
 
 
-def refuse(wrong: Mapping[str, str], more: str = "") -> None:
+def refuse(path: Path, wrong: Mapping[str, Wrong], more: str = "", fix: str = FIX) -> None:
     """Raise DataError where columns have something wrong."""
     if wrong:
         others = len(wrong) - _SHOWN
-        shown = [*wrong.values()][:_SHOWN] + [f"and {others} columns likewise"] * (others > 0)
+        shown = [f"{path}: column {name}, {each.problem(fix)}" for name, each in wrong.items()][
+            :_SHOWN
+        ]
+        shown += [f"and {others} more"] * (others > 0)
         raise DataError([*shown[:-1], f"{shown[-1]}{more}"])
 
 
-def read_numbers(column: Column, *, skips: bool = False) -> np.ndarray:
+def read_numbers(column: Column) -> np.ndarray:
     """Return a column as float64 [N, K]: true is 1, false 0, what is not a number nan.
 
-    With `skips` texts are not read. NumPy is not asked for dates, which it takes for numbers, nor
-    for complex numbers, of which it drops a part.
+    NumPy is not asked for dates, which it takes for numbers, nor for complex numbers, of which it
+    drops a part.
     """
     import numpy as np
 
     if isinstance(column, Texts):
-        numbers = [math.nan if skips else _number(text) for text in column.different]
+        numbers = [*map(_number, column.different)]
         found: np.ndarray = np.array(numbers)[column.rows]
         return found[:, None]
     if column.dtype.kind in "biuf":
@@ -137,14 +155,6 @@ def counts_rows(values: np.ndarray) -> bool:
     if number < FEW or np.ptp(values) != number - 1 or (values != np.floor(values)).any():
         return False
     return len(np.unique(values)) == number
-
-
-def _wrong(path: Path, name: str, row: int, cell: Any, fix: str) -> str:
-    text = str(cell).strip() if cell is not None else ""
-    what = f"is {text}" if is_number(cell) else f"{text[:40]!r} is not a number"
-    if _COMMA.fullmatch(text):
-        fix = "write a point as the decimal sign, and no sign between thousands"
-    return f"{path}: column {name}, row {row + 1}: {what if text else 'is empty'}; {fix}"
 
 
 class Classes:
@@ -196,9 +206,9 @@ class Classes:
         if cells.dtype.kind in "OUS":
             return self._keys(texts_of([_text(where, cell) for cell in cells]))
         if cells.dtype.kind not in "biu":  # of which float64 has large ones alike
-            wrong = dict[str, str]()
-            numbers_of(self._path, {self._name: cells}, [self._name], wrong, before=self.size)
-            refuse(wrong)
+            wrong = dict[str, Wrong]()
+            numbers_of({self._name: cells}, [self._name], wrong, before=self.size)
+            refuse(self._path, wrong)
             if (fractions := np.flatnonzero(cells % 1)).size:
                 self._refuse(self.size + int(fractions[0]), cells[fractions[0]])
         different, rows = np.unique(cells, return_inverse=True)

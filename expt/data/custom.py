@@ -19,6 +19,7 @@ from expt.config import user_code
 from expt.data import changes, masks, samples
 from expt.data.checked_samples import (
     Check,
+    CheckedSamples,
     as_it_is,
     checked,
     class_of,
@@ -51,9 +52,16 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
             " samples are whose, depends on it"
         )
     key = f"dataset._target_={dataset.target}"
+    more = {**dataset.train, **dataset.test}
+    if unknown := sorted(more.keys() - user_code.taken(cls, more)):
+        raise ConfigError(
+            f"{key}: takes no {listed(map(repr, unknown))} of dataset.train={dataset.train} and"
+            f" dataset.test={dataset.test}; add the parameter, or give others, e.g."
+            " '+dataset.train={split: train}' '+dataset.test={split: test}'"
+        )
     train, test = (
-        user_code.construct(key, cls, (), {**dataset.kwargs, **more})
-        for more in (dataset.train, dataset.test)
+        user_code.construct(key, cls, (), {**dataset.kwargs, **part})
+        for part in (dataset.train, dataset.test)
     )
     for name, part in (("training", train), ("test", test)):
         try:
@@ -160,8 +168,12 @@ class _Built:
 
     def _seconds(self) -> float:
         """Return the time for a sample, where that decides who reads it."""
-        is_open = self.config.num_workers == "auto" and not isinstance(self.train, IterableDataset)
-        return median_read_s(self.train) if is_open else math.inf
+        if self.config.num_workers != "auto":
+            return math.inf
+        train = self.train
+        is_stream = isinstance(train, IterableDataset)
+        found = samples.Stream(train, 0, 0) if is_stream else CheckedSamples(train, as_it_is)
+        return median_read_s(found, len(cast(Sized, train)))
 
     def _like(self, first: Any, check: Check) -> Source:
         """Return samples of any kind, which are like the `first`."""
@@ -273,6 +285,10 @@ def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
 
 def checked_class(sample: Any, num_classes: int) -> tuple[Any, int]:
     """Return the sample (inputs, label), its label a number. Raise DataError for no class."""
+    if type(sample) is tuple and len(sample) == 2:  # as most are: calls take their time
+        inputs, label = sample
+        if type(label) is int and 0 <= label < num_classes:
+            return inputs, label
     inputs, label = labelled(sample, "inputs")
     return inputs, class_of(label, num_classes)
 

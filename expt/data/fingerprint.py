@@ -35,7 +35,12 @@ def _content(config: RunConfig, *, fetch: bool = True, to_train: bool = True) ->
     if parts is not None and "train" not in parts:
         root = getattr(config.dataset, "root", "")
         raise DataError(f"dataset.root={root}: holds no folder train; add it")
-    content = Content(config.dataset.fingerprint(), code, of_weights(config))
+    try:
+        data = config.dataset.fingerprint()
+    except DataError:
+        config.dataset.prepare()  # it says what else is wrong
+        raise
+    content = Content(data, code, of_weights(config))
     return continuing.as_continued(config, content)
 
 

@@ -8,12 +8,12 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expt.errors import DataError, ExptError, first_line, listed, warn
+from expt.errors import DataError, ExptError, collected, first_line, listed, warn
 from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
@@ -36,15 +36,18 @@ FOUND = {
     "kept": "with masks left as they are, whose size does not show whether to turn them",
     "transparent": "with transparency laid on white",
     "frames": "of several frames, of which the first is taken",
+    "enlarged": "smaller than dataset.image_size, and enlarged to it",
 }
 """What the `info` of an opened picture may say."""
-MOST_PROBLEMS = 100
-"""Files that an error names."""
+_AT_A_TIME = 32  # files that a thread looks at
 _HIDDEN = (".", "__MACOSX", "@eaDir", "$RECYCLE.BIN")
 """How names begin that are not data; archives of a Mac and network drives have the others."""
 _OF_NUMBERS = ("1", "L", "P", "I", "I;16")  # modes with one number for each pixel
+_UNREADABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
 _METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 """Where Pillow keeps what an orientation may be read from."""
+_JPEGS = ("JPEG", "MPO")
+_JPEG_END = b"\xff\xd9"
 
 
 @functools.cache
@@ -133,7 +136,8 @@ def left_out(paths: Iterable[str], taken: Iterable[str]) -> str:
     rest = sorted({*paths}.difference(taken))
     suffixes = Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in rest)
     each = ", ".join(f"{suffix} {number}" for suffix, number in suffixes.most_common(8))
-    return f"{len(rest)} ({each})" if rest else ""
+    fix = "; save HEIC and raw pictures as JPEG or PNG" if {*suffixes} & _UNREADABLE else ""
+    return f"{len(rest)} ({each}{fix})" if rest else ""
 
 
 @functools.cache
@@ -148,12 +152,18 @@ def report_left_out(where: object, files: str, noun: str) -> None:
         warn_once(f"{where}: left out what is no {noun}: {files}")
 
 
-def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any:
+def open_picture(
+    source: Any,
+    mode: str | None = None,
+    name: object = "",
+    needed: tuple[int, int] | None = None,
+) -> Any:
     """Return a picture as a viewer shows it, in its own mode or another.
 
     `source` is a path, a stream or a picture of Pillow's. It is turned by its EXIF orientation;
-    with a `mode` what is transparent lies on white. Of several frames it is the first. Raise
-    DataError for what is not a picture, by its path, or by the `name` of another.
+    with a `mode` what is transparent lies on white. Of several frames it is the first. Where less
+    is `needed` than its height and width, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size; see
+    `size_of`. Raise DataError for what is not a picture, by its path, or by the `name` of another.
     """
     from PIL import Image
 
@@ -162,20 +172,40 @@ def open_picture(source: Any, mode: str | None = None, name: object = "") -> Any
             source.load()
             return upright(in_mode(source, mode) if mode else source)
         with Image.open(source) as picture:
+            if needed and picture.format in _JPEGS:
+                picture.draft(None, needed if _note_size(picture) >= 5 else needed[::-1])
             if mode:
                 return upright(in_mode(picture, mode))
             return upright(picture.copy())
 
 
+def _note_size(picture: Any) -> int:
+    orientation = orientation_of(picture)
+    picture.info["whole"] = picture.size[::-1] if orientation >= 5 else picture.size
+    return orientation
+
+
+def size_of(picture: Any) -> tuple[int, int]:
+    """Return the width and height of a picture in its file, upright."""
+    size: tuple[int, int] = picture.info.get("whole", picture.size)
+    return size
+
+
 def upright(picture: Any) -> Any:
     """Return a picture turned by its EXIF orientation; `info["turned"]` has that then."""
+    orientation = orientation_of(picture)
+    return turn(picture, orientation) if orientation > 1 else picture
+
+
+def orientation_of(picture: Any) -> int:
+    """Return how a picture lies by its EXIF, from 1, upright, to 8."""
     if not any(key in picture.info for key in _METADATA):
-        return picture
+        return 1
     try:
         orientation = picture.getexif().get(ORIENTATION, 1)
     except Exception:  # as a viewer, which shows a picture whose metadata are damaged
-        return picture
-    return turn(picture, orientation) if orientation in range(2, 9) else picture
+        return 1
+    return orientation if orientation in range(2, 9) else 1
 
 
 def turn(picture: Any, orientation: int) -> Any:
@@ -236,14 +266,37 @@ def in_mode(image: Any, mode: str) -> Any:
 
 
 def look(path: str, mode: str | None) -> Any:
-    """Return the picture of a file; its `info` says whether it has other `frames`, too."""
+    """Return a picture for its `size_of` and `info`, which says whether it has other `frames`, too.
+
+    It is decoded only where its header and end do not show that the file is whole.
+    """
     from PIL import Image
 
     with refuse_damaged(path), Image.open(path) as file:
-        frames = getattr(file, "n_frames", 1)
-        picture = open_picture(file, mode, path)
+        picture, frames = file, getattr(file, "n_frames", 1)
+        if not _is_whole(file, path):
+            picture = open_picture(path, mode)
+        elif (orientation := _note_size(file)) > 1:
+            picture.info["turned"] = orientation
     picture.info |= {"frames": frames} if frames > 1 else {}
     return picture
+
+
+def _is_whole(file: Any, path: str) -> bool:
+    """Return whether an opened JPEG or PNG, without transparency, can be taken for undamaged.
+
+    The one has its end (decoders read over damage before that), the other has all its checksums.
+    """
+    from PIL import Image
+
+    if file.format in _JPEGS:
+        file.fp.seek(-2, os.SEEK_END)
+        return bool(file.fp.read() == _JPEG_END)
+    if file.format == "PNG" and file.mode in ("1", "L", "RGB") and "transparency" not in file.info:
+        with contextlib.suppress(Exception), Image.open(path) as again:
+            again.verify()
+            return True
+    return False
 
 
 def look_at(
@@ -252,31 +305,35 @@ def look_at(
     samples: Sequence[Sequence[str]],
     look: Callable[..., Any],
     *,
+    fitted: tuple[int, int] = (0, 0),
     anew: bool = False,
 ) -> Counter[str]:
     """Return how many pictures have each of `FOUND` in their `info`, or a colour of its `palette`.
 
-    `look` returns the picture of a sample's files. It is called in threads, once for a content,
-    which is noted with `how` it is looked at, or `anew`. Raise DataError for all that is wrong.
+    `look` returns the picture of a sample's files, which is `fitted` to a height and width. It is
+    called in threads, once for a content, which is noted with `how` it is looked at, or `anew`.
+    Raise DataError for all that is wrong.
     """
-    keys = [" ".join((how, *(sums.of(Path(path)) for path in paths))) for paths in samples]
-    new = [place for place, key in enumerate(keys) if anew or sums.noted(key) is None]
 
-    def note(place: int) -> Sequence[str]:
-        try:
-            picture = look(*samples[place])
-        except DataError as error:
-            return error.problems
+    def key_of(paths: Sequence[str]) -> str:
+        with contextlib.suppress(DataError):  # what is wrong with it is said by `look`
+            return " ".join((how, *map(str, fitted), *map(sums.of, paths)))
+        return ""
+
+    keys = [*map(key_of, samples)]
+    new = [place for place, key in enumerate(keys) if anew or not key or sums.noted(key) is None]
+
+    def note(place: int) -> None:
+        picture = look(*samples[place])
+        width, height = size_of(picture)
+        if height < fitted[0] or width < fitted[1]:
+            picture.info["enlarged"] = True
         words = [word for word in FOUND if word in picture.info]
         sums.note(keys[place], " ".join([*words, *picture.info.get("palette", ())]))
-        return ()
 
+    several = (new[start : start + _AT_A_TIME] for start in range(0, len(new), _AT_A_TIME))
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        problems = [problem for found in pool.map(note, new) for problem in found]
-    if more := problems[MOST_PROBLEMS:]:
-        problems = [*problems[:MOST_PROBLEMS], f"and {len(more)} more"]
-    if problems:
-        raise DataError(problems)
+        collected(Future.result, [pool.submit(collected, note, places) for places in several])
     return Counter(word for key in keys for word in (sums.noted(key) or "").split())
 
 
@@ -330,28 +387,21 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
             f"{name} is a picture of mode {mask.mode}; save its mask with one number for each"
             " pixel, as a grey or palette PNG"
         )
-    orientation = image.info.get("turned", 1)
-    lying = image.size[::-1] if orientation >= 5 else image.size
+    orientation, size = image.info.get("turned", 1), size_of(image)
+    lying = size[::-1] if orientation >= 5 else size
     if orientation > 1 and mask.size == lying:
-        image.info["masks" if lying != image.size else "kept"] = True
-        mask = turn(mask, orientation) if lying != image.size else mask
-    if mask.size != image.size:
-        one, other = (f"{each.height}x{each.width}" for each in (mask, image))
+        image.info["masks" if lying != size else "kept"] = True
+        mask = turn(mask, orientation) if lying != size else mask
+    if mask.size != size:
+        one, other = (f"{height}x{width}" for width, height in (mask.size, size))
         raise DataError(f"{name} is {one}, and its image {other}; make them one size")
     return np.array(mask).astype(np.int64)
 
 
 def look_at_pair(path: str, mask: str, mode: str, values: MaskValues | None) -> Any:
     """Return a picture as `look` does. Raise DataError for what is wrong with it or its mask."""
-    found, problems = list[Any](), list[str]()
-    for file, read in ((path, functools.partial(look, mode=mode)), (mask, open_picture)):
-        try:
-            found.append(read(file))
-        except DataError as error:
-            problems += error.problems
-    if problems:
-        raise DataError(problems)
-    picture, opened = found
+    reads: Any = functools.partial(look, path, mode), functools.partial(open_picture, mask)
+    picture, opened = collected(lambda read: read(), reads)
     numbers = numbers_of_mask(opened, picture, mask)
     if values:
         values.check(numbers, mask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from expt.data.cache import Checksums, Rows
 from expt.data.checked_samples import Transformed, checked_image, to_tensor
 from expt.data.image_files import MODES, fit, open_picture, refuse_damaged
-from expt.data.loading import Loader, LoaderOptions
-from expt.data.memory import InMemoryLoader, place
+from expt.data.indexing import Piece
+from expt.data.loading import Batch, Load, Loader, LoaderOptions, Order
+from expt.data.memory import InMemoryLoader, eval_batch_size, place
 from expt.data.samples import loading
 from expt.data.source import NOTHING, Part, Source
 from expt.errors import DataError
@@ -88,15 +90,15 @@ def image_part(
     num_classes: int | None = None,
     *,
     originals: Dataset[Any] | None = None,
-    memory: Part | None = None,
+    memory: Part | Kept | None = None,
     sample_s: float = math.inf,
     eval_as_training: bool = False,
 ) -> Part:
     """Return a part of images, each of a class if there are `num_classes`.
 
-    They are read one by one while a run trains, or are taken from the `memory`. Transforms get the
-    `originals`, which may be of any size. With `eval_as_training` an evaluation takes no more of
-    them at a time than a step.
+    They are read one by one while a run trains, or are taken from the `memory`, or are Kept.
+    Transforms get the `originals`, which may be of any size. With `eval_as_training` an evaluation
+    takes no more of them at a time than a step.
     """
     how: Any = {}
     if num_classes is not None:
@@ -107,12 +109,16 @@ def image_part(
         chosen = images
         if options.transforms:
             chosen = Transformed(originals or images, options.transforms, shape)
-        elif memory is not None:
+        elif isinstance(memory, Part):
             return memory.load(indices, options)
+        elif memory is not None:
+            chosen = memory
         if eval_as_training:
             share = max(1, options.batch_size // options.shard.world_size)
             options = replace(options, eval_batch_size=options.eval_batch_size or share)
         loads = loading(chosen, num_workers, channels=shape[0], sample_s=sample_s, **how)
+        if isinstance(chosen, Kept):
+            return KeptLoader(indices, options, chosen, loads)
         return loads(indices, options)
 
     return Part(len(cast(Sized, images)), load)
@@ -151,6 +157,8 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
     size: tuple[int, int] | None
     target: Callable[[Any], Any] = int
     one_size: tuple[int, int] | None = None
+    needed: tuple[int, int] | None = None
+    """the height and width to decode at the least; see open_picture"""
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -171,7 +179,7 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
         name = f"sample {index}"
         with refuse_damaged(name):
             source, target = self.pairs[index]
-        return open_picture(source, MODES[self.channels], name), target
+        return open_picture(source, MODES[self.channels], name, self.needed), target
 
     def check_size(self, index: int, picture: Any) -> None:
         """Raise DataError for a picture of another height and width than the first's."""
@@ -185,7 +193,52 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
 
     def as_is(self) -> Pictures:
         """Return the same pictures, neither scaled nor all of one size."""
-        return replace(self, size=None, one_size=None)
+        return replace(self, size=None, one_size=None, needed=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(Dataset[tuple[Tensor, int]]):
+    """Pictures that are decoded once: taken from the cache, or put there by who reads them."""
+
+    pictures: Pictures
+    labels: Sequence[int]
+    rows: Rows
+    sums: Checksums
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if self.rows.has(index):
+            return torch.from_numpy(self.rows.images[index].copy()), self.labels[index]
+        image, label = self.pictures[index]
+        if self.sums.known(self.pictures.pairs[index][0]):  # the content that the rows are known by
+            self.rows.put(index, image.numpy())
+        return image, label
+
+    def has_all(self, indices: Tensor, few: int) -> bool:
+        """Return whether all are in the cache; put them there where only `few` are missing."""
+        missing = [index for index in indices.tolist() if not self.rows.has(index)]
+        for index in missing if len(missing) <= few else ():
+            self[index]
+        return all(map(self.rows.has, missing))
+
+
+class KeptLoader(Loader):
+    """Batches of pictures that are read one by one until all are in the cache, then from there."""
+
+    def __init__(self, indices: Tensor, options: LoaderOptions, kept: Kept, reads: Load) -> None:
+        super().__init__(indices, replace(options, eval_batch_size=eval_batch_size(options)))
+        self._kept = kept
+        self._chosen, self._is_read = reads(indices, options), True
+
+    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        # An epoch may drop less than a batch.
+        if self._is_read and self._kept.has_all(self._indices, self._options.batch_size):
+            arrays = torch.from_numpy(self._kept.rows.images), torch.tensor(self._kept.labels)
+            self._chosen = InMemoryLoader(*arrays, self._indices, self._options)
+            self._is_read = False
+        return self._chosen._batches(order, pieces)
 
 
 Sets = TypeVar("Sets", bound=Pictures)
@@ -205,7 +258,8 @@ def pictures_of(pairs: Mapping[str, Any], dataset: Any) -> dict[str, Pictures]:
     if channels is None:
         first = open_picture(next(iter(pairs.values()))[0][0], name="sample 0")
         channels = 1 if first.mode in ("1", "L") else 3
-    return {part: Pictures(each, channels, dataset.image_size) for part, each in pairs.items()}
+    how: Any = {"channels": channels, "size": dataset.image_size, "needed": dataset.needed}
+    return {part: Pictures(each, **how) for part, each in pairs.items()}
 
 
 def of_pictures(
@@ -213,7 +267,7 @@ def of_pictures(
     class_names: Sequence[str],
     labels: Tensor | None,
     num_workers: int,
-    memory: Mapping[str, Part | None] | None = None,
+    memory: Mapping[str, Part | Kept | None] | None = None,
 ) -> Source:
     """Return the parts `train`, `val` and `test` that there are; `labels` are those of train.
 

@@ -35,7 +35,7 @@ class MaskPictures(Pictures):
         self.values.check(mask, name)
         if self.size is None:
             self.check_size(index, image)
-        return _resized(image, mask, self.size or (image.height, image.width))
+        return _resized(image, mask, self.size or mask.shape)
 
     def _numbers(self, source: Any, name: str, image: Any = None) -> np.ndarray:
         mask = open_picture(source, name=name)
@@ -58,6 +58,7 @@ def _resized(image: Any, mask: np.ndarray, image_size: tuple[int, int]) -> tuple
     height, width = image_size
     if image.size != (width, height):
         image = stretch(image, image_size)
+    if mask.shape != (height, width):
         # As Pillow's nearest, whose modes do not hold all numbers: the pixel in whose middle the
         # new one's lies.
         rows, columns = (
@@ -78,6 +79,7 @@ def of_masks(
 ) -> Source:
     """Return the parts of pictures and masks, whose numbers `target` makes classes."""
     how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size, "target": target}
+    how["needed"] = dataset.needed
     how["values"] = values = values_of(dataset, task)
     shape, sets = of_one_shape({part: MaskPictures(each, **how) for part, each in pairs.items()})
 

@@ -71,7 +71,7 @@ class InMemoryLoader(Loader):
     ) -> None:
         are_images, device = inputs.dim() == 4, options.device
         if are_images:
-            options = dataclasses.replace(options, eval_batch_size=_eval_batch_size(options))
+            options = dataclasses.replace(options, eval_batch_size=eval_batch_size(options))
         super().__init__(indices, options)
         self._finish = Finish(options, inputs.shape[1]) if are_images else None
         self._inputs = place(inputs, device)
@@ -102,7 +102,7 @@ class InMemoryLoader(Loader):
             yield _Block(inputs, targets, block)
 
 
-def _eval_batch_size(options: LoaderOptions) -> int | None:
+def eval_batch_size(options: LoaderOptions) -> int | None:
     """On a GPU larger than a step's; the numbers are the same but for rounding."""
     if options.eval_batch_size or options.device.type != "cuda":
         return options.eval_batch_size

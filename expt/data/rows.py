@@ -6,13 +6,15 @@ import functools
 import io
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from expt.data.cache import digest, mapped, of_content, state_of
 from expt.data.columns import (
+    FIX,
     Classes,
+    Wrong,
     base,
     check_labels,
     check_learnable,
@@ -193,42 +195,35 @@ class _Found(NamedTuple):
     size: int
     extents: np.ndarray
     """of each column: its largest number less its smallest"""
-    wrong: dict[str, str]
-    """what is not a number first, by column"""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.size, len(self.targets) + len(self.features)
+    wrong: dict[str, Wrong]
+    """by column"""
 
 
 def _read(path: Path, wanted: Wanted, file: IO[bytes]) -> tuple[dict[str, Any], np.ndarray]:
     """Write the numbers of a table; return what they are, and the classes [N] if there are any."""
     import numpy as np
 
-    table = open_table(path)
+    table, targets, kind = open_table(path), wanted.targets, wanted.kind
     columns, left_out = _candidates(table, wanted)
-    classes = Classes(path, wanted.targets[0]) if wanted.kind == "class" else None
+    classes = Classes(path, targets[0]) if kind == "class" else None
     found = _numbers(table, wanted, columns, classes, file)
     if not found.size:
         raise DataError(f"{path}: has no rows; give it some")
-    refuse({name: why for name, why in found.wrong.items() if name in wanted.targets})
-    numbers, names = np.empty(0, np.int64), tuple[str, ...]()
-    if classes:
-        numbers, names = classes.named()
-        if not wanted.known:
-            check_learnable(path, wanted.targets[0], found.size, names)
-    counters = set[int]()
+    answers = {name: why for name, why in found.wrong.items() if name in targets}
+    refuse(path, answers, fix=_LABELS if kind == "labels" else FIX)
+    numbers, names = classes.named() if classes else (np.empty(0, np.int64), ())
+    if classes and not wanted.known:
+        check_learnable(path, targets[0], found.size, names)
+    about: dict[str, Any] = {"shape": (found.size, len(found.extents)), "class_names": names}
+    counters = set[str]()
     if not (wanted.features or wanted.known):
-        counters = _counters(found, {*columns}, _numbers_in(file, found.shape))
-        _refuse_features(path, found, columns, counters)
-    refuse(found.wrong)
-    features = [*enumerate(found.features, len(found.targets))]
-    about = {
-        "shape": found.shape,
-        "targets": [*enumerate(found.targets or wanted.targets)],
-        "features": [(place, name) for place, name in features if place not in counters],
-        "class_names": names,
-        "left_out": left_out | {name: _COUNTER for place, name in features if place in counters},
+        counters = _counters(path, found, columns, _numbers_in(file, about["shape"]))
+    refuse(path, found.wrong)
+    features = enumerate(found.features, len(found.targets))
+    about |= {
+        "targets": [*enumerate(found.targets or targets)],
+        "features": [(place, name) for place, name in features if name not in counters],
+        "left_out": left_out | dict.fromkeys(filter(counters.__contains__, columns), _COUNTER),
     }
     return about, numbers
 
@@ -264,14 +259,13 @@ def _numbers(
     """Write the numbers of the targets and the `columns`, all read to their ends."""
     import numpy as np
 
-    wrong, size, low, high = dict[str, str](), 0, np.array(np.inf), np.array(-np.inf)
+    wrong, size, low, high = dict[str, Wrong](), 0, np.array(np.inf), np.array(-np.inf)
     answers, texts = ((), wanted.targets) if classes else (wanted.targets, ())
-    fixes = dict.fromkeys(answers, _LABELS) if wanted.kind == "labels" else {}
     targets, features = list[str](), list[str]()
     for cells, number, _ in table.batches([*wanted.targets, *columns], texts):
         targets, features = parts_of(cells, answers), parts_of(cells, columns)
-        found = numbers_of(table.path, cells, [*answers, *columns], wrong, fixes, size)
-        if fixes and wrong.keys().isdisjoint(answers):
+        found = numbers_of(cells, [*answers, *columns], wrong, size)
+        if wanted.kind == "labels" and wrong.keys().isdisjoint(answers):
             check_labels(table.path, targets, found[:, : len(targets)], size)
         if classes:
             classes.add(cells[wanted.targets[0]])
@@ -281,29 +275,28 @@ def _numbers(
     return _Found(targets, features, size, high - low, wrong)
 
 
-def _counters(found: _Found, columns: Collection[str], numbers: np.ndarray) -> set[int]:
-    """Return the places of columns that number the rows."""
-    return {
-        place
+def _counters(path: Path, found: _Found, columns: Sequence[str], numbers: np.ndarray) -> set[str]:
+    """Return those of columns that nobody chose which number the rows.
+
+    Raise where others are no numbers, or there are no others.
+    """
+    may_count = {*columns} & {*found.features}  # one number in each row
+    counters = {
+        name
         for place, name in enumerate(found.features, len(found.targets))
-        if name in columns
+        if name in may_count
         and found.extents[place] == found.size - 1
         and counts_rows(numbers[:, place])
     }
-
-
-def _refuse_features(
-    path: Path, found: _Found, columns: Sequence[str], counters: Collection[int]
-) -> None:
-    """Raise where columns that nobody chose are no numbers, or all of them count the rows."""
-    count = {found.features[place - len(found.targets)] for place in counters}
-    usable = [name for name in columns if name not in count and name not in found.wrong]
-    refuse(found.wrong, f", or use the columns of numbers only: {word(usable)}" if usable else "")
+    usable = [name for name in columns if name not in counters and name not in found.wrong]
+    more = f", or use the columns of numbers only: {word(usable)}" if usable else ""
+    refuse(path, found.wrong, more)
     if not usable:
         raise ConfigError(
             f"dataset.features: {path} has only the targets and {listed(columns)}"
             f" ({_COUNTER}); if it is to be learned from: {word(columns)}"
         )
+    return counters
 
 
 def word(features: Sequence[str]) -> str:

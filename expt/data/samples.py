@@ -29,13 +29,17 @@ from expt.data.loading import (
     mapped,
 )
 from expt.data.stream import (
+    SOME,
     Collate,
+    Keys,
     Reading,
     ReadingLoader,
     SampleLoader,
+    Seeding,
     identity_collate,
     is_cheap,
     loading_settings,
+    read_ahead,
     seeded,
     single,
 )
@@ -70,7 +74,8 @@ def loading(
             dataset,
             check,
             collate or functools.partial(collated, own=own),
-            0 if is_cheap(sample_s, options) else num_workers,
+            0 if (cheap := is_cheap(sample_s, options)) else num_workers,
+            cheap,
             None if channels is None else Finish(options, channels),
         )
         if is_stream:
@@ -114,7 +119,7 @@ def first(dataset: Dataset[Any]) -> Any:
     if not isinstance(dataset, IterableDataset):
         return read(dataset, 0)
     with seeded(0):
-        return _next(_begun(dataset), 0, dataset)
+        return Stream(dataset, 0, 0).read([0])[0]
 
 
 def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]:
@@ -154,31 +159,40 @@ class IterableLoader(ReadingLoader):
     def first_samples(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
         """Yield each of the first samples as a batch of its own, on the CPU, as in this epoch."""
         dataset, check = self._reading.dataset, self._reading.check
-        length = len(cast(Sized, dataset))
-        samples = itertools.islice(_samples(dataset, seed, epoch), min(count, length))
-        for position, sample in enumerate(samples):
+        keys = Keys(seed, epoch, range(min(count, len(cast(Sized, dataset)))))
+        (found,) = Seeding().read(Stream(dataset, seed, epoch), [keys])
+        for position, sample in enumerate(found):
             yield self._collate([checked(check, position, sample)])
 
     def _order(self, epoch: int) -> Tensor:
         return self._indices
 
-    def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
+    @functools.cached_property
+    def _seeding(self) -> Seeding:
+        return Seeding()
+
+    def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
         wanted = [order.samples[piece.start : piece.stop].tolist() for piece in pieces]
         chosen = _Chosen(functools.partial(self._groups, wanted, order.epoch), self._collate)
-        how = loading_settings(self._options.device, min(self._reading.num_workers, 1))
-        return DataLoader(chosen, batch_size=None, collate_fn=identity_collate, **how)
+        if self._reading.num_workers == 0:
+            return iter(chosen)
+        how = loading_settings(self._options.device, 1)
+        return read_ahead(DataLoader(chosen, batch_size=None, collate_fn=identity_collate, **how))
 
     def _groups(self, wanted: list[list[int]], epoch: int) -> Iterator[list[Any]]:
         """Yield the samples at each of the lists of positions, of which one follows the other."""
-        samples, read = _samples(self._reading.dataset, self._options.seed, epoch), 0
+        stream = Stream(self._reading.dataset, self._options.seed, epoch)
+        needed, found, read = {*itertools.chain(*wanted)}, dict[int, Any](), 0
+        last = max(needed) + 1
         for group in wanted:
-            found = {}
-            while read <= max(group):
-                sample = next(samples)
-                if read in group:
-                    found[read] = checked(self._reading.check, read, sample)
-                read += 1
-            yield [found[position] for position in group]
+            end = max(group) + 1
+            while read < end:
+                here = range(read, min(last if self._reading.is_cheap else end, read + SOME))
+                (some,) = self._seeding.read(stream, [Keys(self._options.seed, epoch, here)])
+                found |= {at: each for at, each in zip(here, some, strict=True) if at in needed}
+                read = here.stop
+            yield [checked(self._reading.check, at, found[at]) for at in group]
+            found = {at: each for at, each in found.items() if at >= end}
 
 
 class _Chosen(IterableDataset[Any]):
@@ -194,34 +208,45 @@ class _Chosen(IterableDataset[Any]):
             yield error
 
 
-def _samples(dataset: Dataset[Any], seed: int, epoch: int) -> Iterator[Any]:
-    """One after the other, without an end: the error of one that is not there says so."""
-    if hasattr(dataset, "set_epoch"):
-        dataset.set_epoch(epoch)
-    with seeded(mix(seed, epoch)):
-        samples = _begun(dataset)
-    for number in itertools.count():
-        with seeded(mix(seed, epoch, number)):
-            sample = _next(samples, number, dataset)
-        yield sample
+class Stream:
+    """The samples of a pass over an IterableDataset, which begins anew for an earlier one."""
 
+    def __init__(self, dataset: Dataset[Any], seed: int, epoch: int) -> None:
+        self._dataset, self._seed, self._epoch = dataset, seed, epoch
+        self._samples, self._next = iter(()), -1
 
-def _begun(dataset: Dataset[Any]) -> Iterator[Any]:
-    try:
-        return iter(cast(IterableDataset[Any], dataset))
-    except Exception as error:
-        raise in_words(error, f"{type(dataset).__name__}.__iter__") from error
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples at positions that follow one another. Raise what is wrong."""
+        if not 0 <= self._next <= indices[0]:
+            self._begin()
+        while self._next < indices[0]:
+            self._taken(min(SOME, indices[0] - self._next))
+        return self._taken(len(indices))
 
+    def _begin(self) -> None:
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(self._epoch)
+        with seeded(mix(self._seed, self._epoch)):
+            try:
+                self._samples = iter(cast(IterableDataset[Any], self._dataset))
+            except Exception as error:
+                raise in_words(error, f"{type(self._dataset).__name__}.__iter__") from error
+        self._next = 0
 
-def _next(samples: Iterator[Any], read: int, dataset: Dataset[Any]) -> Any:
-    try:
-        return next(samples)
-    except StopIteration:
-        raise DataError(
-            f"the dataset ended after {read} samples, but its __len__ says that it has more; fix it"
-        ) from None
-    except Exception as error:
-        raise in_words(error, f"sample {read}: {type(dataset).__name__}.__iter__") from error
+    def _taken(self, count: int) -> list[Any]:
+        found = list[Any]()
+        try:
+            found.extend(itertools.islice(self._samples, count))  # keeps those before an error
+        except Exception as error:
+            where = f"sample {self._next + len(found)}: {type(self._dataset).__name__}.__iter__"
+            raise in_words(error, where) from error
+        self._next += len(found)
+        if len(found) < count:
+            raise DataError(
+                f"the dataset ended after {self._next} samples, but its __len__ says that it has"
+                " more; fix it"
+            )
+        return found
 
 
 COMPARED = 64

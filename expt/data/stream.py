@@ -17,9 +17,9 @@ import sys
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from expt import signals
-from expt.data.checked_samples import Check, CheckedSamples
+from expt.data.checked_samples import Check, CheckedSamples, Samples
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
     Batch,
@@ -45,6 +45,8 @@ _BATCHES_AHEAD = 2  # for each reading process
 # What a batch costs on its way from another process. On a CPU that process takes a core from
 # training, so a sample is worth it only if it waits for a disk, or decodes a picture.
 _CHEAP_SAMPLE_S, _CHEAP_BATCH_S = 100e-6, 1e-3
+SOME = 256
+"""Samples that are read at a time where they are cheap."""
 
 Collate: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
 """Makes inputs and targets of a list of samples."""
@@ -59,6 +61,8 @@ class Reading:
     collate: Collate
     num_workers: int = 0
     """processes that read"""
+    is_cheap: bool = False
+    """whether several small batches are read at a time, in this process"""
     finish: Finish | None = None
     """of images"""
 
@@ -76,8 +80,8 @@ class ReadingLoader(Loader):
         return collate if self.stay_double else functools.partial(_in_single, collate)
 
     @abstractmethod
-    def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
-        """Return a DataLoader that yields (inputs, targets), or an ExptError, for each piece."""
+    def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
+        """Yield (inputs, targets), or an ExptError, for each piece."""
 
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
         return prefetched(self._read(order, list(pieces)), self._options.device)
@@ -87,8 +91,12 @@ class ReadingLoader(Loader):
             return
         device = self._options.device
         drawn = None if order.drawn is None else to_device(order.drawn, device)
-        batches = _read_ahead(self._dataloader(order, pieces))
-        for loaded, piece in zip(batches, pieces, strict=True):
+        for loaded, piece in zip(self._loaded(order, pieces), pieces, strict=True):
+            if isinstance(loaded, ExptError):
+                # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
+                # processes 5 s late.
+                told = loaded.problems if isinstance(loaded, ConfigError) else str(loaded)
+                raise type(loaded)(told)
             inputs, targets = mapped(lambda one: to_device(one, device), loaded)
             if self._reading.finish is not None:
                 numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
@@ -96,18 +104,13 @@ class ReadingLoader(Loader):
             yield Batch(inputs, targets, piece.global_size, piece.weightless)
 
 
-def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
+def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Return what a DataLoader yields, which other processes read."""
     with warnings.catch_warnings():
         # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the
         # parent's.
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-        batches = iter(loader)
-    for loaded in batches:
-        if isinstance(loaded, ExptError):
-            # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
-            # processes 5 s late.
-            raise type(loaded)(loaded.problems if isinstance(loaded, ConfigError) else str(loaded))
-        yield loaded
+        return iter(loader)
 
 
 class SampleLoader(ReadingLoader):
@@ -123,11 +126,15 @@ class SampleLoader(ReadingLoader):
         return _EpochKeys()
 
     @functools.cached_property
-    def _loader(self) -> DataLoader[Any]:
+    def _reader(self) -> _Batches:
         samples = CheckedSamples(self._reading.dataset, self._reading.check)
+        return _Batches(samples, self._collate)
+
+    @functools.cached_property
+    def _loader(self) -> DataLoader[Any]:
         how = loading_settings(self._options.device, self._reading.num_workers)
         return DataLoader(
-            _Batches(samples, self._collate),
+            self._reader,
             sampler=self._keys,
             batch_size=None,
             collate_fn=identity_collate,
@@ -135,9 +142,12 @@ class SampleLoader(ReadingLoader):
             **how,
         )
 
-    def _dataloader(self, order: Order, pieces: list[Piece]) -> DataLoader[Any]:
-        self._keys.keys = _keys(order, pieces, self._options.seed)
-        return self._loader
+    def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
+        keys = _keys(order, pieces, self._options.seed)
+        if self._reading.num_workers == 0:
+            return self._reader.here(keys, SOME if self._reading.is_cheap else 1)
+        self._keys.keys = keys
+        return read_ahead(self._loader)
 
 
 def _in_single(collate: Collate, samples: list[Any]) -> tuple[Any, Any]:
@@ -150,13 +160,13 @@ def single(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
-def median_read_s(dataset: Dataset[Any]) -> float:
+def median_read_s(samples: Samples, size: int) -> float:
     """Return the median time to read samples 1 to 3; sample 0 is a warm-up."""
     times = []
     with preserved_generators(), contextlib.suppress(Exception):  # training reports what is wrong
-        for index in range(1, min(4, len(cast(Sized, dataset)))):
+        for index in range(1, min(4, size)):
             began = time.perf_counter()
-            dataset[index]
+            samples.read([index])
             times.append(time.perf_counter() - began)
     return statistics.median(times) if len(times) == 3 else math.inf
 
@@ -168,13 +178,13 @@ def is_cheap(sample_s: float, options: LoaderOptions) -> bool:
     return sample_s * options.batch_size / options.shard.world_size < _CHEAP_BATCH_S
 
 
-class _Keys(NamedTuple):
+class Keys(NamedTuple):
     """The samples of one batch, and what their random numbers depend on."""
 
     seed: int
     epoch: int
-    samples: list[int]
-    times: list[int] | None
+    samples: Sequence[int]
+    times: list[int] | None = None
     """how often each came before in the epoch: one that comes again is augmented anew"""
 
     def seeds(self) -> Iterator[int]:
@@ -183,60 +193,92 @@ class _Keys(NamedTuple):
             yield mix(self.seed, self.epoch, index, *([often] if often else []))
 
 
-def _keys(order: Order, pieces: list[Piece], seed: int) -> Iterator[_Keys]:
+def _keys(order: Order, pieces: list[Piece], seed: int) -> Iterator[Keys]:
     for piece in pieces:
         here, times = slice(piece.start, piece.stop), order.times
         often = None if times is None else times[here].tolist()
-        yield _Keys(seed, order.epoch, order.samples[here].tolist(), often)
+        yield Keys(seed, order.epoch, order.samples[here].tolist(), often)
 
 
 class _EpochKeys:
     """This worker's keys of an epoch; one object, so that loader processes outlive the epoch."""
 
-    keys: Iterable[_Keys] = ()
+    keys: Iterable[Keys] = ()
 
-    def __iter__(self) -> Iterator[_Keys]:
+    def __iter__(self) -> Iterator[Keys]:
         return iter(self.keys)
 
 
 class _Batches(Dataset[Any]):
-    """Batches of a dataset whose random numbers depend on the seed, the epoch and the sample only.
+    """Batches of a dataset, read in this process or in others.
 
-    Seeding every sample takes longer than reading a cheap one. So the first batch is read with a
-    seed for each sample, to see whether it draws. If none does, the next batches are read without
-    seeds, as long as no generator moves: a batch that moves one is read again, and from then on
-    every sample gets its seed. An error for a person is returned: a loader process would wrap one
-    that is raised in its own traceback.
+    There an error for a person is returned: a loader process would wrap one that is raised in its
+    own traceback.
     """
 
-    def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
-        self._dataset, self._collate = dataset, collate
-        self._draws: bool | None = None
+    def __init__(self, samples: CheckedSamples, collate: Collate) -> None:
+        self._samples, self._collate = samples, collate
+        self._seeding = Seeding()
 
-    def __getitem__(self, keys: _Keys) -> tuple[Any, Any] | ExptError:
+    def __getitem__(self, keys: Keys) -> tuple[Any, Any] | ExptError:
         try:
-            return self._collate(self._read(keys))
+            return self._collate(self._seeding.read(self._samples, [keys])[0])
         except ExptError as error:
             return error
 
-    def _read(self, keys: _Keys) -> list[Any]:
-        if self._draws is False:
+    def here(self, keys: Iterator[Keys], most: int) -> Iterator[tuple[Any, Any]]:
+        """Yield the batches, at most so many samples of small ones read at a time."""
+        for first in keys:
+            more = most // len(first.samples) - 1 if self._seeding.is_over else 0
+            group = [first, *itertools.islice(keys, max(0, more))]
+            try:
+                found: Iterable[list[Any]] = self._seeding.read(self._samples, group)
+            except ExptError:  # what comes before it is trained on first
+                found = (self._seeding.read(self._samples, [each])[0] for each in group)
+            # One when it is asked for: `collate` may draw, as the training does.
+            yield from map(self._collate, found)
+
+
+class Seeding:
+    """Reads samples, whose random numbers depend on the seed, the epoch and the sample only.
+
+    Seeding every sample takes longer than reading a cheap one. So the first batch is read with a
+    seed for each sample, to see whether it draws. If none does, the next batches are read without
+    seeds, as long as no generator moves: those that move one are read again, and from then on
+    every sample gets its seed.
+    """
+
+    def __init__(self) -> None:
+        self._draws: bool | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether samples are read without seeds."""
+        return self._draws is False
+
+    def read(self, samples: Samples, batches: Sequence[Keys]) -> list[list[Any]]:
+        """Return the samples of each batch."""
+        if self.is_over:
             before = _generators()
-            found = [self._dataset[index] for index in keys.samples]
+            try:
+                found = [samples.read(keys.samples) for keys in batches]
+            except ExptError:
+                _put_back(before)
+                raise
             if _are_equal(_generators(), before):
                 return found
             _put_back(before)
             self._draws = True
         # A loader process has generators of its own: nothing is to be put back.
         with preserved_generators() if get_worker_info() is None else contextlib.nullcontext():
-            return self._read_seeded(keys)
+            return [self._read_seeded(samples, keys) for keys in batches]
 
-    def _read_seeded(self, keys: _Keys) -> list[Any]:
+    def _read_seeded(self, samples: Samples, keys: Keys) -> list[Any]:
         found, moved, watches = [], False, self._draws is None
         for index, seed in zip(keys.samples, keys.seeds(), strict=True):
             _seed(seed)
             before = _generators() if watches and not moved else None
-            found.append(self._dataset[index])
+            found += samples.read([index])
             moved = moved or (before is not None and not _are_equal(_generators(), before))
         if watches:
             self._draws = moved

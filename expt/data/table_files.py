@@ -23,7 +23,7 @@ SMALL = 1 << 18
 """Bytes that are read sooner than pyarrow is imported."""
 _BYTES = 1 << 24
 """Of a .csv that are read at a time."""
-AT_ONCE = 1 << 16
+_ROWS = 1 << 16
 """Rows of another file."""
 _BLANK = b' \t,"\r\n\v\f'
 """What the rows are made of by which spreadsheets end a file."""
@@ -117,19 +117,11 @@ def _names(path: Path, first: Iterable[str]) -> list[str]:
     return names
 
 
-class _Npz(TableFile):
+class Arrays(TableFile):
     """Arrays by name."""
 
-    def __init__(self, path: Path) -> None:
-        import numpy as np
-
-        with np.load(path, allow_pickle=False) as file:
-            is_npz = isinstance(file, np.lib.npyio.NpzFile)
-            arrays = {name: file[name] for name in file.files} if is_npz else {}
-        if not arrays:
-            raise DataError(
-                f"{path}: holds no arrays by name; write it with numpy.savez(path, x=..., y=...)"
-            )
+    def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raise DataError for what are no columns of one length."""
         super().__init__(path, arrays)
         self._arrays = dict(zip(self.names, arrays.values(), strict=True))
         for name, array in arrays.items():
@@ -146,9 +138,22 @@ class _Npz(TableFile):
     def _batches(
         self, names: Sequence[str], texts: Collection[str], skips: bool
     ) -> Iterator[Batch]:
-        for start in range(0, self.size or 0, AT_ONCE):
-            found = {name: self._arrays[name][start : start + AT_ONCE] for name in names}
+        for start in range(0, self.size or 0, _ROWS):
+            found = {name: self._arrays[name][start : start + _ROWS] for name in names}
             yield Batch(found, len(found[names[0]]))
+
+
+def _npz(path: Path) -> TableFile:
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as file:
+        is_npz = isinstance(file, np.lib.npyio.NpzFile)
+        arrays = {name: file[name] for name in file.files} if is_npz else {}
+    if not arrays:
+        raise DataError(
+            f"{path}: holds no arrays by name; write it with numpy.savez(path, x=..., y=...)"
+        )
+    return Arrays(path, arrays)
 
 
 class _Parquet(TableFile):
@@ -169,7 +174,7 @@ class _Parquet(TableFile):
         self, names: Sequence[str], texts: Collection[str], skips: bool
     ) -> Iterator[Batch]:
         there = {name: self._there[name] for name in names}
-        for batch in self._file.iter_batches(AT_ONCE, columns=[*there.values()]):
+        for batch in self._file.iter_batches(_ROWS, columns=[*there.values()]):
             found = {name: _of_arrow(batch.column(each)) for name, each in there.items()}
             yield Batch(found, batch.num_rows)
 
@@ -286,7 +291,7 @@ class _Csv(TableFile):
 
     def _by_csv(self, lines: Iterable[str], start: int, names: Sequence[str]) -> Iterator[Batch]:
         rows = _rows(self.path, lines, start)
-        while several := list(itertools.islice(rows, AT_ONCE)):
+        while several := list(itertools.islice(rows, _ROWS)):
             damaged = {}
             for place, row in enumerate(several):
                 if len(row) != len(self.names):
@@ -393,4 +398,4 @@ def _rows(path: Path, lines: Iterable[str], start: int = 0) -> Iterator[list[str
             yield row
 
 
-_KINDS: dict[str, Callable[[Path], TableFile]] = {".csv": _Csv, ".npz": _Npz, ".parquet": _Parquet}
+_KINDS: dict[str, Callable[[Path], TableFile]] = {".csv": _Csv, ".npz": _npz, ".parquet": _Parquet}

@@ -17,7 +17,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.user_code import targets
 from expt.data.build import shapes_told
-from expt.data.image_files import MODES, fit, open_picture, stretch
+from expt.data.image_files import MODES, fit, open_picture, size_of, stretch
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Finish, LoaderOptions
 from expt.errors import ConfigError, warn
@@ -83,7 +83,7 @@ class Preprocess:
         if self._normalise is None:
             return _tensor(samples).to(self._device)
         is_array = isinstance(samples, Tensor | np.ndarray)
-        images = _tensor(samples) if is_array else self.picture(samples)
+        images = _tensor(samples) if is_array else self.picture(samples)[0]
         images = images.unsqueeze(0) if images.dim() == 3 else images
         channels = self._data["channels"]
         if images.dim() != 4 or images.shape[1] != channels:
@@ -92,17 +92,18 @@ class Preprocess:
             )
         return self._normalise(images.to(self._device, copy=True))
 
-    def picture(self, given: Any, name: str = "the picture") -> Tensor:
+    def picture(self, given: Any, name: str = "the picture") -> tuple[Tensor, tuple[int, int]]:
         """Return a picture, or that of a path, as uint8 [C, H, W] of the model's size.
 
-        Raise DataError for a damaged one, by its path or `name`.
+        And the width and height that it had. Raise DataError for a damaged one, by its path or
+        `name`.
         """
         channels, (height, width) = self._data["channels"], self._data["image_size"]
         if channels not in MODES:
             raise ConfigError(f"a picture: the model takes {channels} channels; give a tensor")
-        picture = open_picture(given, MODES[channels], name)
+        picture = open_picture(given, MODES[channels], name, self._dataset.needed)
         pixels = torch.from_numpy(np.array(self._resize(picture, (height, width))))
-        return pixels.reshape(height, width, -1).permute(2, 0, 1)
+        return pixels.reshape(height, width, -1).permute(2, 0, 1), size_of(picture)
 
     def _rows(self, given: Any) -> Tensor:
         try:

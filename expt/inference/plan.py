@@ -20,7 +20,7 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import DatasetConfig
-from expt.data.table_files import AT_ONCE, Batch, are_numbers, open_table
+from expt.data.table_files import Arrays, TableFile, are_numbers, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, warn
 from expt.runs.named_checkpoint import Which, found
 
@@ -210,18 +210,16 @@ class Features(Samples):
 
     def __init__(self, path: str, data: Mapping[str, Any]) -> None:
         """Read the first rows. Raise ConfigError where the model's columns are not there."""
-        self.path, self._array, self.size = path, None, None
-        wanted, self._names = [*data.get("feature_names", ())], ["x"]
+        wanted = [*data.get("feature_names", ())]
         if path.lower().endswith(".npy"):
-            self._array, wanted = _array(path), []  # only features, in their order
-            self.size, there = len(self._array), self._names
+            table: TableFile = Arrays(Path(path), {"x": _array(path)})
+            known = wanted = []  # only features, in their order
         else:
-            self._table = open_table(Path(path))
-            self.size, there = self._table.size, self._table.names
-            known = wanted or data.get("target_names", ())
-            named = {*known, *map(base, known)}
-            self._names = [name for name in there if (name in named) == bool(wanted)]
-        first = next(self._batches(), None)
+            table, known = open_table(Path(path)), wanted or [*data.get("target_names", ())]
+        named = {*known, *map(base, known)}
+        self._names = [name for name in table.names if (name in named) == bool(wanted)]
+        self.path, self.size, self._table = path, table.size, table
+        first = next(table.batches(self._names or table.names[:1], skips=True), None)
         if first is None:
             raise DataError(f"{path}: has no rows; give it some")
         parts = parts_of(first.columns, self._names)
@@ -231,24 +229,16 @@ class Features(Samples):
             has = f"no column {missing} of one number in each row" if missing else f"{len(parts)}"
             raise ConfigError(
                 f"{path}: has {has}, and the model takes {number} columns; it has"
-                f" {', '.join(there[:20])}.{did_you_mean(missing or '', there)}"
+                f" {', '.join(table.names[:20])}.{did_you_mean(missing or '', table.names)}"
             )
         self._order = [parts.index(name) for name in wanted or parts]
-
-    def _batches(self) -> Iterator[Batch]:
-        if self._array is None:
-            yield from self._table.batches(self._names or self._table.names[:1], skips=True)
-            return
-        for start in range(0, len(self._array), AT_ONCE):
-            piece = self._array[start : start + AT_ONCE]
-            yield Batch({"x": piece}, len(piece))
 
     def pieces(self, size: int) -> Iterator[tuple[np.ndarray, Mapping[int, str]]]:
         """See Samples; what is not a finite number of float32 can't be used."""
         import numpy as np
 
         rest, wrong, before = np.empty((0, len(self._order))), dict[int, str](), 0
-        for batch in self._batches():
+        for batch in self._table.batches(self._names, skips=True):
             wrong |= {before + place: why for place, why in batch.damaged.items()}
             found = list[np.ndarray]()
             for name in self._names:

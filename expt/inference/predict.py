@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 from expt import machine
 from expt.config.schema import RunConfig
 from expt.data import build
-from expt.data.image_files import open_picture
 from expt.data.loading import Batch, LoaderOptions, to_device
 from expt.data.memory import NO_TARGET
 from expt.data.plain_text import opened
@@ -145,8 +144,8 @@ class Predictor:
 
         def read(path: str) -> tuple[str, Tensor, tuple[int, int]] | str:
             try:
-                picture = open_picture(path)
-                return path, preprocess.picture(picture, path), (picture.height, picture.width)
+                pixels, (width, height) = preprocess.picture(path)
+                return path, pixels, (height, width)
             except DataError as error:
                 return str(error)
 

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from expt.errors import ConfigError, Diverged, ExptError, Interrupted, Killed, WorkersLost, warn
+from expt.errors import (
+    ConfigError,
+    Diverged,
+    ExptError,
+    Interrupted,
+    Killed,
+    OutOfMemory,
+    WorkersLost,
+    warn,
+)
 from expt.runs.attempt import in_one_line, mistake_in
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, RunRequest
@@ -41,7 +50,7 @@ class Job:
     """What it came to, where an earlier command has completed it."""
     devices: tuple[str, ...] = ()
     is_trial: bool = False
-    """Of a search, in which one that was killed is tried again before it is judged."""
+    """Of a search: one that was killed, or had no memory, is tried again before it is judged."""
     retries: int = 0
     """How often it has been started again."""
     started_at: float = 0.0
@@ -64,7 +73,9 @@ class Job:
         """Whether it gets another try, which may end otherwise."""
         restarts = max(retries, request_of(self).config.max_restarts)
         was_lost = isinstance(error, WorkersLost) and not self.paths.metrics.exists()
-        if was_lost or (self.is_trial and isinstance(error, Killed | WorkersLost)):
+        # Another program may have had the memory
+        is_moot = self.is_trial and isinstance(error, Killed | OutOfMemory | WorkersLost)
+        if was_lost or is_moot:
             restarts = max(restarts, 1)
         # A line of code that raises the same twice in a row does so once more.
         before, self._mistake = self._mistake, mistake_in(str(error))

@@ -37,6 +37,7 @@ from expt.launch.job import Job, Observer, Options, prepared, request_of
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
+from expt.runs import continuing
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import RunRequest
@@ -203,10 +204,13 @@ class Tried:
     error: ExptError | None
     record: Record
 
-    def seconds(self, config: RunConfig) -> float:
-        """Return the time of a whole run of this kind from its beginning, if nothing stops it."""
+    def seconds(self, request: RunRequest) -> float:
+        """Return the time of a run of this kind, from where it begins, if nothing stops it."""
         found, per_epoch = self.record["metrics"], self.record["steps_per_epoch"]
+        config, source = request.config, continuing.find(request, resumes=request.resumes)
+        done = source.checkpoint.step if source and source.rule == "resume" else 0
         steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
+        steps = max(1, steps - done)
         steps_s = found["first_step_s"] + (steps - 1) * found["step_s"]
         return found["start_s"] + steps_s + math.ceil(steps / per_epoch) * found["eval_s"]
 

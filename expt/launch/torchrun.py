@@ -31,7 +31,7 @@ from rich.console import Console
 from expt import machine, signals
 from expt.config import secrets, user_code
 from expt.config.auto import agreed
-from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, warn
+from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, listed, warn
 from expt.launch import forkserver, last_word
 from expt.launch.job import prepared
 from expt.machine import alone
@@ -274,8 +274,7 @@ class Rendezvous:
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             self._store.wait(list(others.values()), timedelta(seconds=within_s))
         missing = [rank for rank, key in others.items() if not self._store.check([key])]
-        who = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        return f"rank {who} of {self._world_size}" if missing else ""
+        return f"rank {listed(map(str, missing))} of {self._world_size}" if missing else ""
 
     def tell(self, arrivals: list[Arrival], content: Mapping[str, Any]) -> None:
         """Send `content`, which is JSON, to the workers that have arrived; for rank 0."""

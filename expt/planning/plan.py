@@ -121,7 +121,7 @@ def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
         for strategy, shards in _shards(config).items()
         for checkpointed, activations in ways
     ]
-    return Planned(sum(each.numel() for each in held), num_blocks, micro_batch, plans)
+    return Planned(sharding.num_parameters(module), num_blocks, micro_batch, plans)
 
 
 def _shards(config: RunConfig) -> dict[Strategy, int]:

@@ -82,7 +82,7 @@ class _Setting:
             for name, metric in value.items():
                 text = text_of(f"{self._key}.{name}", as_setting(metric, name))
                 yield Exact(f"++task.metrics.{name}={text}")
-        elif isinstance(value, Mapping) and self._is_open:
+        elif isinstance(value, Mapping) and self._is_open and (value or not self._is_group):
             yield from self._below(value)
         elif self._is_group and isinstance(value, list | tuple):
             raise ConfigError(f"{self._key}={value!r}: several values make a sweep; use expt.sweep")

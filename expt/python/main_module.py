@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import inspect
+import io
 import linecache
+import re
 import sys
 import textwrap
 import types
@@ -41,7 +43,6 @@ _PARTS = (
 _MODULE = '''"""{name}, as cloudpickle under Python {version} has it; its source is below."""
 
 import base64
-import sys
 
 import cloudpickle
 {imports}
@@ -49,8 +50,7 @@ import cloudpickle
 {name} = cloudpickle.loads(base64.b85decode(
     {pickled!r}
 ))
-if getattr(sys.modules["__main__"], "{name}", None) is not {name}:  # else it is that one
-    {name}.__module__ = __name__
+{name}.__module__ = __name__
 
 {source}
 '''
@@ -80,15 +80,32 @@ def dotted(key: str, cls: type) -> str:
     return f"{user_code.write(digest, text)}.{cls.__name__}"
 
 
-def _by_value(cls: type) -> Any:
-    module = sys.modules[cls.__module__]
-    if module.__name__ == "__main__":
-        return cloudpickle.dumps(cls)
+class _Pickler(cloudpickle.Pickler):
+    """Leaves out the id by which cloudpickle finds a class that this process has.
+
+    It would set what was pickled on that one. Without the id each module has its own class.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)  # type: ignore[no-untyped-call]
+        if not isinstance(obj, type) or not isinstance(reduced, tuple):
+            return reduced
+        build, arguments, *rest = reduced
+        return build, tuple(None if _is_id(each) else each for each in arguments), *rest
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
+
+
+def _by_value(cls: type) -> bytes:
+    module, file = sys.modules[cls.__module__], io.BytesIO()
     cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps(cls)
+        _Pickler(file).dump(cls)  # type: ignore[no-untyped-call]
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+    return file.getvalue()
 
 
 class _Walk:

@@ -12,6 +12,7 @@ import io
 import pickle
 import threading
 import warnings
+import zipfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -112,7 +113,7 @@ def _is_given_back(value: Any) -> bool:
 
 
 def load(path: Path, *, lazily: bool = False, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the state that `save` wrote, on the CPU; `lazily` leaves tensors on the disk.
+    """Return the state that `save` wrote, on the CPU; its tensors stay on the disk until used.
 
     A sharded one is read whole, but for the keys `without`, unless `lazily`: that has keys in place
     of tensors. No pickled code is run.
@@ -121,7 +122,7 @@ def load(path: Path, *, lazily: bool = False, without: Collection[str] = ()) -> 
     with torch.serialization.safe_globals([argparse.Namespace]):
         # Given explicitly: the environment can turn the default off.
         state: dict[str, Any] = torch.load(
-            str(path), map_location="cpu", weights_only=True, mmap=lazily
+            str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     return state if lazily else filled(path, state, without=without)
 
@@ -184,17 +185,17 @@ class Writer(_InThread):
         With `keeps_best` the best before it stays, under the name of an older one.
         """
         self.wait()
-        copy = state if owned else mapped(state, _copied)
+        copy = state if owned else copied(state)
         gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        copied = None if gpu is None else torch.cuda.Event()
-        if copied:
-            copied.record()
+        event = None if gpu is None else torch.cuda.Event()
+        if event:
+            event.record()
 
         def write() -> None:
             if gpu is not None:
                 torch.cuda.set_device(gpu)  # else a thread takes memory of the first one
-            if copied:
-                copied.synchronize()
+            if event:
+                event.synchronize()
             self._publish(copy, is_best=is_best, keeps_best=keeps_best)
 
         self._begin(write)
@@ -260,14 +261,16 @@ def _write_parts(folder: Path, parts: Mapping[str, Tensor], group: Any) -> None:
     dcp.save(dict(parts), storage_writer=dcp.FileSystemWriter(folder), process_group=group)
 
 
-def _copied(value: Any, _: Place) -> Any:
-    """Return a copy of a tensor; that of a GPU's goes into pinned memory, and is under way."""
-    if not isinstance(value, Tensor):
-        return value
-    if value.device.type == "cuda":
-        pinned = torch.empty_like(value, device="cpu", pin_memory=True)
-        return pinned.copy_(value.detach(), non_blocking=True)
-    return value.detach().clone()
+def copied(state: Any) -> Any:
+    """Return `state` with its own tensors; those of a GPU go into pinned memory, under way."""
+    return mapped(state, lambda value, _: _copy(value) if isinstance(value, Tensor) else value)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "cuda":
+        pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        return pinned.copy_(tensor.detach(), non_blocking=True)
+    return tensor.detach().clone()
 
 
 def parted(

@@ -134,16 +134,17 @@ def read_steady(path: Path, read: Callable[[], T]) -> T:
     Raises what `read` does for a file that stays, or is replaced each time.
     """
     for _ in range(TRIES):
-        before = _stamp(path)
+        before = stamp(path)
         try:
             return read()
         except (CheckpointError, OSError):
-            if _stamp(path) == before:
+            if stamp(path) == before:
                 raise
     return read()
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def stamp(path: Path) -> tuple[int, int]:
+    """Return what differs between two files of one name; zeros where there is none."""
     with contextlib.suppress(FileNotFoundError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns

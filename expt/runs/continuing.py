@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, metrics_file, provenance
 from expt.runs.named_checkpoint import WHICH, Checkpoint, checkpoints, named, no_run, read, whole
 from expt.runs.paths import RunPaths, written
-from expt.runs.request import RunRequest
+from expt.runs.request import RunRequest, joined, literal
 from expt.runs.result import RUNNING, Forked, Record, result_of_any
 
 _OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}
@@ -226,7 +227,8 @@ def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
     for key in keys.differing(then, now, comparison):
         if key in exempt:
             continue
-        line = f"{key}={keys.typed(now.get(key))}: {found.run} has {keys.typed(then.get(key))}"
+        had = _typed(key, found.state["config"])
+        line = f"{_typed(key, shown(config))}: {found.run} has {had}"
         if rule == "fork" and keys.meaning_in(now, key).fork == "epoch":
             yield f"{line}, which cannot change within an epoch, at {found}; fork an epoch's end"
         else:
@@ -238,6 +240,16 @@ def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
                 f"max_steps={config.max_steps}: with another {key} an epoch has another"
                 " number of steps; give epochs, and max_steps=null"
             )
+
+
+def _typed(key: str, config: Mapping[str, Any]) -> str:
+    """Return a setting as it is typed; a custom class with its arguments, in quotes."""
+    group = key.removesuffix(".name")
+    node = config.get(group)
+    if group != key and isinstance(node, Mapping) and "kwargs" in node:
+        return joined([f"{group}={literal({'_target_': node['target'], **node['kwargs']})}"])
+    name = re.sub(r"\.target$", "._target_", group.replace(".kwargs", ""))
+    return f"{name}={keys.typed(keys.flat(config).get(key))}"
 
 
 def _of_length(source: Source, config: RunConfig) -> Iterator[str]:

@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from expt.errors import BAD_TRIALS
+from expt.errors import BAD_TRIALS, ConfigError, listed, warn
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord
 from expt.runs.sweep import place
@@ -69,16 +69,18 @@ def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
     if measured is None or not any("search" in run for run in runs):
         return None
     task: Any = (measured.get("config") or {}).get("task")
-    record: dict[str, Any] = {}
-    if (path := folder / SWEEP_RECORD).is_file():  # else the sweep's runs were moved
+    own, path = [measured["objective"]["name"]], folder / SWEEP_RECORD
+    if not path.is_file():  # the sweep's runs were moved
+        return SearchRecord(goals_for(own, task), [])
+    try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 20 times as fast
-        record = yaml.load(path.read_bytes(), loader) or {}
-    tags = record.get("objective")
-    constraints = (record.get("search") or {}).get("constraints") or []
-    if not isinstance(tags, list):
-        tags = [measured["objective"]["name"]]
-    limits = limits_of([constraints] if isinstance(constraints, str) else constraints)
-    return SearchRecord(goals_for(tags, task), limits)
+        record = yaml.load(path.read_bytes(), loader)
+        tags, constraints = record.get("objective"), (record.get("search") or {}).get("constraints")
+        limits = limits_of([constraints] if isinstance(constraints, str) else constraints or [])
+        return SearchRecord(goals_for(tags if isinstance(tags, list) else own, task), limits)
+    except (AttributeError, ConfigError, TypeError, ValueError, yaml.YAMLError):
+        warn(f"{path}: is damaged; the best run is chosen by the runs' own objective")
+        return SearchRecord(goals_for(own, task), [])
 
 
 def bad_trials(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
@@ -103,8 +105,7 @@ def conclude_search(
         kept = sum(map(found.allowed, runs))
         within = " and ".join(limit.text for limit in found.limits)
         broken = [run["folder"].name for run in runs if found.breaks_limits(run)]
-        names = ", ".join([*broken[:NAMED], *["..."] * (len(broken) > NAMED)])
-        others = f"; not {names}" if names else ""
+        others = f"; not {listed(broken, NAMED)}" if broken else ""
         say(console, f"limits       {kept} of {len(runs)} runs keep {within}{others}")
     if len(found.goals) > 1:
         front = found.front(runs)

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expt.data.indexing import local_slice
 from expt.data.loading import Batch, leaves, mapped
-from expt.errors import ConfigError
+from expt.errors import ConfigError, listed
 from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
@@ -76,7 +76,6 @@ def _train_step(
         moved = _through_phases(learner, batch, sums, on_gradients)
     else:
         accumulate_gradients(learner, batch, sums.add)
-        check_gradients(learner)
         learner.drop_unused()
         on_gradients()
         moved = update(learner)
@@ -116,7 +115,7 @@ def accumulate_gradients(
     """Run forward and backward on this worker's share of a global batch.
 
     `add` gets the loss and the outputs of each micro-batch, and whether it is the first. Waits for
-    nothing.
+    nothing. Raises ConfigError as `_all_reduce`.
     """
     task, count = learner.task, learner.gradient_accumulation
     parts = micro_batches(batch, count, learner.world_size, interleaved=learner.interleaved)
@@ -126,7 +125,7 @@ def accumulate_gradients(
     weights = list[Tensor | float]()
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
-        with contextlib.nullcontext() if last else _without_all_reduce(learner):
+        with _all_reduce(learner, index) if last else _without_all_reduce(learner):
             with learner.precision.autocast():
                 if phase is not None:
                     outputs = None
@@ -222,26 +221,26 @@ def warm_up_buckets(
     learner.optimizer.zero_grad(set_to_none=True)
 
 
-def check_gradients(learner: Learner) -> None:
-    """Raise ConfigError naming parameters without a gradient, for which DDP would wait."""
-    parallel = learner.parallel
-    if (
-        not isinstance(parallel, DistributedDataParallel)
-        or parallel.find_unused_parameters
-        or parallel.static_graph
-    ):
-        return
-    # The optimiser's lists: to walk through the modules in every step would cost more than the
-    # question is worth.
-    parameters = members(learner.optimizer.param_groups)
-    if any(p.grad is None and p.requires_grad for p in parameters):
-        unused = [
-            name
-            for name, p in learner.module.named_parameters()
-            if p.requires_grad and p.grad is None
-        ]
+@contextlib.contextmanager
+def _all_reduce(learner: Learner, earlier: int) -> Iterator[None]:
+    """Average the gradients of the body's backward pass, after `earlier` ones of the same step.
+
+    Raises ConfigError naming parameters without one, for which the other workers wait.
+    """
+    parallel, trained = learner.parallel, list[Tensor]()
+    if isinstance(parallel, DistributedDataParallel) and not (
+        parallel.find_unused_parameters or parallel.static_graph
+    ):  # the optimiser's lists: to walk through the modules in every step would cost too much
+        trained = [p for p in members(learner.optimizer.param_groups) if p.requires_grad]
+    reached = set[Tensor]()  # a gradient that is there may be of an earlier pass
+    hooks = [p.register_post_accumulate_grad_hook(reached.add) for p in trained if earlier]
+    yield
+    for hook in hooks:
+        hook.remove()
+    if unused := {p for p in trained if p.grad is None or (earlier and p not in reached)}:
+        names = [name for name, p in learner.module.named_parameters() if p in unused]
         raise ConfigError(
-            f"these parameters got no gradient, they took no part in the loss: {', '.join(unused)};"
+            f"these parameters got no gradient, they took no part in the loss: {listed(names)};"
             " use ddp.find_unused_parameters=true, or remove them from the model"
         )
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from expt.config import secrets
 from expt.config.groups import ParameterGroup
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError, did_you_mean, listed
 
 LR_SCALE = "lr_scale"
 """Key of a group: its share of the optimizer's learning rate; a group without it has all."""
@@ -80,11 +80,10 @@ def _refuse_idle(
     problems = []
     for index, group in enumerate(groups):
         if not any(one is group for one in chosen.values()):
-            shown = ", ".join([*names][:SHOWN_NAMES]) + ", ..." * (len(names) > SHOWN_NAMES)
             hint = did_you_mean(group.match, [name for name in names if chosen[name] is None])
             problems.append(
                 f"optimizer.groups.{index}.match={group.match}: matches no parameter of the model"
-                f" that no group before it has; there are {shown}.{hint}"
+                f" that no group before it has; there are {listed(names, SHOWN_NAMES)}.{hint}"
             )
     if problems:
         raise ConfigError(problems)

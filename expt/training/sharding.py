@@ -205,11 +205,11 @@ def gathered_dtype(module: nn.Module, dtype: torch.dtype | None) -> torch.dtype 
 
 def _blocks_and_large_layers(module: nn.Module) -> dict[str, nn.Module]:
     chosen = blocks(module)
-    least = LEAST_SHARE * _size(module)
+    least = LEAST_SHARE * num_parameters(module)
     within_blocks = tuple(f"{name}." for name in chosen)
     for name, layer in module.named_modules():
-        is_layer = next(layer.children(), None) is None
-        if name and is_layer and not name.startswith(within_blocks) and _size(layer) >= least:
+        is_layer = name and next(layer.children(), None) is None
+        if is_layer and not name.startswith(within_blocks) and num_parameters(layer) >= least:
             chosen[name] = layer
     # Attention computes with the weights of its layers by itself.
     within_attention = tuple(
@@ -243,7 +243,7 @@ def _with_size(module: nn.Module, least: int) -> dict[str, nn.Module]:
     if not chosen:
         raise ConfigError(
             f"sharding.wrap={least}: no module within the model has so many parameters, of"
-            f" {_size(module)} in all; use fewer, or sharding.wrap=auto"
+            f" {num_parameters(module)} in all; use fewer, or sharding.wrap=auto"
         )
     return chosen
 
@@ -252,11 +252,11 @@ def _matching(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module
     chosen: dict[str, nn.Module] = {}
     for pattern in patterns:
         found = matching(module, [pattern], "sharding.wrap")
-        if not any(map(_size, found.values())):
+        if not any(map(num_parameters, found.values())):
             raise ConfigError(
                 f"sharding.wrap=[{pattern}]: matches only modules without parameters; leave it out"
             )
-        chosen |= {name: part for name, part in found.items() if _size(part)}
+        chosen |= {name: part for name, part in found.items() if num_parameters(part)}
     for name in chosen:
         if shared := _shared_name(module, name):
             raise ConfigError(
@@ -275,8 +275,9 @@ def _shared_name(module: nn.Module, unit: str) -> str | None:
     )
 
 
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def num_parameters(module: nn.Module, *, trained: bool = False) -> int:
+    """Return how many numbers the parameters of a module are, or those that are trained."""
+    return sum(one.numel() for one in module.parameters() if one.requires_grad or not trained)
 
 
 @contextlib.contextmanager

@@ -364,7 +364,7 @@ FEW = 2
 def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
     """Let the first forward pass raise ConfigError for outputs that are not scores of the classes.
 
-    It `warns` of more scores than classes.
+    It `warns` of more scores than classes, and of probabilities.
     """
 
     def check(_: nn.Module, __: object, output: object) -> None:
@@ -381,6 +381,9 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
             raise ConfigError(f"{gives}; {fix}")
         if outputs > num_classes and warns:
             warn(f"{gives}: the surplus ones are never right; {fix}")
+        totals = output.detach().float().sum(1)
+        if warns and output.min() >= 0 and (totals - 1).abs().max() < 1e-4:
+            warn(f"{where} probabilities, and cross-entropy takes logits; leave out the softmax")
 
     hook = module.register_forward_hook(check)
 

@@ -199,18 +199,23 @@ class Snapshot:
     def read(
         self, path: Path, *, only: Collection[str] = (), written_by: Optimizer | None = None
     ) -> State:
-        """Return the checkpoint at `path`, which rank 0 reads, with the worker's shards.
+        """Return rank 0's checkpoint at `path`, with the worker's shards; a collective.
 
-        A collective. `only` names the keys to read of a sharded one; its optimizer state numbers
-        parameters as `written_by` does, by default the current optimizer.
+        Weights are those of the file, if all workers see it. `only` names the keys to return; a
+        sharded optimizer state numbers parameters as `written_by` does, by default the current one.
         """
         sharded = self.learner.shards > 1
-        read = checkpoint.load(path, lazily=sharded) if self.worker.rank == 0 else None
-        if not sharded:
-            return collectives.from_rank_0(read, self.worker.device)
+        stamps = collectives.gather_across_workers(checkpoint_file.stamp(path))
+        maps = not sharded and len({*stamps}) == 1
+        read = checkpoint.load(path, lazily=sharded) if maps or self.worker.rank == 0 else None
         if read is not None and only:
             kept = {*only, checkpoint_file.PARTS}
             read = {key: value for key, value in read.items() if key in kept}
+        if maps and read is not None:
+            rest = {key: read[key] for key in read.keys() - {"model", "ema"}}
+            return {**read, **checkpoint.copied(rest)}  # training changes that in place
+        if not sharded:
+            return collectives.from_rank_0(read, self.worker.device)
         patterns = self._patterns(written_by or self.learner.optimizer)
         shards = scattered(read, patterns.get, self.worker.device)
         found: State = checkpoint.filled(path, shards, patterns.get)
@@ -246,13 +251,8 @@ class Snapshot:
 
     def load_best(self, path: Path) -> None:
         """Load the weights of the checkpoint at `path`, if rank 0 has one; a collective."""
-        if self.learner.shards > 1:
-            if self.is_there(path):
-                self.load_weights(self.read(path, only=("model", "ema")))
-            return
-        if self.worker.rank == 0 and path.exists():
-            self.load_weights(checkpoint.load(path))
-        collectives.broadcast_parameters(self.learner.evaluated)
+        if self.is_there(path):
+            self.load_weights(self.read(path, only=("model", "ema")))
 
     def load_weights(self, state: State) -> None:
         """Load the model of `state`, and its moving average where there is one."""

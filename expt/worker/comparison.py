@@ -39,7 +39,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.precision import Precision
-from expt.training.sharding import gathered, local, shard_as
+from expt.training.sharding import gathered, local, num_parameters, shard_as
 from expt.worker import build, random_state
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
@@ -152,7 +152,7 @@ def _num_parameters(config: RunConfig, data: Data) -> int:
             module = make()
     except Exception:  # many classes: its constructor reads a meta tensor
         module = make()
-    return sum(parameter.numel() for parameter in module.parameters())
+    return num_parameters(module)
 
 
 def _with_fewer_blocks(config: RunConfig) -> RunConfig | None:

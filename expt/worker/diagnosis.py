@@ -7,7 +7,6 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,6 +26,7 @@ from expt.errors import (
     TimedOut,
     described,
     first_line,
+    listed,
 )
 from expt.runs.attempt import LOST, NOTE
 from expt.tasks.sums import Sums
@@ -196,11 +196,12 @@ def stop_at_loss(
             f" {bad}; fix it, or leave such samples out"
         )
     if rank == worker.rank:
-        listed = _listed(indices, len(indices))
-        print(f"samples of step {step}, rank {rank}: {listed}", file=sys.stderr)
+        every = ", ".join(map(str, indices))
+        print(f"samples of step {step}, rank {rank}: {every}", file=sys.stderr)
     raise Diverged(
         f"the loss was {loss} at step {step} (epoch {position.epoch}) on rank {rank}; {fix}\n"
-        f"the samples there, by their place in the training data: {_listed(indices, SHOWN_INDICES)}"
+        "the samples there, all of them in its log, by their place in the training data:"
+        f" {listed(map(str, indices), SHOWN_INDICES)}"
     )
 
 
@@ -227,7 +228,8 @@ def _not_finite(loader: Loader, epoch: int, number: int) -> dict[str, str]:
         if tensor.dtype.is_floating_point and len(bad := (~tensor.isfinite()).nonzero()):
             rows = [int(indices[row]) for row in bad[:, 0].unique().tolist()]
             column = f", column {int(bad[0, 1])}," if tensor.dim() == 2 else ""
-            samples = f"training sample{'s' * (len(rows) > 1)} {_listed(rows, SHOWN_INDICES, '')}"
+            places = listed(map(str, rows), SHOWN_INDICES)
+            samples = f"training sample{'s' * (len(rows) > 1)} {places}"
             value = tensor[tuple(bad[0])].item()
             found[name] = f"{name}{column} of the {samples} hold{'s' * bool(column)} {value}"
     return found
@@ -240,8 +242,3 @@ def refuse_weights(module: nn.Module, position: Position, fix: str = FIX) -> Non
         raise Diverged(
             f"the weights are not finite after step {position.step} (epoch {position.epoch}); {fix}"
         )
-
-
-def _listed(indices: Sequence[int], most: int, where: str = ", in its log") -> str:
-    more = f" and {len(indices) - most} more{where}" if len(indices) > most else ""
-    return ", ".join(map(str, indices[:most])) + more

@@ -79,12 +79,14 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
         bad = [  # a mask in a buffer may hold -inf
             name
             for name, each in fitting.items()
-            if each.isnan().any() or (name in parameters and each.isinf().any())
+            if each.isnan().any()
+            or (name in parameters and each.isinf().any())
+            or each.is_floating_point() < own[name].is_floating_point()
         ]
         if bad:
             raise ConfigError(
-                f"weights={given}: {file} has numbers that are not finite, in {listed(bad, SHOWN)};"
-                " give other weights"
+                f"weights={given}: {file} has integers, or numbers that are not finite, in"
+                f" {listed(bad, SHOWN)}; give weights that are finite, and not quantised"
             )
         if state.keys() != found.state.keys():
             warn(f"weights={given}: layers are numbered otherwise; they are loaded in their order")
@@ -151,7 +153,7 @@ def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
         if not are_names or len(names[0]) != len(names[1]):  # of other lengths they don't fit
             continue
         if others := [pair for pair in zip(*names, strict=True) if len({*pair}) > 1]:
-            theirs, ours = (", ".join(one[:SHOWN]) for one in zip(*others, strict=True))
+            theirs, ours = (listed(one, SHOWN) for one in zip(*others, strict=True))
             warn(
                 f"weights={config.weights}: were trained with the {key} {theirs}, and this run has"
                 f" {ours} at the same positions; these start from what was learned for the former"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.benchmarks import gpu, grid, report, steps, trainings
+from scripts.benchmarks import gpu, grid, large, report, steps, trainings
 from scripts.benchmarks.bench import MODELS, Bench
 from scripts.benchmarks.comparison import OURS, Comparison
 from scripts.benchmarks.systems import PEERS, System, num_gpus
@@ -27,6 +27,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
     "checkpoint": steps.checkpoint,
     "dashboard": steps.dashboard,
     "gpu": gpu.gpu,
+    "data": large.data,
 }
 DEBIAN_DATA = Path("/usr/share/datasets/fashion-mnist")
 

@@ -192,6 +192,15 @@ def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> N
     assert str(caught.value).endswith(f" Did you mean {nearest}?")
 
 
+def test_a_folder_in_place_of_a_dataset_is_told_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    with pytest.raises(ConfigError, match=r" dataset=image_folder dataset\.root=photos$"):
+        composer().compose(["dataset=photos"])
+
+
 @pytest.mark.parametrize(
     ("word", "part"),
     [

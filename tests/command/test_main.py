@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from expt.command.words import WORDS
 from expt.errors import ConfigError
 from expt.launch import forkserver
 from tests.command.test_help import help_text
-from tests.conftest import run
+from tests.conftest import environment, run
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +57,7 @@ def test_each_subcommand_has_help_of_its_own(word: str, capsys: pytest.CaptureFi
         ["evaluate", ".", "epochs=2"],
         ["export", "nowhere", "--format", "onnx"],
         ["doctor", "gpus=2"],
+        ["doctor", "dataset.root="],
         ["--epochs", "5"],
         ["epochs=1", "report"],
         ["=3"],
@@ -63,6 +67,13 @@ def test_each_subcommand_has_help_of_its_own(word: str, capsys: pytest.CaptureFi
         ["modle=mlp"],
         ["model=mpl"],
         ["epochs=x"],
+        ["epochs=${nope}"],
+        ["~nope"],
+        ["model=[mlp,convnet]"],
+        ["optimizer={}"],
+        ["+model=mlp"],
+        ["hydra=foo"],
+        ["-m", "search=[tpe,random]", "seed=1,2"],
         ["seed=1,2"],
         ["optimizer.lr=interval(0,1)"],
         ["search=tpe"],
@@ -76,6 +87,8 @@ def test_each_subcommand_has_help_of_its_own(word: str, capsys: pytest.CaptureFi
         ["sweep=nope"],
         ["experiment=gan", "task=classification"],
         ["plan", "seed=1,2"],
+        ["plan", "search=tpe"],
+        ["plan", "resume=nope"],
         ["--config-dir", "nowhere"],
     ],
     ids=" ".join,
@@ -96,8 +109,35 @@ def test_a_folder_that_is_gone_is_told_in_a_line(
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert ended("epochs=1") == 2
-    assert "the current folder is no longer there" in capsys.readouterr().err
+    for word in ("epochs=1", "plan", "doctor"):
+        assert ended(word) == 2
+        assert "the current folder is no longer there" in capsys.readouterr().err
+    assert ended("plan", "--help") == 0
+
+
+def test_a_second_ctrl_c_leaves_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_complain", lambda _: signal.raise_signal(signal.SIGINT))
+    assert ended("epohcs=1") == 130
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--cfg", "job"]])
+def test_a_full_output_is_told_in_a_line(words: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "expt", *words],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: the output could not be written: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_what_hydra_refuses_is_told_in_a_line(tmp_path: Path) -> None:
+    done = run("--resolve", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 NET = """

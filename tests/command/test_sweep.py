@@ -61,10 +61,10 @@ def test_of_several_words_for_a_key_the_last_counts() -> None:
 @pytest.mark.parametrize(
     ("words", "problems"),
     [
-        (["optimizer.lr=0.1,abc,-1", "seed=0,-1"], ["optimizer.lr='abc'", "optimizer.lr=-1",
+        (["optimizer.lr=0.1,abc,-1", "seed=0,-1"], ["optimizer.lr=abc", "optimizer.lr=-1",
             "seed=-1"]),
-        (["model.hidden=[4],[4,x]"], ["model.hidden=[4, 'x']"]),
-        (["seed=0,1", "gpus=0,x"], ["gpus='x'"]),
+        (["model.hidden=[4],[4,x]"], ["model.hidden=[4,x]"]),
+        (["seed=0,1", "gpus=0,x"], ["gpus=x"]),
         (["model=mlp,mpl"], ["model=mpl"]),
         (["tensorboard={images: false},{images: 3}"], ["tensorboard.images=3"]),
         (["sede=1,2"], ["sede=1"]),

@@ -139,7 +139,7 @@ def test_auto(parsed: Parse, gpus: int, overrides: list[str], expected: tuple[An
 
 MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "unknown key": (0, ["+modle=mlp"],
-        ["modle='mlp': there is no such key. Did you mean 'model'?"]),
+        ["modle=mlp: there is no such key. Did you mean 'model'?"]),
     "unknown key, nothing near": (0, ["+zzz=1"], ["zzz=1: there is no such key."]),
     "unknown key of a group": (
         0, ["+optimizer.lrr=1"], ["optimizer.lrr=1: there is no such key. Did you mean 'lr'?"],
@@ -150,13 +150,13 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         "unet. Did you mean 'mlp'?",
     ]),
     "text for an integer": (0, ["batch_size=abc"],
-        ["batch_size='abc': input should be a valid integer"]),
+        ["batch_size=abc: input should be a valid integer"]),
     "a float for an integer": (0, ["epochs=1.0"], ["epochs=1.0: input should be a valid integer"]),
     "a number for a list": (
         0, ["model.hidden=256"], ["model.hidden=256: input should be a list, e.g. model.hidden=["],
     ),
     "a word for a list of words": (
-        0, ["freeze=conv"], ["freeze='conv': input should be a list, e.g. 'freeze=[\"conv\"]'"],
+        0, ["freeze=conv"], ["freeze=conv: input should be a list, e.g. 'freeze=[\"conv\"]'"],
     ),
     "a number for a list of expressions": (0, ["strategy=fsdp", "sharding.wrap=0"], [
         "sharding.wrap=0: input should be 'auto' or greater than or equal to 1 or a list, e.g. "
@@ -164,11 +164,11 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     ]),
     "a list of metrics": (
         0, ["task={_target_: mine.Own, metrics: [near]}"],
-        ["task.metrics=['near']: input should be a mapping, e.g. "],
+        ["task.metrics=[near]: input should be a mapping, e.g. "],
     ),
     "a transform without a class": (
         0, ["dataset.transforms=[RandAugment]"],
-        ["dataset.transforms=['RandAugment']: input should be a mapping, e.g. "
+        ["dataset.transforms=[RandAugment]: input should be a mapping, e.g. "
          "'dataset.transforms=[{_target_: mine.Noise}]'"],
     ),
     "classes where there are none": (
@@ -180,11 +180,11 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         ["early_stop=2: has keys of its own, e.g. early_stop={metric: loss/val, patience: 5}"],
     ),
     "a value for a group": (
-        0, ["ddp=true"], ["ddp=True: has keys of its own, e.g. ddp.find_unused_parameters=..."],
+        0, ["ddp=true"], ["ddp=true: has keys of its own, e.g. ddp.find_unused_parameters=..."],
     ),
     "a value for a group below one": (
         0, ["dataset.augment=x"],
-        ["dataset.augment='x': has keys of its own, e.g. dataset.augment.crop_padding=..."],
+        ["dataset.augment=x: has keys of its own, e.g. dataset.augment.crop_padding=..."],
     ),
     "a layer decay that grows": (0, ["optimizer.layer_decay=1.5"], [
         "optimizer.layer_decay=1.5: input should be less than or equal to 1",
@@ -196,29 +196,29 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         "callbacks.1._target_: ", "callbacks.1.every=2: ",
     ]),
     "a value for a list of groups": (0, ["optimizer.groups=head"], [
-        "optimizer.groups='head': input should be a list, e.g. optimizer.groups=[{match: ...}]",
+        "optimizer.groups=head: input should be a list, e.g. optimizer.groups=[{match: ...}]",
     ]),
     "a value for a group in a list": (
         0, ["optimizer.groups=[head]"],
-        ["optimizer.groups=['head']: has keys of its own, e.g. optimizer.groups=[{match: ..."],
+        ["optimizer.groups=[head]: has keys of its own, e.g. optimizer.groups=[{match: ..."],
     ),
     "unknown key of a group in a list": (0, ["optimizer.groups=[{match: head},{mach: head}]"], [
-        "optimizer.groups.1.mach='head': there is no such key. Did you mean 'match'?",
+        "optimizer.groups.1.mach=head: there is no such key. Did you mean 'match'?",
     ]),
     "no regular expression": (0, ["optimizer.groups=[{match: '*.bias'}]"], [
-        "optimizer.groups.0.match='*.bias': is not a regular expression: ",
+        "optimizer.groups.0.match=*.bias: is not a regular expression: ",
     ]),
     "below its range": (0, ["optimizer.lr=-1"],
         ["optimizer.lr=-1: input should be greater than 0"]),
     "not a number": (0, ["gradient_clip=nan"],
         ["gradient_clip=nan: input should be a finite number"]),
-    "a choice": (0, ["backend=glo"], ["backend='glo': input should be 'nccl' or 'gloo'"]),
+    "a choice": (0, ["backend=glo"], ["backend=glo: input should be 'nccl' or 'gloo'"]),
     "one of several types": (
-        0, ["amp=fp8"], ["amp='fp8': input should be true or false or 'bf16' or 'fp16'"],
+        0, ["amp=fp8"], ["amp=fp8: input should be true or false or 'bf16' or 'fp16'"],
     ),
     "neither a number nor a list": (
         2, ["gpus=all"],
-        ["gpus='all': input should be a valid integer or a list, e.g. gpus=[1,2]"],
+        ["gpus=all: input should be a valid integer or a list, e.g. gpus=[1,2]"],
     ),
     "a key taken away": (0, ["~model.hidden"],
         ["model.hidden: has no value; give one, e.g. model.hidden=..."]),
@@ -338,7 +338,7 @@ def test_a_dataset_of_ones_own_has_to_say_its_classes(parsed: Parse) -> None:
 
 
 def test_a_target_is_a_dotted_name(parsed: Parse) -> None:
-    with pytest.raises(ConfigError, match=r"^model\.\w+='own': "):
+    with pytest.raises(ConfigError, match=r"^model\.\w+=own: "):
         parsed(model={"_target_": "own"})
 
 

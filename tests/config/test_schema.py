@@ -12,9 +12,9 @@ from tests.conftest import Configured
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["send=mlflo"], "send=['mlflo']: input should be 'mlflow' or 'wandb'"),
+        (["send=mlflo"], "send=[mlflo]: input should be 'mlflow' or 'wandb'"),
         (["mlflow.tracking_uri='https://me:word@host/'"], "=https://host/: a password would"),
-        (["wandb.mode=onlin"], "wandb.mode='onlin': input should be 'online' or 'offline'"),
+        (["wandb.mode=onlin"], "wandb.mode=onlin: input should be 'online' or 'offline'"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(

@@ -6,9 +6,11 @@ import dataclasses
 import importlib.util
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -284,6 +286,39 @@ def test_a_run_s_modules_are_compared_with_what_they_were_imported_from(
     assert user_code.changed(record), "it is gone"
     monkeypatch.syspath_prepend("other")
     assert not user_code.changed(record)
+
+
+def test_a_module_in_a_zip_has_the_hash_of_the_zip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile("lib.zip", "w") as archive:
+        archive.writestr("in_zip.py", "X = 1\n")
+    monkeypatch.syspath_prepend("lib.zip")
+    importlib.import_module("in_zip")
+    record = {"imported": {"in_zip": imported.as_imported()["in_zip"]}}
+    assert not user_code.changed(record)
+    with zipfile.ZipFile("lib.zip", "w") as archive:
+        archive.writestr("in_zip.py", "X = 2\n")
+    assert user_code.changed(record) == ["in_zip"]
+
+
+def test_code_that_is_loaded_past_the_modules_is_recorded_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in map(Path, ("by_spec.py", "by_path.py")):
+        file.write_text("def f():\n    return 1\n")
+    spec = importlib.util.spec_from_file_location("any", "by_spec.py")
+    assert spec
+    assert spec.loader
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    kept = module, runpy.run_path("by_path.py")
+    record = {"imported": imported.as_imported()}
+    assert {"by_spec.py", "by_path.py"} <= record["imported"].keys()
+    Path("by_spec.py").write_text("def f():\n    return 2\n")
+    assert user_code.changed(record) == ["by_spec.py"]
+    assert len(kept) == 2
 
 
 def test_a_source_that_nobody_saw_imported_is_not_taken_for_that_of_a_run(

@@ -269,11 +269,16 @@ def test_what_a_run_has_come_to_outlives_the_absence_of_its_data(
     assert {read_result(RunPaths(path.parent))["status"] for path in kept} == {"interrupted"}
 
 
-def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+def test_links_that_lead_nowhere_and_damaged_pictures_are_named_together(
+    configured: Configured, tmp_path: Path
+) -> None:
     root = images(tmp_path / "one")
-    (root / "train/cat/x.png").symlink_to("nothing")
-    with pytest.raises(DataError, match=r"x\.png is damaged or cannot be read"):
-        digits_of(folder(root))
+    for name in ("u.png", "v.png"):
+        (root / "train/cat" / name).symlink_to("nothing")
+    (root / "train/cat/w.png").write_text("no picture")
+    with pytest.raises(DataError) as caught:
+        fingerprint.content_of(configured("dataset=image_folder", f"dataset.root={root}"))
+    assert [line.split()[0][-5:] for line in caught.value.problems] == ["u.png", "v.png", "w.png"]
 
 
 @pytest.mark.parametrize("change", ["gone", "other"])

@@ -19,9 +19,10 @@ from PIL import Image
 from expt.config.kinds import Augment
 from expt.data import cache as theirs
 from expt.data import image_files
+from expt.data.cache import Checksums
 from expt.data.image_files import open_picture, pixels_of
 from expt.data.kinds import image_folder
-from expt.data.kinds.image_folder import ImageFolder, list_parts
+from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
 from expt.errors import ConfigError, DataError
 from tests.requests import dataset
 
@@ -56,6 +57,12 @@ def config(root: Path, **options: Any) -> Any:
     return dataset("dataset=image_folder dataset.root=x", root=str(root), **chosen)
 
 
+def decoded(listing: Listing, dataset: ImageFolder) -> theirs.Arrays | None:
+    with Checksums.below(Path(dataset.root)) as sums:
+        name = image_folder._entry(listing, dataset, sums.known)
+    return theirs.read(name) if name else None
+
+
 def entries(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
 
@@ -71,7 +78,7 @@ def test_the_images_are_decoded_once_on_all_cores(
     expected = np.stack([decode(file, SIZE).transpose(2, 0, 1) for file in listing.files])
     monkeypatch.setattr(image_folder, "pixels_of", None)
     dataset.prepare()
-    arrays = image_folder.decoded_folder(listing, dataset)
+    arrays = decoded(listing, dataset)
     assert arrays is not None
     assert isinstance(arrays.images, np.memmap)
     assert np.array_equal(arrays.images, expected)
@@ -105,13 +112,83 @@ def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
         assert torch.equal(one.targets, other.targets)
 
 
+def growing(root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """Return the loaders of a folder that is too large to be decoded before the first epoch."""
+    import torch
+
+    from expt.data.build import build
+
+    monkeypatch.setattr(image_folder, "SMALL", 0)
+    dataset = config(root, **options)
+    dataset.prepare()
+    how: dict[str, Any] = {"batch_size": 8, "seed": 0, "drop_last": True, "num_workers": 1}
+    return build(dataset, device=torch.device("cpu"), **how)
+
+
+def test_the_first_epoch_fills_the_cache_of_a_large_folder(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    streamed = growing(root, monkeypatch, cache=False).train
+    data, readers = growing(root, monkeypatch), list[int]()
+    rows = theirs.rows(next(name for name in entries(cache) if "train" in name))
+    assert rows is not None
+    assert not any(map(rows.has, range(80)))
+    for epoch in (1, 2, 3):
+        for one, other in zip(data.train.epoch(epoch), streamed.epoch(epoch), strict=True):
+            assert torch.equal(one.inputs, other.inputs)
+            assert torch.equal(one.targets, other.targets)
+        readers.append(data.train._is_read)
+    assert readers == [True, False, False], "an epoch leaves out less than a batch"
+    assert sum(map(rows.has, range(80))) == 80 - data.info.val_size
+    [*data.val.evaluation()]
+    assert decoded(list_parts(root)["train"], config(root)) is None
+    config(root).prepare()
+    arrays = decoded(list_parts(root)["train"], config(root))
+    assert arrays is not None
+    for row, file in enumerate(list_parts(root)["train"].files):
+        assert np.array_equal(arrays.images[row], decode(file, SIZE).transpose(2, 0, 1))
+
+
+def test_what_a_killed_reader_has_half_written_is_not_read(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = growing(root, monkeypatch)
+    rows = theirs.rows(next(name for name in entries(cache) if "train" in name))
+    assert rows is not None
+    whole = np.full(rows.images.shape[1:], 7, np.uint8)
+    rows.images[3] = whole  # killed before the checksum
+    rows.put(4, whole)
+    rows.images[4, :, 3:] = 0  # a machine that lost a page
+    assert not any(map(rows.has, (3, 4)))
+    [*data.train.epoch(1)], [*data.val.evaluation()]
+    files = list_parts(root)["train"].files
+    for row in (3, 4):
+        if rows.has(row):  # else it is what the epoch has dropped
+            assert np.array_equal(rows.images[row], decode(files[row], SIZE).transpose(2, 0, 1))
+
+
+def test_a_file_that_changes_meanwhile_is_not_kept(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = growing(root, monkeypatch)
+    files = list_parts(root)["train"].files
+    shutil.copy(files[1], files[0])
+    [*data.train.epoch(1)], [*data.train.epoch(2)], [*data.val.evaluation()]
+    rows = theirs.rows(next(name for name in entries(cache) if "train" in name))
+    assert rows is not None
+    assert not rows.has(0)
+    assert sum(map(rows.has, range(80))) >= 71
+
+
 def test_a_changed_folder_is_decoded_anew(root: Path, cache: Path) -> None:
     config(root).prepare()
     listing = list_parts(root)["test"]
     shutil.copy(listing.files[1], listing.files[0])
-    assert image_folder.decoded_folder(listing, config(root)) is None
+    assert decoded(listing, config(root)) is None
     config(root).prepare()
-    arrays = image_folder.decoded_folder(listing, config(root))
+    arrays = decoded(listing, config(root))
     assert arrays is not None
     assert np.array_equal(arrays.images[0], arrays.images[1])
     assert len(entries(cache)) == 2, "the new entry has taken the place of the old one"
@@ -144,7 +221,7 @@ def test_a_cache_that_cannot_be_written(
     with pytest.raises(DataError, match=r"dataset.cache=true: .*file/cache cannot be written"):
         config(root, cache=True).prepare()
     config(root).prepare()
-    assert image_folder.decoded_folder(list_parts(root)["test"], config(root)) is None
+    assert decoded(list_parts(root)["test"], config(root)) is None
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -253,6 +330,15 @@ def test_folders_beside_train_and_test_are_named(
     assert f"warning: {root}: reads test, train, and leaves out owl" in capsys.readouterr().err
 
 
+def test_pictures_that_are_enlarged_are_counted(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config(root).prepare()
+    assert "dataset.image_size" not in capsys.readouterr().err
+    config(root, image_size=(10, 13)).prepare()
+    assert f"{root}: pictures: 32 smaller than dataset.image_size" in capsys.readouterr().err
+
+
 def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:
     before = list_parts(root)["train"].files
     (root / "train" / "cat" / "back").symlink_to("..")
@@ -266,9 +352,9 @@ def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
     begun, left = threading.Event(), threading.Event()
 
     def write(folder: Path) -> None:
-        with theirs.new_images(folder, np.zeros(3, np.int64), (1, 2, 2)):
-            begun.set()
-            left.wait()
+        theirs.new_rows(folder, 3, (1, 2, 2))
+        begun.set()
+        left.wait()
 
     writer = threading.Thread(target=theirs.fill, args=("other-1.2", write))
     writer.start()
@@ -290,8 +376,10 @@ def test_the_cache_keeps_within_its_limit(
 ) -> None:
     def fill(name: str) -> None:
         def write(folder: Path) -> None:
-            with theirs.new_images(folder, np.zeros(3, np.int64), (1, 100, 100)):
-                pass
+            rows = theirs.new_rows(folder, 3, (1, 100, 100))
+            for row in range(3):
+                rows.put(row, np.zeros((1, 100, 100), np.uint8))
+            theirs.seal(rows, np.zeros(3, np.int64))
 
         theirs.fill(name, write)
 
@@ -300,7 +388,7 @@ def test_the_cache_keeps_within_its_limit(
         fill(name)
         os.utime(cache / name, (second, second))
     assert entries(cache) == names
-    monkeypatch.setenv("EXPT_CACHE_GB", str(3.5 * 30_300 / 1e9))
+    monkeypatch.setenv("EXPT_CACHE_GB", str(3.5 * 30_500 / 1e9))
     theirs.read("a-1.1")  # used again
     fill("d-1.1")
     assert entries(cache) == ["a-1.1", "c-1.1", "d-1.1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,14 @@ def data_of(
     drop_last: bool = False,
     **more: Any,
 ) -> Data:
-    classes = 4 if kind is Pictures else None
-    kwargs = {key: more.pop(key) for key in ("said",) if key in more}
+    classes, readers = 4 if kind is Pictures else None, more.pop("readers", "auto")
+    kwargs: dict[str, Any] = {key: more.pop(key) for key in ("said", "drawing") if key in more}
     own = Custom(
-        target=f"{__name__}.{kind.__name__}", num_classes=classes, val_fraction=0.2, kwargs=kwargs
+        target=f"{__name__}.{kind.__name__}",
+        num_classes=classes,
+        val_fraction=0.2,
+        num_workers=readers,
+        kwargs=kwargs,
     )
     settings: dict[str, Any] = {
         "batch_size": BATCH,
@@ -139,6 +143,62 @@ def test_a_batch_is_the_same_on_any_number_of_workers(drop_last: bool) -> None:
         ]
     read_ahead = data_of(Numbers, num_workers=3, drop_last=drop_last)
     assert whole([list(read_ahead.train.epoch(2))]) == epochs[1]
+
+
+class Late(IterableDataset[Any]):
+    """Draws from each generator, for some positions alone."""
+
+    passes = 0
+
+    def __init__(self, train: bool, drawing: Sequence[int] = ()) -> None:
+        self.drawing = drawing
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Iterator[Any]:
+        Late.passes += 1
+        for number in range(SIZE):
+            is_drawn = number in self.drawing
+            drawn = random.random() + np.random.rand() + torch.rand(()) if is_drawn else 0.0
+            yield torch.tensor([float(number), float(drawn)]), torch.tensor(float(number))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_are_seeded_from_the_first_batch_that_draws(num_workers: int) -> None:
+    """What one draws hangs on its position, whichever before it draw, and on however many workers.
+
+    A pass begins anew where a generator has moved, and only there.
+    """
+
+    def rows(*drawing: int, workers: int = 1) -> list[list[list[float]]]:
+        parts = []
+        for rank in range(workers):
+            how: Any = {"drawing": drawing, "readers": num_workers}
+            parts.append(list(data_of(Late, rank, workers, num_workers, **how).train.epoch(1)))
+        return [[*map(list, batch)] for batch in whole(parts)]
+
+    before = torch.get_rng_state()
+    early = [row for batch in rows(0, 9, 10, 20) for row in batch if row[0]]
+    for workers in (1, 2, 4):
+        late = [row for batch in rows(9, 10, 20, workers=workers) for row in batch if row[0]]
+        assert late == early
+    assert torch.equal(torch.get_rng_state(), before)
+    if num_workers == 0:
+        loaders = [data_of(Late, drawing=drawing, readers=0).train for drawing in ((), (9, 20))]
+        passes = []
+        for loader in loaders:
+            Late.passes = 0
+            list(loader.epoch(1))
+            list(loader.epoch(2))
+            passes.append(Late.passes)
+        assert passes == [2, 3]
+
+
+def test_a_cheap_stream_is_read_in_the_worker_itself() -> None:
+    loader = data_of(Late, num_workers=3).train
+    assert isinstance(loader, IterableLoader)
+    assert loader._reading.num_workers == 0
 
 
 def test_images_of_classes_are_normalised_checked_and_mixed() -> None:

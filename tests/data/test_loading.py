@@ -24,7 +24,7 @@ from expt.data.augment import Augmentation
 from expt.data.images import image_part
 from expt.data.indexing import Piece
 from expt.data.loading import Batch, Loader, LoaderOptions, Order, Shard
-from expt.data.memory import InMemoryLoader, _eval_batch_size
+from expt.data.memory import InMemoryLoader, eval_batch_size
 from expt.errors import DataError
 from tests.conftest import environment
 from tests.faults.running import wait_until
@@ -453,5 +453,5 @@ def test_a_gpu_evaluates_more_at_a_time(
     options = dataclasses.replace(
         FIVE, batch_size=batch_size, shard=Shard(0, world_size), batch_parts=parts
     )
-    assert _eval_batch_size(dataclasses.replace(options, device=torch.device("cuda"))) == expected
-    assert _eval_batch_size(options) is None
+    assert eval_batch_size(dataclasses.replace(options, device=torch.device("cuda"))) == expected
+    assert eval_batch_size(options) is None

@@ -275,10 +275,10 @@ def test_what_pandas_writes_into_a_parquet(tmp_path: Path) -> None:
 BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "text": ("a,y\n1,1\n2,2\nx y,3\n", {"features": None}, NUMBER, "column a, row 3: 'x y'"),
     "named text": (
-        "a,y\nx,1\n",
+        "a,y\nx,1\n2,1\nz,1\n",
         {"features": ("a",)},
         NUMBER,
-        "column a, row 1: 'x' is not a number",
+        "column a, row 1 and 1 more: 'x' is not a number",
     ),
     "empty": ("a,b,y\n1,2,3\n1,,3\n", {}, NUMBER, "column b, row 2: is empty; give it a number"),
     "nan": ("a,b,y\n1,2,3\n1,2,nan\n", {}, NUMBER, "column y, row 2: is nan; give it a number"),
@@ -319,7 +319,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "n,s,b,k,y\n" + "".join(f"{row},u,{row % 3},v,1\n" for row in range(30)),
         {"features": None},
         NUMBER,
-        r"(?s)column s, row 1: .*column k, row 1: .*numbers only: 'dataset.features=\[b\]'",
+        r"(?s)column s, row 1 and 29 more: .*column k, row 1 .*: 'dataset.features=\[b\]'",
     ),
     "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
     "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),

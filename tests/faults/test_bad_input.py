@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import expt
-from expt import __main__
+from expt.command import main as command
 from expt.launch import forkserver
 from tests.conftest import environment, run
 from tests.faults.test_disk import _fill
@@ -63,7 +63,7 @@ CASES = {
         "fewer than batch_size=1000; use batch_size=58, or drop_last=false", FAILED
     ),
     # checkpoints and folders
-    "a checkpoint of another model": Bad("resume=trained model=convnet", 2, "model.name=convnet: "),
+    "a checkpoint of another model": Bad("resume=trained model=convnet", 2, "model=convnet: "),
     "no checkpoint there": Bad("resume=nowhere", 2, "resume=nowhere: "),
     "a folder without checkpoints": Bad("resume=good", 2, "resume=good: "),
     "weights of nowhere": Bad("weights=nowhere@last", 2, "weights=nowhere@last: "),
@@ -100,10 +100,10 @@ CASES = {
         "hydra.launcher.retries=x: Value 'x' of"),
     "no key": Bad("=3", 2, "=3: "),
     "a number for a group": Bad("model=3", 2, "model=3: "),
-    "no value": Bad("epochs=", 2, "epochs='': input should be a valid integer"),
+    "no value": Bad("epochs=", 2, "epochs=: input should be a valid integer"),
     "a negative number": Bad("optimizer.lr=-1", 2,
         "optimizer.lr=-1: input should be greater than 0"),
-    "a text for a number": Bad("epochs=abc", 2, "epochs='abc': input should be a valid integer"),
+    "a text for a number": Bad("epochs=abc", 2, "epochs=abc: input should be a valid integer"),
     "a plan that is all warm-up": Bad(
         "scheduler=cosine scheduler.epochs=1 scheduler.warmup_epochs=2", 2,
         "scheduler.epochs=1: is all warm-up, sched"
@@ -241,7 +241,7 @@ def test_bad_input_is_told_in_one_message_and_touches_nothing(
     monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
     before = _state(world)
     with pytest.raises(SystemExit) as ended:
-        __main__.main()
+        command.main(sys.argv[1:])
     err = capsys.readouterr().err
     assert (ended.value.code, err.count("error: "), "Traceback" in err) == (case.code, 1, False), (
         err

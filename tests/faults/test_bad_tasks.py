@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from expt import __main__
+from expt.command import main as command
 from expt.config.parse import parse
 from expt.data.fingerprint import content_of
 from expt.errors import ExptError
@@ -168,7 +168,7 @@ CASES = {
         "objective=accuracy/val: is not measured; use one of loss/train"
     ),
     "a loss that there is not": Bad("task=regression task.loss=mape",
-        "task.loss='mape': input should be 'mse', 'mae'"),
+        "task.loss=mape: input should be 'mse', 'mae'"),
     # tables
     "an unknown column": Bad(f"{TABLE} task=regression dataset.features=[a,bb]",
         "has no such column, it has a, b, na"),
@@ -336,7 +336,7 @@ def test_it_is_told_in_one_line(
     monkeypatch.setattr(sys, "argv", ["expt", *shlex.split(case.words), *ALWAYS])
     monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
     with pytest.raises(SystemExit) as ended:
-        __main__.main()
+        command.main(sys.argv[1:])
     err = capsys.readouterr().err
     assert (ended.value.code, err.count("error: "), "Traceback" in err) == (2, 1, False), err
     assert case.says in err

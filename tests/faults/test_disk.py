@@ -92,7 +92,9 @@ def _fill(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "checkpoints", [True, False], ids=["checkpoints too", "TensorBoard and metrics alone"]
+    "checkpoints",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["checkpoints too", "TensorBoard and metrics alone"],
 )
 def test_a_disk_that_fills_up_ends_the_run_with_a_word(
     checkpoints: bool, disk: Path, trained: Trained

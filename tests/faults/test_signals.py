@@ -39,7 +39,10 @@ def test_ctrl_c_stops_everything(
     checkpoint_file.check(tmp_path / "here" / "checkpoints" / "last.pt")
 
 
-@pytest.mark.parametrize(("asked", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
+)
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
     asked: signal.Signals, code: int, tmp_path: Path, trained: Trained
 ) -> None:

@@ -276,7 +276,7 @@ def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(
     assert mine.exists()
     with pytest.raises(ConfigError, match="Did you mean 'seed'"):
         expt.sweep("seeds=0,1")
-    with pytest.raises(ConfigError, match=r"^optimizer\.lr='abc': input should be a valid number$"):
+    with pytest.raises(ConfigError, match=r"^optimizer\.lr=abc: input should be a valid number$"):
         expt.sweep("optimizer.lr=0.1,abc")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     with pytest.raises(ConfigError, match="there is no sweep"):

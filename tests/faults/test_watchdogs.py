@@ -97,7 +97,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images(
     assert "the loss was nan at step 30 (epoch 2) on rank 1" in str(error)
     listed = str(error).partition("training data: ")[2].splitlines()[0]
     images = ", ".join(map(str, _indices(epoch=2, number=9, rank=1)))
-    assert listed == f"{', '.join(images.split(', ')[:3])} and 29 more, in its log"
+    assert listed == f"{', '.join(images.split(', ')[:3])} and 29 more"
     assert f"samples of step 30, rank 1: {images}\n" in _log(tmp_path, 1)
     left = RunFolder(tmp_path / "here")
     assert checkpoint.load(left.folder / "checkpoints" / "last.pt")["position"]["step"] == 24

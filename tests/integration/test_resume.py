@@ -165,7 +165,9 @@ def test_another_experiment_is_refused_by_name(
     tmp_path: Path, few: RunFolder, trained: Trained
 ) -> None:
     before = few.result
-    with pytest.raises(ConfigError, match=r"(?s)batch_size=32: .* has 64.*model.name=convnet"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)batch_size=32: .* has batch_size=64.*model=convnet"
+    ):
         trained("resume=auto", "model=convnet", "batch_size=32")
     with pytest.raises(ConfigError, match=r"dataset\.val_fraction"):
         trained(f"resume={few.folder}", *FEW, "dataset.val_fraction=0.2", name="new")

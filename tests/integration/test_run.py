@@ -102,6 +102,7 @@ def test_a_folder_that_holds_a_run_is_left_as_it_is(tmp_path: Path, trained: Tra
     again = run("epochs=2", f"hydra.run.dir={first.folder}", cwd=tmp_path)
     assert again.returncode == 2
     assert "holds a run already" in again.stderr
+    assert "larger epochs" in again.stderr
     assert before == [path.read_bytes() for path in files]
 
 
@@ -182,14 +183,15 @@ class Net(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize("calls", [0, 4])
+@pytest.mark.parametrize(("calls", "parts"), [(0, 1), (4, 1), (5, 2)])
 def test_parameters_that_get_no_gradient_or_none_any_more_are_named(
-    calls: int, tmp_path: Path
+    calls: int, parts: int, tmp_path: Path
 ) -> None:
-    """DistributedDataParallel reports it a step late, or never if that was the last."""
+    """DistributedDataParallel reports it a step late, or never if that was the last; a gradient of
+    a step's first micro-batch is none of its last."""
     (tmp_path / "idle.py").write_text(UNUSED)
     own = ("+model._target_=idle.Net", f"+model.calls={calls}", "~model.hidden", "~model.dropout")
-    done = run(*own, "max_steps=5", cwd=tmp_path)
+    done = run(*own, "max_steps=5", f"gradient_accumulation={parts}", cwd=tmp_path)
     assert done.returncode == 2
     assert "idle.weight, idle.bias" in done.stderr
     assert "ddp.find_unused_parameters=true" in done.stderr

@@ -144,7 +144,8 @@ def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "num_gpus", "of_one_gpu"), [("max_concurrent=2", 4, 1), ("runs_per_gpu=2", 1, 2)]
+    ("option", "num_gpus", "of_one_gpu"),
+    [("max_concurrent=2", 4, 1), pytest.param("runs_per_gpu=2", 1, 2, marks=pytest.mark.slow)],
 )
 def test_how_many_runs_share_the_machine(
     option: str, num_gpus: int, of_one_gpu: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
+from expt.errors import ConfigError, ExptError, Interrupted, OutOfMemory, RunFailed
 from expt.launch.job import Job, Observer, check_options, request_of
 from expt.runs.paths import RunPaths
 from tests.requests import request
@@ -67,6 +67,15 @@ def test_a_restart_is_announced(
     job = Job(RunPaths(tmp_path), request(tmp_path, max_restarts=max_restarts), retries=retries)
     Observer().job_retrying(job, RunFailed("rank 1 was killed by SIGKILL\nlog: logs/0/1"))
     assert capsys.readouterr().err == f"warning: {tmp_path}: rank 1 was killed by SIGKILL; {told}\n"
+
+
+def test_a_trial_without_memory_is_tried_once_more(tmp_path: Path) -> None:
+    error = OutOfMemory("out of memory")
+    assert not Job(RunPaths(tmp_path), request(tmp_path)).may_retry(error, 0)
+    trial = Job(RunPaths(tmp_path), request(tmp_path), is_trial=True)
+    assert trial.may_retry(error, 0)
+    trial.try_again()
+    assert not trial.may_retry(error, 0)
 
 
 def test_a_mistake_in_code_is_not_tried_a_third_time(tmp_path: Path) -> None:

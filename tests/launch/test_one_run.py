@@ -17,6 +17,8 @@ from expt.launch import one_run
 from expt.launch.job import Options
 from expt.launch.one_run import Tried, together_s
 from expt.machine import Machine
+from expt.runs import continuing
+from expt.runs.named_checkpoint import Checkpoint
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
 from tests.requests import request
@@ -115,12 +117,17 @@ def test_runs_of_one_core_share_a_machine_and_larger_ones_have_it_alone(
     assert together_s([], TWO_CORES, Options()) == 0.0
 
 
-def test_a_run_of_another_length_takes_as_much_longer(tmp_path: Path) -> None:
+def test_a_run_takes_as_long_as_its_steps_from_where_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = Tried(None, {"metrics": METRICS, "steps_per_epoch": 10})
 
     def seconds(**config: Any) -> float:
-        return tried.seconds(request(tmp_path, **config).config)
+        return tried.seconds(request(tmp_path, **config))
 
     assert seconds(epochs=1) == pytest.approx(1 + 0.5 + 9 * 0.1 + 2)
     assert seconds(epochs=3) == pytest.approx(1 + 0.5 + 29 * 0.1 + 6)
     assert seconds(epochs=3, max_steps=12) == pytest.approx(1 + 0.5 + 11 * 0.1 + 4)
+    source = continuing.Source("resume", Checkpoint(tmp_path, {"position": {"step": 20}}))
+    monkeypatch.setattr(continuing, "find", lambda *_, **__: source)
+    assert seconds(epochs=3) == pytest.approx(1 + 0.5 + 9 * 0.1 + 2)

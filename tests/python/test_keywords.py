@@ -108,6 +108,7 @@ def test_numbers_that_are_none_stay_what_they_are() -> None:
 RUN: list[tuple[Mapping[str, Any], list[str]]] = [
     ({"epochs": 3, "amp": False, "resume": None}, ["epochs=3", "amp=false", "resume=null"]),
     ({"model": "mlp"}, ["model=mlp"]),
+    ({"model": {}, "tensorboard": {}}, ["model={}"]),
     ({"model": Net}, [f"model={{_target_:{NET}}}"]),
     ({"model": functools.partial(Net, width=2)}, [f"model={{_target_:{NET},width:2}}"]),
     ({"optimizer": {"_target_": torch.optim.RMSprop, "lr": 0.5}},

@@ -96,8 +96,9 @@ def test_it_is_the_same_class_elsewhere(name: str, script: Script) -> None:
     text = SCRIPT.replace("settings = Settings", f"settings, name = Settings, {name!r}")
     main = script(text, name=name)
     names = {name: main_module.dotted("model", vars(main)[name]) for name in ("Net", "Wider")}
-    assert imported(names["Net"]) is main.Net, "here it is the one that there is"
+    assert imported(names["Net"]) is not main.Net, "here it is a class of its own, too"
     assert main.Net.__module__ == name
+    assert main.Net.__init__.__globals__ is vars(main)
     elsewhere = "import sys, pickle; sys.path.append(sys.argv[1])\n" + inspect.getsource(check)
     call = f"{elsewhere}check(**{names!r})"
     folder = Path(sys.modules[names["Net"].partition(".")[0]].__file__ or "").parent
@@ -160,6 +161,12 @@ def test_what_a_class_is_now_counts_and_not_its_text(script: Script) -> None:
     patched.TABLE[0] = 2
     assert main_module.dotted("model", patched.Net) != first
     assert imported(first)().f().tolist() == [1, 1, 1]
+    before = imported(main_module.dotted("model", patched.Net))
+    patched.TABLE = 3
+    after = imported(main_module.dotted("model", patched.Net))
+    assert (before().f().tolist(), after().f()) == ([2, 1, 1], 3), "each module has its own class"
+    patched.TABLE = 4
+    assert patched.Net().f() == 4, "and the script's is as it was"
     patched = script(text)
     patched.Net.f = lambda self: 2
     assert imported(main_module.dotted("model", patched.Net))().f() == 2

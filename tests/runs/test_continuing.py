@@ -203,6 +203,16 @@ def test_nor_may_a_groups_settings(word: str, configured: Configured, paths: Run
         continued(configured(word), paths)
 
 
+def test_a_custom_class_is_named_as_it_is_typed(
+    config: RunConfig, configured: Configured, paths: RunPaths
+) -> None:
+    word = "model={_target_:torch.nn.LazyLinear,out_features:10}"
+    checkpoint.save(paths.last, state(configured(word), 10, best=1))
+    with pytest.raises(ConfigError) as refused:
+        continued(config, paths)
+    assert f"has '{word}', and a resume must keep" in str(refused.value)
+
+
 @pytest.mark.parametrize(("key", "value", "done"), [("epochs", 2, 3), ("max_steps", 40, 50)])
 def test_a_run_is_not_made_shorter_than_it_is(
     key: str, value: int, done: int, config: RunConfig, paths: RunPaths

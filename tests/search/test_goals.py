@@ -179,7 +179,7 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     record = {"objective": "accuracy/val", "search": {"constraints": ["speed/epoch_s<2"]}}
     (tmp_path / SWEEP_RECORD).write_text(json.dumps(record))
     said = conclusion(tmp_path, runs[::-1])
-    assert "limits       2 of 7 runs keep speed/epoch_s<2; not run6, run5, run4, ..." in said
+    assert "limits       2 of 7 runs keep speed/epoch_s<2; not run6, run5, run4 and " in said
     assert "best         run0  accuracy/val 0.5000" in said, "of equal ones the first point"
     assert by_objective((run["folder"].name, run) for run in reversed(runs))[0] == "run0"
     none = {
@@ -191,6 +191,9 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], (
         "no table without a row"
     )
+    for damaged in ("{", "[1]", "search: foo", "objective: [loss/val, 3]"):
+        (tmp_path / SWEEP_RECORD).write_text(damaged)
+        assert conclusion(tmp_path, runs).startswith("best         run0  accuracy/val 0.5")
 
 
 @pytest.mark.parametrize(

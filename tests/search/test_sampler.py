@@ -283,7 +283,7 @@ def test_a_search_that_a_sampler_cannot_do_is_refused(monkeypatch: pytest.Monkey
         check("tpe", NUMBERS, [ACCURACY], limited=False)
 
 
-@pytest.mark.parametrize("name", ["tpe", "gp"])
+@pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("measured", [math.nan, math.inf])
 def test_a_limit_on_what_is_no_number_is_exceeded_for_a_sampler_too(
     name: str, measured: float

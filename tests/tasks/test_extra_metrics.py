@@ -205,7 +205,7 @@ NAMED = word("auroc", _target_=AUROC, better="max")
     ("arguments", "told"),
     [
         ((word("auroc", _target_=AUROC),), "task.metrics.auroc.better: has no value; give one"),
-        ((word("auroc", _target_=AUROC, better="up"),), "task.metrics.auroc.better='up': input"),
+        ((word("auroc", _target_=AUROC, better="up"),), "task.metrics.auroc.better=up: input"),
         ((word("accuracy", _target_=AUROC, better="max"),), "task.metrics.accuracy: the task"),
         ((NAMED, "objective=auroc/train"), "objective=auroc/train: is not measured"),
     ],

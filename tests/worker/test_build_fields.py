@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from expt.config.constraints import Target
@@ -25,7 +26,7 @@ from expt.tasks.classification import Classification
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.worker import build
-from expt.worker.build import build_data, build_learner, total_steps
+from expt.worker.build import build_data, build_learner, check_first_output, total_steps
 from expt.worker.parallel import refuse_uneven_last_batch
 from tests.composing import composed
 from tests.conftest import as_typed
@@ -327,6 +328,14 @@ def test_outputs_that_no_class_has_are_told_once(
         " classes"
     )
     assert capsys.readouterr().err.count(said) == (rank == 0)
+
+
+def test_outputs_of_a_softmax_are_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for module in (nn.Softmax(1), nn.LogSoftmax(1), nn.Sigmoid()):
+        check_first_output(module, "own.Net", 10, warns=True)
+        for _ in range(2):
+            module(torch.rand(2, 10))
+    assert capsys.readouterr().err.count("softmax") == 1
 
 
 @pytest.mark.parametrize(("model", "how", "rank", "told"), [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,14 @@ class Task(expt.Task):
 
     def measure(self, outputs: Tensor, batch: Batch) -> Any:
         return self._measure(outputs, batch)
+
+
+class Locked(Task):
+    """Can't be copied."""
+
+    def __init__(self, loss: Of) -> None:
+        super().__init__(loss)
+        self.lock = threading.Lock()
 
 
 class Training(Task):
@@ -82,9 +91,24 @@ def among(outputs: Tensor, batch: Batch) -> Any:
     return functional.cross_entropy(outputs @ outputs.T, places, reduction="sum"), len(outputs)
 
 
-def check(task: expt.Task, size: int = 20) -> SimpleNamespace:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+def hits(outputs: Tensor, batch: Batch) -> Any:
+    return (outputs.argmax(1) == batch.targets).sum(), len(outputs)
+
+
+class Phases(expt.PhasedTask):
+    """Its second phase gives a mean."""
+
+    phases = {"first": "weight", "second": "bias"}
+
+    def phase(self, name: str, model: Callable[..., Any], batch: Batch) -> Any:
+        return (total if name == "first" else mean)(model(batch.inputs), batch)
+
+
+def check(
+    task: expt.Task, size: int = 20, module: nn.Module | None = None, seed: int = 0
+) -> SimpleNamespace:
+    torch.manual_seed(seed)
+    module = module or nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     learner = SimpleNamespace(
         module=module, task=task, shards=1, compiled=False, precision=Precision(False, CPU)
     )
@@ -98,6 +122,7 @@ MEANS: Mapping[str, expt.Task] = {
     "Task.loss": Task(mean),
     "Task.loss ": Task(weighted_mean),
     "Task.loss  ": Task(lambda outputs, batch: (noise(outputs, batch).mean(), len(outputs))),
+    "Locked.loss": Locked(mean),
     "Task.measure: hits": Task(total, lambda *found: {"hits": mean(*found)}),
     "Task.measure: zero": Task(total, lambda *found: {"zero": hits_of_many(*found)}),
     "Training.training_loss": Training(mean),
@@ -125,6 +150,29 @@ def test_a_mean_is_refused(method: str) -> None:
 def test_other_sums_train(task: expt.Task, warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
     check(task)
     assert ("warning: " in capsys.readouterr().err) == warns
+
+
+def test_a_weight_of_all_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Task.loss .*global_size"):
+        check(Task(lambda outputs, batch: (each(outputs, batch).sum(), batch.global_size)))
+
+
+def test_a_phase_that_is_no_metric_is_looked_at() -> None:
+    with pytest.raises(ConfigError, match=r"Phases.phase: second gives a mean"):
+        check(Phases())
+
+
+def test_a_model_that_cannot_be_copied_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    uncopied = nn.Linear(6, 4)
+    uncopied.last = uncopied.weight * 2
+    check(Task(mean), module=uncopied)
+    assert "copy" in capsys.readouterr().err
+
+
+def test_outputs_that_depend_on_the_batch_are_not_taken_for_means() -> None:
+    for seed in range(20):
+        normalised = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False))
+        check(Task(total, lambda *found: {"hits": hits(*found)}), module=normalised, seed=seed)
 
 
 def test_a_sum_of_zero_is_not_compared_yet() -> None:

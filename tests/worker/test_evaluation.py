@@ -419,9 +419,11 @@ REFUSED = {
     "split=tst": "split=tst: not one of train, val, test, all",
     "which=first": "which=first: not one of best, last",
     "dataset=mnsit": "dataset=mnsit: not one of",
+    "dataset=[digits,mnist]": "dataset=[digits,mnist]: takes the name of one choice",
+    "dataset={root: new}": "dataset={root: new}: names no dataset",
     "split=test,val": "split=test,val: several values; evaluate one after the other",
     "~dataset.mean": "an evaluation needs all settings",
-    "dataset.colour=red": "dataset.colour='red': there is no such key",
+    "dataset.colour=red": "dataset.colour=red: there is no such key",
     "task.metrics.x=3": "task.metrics.x=3: ",
 }
 

@@ -135,7 +135,8 @@ def test_what_does_not_fit_is_told_in_a_line(
         ),
         (nn.ReLU(), "can't be read as weights (UnpicklingError: it holds torch.nn.modules"),
         (None, "can't be read as weights ("),
-        ({**net().state_dict(), "0.bias": torch.full((3,), math.nan)}, "has numbers"),
+        ({**net().state_dict(), "0.bias": torch.full((3,), math.nan)}, "has integers"),
+        ({**net().state_dict(), "0.bias": torch.ones(3, dtype=torch.int8)}, "has integers"),
     ],
 )
 def test_a_file_that_does_not_do_is_refused(tmp_path: Path, content: object, says: str) -> None:

@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[str, str]] = {
         "fork=parent@20 dataset.folds=5 dataset.fold=0",
         "dataset.folds=5: .* must keep",
     ),
-    "another start": ("fork=parent@20 init=kaiming", "init.name=kaiming: .* must keep"),
+    "another start": ("fork=parent@20 init=kaiming", "init=kaiming: .* must keep"),
     "weights": ("fork=parent@20 weights=parent", "weights=parent: "),
     "a seed within an epoch": ("fork=parent@15 seed=1", "seed=1: .* cannot change within an epoch"),
     "steps of another length": ("fork=parent@20 batch_size=16 max_steps=99", "max_steps=99: "),

@@ -120,6 +120,7 @@ class PlainMemory(OddMemory):
         self.weight = nn.Parameter(self.weight.detach().contiguous())
 
 
+@pytest.mark.slow
 def test_tensors_that_are_views_train_as_others_do(configs: Configs, tmp_path: Path) -> None:
     words = (*SMALL[1:], "epochs=2", "optimizer=sgd")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from expt.errors import ConfigError
+from expt.runs import checkpoint
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
 from expt.training.learner import Learner, Position
@@ -66,6 +69,18 @@ def test_training_continues_to_the_same_bits() -> None:
     assert finished[0]["workers"] == finished[1]["workers"], "sums, log points and random numbers"
     assert torch.equal(finished[0]["model"]["2.weight"], finished[1]["model"]["2.weight"])
     assert resumed.learner.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**8)
+
+
+def test_a_checkpoint_is_mapped_and_what_trains_on_is_not_in_its_file(tmp_path: Path) -> None:
+    path, first, resumed = tmp_path / "last.pt", snapshot(), snapshot()
+    checkpoint.save(path, {**trained(first, 4), "config": {}})
+    state = resumed.read(path)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    resumed.load_state_dict(state)
+    del state
+    gc.collect()
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    trained(resumed, 4)
 
 
 def test_float16s_scale_is_kept() -> None:

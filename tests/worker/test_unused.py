@@ -101,6 +101,7 @@ def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
     assert told.startswith("the parameter body.weight was used by some workers only in a step")
 
 
+@pytest.mark.slow
 def test_buffers_that_training_reads_are_rank_0s_on_all_workers_as_with_ddp(
     configs: Configs, tmp_path: Path
 ) -> None:

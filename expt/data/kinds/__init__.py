@@ -81,6 +81,11 @@ class DatasetConfig:
         return False
 
     @property
+    def needed(self) -> tuple[int, int] | None:
+        """The height and width that pictures are decoded at, at the least; None: as they are."""
+        return getattr(self, "image_size", None) if getattr(self, "draft", False) else None
+
+    @property
     def passes_as_is(self) -> bool:
         """Whether its samples are given to the model as they are, of whatever kind."""
         return False

@@ -56,6 +56,7 @@ class HuggingFace(Images):
     standardise_targets: Standardise = False
     image_size: Size | None
     channels: Literal[1, 3] | None = None
+    draft: bool = True
     num_workers: Readers
 
     TASKS = ("classification", "multilabel", "regression", "segmentation")
@@ -228,15 +229,15 @@ def _numbers(path: Path, split: Any, names: Sequence[str]) -> tuple[np.ndarray, 
     """Return columns as numbers, and their names. Raise DataError for what is none."""
     import numpy as np
 
-    cells, wrong = dict[str, np.ndarray](), dict[str, str]()
+    cells, wrong = dict[str, Any](), dict[str, columns.Wrong]()
     for name in names:
         column = _column(split, name)
         try:
             cells[name] = np.asarray(column)
         except ValueError:  # lists of unequal lengths
             cells[name] = np.fromiter(column, object, len(column))
-    found = columns.numbers_of(path, cells, names, wrong)
-    columns.refuse(wrong)
+    found = columns.numbers_of(cells, names, wrong)
+    columns.refuse(path, wrong)
     return found, tuple(columns.parts_of(cells, names))
 
 

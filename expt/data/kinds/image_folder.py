@@ -1,7 +1,7 @@
 """Folders of images: root/train/CLASS/*.jpg, or root/train/{images,masks}; and so in val and test.
 
 Without a folder train, val or test the root itself is train. Images of classes that fit in memory
-are decoded once into the cache, by the driver on all cores.
+are decoded once into the cache: by the first epoch, or in a small folder by the driver.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from expt.data.image_files import (
     look_at,
     look_at_pair,
     of_suffix,
+    open_picture,
     parts_there,
     picture_suffixes,
     pixels_of,
@@ -41,7 +42,7 @@ from expt.data.image_files import (
 )  # fmt: skip
 from expt.data.kinds import DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
 from expt.data.plain_text import composed
-from expt.errors import DataError, listed
+from expt.errors import DataError, collected, listed
 from expt.machine import available_memory
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from expt.data.source import Source
 
+SMALL = 1 << 24  # bytes of pictures that are decoded before the first epoch, which takes a second
 _SHARE = 0.25  # of the free memory and disk, that `auto` takes
 
 
@@ -59,6 +61,7 @@ class _Folder(DatasetConfig):
     root: Place
     image_size: Size
     channels: Literal[1, 3] = 3
+    draft: bool = True
     num_workers: Readers
     splits: Splits = None
 
@@ -70,12 +73,17 @@ class _Folder(DatasetConfig):
 
     def _names(self, samples: Iterable[tuple[str, ...]]) -> list[str]:
         """Return the files of samples by their paths below the root, sorted."""
-        files = itertools.chain.from_iterable(samples)
-        return sorted(os.path.relpath(file, self.root) for file in files)
+        below = functools.cache(functools.partial(os.path.relpath, start=self.root))
+        files = map(os.path.split, itertools.chain.from_iterable(samples))
+        return sorted(
+            os.path.join(below(folder), name).removeprefix("./") for folder, name in files
+        )
 
     def _read(self, samples: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
         """Return the samples that are read beforehand, as for the fingerprint; see `sampled`."""
-        read = {*sampled(self._names(samples))}
+        names = self._names(samples)
+        if len(read := {*sampled(names)}) == len(names):
+            return samples
         return [each for each in samples if os.path.relpath(each[0], self.root) in read]
 
     def parts(self) -> Collection[str]:
@@ -133,7 +141,7 @@ class ImageFolder(_Folder, Images):
                     self._decode(listing, sums)
             else:
                 samples = self._read(samples)
-            found = look_at(sums, self._how, samples, self._look)
+            found = look_at(sums, self._how, samples, self._look, fitted=self.image_size)
         report_found(self.root, found)
 
     @property
@@ -144,32 +152,38 @@ class ImageFolder(_Folder, Images):
         return look(path, MODES[self.channels])
 
     def _decode(self, listing: Listing, sums: Checksums) -> None:
-        """Decode what the cache has not; what can't be is found when it is looked at."""
+        """Make room for images in the cache, which readers decode; a small folder's here.
+
+        What can't be decoded is found when it is looked at.
+        """
         import numpy as np
 
-        name = _entry(listing, self, sums.of)
-        assert name is not None
-        if cache.read(name) is not None:
-            return
         labels, shape = np.array(listing.labels, np.int64), (self.channels, *self.image_size)
-        rows = {file: row for row, file in enumerate(listing.files)}
+        places = {file: row for row, file in enumerate(listing.files)}
+        room = functools.partial(cache.new_rows, number=len(labels), shape=shape)
 
         def write(folder: Path) -> None:
+            rows = room(folder)
+
+            def store(path: str) -> Any:
+                seen = self._look(path)
+                picture = open_picture(path, MODES[self.channels], needed=self.needed)
+                pixels = pixels_of(picture, self.image_size, self.channels)
+                rows.put(places[path], pixels.transpose(2, 0, 1).copy())
+                return seen
+
             # Threads are enough: Pillow decodes and resizes without Python's lock.
-            with cache.new_images(folder, labels, shape) as file:
-                images = np.load(file, mmap_mode="r+")
-
-                def store(path: str) -> Any:
-                    picture = self._look(path)
-                    pixels = pixels_of(picture, self.image_size, self.channels)
-                    images[rows[path]] = pixels.transpose(2, 0, 1)
-                    return picture
-
-                look_at(sums, self._how, [(path,) for path in listing.files], store, anew=True)
-                images.flush()
+            paths = [(path,) for path in places]
+            look_at(sums, self._how, paths, store, fitted=self.image_size, anew=True)
+            cache.seal(rows, labels)
 
         try:
-            cache.fill(name, write)
+            name = _entry(listing, self, sums.of)
+            if name and cache.read(name) is None:
+                sizes = itertools.accumulate(map(os.path.getsize, listing.files))
+                is_small = all(size <= SMALL for size in sizes)
+                cache.fill(name, write if is_small else room)
+                cache.seal(cache.rows(name), labels)
         except DataError:
             return
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
@@ -185,20 +199,24 @@ class ImageFolder(_Folder, Images):
         """Read from memory if the driver has put the images into the cache, else one by one."""
         import torch
 
-        from expt.data.images import in_memory, of_pictures, pictures_of
+        from expt.data.images import Kept, in_memory, of_pictures, pictures_of
+        from expt.data.source import Part
 
         listings = list_parts(self.root, self.splits)
-        memory = {
-            part: in_memory(arrays, device)
-            for part, each in listings.items()
-            if (arrays := decoded_folder(each, self))
-        }
         pairs = {
             part: [*zip(each.files, each.labels, strict=True)] for part, each in listings.items()
         }
+        pictures, kept = pictures_of(pairs, self), dict[str, Part | Kept]()
+        with Checksums.below(Path(self.root)) as sums:
+            for part, each in listings.items():
+                name = None if self.cache is False else _entry(each, self, sums.known)
+                if name and (arrays := cache.read(name)):
+                    kept[part] = in_memory(arrays, device)
+                elif name and (rows := cache.rows(name)):
+                    kept[part] = Kept(pictures[part], each.labels, rows, sums)
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
-        return of_pictures(pictures_of(pairs, self), classes, labels, num_workers, memory)
+        return of_pictures(pictures, classes, labels, num_workers, kept)
 
 
 class Listing(NamedTuple):
@@ -269,21 +287,13 @@ def _problems(
         )
 
 
-def decoded_folder(listing: Listing, dataset: ImageFolder) -> cache.Arrays | None:
-    """Return the images of `listing` if they are in the cache, mapped into memory."""
-    if dataset.cache is False:
-        return None
-    with Checksums.below(Path(dataset.root)) as sums:
-        name = _entry(listing, dataset, sums.known)
-    return cache.read(name) if name else None
-
-
 def _entry(
     listing: Listing, dataset: ImageFolder, checksum: Callable[[str], str | None]
 ) -> str | None:
     """Return the cache's entry: another for another content; None where a file was not read yet."""
     shape = dataset.channels, *dataset.image_size
-    where = cache.digest([str(listing.folder.resolve()), *map(str, shape)])
+    how = [str(listing.folder.resolve()), *map(str, shape), *(["draft"] if dataset.draft else [])]
+    where = cache.digest(how)
     words, start = list[str](), len(str(listing.folder)) + 1
     for file, label in zip(listing.files, listing.labels, strict=True):
         if (content := checksum(file)) is None:
@@ -311,15 +321,8 @@ class SegmentationFolder(_Folder):
         return problems_of_masks(self, task)
 
     def _samples(self) -> dict[str, list[tuple[str, ...]]]:
-        found, problems = {}, list[str]()
-        for part, folder in parts_there(self.root, self.splits).items():
-            try:
-                found[part] = list_pairs(folder)
-            except DataError as error:
-                problems += error.problems
-        if problems:
-            raise DataError(problems)
-        return found
+        parts = parts_there(self.root, self.splits)
+        return dict(zip(parts, collected(list_pairs, parts.values()), strict=True))
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """Look at every image and mask. Raise DataError for all that cannot be read or used."""
@@ -334,7 +337,8 @@ class SegmentationFolder(_Folder):
         mode = MODES[self.channels]
         look = functools.partial(look_at_pair, mode=mode, values=values)
         with Checksums.below(Path(self.root)) as sums:
-            found = look_at(sums, f"image and mask {mode} {values}", self._read(samples), look)
+            how, read = f"image and mask {mode} {values}", self._read(samples)
+            found = look_at(sums, how, read, look, fitted=self.image_size)
         report_found(self.root, found)
 
     def open(

@@ -1,0 +1,48 @@
+"""A folder of pictures read by torchvision's ImageFolder and a DataLoader, in a loop by hand."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def main() -> None:
+    """Print the seconds from `--began` to the end of the first step, and images/s after it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root")
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--readers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--began", type=float, default=time.time())
+    given = parser.parse_args()
+    v2: Any = importlib.import_module("torchvision.transforms.v2")
+    datasets: Any = importlib.import_module("torchvision.datasets")
+    resize = [v2.Resize(given.size), v2.CenterCrop(given.size)]
+    scaled = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
+    data = datasets.ImageFolder(f"{given.root}/train", v2.Compose([*resize, *scaled]))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(3 * given.size**2, 128), nn.ReLU(), nn.Linear(128, 10)
+    )
+    optimizer, first, images = torch.optim.SGD(model.parameters(), 0.01), 0.0, 0
+    for inputs, classes in DataLoader(data, 64, shuffle=True, num_workers=given.readers):
+        loss = nn.functional.cross_entropy(model(inputs), classes)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        images += len(inputs) if first else 0
+        first = first or time.time()
+        if images >= given.steps * 64:
+            break
+    found = {"first_step_s": first - given.began, "images_s": images / (time.time() - first)}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
