@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
 
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 _INDEX, _COUNTER = "has no name, as the index that pandas writes", "counts the rows"
-_BLOCK = 1 << 20
+_BLOCK = 1 << 16
 """Numbers that are computed with at a time."""
 
 
@@ -41,9 +41,7 @@ class Chosen:
 
     def __init__(self, numbers: np.ndarray, places: Iterable[int] | None = None) -> None:
         self._numbers = numbers
-        every = [*range(numbers.shape[1])]
-        self._places = every if places is None else [*places]
-        self._are_all = self._places == every
+        self._places = [*range(numbers.shape[1])] if places is None else [*places]
         self._scales: tuple[np.ndarray, np.ndarray] | None = None
         self.shape = (len(numbers), len(self._places))
 
@@ -52,9 +50,11 @@ class Chosen:
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         """Return rows, float64."""
-        found: np.ndarray = self._numbers[rows]
-        # By take they lie row by row, so that sums have the bits of those over all columns.
-        found = found if self._are_all else found.take(self._places, axis=1)
+        first, last = min(self._places), max(self._places)
+        found: np.ndarray = self._numbers[:, first : last + 1][rows]
+        if self._places != [*range(first, last + 1)]:
+            # By take they lie row by row, so that sums have the bits of those over all columns.
+            found = found.take([place - first for place in self._places], axis=1)
         if self._scales is None:
             return found
         mean, std = self._scales
