@@ -35,7 +35,7 @@ class ExptError(Exception):
 
 
 class ConfigError(ExptError):
-    """The configuration cannot run; `problems` holds one line each."""
+    """The configuration cannot run; `problems` holds one line each, of which 30 are shown."""
 
     exit_code = 2
     where = "configuration"
@@ -44,7 +44,7 @@ class ConfigError(ExptError):
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         count = len(self.problems)
         head = "" if count == 1 else f"{count} problems in the {self.where}\n  "
-        super().__init__(head + "\n  ".join(self.problems))
+        super().__init__(head + listed(self.problems, 30, "\n  "))
 
 
 class DataError(ConfigError):
@@ -53,18 +53,14 @@ class DataError(ConfigError):
     where = "data"
 
 
-def collected(
-    function: Callable[[Item], Found], items: Iterable[Item], most: int = 100
-) -> list[Found]:
-    """Return what a function returns for each item. Raise the first DataErrors as one."""
+def collected(function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
+    """Return what a function returns for each item. Raise all DataErrors as one."""
     found, problems = list[Found](), list[str]()
     for item in items:
         try:
             found.append(function(item))
         except DataError as error:
             problems += error.problems
-    if more := problems[most:]:
-        problems = [*problems[:most], f"and {len(more)} more"]
     if problems:
         raise DataError(problems)
     return found
@@ -160,11 +156,11 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
-    """Return the first of the names."""
+def listed(names: Iterable[str], most: int = 8, between: str = ", ") -> str:
+    """Return the first of the names, and how many more there are."""
     found = list(names)
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+    more = f"{between.lstrip(',')}and {len(found) - most} more" if len(found) > most else ""
+    return between.join(found[:most]) + more
 
 
 def described(value: object) -> str:

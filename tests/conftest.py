@@ -122,10 +122,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     warm.collapse()  # several hundred tests fork this process
     gc.freeze()  # what is imported by now is not garbage, to be looked through again and again
-    gc.set_threshold(10_000, 10, 1000)  # nor is most of what tests import later
     gc.enable()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)  # each process that tests has one core
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Any:
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()  # nor is what this file has imported
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -145,7 +145,7 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
     """Return what is wrong with `word` if this is the choice of its group; None: a custom class."""
     group = key.partition(".")[0]
     if choice is None:
-        return f"{word}: the YAML has no key '{key}'; add it there, or type +{word}"
+        return f"{word}: nothing sets '{key}' yet; type +{word}, or add it to the class's YAML"
     if key in keys():
         having = [path for path in options(group) if key in _flat(path, f"{group}.")]
         missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"

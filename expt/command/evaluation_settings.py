@@ -145,7 +145,8 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     if split is None and own and not record["data"].get("test_size"):
         warn("the run's dataset has no test set: val is measured")
         split = "val"
-    split = split or ("test" if own else config.dataset.default_split)
+    is_whole = not own and "test" not in (config.dataset.parts() or ["test"])
+    split = split or ("test" if own else "all" if is_whole else config.dataset.default_split)
     if own and split in ("train", "all"):
         warn(f"split={split}: the run was trained on these samples, or on some of them")
     other = None if own else _name(config, asked)
@@ -165,6 +166,8 @@ def _name(config: RunConfig, asked: Asked) -> str:
     """Return the name of another dataset, of a custom class with the arguments that are typed."""
     dataset = config.dataset
     if not dataset.custom_class:
+        if path := asked.dataset.get("path"):
+            return Path(str(path)).stem
         return str(asked.values.get("dataset") or dataset.name)
     words = (f"{key}={value}" for key, value in asked.dataset.items())
     name = asked.values.get("dataset") or dataset.custom_class.rpartition(".")[2]

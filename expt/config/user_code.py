@@ -384,6 +384,12 @@ def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
     return found
 
 
+def takes_integer(target: str, argument: str) -> bool:
+    """Return whether a custom class takes an integer for it, by annotation or default."""
+    found = _parameters(resolve(target, object)).get(argument)
+    return found is not None and (found.annotation in (int, "int") or type(found.default) is int)
+
+
 def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 

@@ -18,7 +18,7 @@ from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, mapped
 from expt.data.samples import refuse_shuffled
 from expt.data.source import About, Source, are_images, warn_of_absent
-from expt.errors import ConfigError, DataError, described, did_you_mean, listed, warn
+from expt.errors import ConfigError, DataError, described, did_you_mean, listed, type_name, warn
 from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
@@ -35,6 +35,8 @@ class DataInfo(About):
     """samples to train on, after validation is held out and train_limit applied"""
     val_size: int
     test_size: int
+    sample: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """the shape and the dtype of one, if it is one tensor"""
     class_counts: tuple[int, ...] = ()
     """samples of each class to train on, if that is known before they are read"""
     target_origin: float | tuple[float, ...] = 0.0
@@ -49,7 +51,7 @@ class DataInfo(About):
     @property
     def told(self) -> dict[str, Any]:
         """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
-        more = {**_about(self), "target_origin": self.target_origin}
+        more = {**_about(self), "target_origin": self.target_origin, "sample": self.sample}
         shapes = more.pop("shapes")
         return {**shapes, **self.sizes, **{name: one for name, one in more.items() if one}}
 
@@ -177,6 +179,9 @@ def _info(
 ) -> DataInfo:
     classes, is_of_numbers = source.counted, getattr(task, "TARGETS", None) == "numbers"
     counts: Any = ()
+    inputs, sample = source.example[0], dict[str, Any]()
+    if isinstance(inputs, Tensor):
+        sample = {"shape": [*inputs.shape], "dtype": type_name(inputs)}
     if classes is not None:
         counts = classes[train].bincount(minlength=len(source.class_names))
     return DataInfo(
@@ -184,6 +189,7 @@ def _info(
         train_size=len(train),
         val_size=val.size if val else 0,
         test_size=test.size if test else 0,
+        sample=sample,
         class_counts=tuple(map(int, counts)),
         target_origin=_origin(source, train) if is_of_numbers else 0.0,
     )

@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
-import threading
+import types
 from collections.abc import Mapping, Set
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from expt.config.imported import is_installed
 
 MOST, MANY, FEW = 4096, 10_000_000, 512
 """The numbers of a tensor that are compared, and that are added up; the objects of an attribute."""
-_OF_TORCH = frozenset(vars(nn.Module()))
-_CODE = (type, BuiltinFunctionType, MethodType, ModuleType)
+_OF_TORCH = {name for name in vars(nn.Module()) if not name.endswith("_hooks")}
+_OF_TORCH |= {"_step_count", "_last_lr"}  # a scheduler makes them anew
+_CODE = (type, types.BuiltinFunctionType, types.ModuleType)
 Prints = Mapping[str, Any]
 """Of each attribute what stays equal while it does: digests in containers."""
 
 
-def attributes(one: object) -> dict[str, Any]:
+def attributes(one: Any) -> dict[str, Any]:
     """Return the attributes and slots of an object, or the globals of a module of Python.
 
-    Those of an nn.Module are without its parameters and modules.
+    Those of an nn.Module are without its parameters and modules, and what prune makes of one.
     """
-    if isinstance(one, type | ModuleType):
+    if isinstance(one, type | types.ModuleType):
         return {name: value for name, value in vars(one).items() if not name.startswith("__")}
-    found = {name: getattr(one, name) for name in _slots(one) if hasattr(one, name)}
+    found = {name: getattr(one, name) for name in _slots(type(one)) if hasattr(one, name)}  # type: ignore[arg-type]
+    found |= getattr(one, "__dict__", {})
+    if isinstance(one, nn.Module | LRScheduler):
+        found = {name: value for name, value in found.items() if name not in _OF_TORCH}
     if not isinstance(one, nn.Module):
-        return found | getattr(one, "__dict__", {})
-    own = {name: value for name, value in vars(one).items() if name not in _OF_TORCH}
-    return found | own | dict(one.named_buffers(recurse=False))
+        return found
+    for parameter, _ in one.named_parameters(recurse=False):
+        found.pop(parameter.rpartition("_")[0], None)
+    return found | dict(one.named_buffers(recurse=False))
 
 
-def _slots(one: object) -> set[str]:
-    named = (each for kind in type(one).__mro__ for each in vars(kind).items())
-    return {name for name, value in named if isinstance(value, MemberDescriptorType)}
+@functools.cache
+def _slots(kind: type) -> set[str]:
+    named = (one for each in kind.__mro__ for one in vars(each).items())
+    return {name for name, value in named if isinstance(value, types.MemberDescriptorType)}
 
 
 def prints(one: object, seen: dict[int, object] | None = None) -> Prints:
@@ -64,7 +71,8 @@ class Watched:
         """`methods` name what saves and loads its state, if it has that."""
         self._one, self._methods = one, methods
         self._before = prints(one, dict(known))
-        self._copies: Any = copy.deepcopy(attributes(one), dict(known)) if methods else {}
+        copied, memo = attributes(one) if methods else {}, dict(known)
+        self._copies = {name: _copy(each, memo) for name, each in copied.items()}
 
     def lost(self, known: Mapping[int, object]) -> list[str]:
         """Return the attributes that have changed, and that a saved state does not bring back."""
@@ -76,9 +84,17 @@ class Watched:
         twin = copy.copy(self._one)
         for name, value in self._copies.items():
             object.__setattr__(twin, name, value)
+        shared = prints(twin, dict(known))  # such as what a function's closure holds
         getattr(twin, load)(getattr(self._one, save)())
         loaded = prints(twin, dict(known))
-        return [name for name in names if now[name] != loaded.get(name)]
+        return [name for name in names if not now[name] == loaded.get(name) != shared.get(name)]
+
+
+def _copy(value: Any, memo: dict[int, object]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a lock, a generator, ...
+        return value
 
 
 def _differ(before: Any, after: Any) -> bool:
@@ -126,9 +142,10 @@ def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
     try:
         if isinstance(value, staticmethod | classmethod):
             value = value.__func__
-        if isinstance(value, threading.local):
-            return _print(vars(value), seen, most)
-        if isinstance(value, FunctionType):
+        if isinstance(value, types.GeneratorType):
+            frame = value.gi_frame  # None at its end
+            return frame and _print((frame.f_lasti, dict(frame.f_locals)), seen, most)
+        if isinstance(value, types.FunctionType):
             if is_installed(value.__code__.co_filename):
                 return (_print(vars(value).get("__wrapped__"), seen, most),)
             held = [*(cell.cell_contents for cell in value.__closure__ or ())]
@@ -137,7 +154,7 @@ def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
         found = value.__reduce_ex__(5)  # without a copy of large buffers
         parts = [*found[1:3], *([*each] if each else None for each in found[3:5])]
     except Exception:  # an open file, a lock, an iterator, ...
-        return None
+        return _print(getattr(value, "__dict__", None), seen, most)
     return None if isinstance(found, str) else tuple(_print(part, seen, most) for part in parts)
 
 

@@ -31,8 +31,6 @@ MISSING = frozenset(
     "null|".split("|")
 )
 """Texts that pandas reads as no value."""
-_SHOWN = 8
-"""Columns with something wrong that are listed."""
 FEW = 20
 """Rows of which numbers may follow each other by chance."""
 
@@ -97,12 +95,9 @@ def numbers_of(
 def refuse(path: Path, wrong: Mapping[str, Wrong], more: str = "", fix: str = FIX) -> None:
     """Raise DataError where columns have something wrong."""
     if wrong:
-        others = len(wrong) - _SHOWN
-        shown = [f"{path}: column {name}, {each.problem(fix)}" for name, each in wrong.items()][
-            :_SHOWN
-        ]
-        shown += [f"and {others} more"] * (others > 0)
-        raise DataError([*shown[:-1], f"{shown[-1]}{more}"])
+        problems = (f"{path}: column {name}, {each.problem(fix)}" for name, each in wrong.items())
+        first, *others = problems
+        raise DataError([f"{first}{more}", *others])
 
 
 def read_numbers(column: Column) -> np.ndarray:
@@ -155,6 +150,24 @@ def counts_rows(values: np.ndarray) -> bool:
     if number < FEW or np.ptp(values) != number - 1 or (values != np.floor(values)).any():
         return False
     return len(np.unique(values)) == number
+
+
+def are_different(values: np.ndarray) -> bool:
+    """Return whether values [N] are integers of which no two are alike."""
+    import numpy as np
+
+    return bool((values == np.floor(values)).all() and np.diff(np.sort(values)).all())
+
+
+def may_be_ids(values: np.ndarray) -> bool:
+    """Return whether integers [N] rise or fall with each row, or all differ, and not by chance."""
+    import numpy as np
+
+    if len(values) < FEW or not are_different(values):
+        return False
+    alike = len(values) ** 2 / (2 * np.ptp(values) + 2)  # pairs of random numbers
+    steps = np.diff(values)
+    return alike > FEW or bool((steps > 0).all() or (steps < 0).all())
 
 
 class Classes:

@@ -361,9 +361,11 @@ class MaskValues:
         out = (mask < 0) | (mask >= self.num_classes)
         out &= mask != self.ignore_index
         if out.any():
+            is_jpeg = name.lower().endswith((".jpg", ".jpeg"))
+            fix = "JPEG changes numbers: save masks as PNG" if is_jpeg else "fix it, or num_classes"
             raise DataError(
                 f"{name} holds the class {int(mask[out][0])}, expected 0 to {self.num_classes - 1},"
-                f" or {self.ignore_index} (task.ignore_index); fix the mask, or num_classes"
+                f" or {self.ignore_index} (task.ignore_index); {fix}"
             )
 
 
@@ -384,8 +386,8 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
 
     if mask.mode[:4] not in _OF_NUMBERS:  # I;16B too
         raise DataError(
-            f"{name} is a picture of mode {mask.mode}; save its mask with one number for each"
-            " pixel, as a grey or palette PNG"
+            f"{name} is a picture of mode {mask.mode}; save its mask as a grey or palette PNG of"
+            " each pixel's class, 0, 1, ... (255 is ignored: task.ignore_index)"
         )
     orientation, size = image.info.get("turned", 1), size_of(image)
     lying = size[::-1] if orientation >= 5 else size

@@ -31,7 +31,8 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
     import numpy as np
 
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
-_INDEX, _COUNTER = "has no name, as the index that pandas writes", "counts the rows"
+_TEXTS = "give it a number, or its texts a column each (pandas.get_dummies), or remove the row"
+_INDEX, _COUNTER = "the index of pandas, or without a name", "counts the rows"
 _BLOCK = 1 << 16
 """Numbers that are computed with at a time."""
 
@@ -82,20 +83,6 @@ class Chosen:
         mean, std = np.array(scales).T
         found._scales = mean, std
         return found
-
-    def steady(self) -> list[int]:
-        """Return the places of columns of integers that rise, or fall, with every row."""
-        import numpy as np
-
-        rise, fall = np.ones((2, self.shape[1]), bool)
-        number = _BLOCK // self.shape[1] + 1
-        for start in range(0, len(self), number):
-            block = self[start : start + number + 1]
-            steps, integers = block[1:] - block[:-1], (block % 1 == 0).all(0)
-            rise, fall = rise & integers & (steps > 0).all(0), fall & integers & (steps < 0).all(0)
-            if not (rise | fall).any():
-                break
-        return [*map(int, np.flatnonzero(rise | fall))]
 
 
 class Rows(NamedTuple):
@@ -218,7 +205,7 @@ def _read(path: Path, wanted: Wanted, file: IO[bytes]) -> tuple[dict[str, Any], 
     counters = set[str]()
     if not (wanted.features or wanted.known):
         counters = _counters(path, found, columns, _numbers_in(file, about["shape"]))
-    refuse(path, found.wrong)
+    refuse(path, found.wrong, fix=_TEXTS)
     features = enumerate(found.features, len(found.targets))
     about |= {
         "targets": [*enumerate(found.targets or targets)],
@@ -290,7 +277,7 @@ def _counters(path: Path, found: _Found, columns: Sequence[str], numbers: np.nda
     }
     usable = [name for name in columns if name not in counters and name not in found.wrong]
     more = f", or use the columns of numbers only: {word(usable)}" if usable else ""
-    refuse(path, found.wrong, more)
+    refuse(path, found.wrong, more, _TEXTS)
     if not usable:
         raise ConfigError(
             f"dataset.features: {path} has only the targets and {listed(columns)}"

@@ -290,7 +290,7 @@ class _Csv(TableFile):
             )
 
     def _by_csv(self, lines: Iterable[str], start: int, names: Sequence[str]) -> Iterator[Batch]:
-        rows = _rows(self.path, lines, start)
+        rows = _filled(_rows(self.path, lines, start))
         while several := list(itertools.islice(rows, _ROWS)):
             damaged = {}
             for place, row in enumerate(several):
@@ -341,7 +341,7 @@ def _blocks(path: Path, start: int = 0) -> Iterator[_Block]:
             if end := _end(rest):
                 yield _checked(path, _Block(start, rest[:end]))
                 start, rest = start + end, rest[end:]
-    if rest.strip(_BLANK):
+    if rest.strip(_BLANK) or rest.count(b'"') % 2:
         yield _checked(path, _Block(start, rest))
 
 
@@ -396,6 +396,16 @@ def _rows(path: Path, lines: Iterable[str], start: int = 0) -> Iterator[list[str
             return
         if row:
             yield row
+
+
+def _filled(rows: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Yield the rows but blank ones at the end."""
+    blank = list[list[str]]()
+    for row in rows:
+        blank.append(row)
+        if any(map(str.strip, row)):
+            yield from blank
+            blank.clear()
 
 
 _KINDS: dict[str, Callable[[Path], TableFile]] = {".csv": _Csv, ".npz": _npz, ".parquet": _Parquet}

@@ -108,7 +108,7 @@ def export(
         load_task_state(task, trained.workers, torch.device("cpu"))
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
-    if preprocess and ("channels" not in data or config.dataset.passes_as_is):
+    if preprocess and not (config.dataset.has_rows or config.dataset.has_pixels(data)):
         raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
     is_scaled = config.task.TARGETS == "numbers"
     module = Complete(trained, scaled=is_scaled) if preprocess else trained.model

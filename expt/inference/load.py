@@ -46,7 +46,8 @@ class Preprocess:
     stretched to it where those with masks were; as tensors they are uint8, or float in [0, 1], [C,
     H, W] or [N, C, H, W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F]
     or [N, F] of a table, lists of numbers too, come out standardised, [N, 1, 1, F]. A text comes
-    out as its tokens, int64 [1, length]. Other samples must be tensors, and are only moved.
+    out as its tokens, int64 [1, length]. Other samples must be tensors or arrays, one or a batch,
+    and are only moved.
 
     Raise ConfigError for what is not a sample, DataError for a damaged picture.
     """
@@ -66,8 +67,9 @@ class Preprocess:
         number = data["image_size"][1] if standardises else 0
         self.features: Scales = dict(known[:number])
         self.targets: Scales = dict(known[number:])
+        self._shape: list[int] = [*data.get("sample", {}).get("shape", ())]
         self._normalise: Finish | None = None
-        if "channels" in data and not dataset.has_rows and not dataset.passes_as_is:
+        if dataset.has_pixels(data):
             how = LoaderOptions(batch_size=1, device=device, mean=dataset.mean, std=dataset.std)
             self._normalise = Finish(how, data["channels"])
 
@@ -81,7 +83,7 @@ class Preprocess:
         if has_rows:
             return self._rows(samples)
         if self._normalise is None:
-            return _tensor(samples).to(self._device)
+            return self._as_is(_tensor(samples))
         is_array = isinstance(samples, Tensor | np.ndarray)
         images = _tensor(samples) if is_array else self.picture(samples)[0]
         images = images.unsqueeze(0) if images.dim() == 3 else images
@@ -91,6 +93,15 @@ class Preprocess:
                 f"an image of shape {list(images.shape)}: give [{channels}, height, width], or many"
             )
         return self._normalise(images.to(self._device, copy=True))
+
+    def _as_is(self, given: Tensor) -> Tensor:
+        """Return samples of a custom dataset; one gets a batch's dimension."""
+        if self._shape and given.dim() not in (len(self._shape), len(self._shape) + 1):
+            raise ConfigError(
+                f"samples of shape {list(given.shape)}: those of training are {self._shape}; give"
+                " one, or a batch"
+            )
+        return (given[None] if given.dim() == len(self._shape) else given).to(self._device)
 
     def picture(self, given: Any, name: str = "the picture") -> tuple[Tensor, tuple[int, int]]:
         """Return a picture, or that of a path, as uint8 [C, H, W] of the model's size.
@@ -133,7 +144,7 @@ def _tensor(given: Any) -> Tensor:
         return given
     if isinstance(given, np.ndarray):
         return torch.from_numpy(given if given.flags.writeable else given.copy())
-    raise ConfigError(f"a {type(given).__name__}: give a tensor, with a batch's dimension")
+    raise ConfigError(f"a {type(given).__name__}: give a tensor or an array")
 
 
 class TrainedModel(nn.Module):

@@ -63,8 +63,7 @@ def kind_of(dataset: DatasetConfig, data: Mapping[str, Any]) -> Kind:
         return TEXTS
     if dataset.has_rows:
         return ROWS
-    custom = dataset.custom_class and (dataset.passes_as_is or "channels" not in data)
-    return SAMPLES if custom or "vocab_size" in data else PICTURES
+    return PICTURES if dataset.has_pixels(data) else SAMPLES
 
 
 class Plan:

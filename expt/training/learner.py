@@ -75,6 +75,8 @@ class Learner(Evaluator):
     """Gathers the whole of the sharded model that is evaluated on rank 0; a collective."""
     reduces_each_micro_batch: bool = False
     """Whether shards average gradients after each micro-batch, so no worker ever has all."""
+    trained: frozenset[str] = frozenset()
+    """The names of the parameters that were not frozen when the model was built."""
     phases: Phases = dataclasses.field(default_factory=dict)
     """The updates of a step, and the parameters of each; empty where it is one of all."""
 
@@ -174,6 +176,11 @@ class Position:
         if offset != self.offset:
             self.offset, total = offset, self.epochs * self.steps_per_epoch + offset
             self.total_steps = total if self.max_steps is None else min(total, self.max_steps)
+
+
+def trained_names(module: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters that are not frozen."""
+    return frozenset(name for name, one in module.named_parameters() if one.requires_grad)
 
 
 Phases = Mapping[str, frozenset[nn.Parameter]]

@@ -42,7 +42,7 @@ from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
-from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of
+from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of, trained_names
 from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
@@ -179,16 +179,16 @@ def build_learner(
     own = config.model.target if isinstance(config.model, constraints.Target) else None
     if own and not compiled and config.task.TARGETS == "class":
         check_first_output(module, own, data.info.shapes["num_classes"], warns=worker.rank == 0)
-    scheduler = build_scheduler(config, optimizer, steps_per_epoch=len(data.train))
     learner = Learner(
         module=module,
         parallel=wrapped,
         average_statistics=average_statistics,
         optimizer=optimizer,
-        scheduler=scheduler,
+        scheduler=build_scheduler(config, optimizer, steps_per_epoch=len(data.train)),
         scheduler_interval=getattr(config.scheduler, "interval", "step"),
         precision=precision,
         task=task,
+        trained=trained_names(module),
         phases=phases,
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),

@@ -23,7 +23,7 @@ from expt.runs.paths import RunPaths
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
-from expt.training.learner import Learner, Position
+from expt.training.learner import Learner, Position, trained_names
 from expt.training.optimizer_state import adapted, train_at
 from expt.training.parameter_groups import members
 from expt.training.sharding import Place, gathered, is_sharded, local, map_tensors, scattered
@@ -154,8 +154,10 @@ class Snapshot:
 
     def _of_learner(self) -> dict[str, Any]:
         learner = self.learner
+        now = trained_names(learner.module)
         return {
             "model": learner.module.state_dict(),
+            "requires_grad": {name: name in now for name in now ^ learner.trained},
             **({} if learner.ema is None else {"ema": learner.ema.state_dict()}),
             "optimizer": learner.optimizer.state_dict(),
             "scheduler": learner.scheduler.state_dict(),
@@ -255,10 +257,14 @@ class Snapshot:
             self.load_weights(self.read(path, only=("model", "ema")))
 
     def load_weights(self, state: State) -> None:
-        """Load the model of `state`, and its moving average where there is one."""
+        """Load the model of `state`, and its moving average, which else begins with the model."""
         load_all(self.learner.module, state["model"])
-        if self.learner.ema is not None:
+        if self.learner.ema is not None and "ema" in state:
             load_all(self.learner.ema, state["ema"])
+        elif self.learner.ema is not None:
+            load_all(self.learner.ema.module, state["model"])
+        for name, value in state.get("requires_grad", {}).items():
+            self.learner.module.get_parameter(name).requires_grad_(value)
 
 
 class _Slots(dict[Place, torch.Tensor]):

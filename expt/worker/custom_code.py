@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from expt.config import constraints, imported
 from expt.config.imported import PREFIX
@@ -16,26 +19,26 @@ from expt.data.checked_samples import in_words
 from expt.data.loading import named_leaves
 from expt.errors import ConfigError, listed, warn
 from expt.tasks.task import Task
-from expt.training.learner import Learner
+from expt.training.learner import Learner, trained_names
+from expt.worker.rank_health import UNEQUAL
 
 
 class FirstSteps:
-    """Compares a custom task and model after the first step with themselves at a checkpoint."""
+    """Compares custom code after the first step with itself at a checkpoint."""
 
     def __init__(self, config: RunConfig, learner: Learner, *, warns: bool) -> None:
         self._learner, self._warns, self._steps = learner, warns, 0
         self._names = {*learner.module.state_dict()}
         self._parameters = {id(each): each for each in learner.module.parameters()}
-        self._objects: dict[str, nn.Module | Task] = {}
-        chosen = config.task, config.model
-        self._is_custom = any(isinstance(one, constraints.Target) for one in chosen)
         self._watched: dict[str, Watched] = {}
-        if isinstance(config.task, constraints.Target):
-            self._objects["task"] = learner.task
-        if isinstance(config.model, constraints.Target) and not config.is_sharded:
-            for name, one in learner.module.named_modules():
-                if not type(one).__module__.startswith("torch."):
-                    self._objects[f"model.{name}".rstrip(".")] = one
+        keys = "task", "optimizer", "scheduler", "model"
+        custom = {key for key in keys if isinstance(getattr(config, key), constraints.Target)}
+        self._is_custom = bool(custom)
+        parts: dict[str, Any] = {key: getattr(learner, key) for key in keys[:3]}
+        if not config.is_sharded:
+            named = learner.module.named_modules()
+            parts |= {f"model.{name}".rstrip("."): one for name, one in named}
+        self._objects = {at: one for at, one in parts.items() if at.partition(".")[0] in custom}
 
     def step(self) -> None:
         """Look after a step. Raises ConfigError for what it has made, or would not train."""
@@ -63,6 +66,9 @@ class FirstSteps:
                 " optimizer trains it and no checkpoint can be loaded; make it in __init__; if"
                 " its size is not known there, use a lazy layer such as nn.LazyLinear"
             )
+        changed = sorted(trained_names(module) ^ self._learner.trained)
+        if changed and self._learner.world_size > self._learner.shards == 1:
+            raise ConfigError(f"model: {listed(changed)}: requires_grad has changed: {UNEQUAL}")
 
     def _report_untrained(self) -> None:
         """Raise ConfigError for tensors of the model that get gradients and are not parameters."""
@@ -73,17 +79,15 @@ class FirstSteps:
                 for name, tensor in named_leaves(value, f"{where}.{attribute}")
                 if self._is_untrained(tensor)
             ]
-            if names and where != "task":
-                raise ConfigError(
-                    f"{listed(names)}: gets gradients, but no optimizer trains it and no checkpoint"
-                    " holds it; make it an nn.Parameter or a submodule; for several use"
-                    " nn.ModuleList or nn.ModuleDict"
-                )
-            if names and self._warns:
-                warn(
-                    f"{listed(names)}: gets gradients, and no optimizer trains it; make it a part"
-                    " of the model, or freeze it by requires_grad_(False)"
-                )
+            told = (
+                f"{listed(names)}: gets gradients, but no optimizer trains it and no checkpoint"
+                " holds it; make it an nn.Parameter or a submodule of the model, several an"
+                " nn.ModuleList or nn.ModuleDict, or freeze it by requires_grad_(False)"
+            )
+            if names and where.startswith("model"):
+                raise ConfigError(told)
+            if names and where == "task" and self._warns:
+                warn(told)
 
     def _is_untrained(self, one: Tensor) -> bool:
         return one.is_leaf and one.grad is not None and id(one) not in self._parameters
@@ -103,14 +107,15 @@ class FirstSteps:
         if lost and self._warns:
             warn(
                 f"{listed(lost)}: changes while training, and no checkpoint holds it: a resumed run"
-                " begins it anew; keep it in a task with state_dict and load_state_dict, or in the"
-                " model: a buffer, or get_extra_state and set_extra_state"
+                " begins it anew; keep it in state_dict and load_state_dict of a task, an optimizer"
+                " or a scheduler, or in a model's buffer, or get_extra_state and set_extra_state"
             )
 
     def _known(self) -> dict[int, object]:
         """Return what a checkpoint has, by its identity."""
-        module = self._learner.module
-        found = (*module.modules(), *module.state_dict(keep_vars=True).values())
+        module, optimizer = self._learner.module, self._learner.optimizer
+        found = [*module.modules(), *module.state_dict(keep_vars=True).values()]
+        found += [optimizer, optimizer.state, optimizer.param_groups, self._learner.scheduler]
         return {id(each): each for each in found}
 
 
@@ -130,5 +135,6 @@ def _methods(one: object) -> tuple[str, ...]:
     if isinstance(one, nn.Module):
         own = type(one).get_extra_state is not nn.Module.get_extra_state
         return ("get_extra_state", "set_extra_state") if own else ()
-    own = isinstance(one, Task) and type(one).state_dict is not Task.state_dict
-    return ("state_dict", "load_state_dict") if own else ()
+    theirs = Task.state_dict, Optimizer.state_dict  # of no attribute that a subclass adds
+    own = isinstance(one, Task | Optimizer) and type(one).state_dict not in theirs
+    return ("state_dict", "load_state_dict") if own or isinstance(one, LRScheduler) else ()

@@ -24,7 +24,6 @@ from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
 from expt.training import collectives, optim
 from expt.training.collectives import Worker
-from expt.training.learner import Learner
 from expt.training.optimizer_state import Earlier, carry_over
 from expt.training.sharding import is_sharded, scattered
 from expt.worker import build
@@ -188,7 +187,7 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     )
     optimizer.state.clear()  # frees memory
     saved = snapshot.read(source, written_by=optimizer)
-    _load_fork_weights(learner, saved, config)
+    snapshot.load_weights(saved)
     position.load_state_dict(saved["position"])
     position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
     # the optimizer is without its state, which is in `saved`
@@ -216,22 +215,6 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
         saved["workers"], sums=position.is_within_epoch, random=before.seed == config.seed
     )
     return saved
-
-
-def _load_fork_weights(learner: Learner, saved: State, config: RunConfig) -> None:
-    try:
-        learner.module.load_state_dict(saved["model"])
-        if learner.ema is not None:
-            if "ema" in saved:
-                learner.ema.load_state_dict(saved["ema"])
-            else:  # it begins with these weights
-                learner.ema.module.load_state_dict(saved["model"])
-    except RuntimeError as error:
-        why = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"fork={config.fork}: the weights of its checkpoint don't fit this model ({why});"
-            " start a run with what fits of them, by weights=RUN@last"
-        ) from error
 
 
 def _kind(chosen: Any) -> str:

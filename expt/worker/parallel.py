@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +18,7 @@ from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.build import Data
+from expt.data.loading import named_leaves
 from expt.errors import ConfigError, first_line, listed, warn
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
@@ -25,6 +27,7 @@ from expt.training.precision import Precision
 from expt.training.sharding import gathered
 from expt.training.shared_memory import SharedMemory, average_gradients
 from expt.worker import random_state
+from expt.worker.rank_health import UNEQUAL
 
 
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
@@ -71,15 +74,16 @@ def with_buffers(
     if worker.world_size == 1 or config.strategy == "dp":
         return average
     _lay_out_buffers(module, worker)
-    if not (any(True for _ in module.buffers()) and _trains_by_buffers(config, module)):
+    if not _trains_by_buffers(config, module):
         return average
     built = [*module.buffers()]  # one that a forward pass puts in place of these is the worker's
-    first = [functools.partial(_warn_of_unequal, module, worker)]
+    steps, known = itertools.count(1), set[str]()
 
     def end_step() -> None:
         average()
-        if first:
-            first.pop()()
+        number = next(steps)
+        if not number & (number - 1):  # the first, second, fourth, eighth, ...
+            _compare_workers(config, module, worker, known)
         collectives.broadcast(module.buffers() if config.is_sharded else built)
 
     return end_step
@@ -87,44 +91,44 @@ def with_buffers(
 
 @torch.no_grad()
 def _lay_out_buffers(module: nn.Module, worker: Worker) -> None:
-    """Give buffers memory of their own, which can be sent; a collective.
+    """Give expanded buffers memory that can be written to; a collective.
 
     Raises ConfigError for sparse ones, and for types that the backend does not send.
     """
-    for dtype, name in {buffer.dtype: name for name, buffer in module.named_buffers()}.items():
+    kinds = {(each.dtype, each.layout): name for name, each in module.named_buffers()}
+    for (dtype, layout), name in kinds.items():
         try:
-            collectives.broadcast([torch.zeros(1, dtype=dtype, device=worker.device)])
+            one = torch.zeros(1, 1, dtype=dtype, layout=layout, device=worker.device)
+            collectives.broadcast([one])
         except (RuntimeError, TypeError) as error:
             raise ConfigError(
-                f"model: workers can't send the buffer {name} to each other: it is {dtype}"
-                f" ({first_line(error)}); use world_size=1, or another type, such as torch.int32"
+                f"model: workers can't send the buffer {name} to each other: it is {dtype},"
+                f" {layout} ({first_line(error)}); use world_size=1, or a dense one of another"
+                " type, such as torch.int32"
             ) from error
-    for name, buffer in module.named_buffers():
-        if buffer.layout != torch.strided:
-            raise ConfigError(
-                f"model: the buffer {name} is sparse, and workers can't send it to each other; use"
-                " world_size=1, or a dense one"
-            )
-        dense = torch.empty(buffer.shape, device="meta").stride()
-        as_images = buffer.dim() == 4 and buffer.is_contiguous(memory_format=torch.channels_last)
-        if not (buffer.is_meta or as_images or buffer.stride() == dense):
+    for buffer in module.buffers():
+        if 0 in buffer.stride() and not buffer.is_meta:
             buffer.data = buffer.clone(memory_format=torch.contiguous_format)
 
 
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
-def _warn_of_unequal(module: nn.Module, worker: Worker) -> None:
-    """Warn of buffers, other than of norms, that differ between the workers; a collective."""
+def _compare_workers(config: RunConfig, module: nn.Module, worker: Worker, known: set[str]) -> None:
+    """Refuse parameters, and warn of buffers not `known`, that differ by worker; a collective."""
     norms = (*batch_norm.KINDS, nn.SyncBatchNorm, *_INSTANCE_NORMS)
     statistics = _buffers_in(each for each in module.modules() if isinstance(each, norms))
+    parameters = {} if config.is_sharded else dict(module.named_parameters())
     mine = {
-        name: changes.digest(buffer)
-        for name, buffer in module.named_buffers()
-        if id(buffer) not in statistics
+        name: changes.digest(each)
+        for name, each in (*parameters.items(), *module.named_buffers())
+        if id(each) not in statistics and name not in known
     }
     every = collectives.gather_across_workers(mine)
     names = [name for name in mine if any(one.get(name) != mine[name] for one in every)]
+    if trained := [name for name in names if name in parameters]:
+        raise ConfigError(f"model: {listed(trained)}: differs between workers: {UNEQUAL}")
+    known.update(names)
     if names and worker.rank == 0:
         warn(
             f"model: {listed(names)}: has other values on other workers after a step; the next step"
@@ -276,7 +280,7 @@ def build_sharded(make: Callable[[], nn.Module], worker: Worker) -> nn.Module:
     try:
         with torch.device("meta"):
             module = make()
-        if not any(map(_has_meta, _attributes(module))):
+        if not any(tensor.is_meta for tensor in _plain_tensors(module)):
             return module
     except Exception:  # many classes: its constructor reads a meta tensor
         pass
@@ -284,22 +288,14 @@ def build_sharded(make: Callable[[], nn.Module], worker: Worker) -> nn.Module:
     return make()
 
 
-def _attributes(module: nn.Module) -> Iterator[object]:
-    """Yield the attributes of modules and parameters, other than those of torch."""
-    for part in module.modules():
-        for name, value in vars(part).items():
-            if name not in ("_parameters", "_buffers", "_modules"):
-                yield value
-    for parameter in module.parameters():
-        yield from vars(parameter).values()
+def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield what attributes of modules and parameters hold that torch does not know of."""
+    for part in (*module.modules(), *module.parameters()):
+        own = {name: value for name, value in vars(part).items() if name not in _KNOWN}
+        yield from (tensor for _, tensor in named_leaves(own, ""))
 
 
-def _has_meta(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return value.is_meta
-    if isinstance(value, dict):
-        return any(map(_has_meta, value.values()))
-    return isinstance(value, list | tuple) and any(map(_has_meta, value))
+_KNOWN = ("_parameters", "_buffers", "_modules")
 
 
 def shard_model(

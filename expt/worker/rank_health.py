@@ -21,6 +21,10 @@ from expt.training.sharding import local
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BITS = 48  # of a checksum: what float64 holds exactly
+UNEQUAL = (
+    "gradients are not averaged, or something besides the optimizer changes parameters; let the"
+    " task call model(...), not model.module, and leave requires_grad alone, or use world_size=1"
+)
 
 
 class Reading(NamedTuple):
@@ -178,7 +182,5 @@ def refuse_unequal(found: list[Reading], epoch: int, shards: int = 1) -> None:
         which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         first = "rank 0" if shards == 1 else "the first replica"
         raise RunFailed(
-            f"after epoch {epoch} the weights of {which} differ from those of {first}: something"
-            " other than the optimizer changes parameters differently on each rank; fix the model,"
-            " or leave the check out with tensorboard.health=false"
+            f"after epoch {epoch} the weights of {which} differ from those of {first}: {UNEQUAL}"
         )

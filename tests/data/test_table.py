@@ -181,6 +181,12 @@ def test_numbers_that_rise_otherwise_are_features_with_a_warning(
     assert not capsys.readouterr().err
     of(path, features=None).prepare(CLASS)
     assert "dataset.features=[b]" in capsys.readouterr().err
+    ids = np.random.default_rng(0).permutation(100) * 2
+    for scale, warns in ((1, True), (50, False)):  # of few numbers some would be alike by chance
+        lines = [f"{each * scale},{each % 7},{'uv'[each % 4 // 2]}" for each in ids]
+        path = written(tmp_path, "\n".join(["id,b,y", *lines]))
+        of(path, features=None).prepare(CLASS)
+        assert ("column id" in capsys.readouterr().err) == warns
 
 
 def test_classes_that_differ_only_in_case_are_reported(
@@ -319,7 +325,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "n,s,b,k,y\n" + "".join(f"{row},u,{row % 3},v,1\n" for row in range(30)),
         {"features": None},
         NUMBER,
-        r"(?s)column s, row 1 and 29 more: .*column k, row 1 .*: 'dataset.features=\[b\]'",
+        r"(?s)column s, row 1 and 29 more: .*: 'dataset.features=\[b\]'.*column k, row 1 ",
     ),
     "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
     "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),

@@ -188,6 +188,20 @@ def test_samples_of_ones_own_without_classes_are_only_moved() -> None:
         assert torch.equal(preprocess(samples), samples)
 
 
+@pytest.mark.parametrize("num_classes", [None, 3])
+def test_a_sample_of_ones_own_becomes_a_batch_by_its_recorded_shape(
+    num_classes: int | None,
+) -> None:
+    own = Custom(target="mine.Data", kwargs={}, num_classes=num_classes)
+    data = {"channels": 1, "image_size": [1, 3], "sample": {"shape": [3], "dtype": "float32"}}
+    preprocess, rows = Preprocess(own, data, torch.device("cpu")), torch.arange(6.0).view(2, 3)
+    for given in (rows, rows.numpy(), [*rows], [rows[:1], rows[1]]):
+        assert torch.equal(preprocess(given), rows)
+    assert torch.equal(preprocess(rows[0]), rows[:1])
+    with pytest.raises(ConfigError, match=r"\[3\]"):
+        preprocess(torch.ones(1, 2, 3))
+
+
 def test_rows_are_standardised(train: TrainAlone) -> None:
     trained = train(*words("a table"))
     loaded = expt.load(trained.folder, "last")

@@ -162,10 +162,10 @@ def test_what_a_class_is_now_counts_and_not_its_text(script: Script) -> None:
     assert main_module.dotted("model", patched.Net) != first
     assert imported(first)().f().tolist() == [1, 1, 1]
     before = imported(main_module.dotted("model", patched.Net))
-    patched.TABLE = 3
+    patched.__dict__["TABLE"] = 3
     after = imported(main_module.dotted("model", patched.Net))
     assert (before().f().tolist(), after().f()) == ([2, 1, 1], 3), "each module has its own class"
-    patched.TABLE = 4
+    patched.__dict__["TABLE"] = 4
     assert patched.Net().f() == 4, "and the script's is as it was"
     patched = script(text)
     patched.Net.f = lambda self: 2

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import prune
+from torch.optim.lr_scheduler import LambdaLR
 
 import expt
 from expt.data.loading import Batch
@@ -138,6 +142,87 @@ class Outside(Net):
 
 
 remember = remembering()
+
+
+class OnLayer(Net):
+    """Counts in a generator, in a layer that torch prunes, and in hooks of that."""
+
+    def __init__(self, **shapes: Any) -> None:
+        super().__init__(**shapes)
+        prune.l1_unstructured(self.layer, "weight", 0.5)
+        self.scales, seen = (min(1, step / 20) for step in itertools.count()), [0]
+        self.layer.register_forward_hook(lambda *_: seen.append(0))
+        self.layer.register_forward_pre_hook(Seen().note)
+        self.layer.count = 0  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.count += self.training  # type: ignore[operator, assignment]
+        return super().forward(x) * next(self.scales)
+
+
+class Seen:
+    calls = 0
+
+    def note(self, *_: object) -> None:
+        self.calls += 1
+
+
+class Unfreezing(Net):
+    """Trains its bias from the second step on."""
+
+    steps: Tensor
+
+    def __init__(self, **shapes: Any) -> None:
+        super().__init__(**shapes)
+        self.register_buffer("steps", torch.zeros(()))
+        self.layer.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += self.training
+        if self.steps == 2:
+            self.layer.bias.requires_grad_(True)
+        return super().forward(x)
+
+
+class Slow(torch.optim.SGD):
+    """Has slow weights in an attribute."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.slow = [one.detach().clone() for one in self.param_groups[0]["params"]]
+        self.lock = threading.Lock()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for slow, one in zip(self.slow, self.param_groups[0]["params"], strict=True):
+            slow.lerp_(one, 0.5)
+
+
+class SlowSaved(Slow):
+    """Saves them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "slow": self.slow}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        state = dict(state_dict)
+        self.slow = [one.clone() for one in state.pop("slow")]
+        super().load_state_dict(state)
+
+
+class Rising(LambdaLR):
+    """Counts in a closure and in a slot, which torch's state_dict leaves out."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.calls, seen = 0, itertools.count()
+        super().__init__(optimizer, lambda _: min(1, next(seen) / 20))
+
+    def get_lr(self) -> Any:
+        self.calls += 1
+        return super().get_lr()
 
 
 class Late(Net):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,15 +14,20 @@ from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
 from expt.worker.custom_code import FirstSteps
 from tests.conftest import Configured
-from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
 from tests.worker.stateful import Half, Saved, Warm
 
-OWN = "tests.worker.stateful"
+OWN, HOOKS = "tests.worker.stateful", ("_forward_hooks", "_forward_pre_hooks")
 
 
 def of(name: str) -> tuple[str, ...]:
     if name in ("Warm", "Saved", "Half", "Hidden", "Centred"):
         return "~task", f"+task._target_={OWN}.{name}", "objective=loss/val"
+    if name.startswith("Slow"):
+        return "~optimizer", f"+optimizer._target_={OWN}.{name}", "+optimizer.lr=0.1"
+    if name == "Rising":
+        schedule = f"+scheduler={{_target_: {OWN}.{name}, interval: step}}"
+        return "~scheduler", schedule
     return "~model", f"+model._target_={OWN}.{name}"
 
 
@@ -44,6 +50,14 @@ def test_each_worker_saves_its_own(train_together: TrainTogether) -> None:
         ("Extra", set()),
         ("LateCache", set()),
         ("Outside", {f"{OWN}.calls", f"{OWN}.remember", f"{OWN}.Outside.calls_of_all"}),
+        (
+            "OnLayer",
+            {"model.scales", *(f"model.layer.{each}" for each in ("count", *HOOKS))},
+        ),
+        ("Unfreezing", set()),
+        ("Slow", {"optimizer.slow"}),
+        ("SlowSaved", set()),
+        ("Rising", {"scheduler.calls", "scheduler.lr_lambdas"}),
     ],
 )
 def test_what_no_checkpoint_holds_is_reported_once(
@@ -76,11 +90,29 @@ def test_what_no_optimizer_would_train_is_refused(
         steps.step()
 
 
+def test_what_has_been_unfrozen_is_trained_by_a_resumed_run(train_alone: TrainAlone) -> None:
+    words = "max_steps=5", *of("Unfreezing")
+    straight, resumed = train_alone(*words), stopped_and_resumed(train_alone, *words, step=3)
+    found = [one.run.learner.module.state_dict() for one in (straight, resumed)]
+    assert found[0]["layer.bias"].ne(found[0]["layer.bias"][0]).any()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_what_is_unfrozen_late_is_refused_on_several_workers(configured: Configured) -> None:
+    config = configured("max_steps=2", *of("Unfreezing"))
+    learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
+    steps = FirstSteps(config, dataclasses.replace(learner, world_size=2), warns=True)
+    steps.refuse_late()
+    learner.module.requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"^model: layer\.bias: requires_grad .*world_size=1"):
+        steps.refuse_late()
+
+
 def test_a_parameter_of_a_task_is_reported(
     train_alone: TrainAlone, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train_alone("max_steps=2", *of("Centred"))
-    assert "task.centre: gets gradients, and no optimizer trains it" in capfd.readouterr().err
+    assert "task.centre: gets gradients, but no optimizer trains it" in capfd.readouterr().err
 
 
 def test_another_number_of_workers_and_another_task_take_it() -> None:

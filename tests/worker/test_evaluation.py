@@ -251,7 +251,7 @@ def test_another_table_has_the_runs_columns_scales_and_classes(
         float(functional.cross_entropy(logits, labels)), rel=1e-6
     )
     assert found["metrics"]["accuracy/all"] == float((logits.argmax(1) == labels).double().mean())
-    assert found["evaluation_of"]["samples"] == n
+    assert (found["evaluation_of"]["samples"], found["evaluation_of"]["dataset"]) == (n, "there")
     assert metrics(folder, there, "dataset.features=[b,a]") == found["metrics"]
     assert found["evaluation_of"]["class_names"] == ["cat", "dog", "emu"]
     cats = kind == "cat"
@@ -483,6 +483,8 @@ def test_a_folder_of_a_test_alone_is_read_in_the_models_channels(
         found = evaluated(digits, *folder, f"split={split}")
         assert found["evaluation_of"]["samples"] == 30
         assert found["metrics"][f"loss/{split}"] == pytest.approx(loss, abs=1e-6)
+    flat = evaluated(digits, folder[0], f"{root}/test", folder[2])
+    assert flat["metrics"] == found["metrics"], "all of a folder without a test set"
     for word in ("split=train", "split=val", "dataset.channels=3"):
         with pytest.raises(ConfigError, match=word.partition("=")[0].removeprefix("dataset.")):
             evaluated(digits, *folder, word)

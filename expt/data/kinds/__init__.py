@@ -90,6 +90,13 @@ class DatasetConfig:
         """Whether its samples are given to the model as they are, of whatever kind."""
         return False
 
+    def has_pixels(self, data: Mapping[str, Any]) -> bool:
+        """Return whether a model gets images, normalised; `data` is what its run's record has."""
+        if "channels" not in data or self.has_rows or self.passes_as_is:
+            return False
+        sample = data.get("sample", {"shape": (1, 1, 1), "dtype": "float32"})
+        return len(sample["shape"]) == 3 and "float" in sample["dtype"]
+
     def has_masks(self, segments: bool) -> bool:
         """Return whether its samples have masks, for a task that `segments` or another."""
         return False
