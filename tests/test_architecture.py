@@ -50,7 +50,7 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_515, 195, 42_485
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_515, 195, 42_500
 MAX_OF_PACKAGE = {
     "command": 5_040, "config": 2_800, "dashboards": 1_615, "data": 7_090, "inference": 1_660,
     "launch": 2_835, "models": 1_120, "planning": 275, "python": 710, "runs": 5_210,

@@ -23,7 +23,7 @@ def ways_out(words: Sequence[str], text: str) -> list[list[str]]:
     meant = re.findall(r"'([^']+)'", text.partition("Did you mean")[2])
     is_value = "one of" in text
     found = [[*before, f"{key}={name}" if is_value else f"{name}={value}"] for name in meant]
-    if type_it := re.search(r"(?:type|add it with) (\S+=\S+)$", text):
+    if type_it := re.search(r"(?:type|add it with) (\S+=\S+?)(?:, or .*)?$", text):
         found.append([*before, type_it[1]])
     if choose := re.search(r"add one that has it: (\w+)=(.*)$", text):
         others = [word for word in words if not word.startswith(f"{choose[1]}=")]

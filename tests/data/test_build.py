@@ -387,7 +387,7 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
         (own("Endless"), r"must have __len__; where an epoch ends"),
         (own("Path"), "is not a subclass of torch.utils.data"),
         (own(size=0), "its training part has no samples"),
-        (dataclasses.replace(own(), test={"part": 1}), "takes no 'part', and .*dataset.test="),
+        (dataclasses.replace(own(), test={"part": 1}), "takes no 'part' of .*dataset.test="),
     ],
 )
 def test_a_dataset_that_does_not_fit_is_explained(dataset: Custom, text: str) -> None:
