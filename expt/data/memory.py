@@ -221,8 +221,14 @@ def standardised(
 
 def _mean_and_std(columns: Chosen, rows: np.ndarray) -> Iterator[tuple[float, float]]:
     """Return the mean and deviation of each column, as NumPy's of all rows at once would be."""
-    largest = functools.reduce(np.maximum, (np.abs(each).max(0) for each in columns.blocks(rows)))
-    mean = _sum(columns.blocks(rows)) / len(rows)
+    largest = np.zeros(columns.shape[1])
+
+    def blocks() -> Iterator[np.ndarray]:
+        for each in columns.blocks(rows):
+            np.maximum(largest, np.abs(each).max(0), out=largest)
+            yield each
+
+    mean = _sum(blocks()) / len(rows)
     apart = (each - mean for each in columns.blocks(rows))
     std = np.sqrt(_sum(np.multiply(each, each, out=each) for each in apart) / len(rows))
     # A column of one value has no deviation but that of rounding.

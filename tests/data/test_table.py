@@ -390,6 +390,41 @@ def test_columns_may_be_called_by_numbers(tmp_path: Path, configured: Configured
     assert configured(*words, "dataset.path=2024").dataset.path == "2024"
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_blocks_end_with_a_row_whatever_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool, ending: str
+) -> None:
+    """Quoted lines, true and false after numbers, empty lines; read a few bytes at a time."""
+    monkeypatch.setattr(table_files, "_BYTES", 32)
+    kinds, cells = ["u", '"v, w"', '"x\ny"', ' "z"'], ["1", "2.5", "true", "+3", '"4"', " 5 "]
+    rows = [f"{cells[n // 60]},{kinds[n // 90]}{ending * (n % 7 == 0)}" for n in range(360)]
+    path = tmp_path / "t.csv"
+    path.write_bytes(ending.join(["a,y", *rows, ",", " , ", ""]).encode())
+    found = of(path, features=("a",)).load(CLASS)
+    assert found.features[:][:, 0].tolist() == np.repeat([1, 2.5, 1, 3, 4, 5], 60).tolist()
+    spelled = [found.class_names[each] for each in found.targets]
+    assert spelled == np.repeat(["u", "v, w", "x\ny", "z"], 90).tolist()
+
+
+def test_a_large_table_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+    path, read = written(tmp_path, CSV), list[Path]()
+
+    def opened(path: Path) -> table_files.TableFile:
+        read.append(path)
+        return table_files.open_table(path)
+
+    monkeypatch.setattr(table_rows, "open_table", opened)
+    for text, number in ((CSV, 1), (CSV, 1), (CSV.replace("4.5", "4.6"), 2)):
+        path.write_text(text)
+        table_rows._load.cache_clear()
+        rows = of(path, "kind", None).load(CLASS)
+        assert rows.features[:][1].tolist() == [3, 4.6 if "4.6" in text else 4.5, 1]
+        assert len(read) == number or not is_large
+
+
 def diabetes(**options: Any) -> Any:
     fractions = {"val_fraction": 0.2, "test_fraction": 0.25}
     return dataset("dataset=diabetes task=regression", **{**fractions, **options})
