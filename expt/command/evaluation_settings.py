@@ -100,7 +100,8 @@ def _refuse(override: Override) -> None:
         raise ConfigError(f"{text}: several values; evaluate one after the other")
     if override.is_delete():
         raise ConfigError(f"{text}: an evaluation needs all settings; type a value")
-    refuse_no_choice(override)
+    if key == "dataset":
+        refuse_no_choice(override)
     if key == "dataset" and isinstance(value := override.value(), dict) and "_target_" not in value:
         raise ConfigError(f"{text}: names no dataset; for keys of the run's type dataset.KEY=VALUE")
     if key in TYPED or key.startswith("task.metrics."):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,8 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     for each in compose.parse(words):
         if each.is_sweep_override():
             raise ConfigError(f"{each.input_line}: plan looks at one run; name one value")
-        if each.key_or_group.startswith(("fork", "hydra", "resume", "search", "sweep")):
+        group = re.split("[./]", each.key_or_group)[0]
+        if group in ("fork", "hydra", "resume", "search", "sweep"):
             raise ConfigError(f"{each.input_line}: has no effect on a plan; leave it out")
     composed = compose.Composer(own_folders(options.config_dir, words)).compose(words)
     with open_dict(composed):

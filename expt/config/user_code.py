@@ -385,9 +385,13 @@ def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
 
 
 def takes_integer(target: str, argument: str) -> bool:
-    """Return whether a custom class takes an integer for it, by annotation or default."""
+    """Return whether a custom class takes an integer for it, by annotation or else by default."""
     found = _parameters(resolve(target, object)).get(argument)
-    return found is not None and (found.annotation in (int, "int") or type(found.default) is int)
+    if found is None or found.annotation is found.empty:
+        return found is not None and type(found.default) is int
+    kind = found.annotation
+    text = kind.__name__ if isinstance(kind, type) else str(kind)
+    return re.fullmatch(r"(typing\.)?(int|Optional\[int\]|int \| None)", text) is not None
 
 
 def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:

@@ -191,8 +191,9 @@ def seal(found: Rows | None, labels: np.ndarray) -> None:
 
     if found is not None and all(map(found.has, range(len(labels)))):
         found.images.flush()
-        np.save(found.folder / "new.npy", labels)
-        (found.folder / "new.npy").replace(found.folder / "labels.npy")
+        beside = found.folder / f"labels.{os.getpid()}.npy"
+        np.save(beside, labels)
+        beside.replace(found.folder / "labels.npy")
 
 
 def entries() -> list[Entry]:

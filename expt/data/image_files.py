@@ -47,7 +47,6 @@ _UNREADABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw
 _METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 """Where Pillow keeps what an orientation may be read from."""
 _JPEGS = ("JPEG", "MPO")
-_JPEG_END = b"\xff\xd9"
 
 
 @functools.cache
@@ -172,11 +171,13 @@ def open_picture(
             source.load()
             return upright(in_mode(source, mode) if mode else source)
         with Image.open(source) as picture:
-            if needed and picture.format in _JPEGS:
-                picture.draft(None, needed if _note_size(picture) >= 5 else needed[::-1])
-            if mode:
-                return upright(in_mode(picture, mode))
-            return upright(picture.copy())
+            return _decoded(picture, mode, needed)
+
+
+def _decoded(file: Any, mode: str | None, needed: tuple[int, int] | None) -> Any:
+    if needed and file.format in _JPEGS:
+        file.draft(None, needed if _note_size(file) >= 5 else needed[::-1])
+    return upright(in_mode(file, mode) if mode else file.copy())
 
 
 def _note_size(picture: Any) -> int:
@@ -265,38 +266,18 @@ def in_mode(image: Any, mode: str) -> Any:
     return image.convert(mode)
 
 
-def look(path: str, mode: str | None) -> Any:
-    """Return a picture for its `size_of` and `info`, which says whether it has other `frames`, too.
+def look(path: str, mode: str | None, needed: tuple[int, int] | None = (1, 1)) -> Any:
+    """Return a picture, whose `info` says whether it has other `frames`, too.
 
-    It is decoded only where its header and end do not show that the file is whole.
+    By default a JPEG is decoded at 1/8 of its size, which reads all of the file.
     """
     from PIL import Image
 
     with refuse_damaged(path), Image.open(path) as file:
-        picture, frames = file, getattr(file, "n_frames", 1)
-        if not _is_whole(file, path):
-            picture = open_picture(path, mode)
-        elif (orientation := _note_size(file)) > 1:
-            picture.info["turned"] = orientation
+        frames = getattr(file, "n_frames", 1)
+        picture = _decoded(file, mode, needed)
     picture.info |= {"frames": frames} if frames > 1 else {}
     return picture
-
-
-def _is_whole(file: Any, path: str) -> bool:
-    """Return whether an opened JPEG or PNG, without transparency, can be taken for undamaged.
-
-    The one has its end (decoders read over damage before that), the other has all its checksums.
-    """
-    from PIL import Image
-
-    if file.format in _JPEGS:
-        file.fp.seek(-2, os.SEEK_END)
-        return bool(file.fp.read() == _JPEG_END)
-    if file.format == "PNG" and file.mode in ("1", "L", "RGB") and "transparency" not in file.info:
-        with contextlib.suppress(Exception), Image.open(path) as again:
-            again.verify()
-            return True
-    return False
 
 
 def look_at(

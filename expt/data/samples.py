@@ -29,7 +29,6 @@ from expt.data.loading import (
     mapped,
 )
 from expt.data.stream import (
-    SOME,
     Collate,
     Keys,
     Reading,
@@ -74,8 +73,7 @@ def loading(
             dataset,
             check,
             collate or functools.partial(collated, own=own),
-            0 if (cheap := is_cheap(sample_s, options)) else num_workers,
-            cheap,
+            0 if is_cheap(sample_s, options) else num_workers,
             None if channels is None else Finish(options, channels),
         )
         if is_stream:
@@ -160,7 +158,7 @@ class IterableLoader(ReadingLoader):
         """Yield each of the first samples as a batch of its own, on the CPU, as in this epoch."""
         dataset, check = self._reading.dataset, self._reading.check
         keys = Keys(seed, epoch, range(min(count, len(cast(Sized, dataset)))))
-        (found,) = Seeding().read(Stream(dataset, seed, epoch), [keys])
+        found = Seeding().read(Stream(dataset, seed, epoch), keys)
         for position, sample in enumerate(found):
             yield self._collate([checked(check, position, sample)])
 
@@ -182,17 +180,12 @@ class IterableLoader(ReadingLoader):
     def _groups(self, wanted: list[list[int]], epoch: int) -> Iterator[list[Any]]:
         """Yield the samples at each of the lists of positions, of which one follows the other."""
         stream = Stream(self._reading.dataset, self._options.seed, epoch)
-        needed, found, read = {*itertools.chain(*wanted)}, dict[int, Any](), 0
-        last = max(needed) + 1
+        read = 0
         for group in wanted:
-            end = max(group) + 1
-            while read < end:
-                here = range(read, min(last if self._reading.is_cheap else end, read + SOME))
-                (some,) = self._seeding.read(stream, [Keys(self._options.seed, epoch, here)])
-                found |= {at: each for at, each in zip(here, some, strict=True) if at in needed}
-                read = here.stop
-            yield [checked(self._reading.check, at, found[at]) for at in group]
-            found = {at: each for at, each in found.items() if at >= end}
+            here = range(read, max(group) + 1)
+            found = self._seeding.read(stream, Keys(self._options.seed, epoch, here))
+            yield [checked(self._reading.check, at, found[at - read]) for at in group]
+            read = here.stop
 
 
 class _Chosen(IterableDataset[Any]):
@@ -220,7 +213,7 @@ class Stream:
         if not 0 <= self._next <= indices[0]:
             self._begin()
         while self._next < indices[0]:
-            self._taken(min(SOME, indices[0] - self._next))
+            self._taken(1)
         return self._taken(len(indices))
 
     def _begin(self) -> None:

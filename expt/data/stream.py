@@ -45,8 +45,6 @@ _BATCHES_AHEAD = 2  # for each reading process
 # What a batch costs on its way from another process. On a CPU that process takes a core from
 # training, so a sample is worth it only if it waits for a disk, or decodes a picture.
 _CHEAP_SAMPLE_S, _CHEAP_BATCH_S = 100e-6, 1e-3
-SOME = 256
-"""Samples that are read at a time where they are cheap."""
 
 Collate: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
 """Makes inputs and targets of a list of samples."""
@@ -61,8 +59,6 @@ class Reading:
     collate: Collate
     num_workers: int = 0
     """processes that read"""
-    is_cheap: bool = False
-    """whether several small batches are read at a time, in this process"""
     finish: Finish | None = None
     """of images"""
 
@@ -145,7 +141,7 @@ class SampleLoader(ReadingLoader):
     def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
         keys = _keys(order, pieces, self._options.seed)
         if self._reading.num_workers == 0:
-            return self._reader.here(keys, SOME if self._reading.is_cheap else 1)
+            return map(self._reader.read, keys)
         self._keys.keys = keys
         return read_ahead(self._loader)
 
@@ -222,21 +218,13 @@ class _Batches(Dataset[Any]):
 
     def __getitem__(self, keys: Keys) -> tuple[Any, Any] | ExptError:
         try:
-            return self._collate(self._seeding.read(self._samples, [keys])[0])
+            return self.read(keys)
         except ExptError as error:
             return error
 
-    def here(self, keys: Iterator[Keys], most: int) -> Iterator[tuple[Any, Any]]:
-        """Yield the batches, at most so many samples of small ones read at a time."""
-        for first in keys:
-            more = most // len(first.samples) - 1 if self._seeding.is_over else 0
-            group = [first, *itertools.islice(keys, max(0, more))]
-            try:
-                found: Iterable[list[Any]] = self._seeding.read(self._samples, group)
-            except ExptError:  # what comes before it is trained on first
-                found = (self._seeding.read(self._samples, [each])[0] for each in group)
-            # One when it is asked for: `collate` may draw, as the training does.
-            yield from map(self._collate, found)
+    def read(self, keys: Keys) -> tuple[Any, Any]:
+        """Return a batch."""
+        return self._collate(self._seeding.read(self._samples, keys))
 
 
 class Seeding:
@@ -251,17 +239,12 @@ class Seeding:
     def __init__(self) -> None:
         self._draws: bool | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether samples are read without seeds."""
-        return self._draws is False
-
-    def read(self, samples: Samples, batches: Sequence[Keys]) -> list[list[Any]]:
-        """Return the samples of each batch."""
-        if self.is_over:
+    def read(self, samples: Samples, keys: Keys) -> list[Any]:
+        """Return the samples of a batch."""
+        if self._draws is False:
             before = _generators()
             try:
-                found = [samples.read(keys.samples) for keys in batches]
+                found = samples.read(keys.samples)
             except ExptError:
                 _put_back(before)
                 raise
@@ -271,7 +254,7 @@ class Seeding:
             self._draws = True
         # A loader process has generators of its own: nothing is to be put back.
         with preserved_generators() if get_worker_info() is None else contextlib.nullcontext():
-            return [self._read_seeded(samples, keys) for keys in batches]
+            return self._read_seeded(samples, keys)
 
     def _read_seeded(self, samples: Samples, keys: Keys) -> list[Any]:
         found, moved, watches = [], False, self._draws is None

@@ -58,7 +58,7 @@ def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: b
             raise
         except _UncopiedError as error:
             if warns:
-                warn(f"not checked whether the task gives sums: can't copy the model ({error})")
+                warn(f"sums are not checked: can't copy model and task ({error})")
             return False
         except Exception:  # many classes: training says what is wrong
             return False
@@ -74,37 +74,27 @@ def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: b
 
 def _check(learner: Learner, name: str, found: list[_Sum], *, warns: bool) -> None:
     whole, again, *others = found
+    is_loss = name in (LOSS, TRAINING)
+    method = method_of(learner.task, name if is_loss else "measure")
+    method += "" if is_loss else f": {name}"
+    sums = bool(whole[0].any()) and torch.allclose(2 * again[0], whole[0], rtol=NEAR)
+    weights = whole[1] and abs(again[1] / whole[1] - 2) <= NEAR
+    if sums or weights:
+        raise ConfigError(
+            f"{method} has batch.global_size in its {'sum' if sums else 'weight'}, where workers"
+            " are added up; give the sum over its own samples, and their number, len(outputs)"
+        )
     if not torch.allclose(again[0], whole[0], rtol=ABOUT):
         return  # too noisy to compare
     is_noisy = not torch.allclose(again[0], whole[0], rtol=NEAR)
     near = ABOUT if is_noisy or learner.precision.dtype else NEAR
-    is_loss = name in (LOSS, TRAINING)
-    method = method_of(learner.task, name if is_loss else "measure")
-    method += "" if is_loss else f": {name}"
-    if whole[1] and abs(again[1] / whole[1] - 2) <= NEAR:
-        raise ConfigError(
-            f"{method} has batch.global_size in its weight, which the workers' weights add up to;"
-            " give that of its own samples, such as len(outputs)"
-        )
     # A training loss may compare the samples of a batch.
     may_warn = warns and not is_noisy and name != TRAINING
     _compare(method, whole, *others, near=near, warns=may_warn)
 
 
 class _UncopiedError(Exception):
-    """The model can't be copied."""
-
-
-def _copies(learner: Learner) -> tuple[Any, Task]:
-    known: dict[int, Any] = {}
-    try:
-        module = copy.deepcopy(learner.module, known)
-    except Exception as error:  # many classes
-        raise _UncopiedError(first_line(error)) from error
-    try:
-        return module, copy.deepcopy(learner.task, known)
-    except Exception:  # it holds a lock, or an open file
-        return module, copy.copy(learner.task)
+    """The model or the task can't be copied."""
 
 
 def _found(
@@ -120,7 +110,10 @@ def _found(
             twice = mapped(lambda each: torch.cat((each, each)), few)
             parts = [few, few._replace(global_size=2 * few.size), twice]
             for seed, part in enumerate([*parts, *in_parts(few, -(-few.size // 2))]):
-                module, task = _copies(learner)
+                try:
+                    module, task = copy.deepcopy((learner.module, learner.task))
+                except Exception as error:  # many classes
+                    raise _UncopiedError(first_line(error)) from error
                 batch_norm.part_from_workers(module)
                 random_state.seed(seed)
                 with learner.precision.autocast():

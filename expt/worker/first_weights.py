@@ -75,12 +75,10 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
             raise ConfigError(
                 f"weights={given}: {file} fits this model nowhere ({misfits}); give other weights"
             )
-        bad = [  # a mask in a buffer may hold -inf
+        bad = [
             name
             for name, each in fitting.items()
-            if each.isnan().any()
-            or (name in parameters and each.isinf().any())
-            or each.is_floating_point() < own[name].is_floating_point()
+            if not _is_right(each, own[name], trains=name in parameters)
         ]
         if bad:
             raise ConfigError(
@@ -104,6 +102,14 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
         load_some(module, fitting or {})
         collectives.broadcast_parameters(module)
     return about, known
+
+
+def _is_right(given: Tensor, own: Tensor, *, trains: bool) -> bool:
+    """Return whether weights are finite numbers of the model's kind; a mask may hold -inf."""
+    if given.is_floating_point() < own.is_floating_point():
+        return False
+    numbers = given.double() if given.is_floating_point() else given  # which float8 is not made for
+    return not (numbers.isnan().any() or (trains and numbers.isinf().any()))
 
 
 def _read(file: Path, given: str) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from expt.data import build, samples
 from expt.data.build import Data
@@ -193,6 +193,30 @@ def test_samples_are_seeded_from_the_first_batch_that_draws(num_workers: int) ->
             list(loader.epoch(2))
             passes.append(Late.passes)
         assert passes == [2, 3]
+
+
+class Reused(Dataset[Any]):
+    """Gives one tensor, into which it writes each sample."""
+
+    def __init__(self, train: bool) -> None:
+        self.sample = torch.zeros(1)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample.fill_(index), torch.tensor(float(index))
+
+
+class ReusedInOrder(Reused, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(SIZE))
+
+
+@pytest.mark.parametrize("kind", [Reused, ReusedInOrder])
+def test_samples_may_share_memory_with_those_of_later_batches(kind: type) -> None:
+    batches = data_of(kind, readers=0, batch_size=1).train.epoch(1)
+    assert all(float(batch.inputs) == float(batch.targets) for batch in batches)
 
 
 def test_a_cheap_stream_is_read_in_the_worker_itself() -> None:

@@ -122,7 +122,6 @@ MEANS: Mapping[str, expt.Task] = {
     "Task.loss": Task(mean),
     "Task.loss ": Task(weighted_mean),
     "Task.loss  ": Task(lambda outputs, batch: (noise(outputs, batch).mean(), len(outputs))),
-    "Locked.loss": Locked(mean),
     "Task.measure: hits": Task(total, lambda *found: {"hits": mean(*found)}),
     "Task.measure: zero": Task(total, lambda *found: {"zero": hits_of_many(*found)}),
     "Training.training_loss": Training(mean),
@@ -155,6 +154,8 @@ def test_other_sums_train(task: expt.Task, warns: bool, capsys: pytest.CaptureFi
 def test_a_weight_of_all_workers_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Task.loss .*global_size"):
         check(Task(lambda outputs, batch: (each(outputs, batch).sum(), batch.global_size)))
+    with pytest.raises(ConfigError, match=r"Task.loss .*global_size"):
+        check(Task(lambda outputs, batch: (total(outputs, batch)[0] / batch.global_size, 1)))
 
 
 def test_a_phase_that_is_no_metric_is_looked_at() -> None:
@@ -162,10 +163,12 @@ def test_a_phase_that_is_no_metric_is_looked_at() -> None:
         check(Phases())
 
 
-def test_a_model_that_cannot_be_copied_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_copied_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     uncopied = nn.Linear(6, 4)
     uncopied.last = uncopied.weight * 2
     check(Task(mean), module=uncopied)
+    assert "copy" in capsys.readouterr().err
+    check(Locked(mean))
     assert "copy" in capsys.readouterr().err
 
 

@@ -29,7 +29,6 @@ from expt.data.image_files import (
     look_at,
     look_at_pair,
     of_suffix,
-    open_picture,
     parts_there,
     picture_suffixes,
     pixels_of,
@@ -166,11 +165,10 @@ class ImageFolder(_Folder, Images):
             rows = room(folder)
 
             def store(path: str) -> Any:
-                seen = self._look(path)
-                picture = open_picture(path, MODES[self.channels], needed=self.needed)
+                picture = look(path, MODES[self.channels], self.needed)
                 pixels = pixels_of(picture, self.image_size, self.channels)
                 rows.put(places[path], pixels.transpose(2, 0, 1).copy())
-                return seen
+                return picture
 
             # Threads are enough: Pillow decodes and resizes without Python's lock.
             paths = [(path,) for path in places]
