@@ -50,9 +50,9 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_475, 195, 42_520
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_470, 195, 42_540
 MAX_OF_PACKAGE = {
-    "command": 5_040, "config": 2_805, "dashboards": 1_615, "data": 7_045, "inference": 1_660,
+    "command": 5_040, "config": 2_805, "dashboards": 1_615, "data": 7_040, "inference": 1_660,
     "launch": 2_835, "models": 1_120, "planning": 275, "python": 710, "runs": 5_210,
     "search": 1_460, "tasks": 1_410, "training": 3_120, "worker": 4_180,
 }  # fmt: skip

@@ -102,8 +102,9 @@ def _refuse(override: Override) -> None:
         raise ConfigError(f"{text}: an evaluation needs all settings; type a value")
     if key == "dataset":
         refuse_no_choice(override)
-    if key == "dataset" and isinstance(value := override.value(), dict) and "_target_" not in value:
-        raise ConfigError(f"{text}: names no dataset; for keys of the run's type dataset.KEY=VALUE")
+        if isinstance(value := override.value(), dict) and "_target_" not in value:
+            fix = "for keys of the run's type dataset.KEY=VALUE"
+            raise ConfigError(f"{text}: names no dataset; {fix}")
     if key in TYPED or key.startswith("task.metrics."):
         return
     if key.startswith("dataset."):

@@ -39,18 +39,7 @@ class CheckedSamples:
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples. Raise what `in_words` makes of an error."""
-        dataset, check, found = self._dataset, self._check, []
-        for index in indices:
-            try:
-                sample = dataset[index]
-            except Exception as error:
-                where = f"sample {index}: {type(dataset).__name__}.__getitem__"
-                raise in_words(error, where) from error
-            try:
-                found.append(check(sample))
-            except DataError as error:
-                raise DataError(f"sample {index}: {error}") from None
-        return found
+        return [checked(self._check, index, read(self._dataset, index)) for index in indices]
 
 
 def checked(check: Check, index: int, sample: Any) -> Any:
@@ -63,7 +52,10 @@ def checked(check: Check, index: int, sample: Any) -> Any:
 
 def read(dataset: Dataset[Any], index: int) -> Any:
     """Return a sample. Raise what `in_words` makes of an error."""
-    return CheckedSamples(dataset, as_it_is).read([index])[0]
+    try:
+        return dataset[index]
+    except Exception as error:
+        raise in_words(error, f"sample {index}: {type(dataset).__name__}.__getitem__") from error
 
 
 def in_words(error: Exception, whose: str) -> Exception:

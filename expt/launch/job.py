@@ -74,8 +74,8 @@ class Job:
         restarts = max(retries, request_of(self).config.max_restarts)
         was_lost = isinstance(error, WorkersLost) and not self.paths.metrics.exists()
         # Another program may have had the memory
-        is_moot = self.is_trial and isinstance(error, Killed | OutOfMemory | WorkersLost)
-        if was_lost or is_moot:
+        may_pass = self.is_trial and isinstance(error, Killed | OutOfMemory | WorkersLost)
+        if was_lost or may_pass:
             restarts = max(restarts, 1)
         # A line of code that raises the same twice in a row does so once more.
         before, self._mistake = self._mistake, mistake_in(str(error))

@@ -237,6 +237,23 @@ def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_no_import_waits_for_the_thread_that_loads_torch() -> None:
+    code = """
+        import sys, threading
+        waited = []
+        def note(event, arguments):
+            if event == "import" and arguments[1] and threading.active_count() > 1:
+                waited.append(arguments[0])
+        sys.addaudithook(note)
+        import expt.launch.preload
+        print(waited)
+    """
+    program = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(program, check=True, capture_output=True, text=True, env=environment())
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.slow
 def test_what_sharded_models_need_is_imported_once(tmp_path: Path) -> None:
     code = """
         forkserver.warm(forkserver.libraries_in(["strategy=fsdp"]))

@@ -173,7 +173,6 @@ class ImageFolder(_Folder, Images):
             # Threads are enough: Pillow decodes and resizes without Python's lock.
             paths = [(path,) for path in places]
             look_at(sums, self._how, paths, store, fitted=self.image_size, anew=True)
-            cache.seal(rows, labels)
 
         try:
             name = _entry(listing, self, sums.of)
