@@ -33,6 +33,7 @@ MISSING = frozenset(
 """Texts that pandas reads as no value."""
 FEW = 20
 """Rows of which numbers may follow each other by chance."""
+_HEAD = 1000
 
 
 def base(name: str) -> str:
@@ -84,7 +85,7 @@ def numbers_of(
         good = are_numbers(values)
         if not good.all():
             row, part = np.argwhere(~good)[0].tolist()
-            cell = cell_of(column, row) if values.shape[1] == 1 else values[row, part]
+            cell = cell_of(column, row) if values.shape[1] == 1 else column[row, part]
             here = wrong.setdefault(name, Wrong(before + row, cell))
             here.number += len(values) - int(good.all(1).sum())
         found.append(values)
@@ -117,7 +118,7 @@ def read_numbers(column: Column) -> np.ndarray:
     elif column.dtype.kind in "USO":
         values = np.array([*map(_number, column.flat)]).reshape(column.shape)
     else:
-        values = np.full(len(column), np.nan)
+        values = np.full(column.shape, np.nan)
     return values.reshape(len(values), -1)
 
 
@@ -146,152 +147,138 @@ def counts_rows(values: np.ndarray) -> bool:
     """Return whether integers [N] number the rows, in whichever order these are now."""
     import numpy as np
 
-    number = len(values)
-    if number < FEW or np.ptp(values) != number - 1 or (values != np.floor(values)).any():
-        return False
-    return len(np.unique(values)) == number
-
-
-def are_different(values: np.ndarray) -> bool:
-    """Return whether values [N] are integers of which no two are alike."""
-    import numpy as np
-
-    return bool((values == np.floor(values)).all() and np.diff(np.sort(values)).all())
+    return len(values) >= FEW and _are_ids(values) and bool(np.ptp(values) == len(values) - 1)
 
 
 def may_be_ids(values: np.ndarray) -> bool:
     """Return whether integers [N] rise or fall with each row, or all differ, and not by chance."""
     import numpy as np
 
-    if len(values) < FEW or not are_different(values):
+    if len(values) < FEW or not _are_ids(values):
         return False
     alike = len(values) ** 2 / (2 * np.ptp(values) + 2)  # pairs of random numbers
     steps = np.diff(values)
     return alike > FEW or bool((steps > 0).all() or (steps < 0).all())
 
 
-class Classes:
-    """The classes of a column's rows: texts, integers, or False and True."""
+def _are_ids(values: np.ndarray) -> bool:
+    """Return whether values [N] are integers of which no two are alike: the first mostly show."""
+    import numpy as np
 
-    def __init__(self, path: Path, name: str) -> None:
-        self._path, self._name = path, name
-        self._first = dict[Any, int]()
-        """The row where each text or number comes first."""
-        self._rows = list[Any]()
-        self.size = 0
+    return all(
+        bool((some == np.floor(some)).all() and np.diff(np.sort(some)).all())
+        for some in (values[:_HEAD], values)
+    )
 
-    def add(self, column: Column) -> None:
-        """Add rows. Raise DataError for what is not a class."""
-        import numpy as np
 
-        keys, rows = self._keys(column)
-        used, first = np.unique(rows, return_index=True)
-        for key, row in zip(used.tolist(), first.tolist(), strict=True):
-            self._first.setdefault(keys[key], self.size + row)
-        numbers = {key: number for number, key in enumerate(self._first)}
-        self._rows.append(np.array([numbers[key] for key in keys], np.int64)[rows])
-        self.size += len(rows)
+def joined(cells: Sequence[Column]) -> Column:
+    """Return the rows of a column one after the other."""
+    import numpy as np
 
-    def named(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Return the class of each row, int64 [N], and their names.
+    texts = [each for each in cells if isinstance(each, Texts)]
+    if not texts:
+        return np.concatenate([each for each in cells if isinstance(each, np.ndarray)])
+    known, rows = dict[str, int](), list[np.ndarray]()
+    for different, places in texts:
+        numbers = [known.setdefault(text, len(known)) for text in different]
+        rows.append(np.array(numbers)[places])
+    return Texts([*known], np.concatenate(rows))
 
-        These are in order of the alphabet, or of the numbers. Raise DataError for what is not a
-        class.
-        """
-        import numpy as np
 
-        texts = any(isinstance(key, str) for key in self._first)
-        names, found = (self._of_texts if texts else self._of_numbers)()
-        places = {each: place for place, each in enumerate(found)}
-        classes = np.array([places[names[key]] for key in self._first], np.int64)
-        return classes[np.concatenate(self._rows)], tuple(found)
+def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the class of each row, int64 [N], and their names.
 
-    def _keys(self, column: Column) -> tuple[list[Any], np.ndarray]:
-        """Return texts or numbers, and which each row has."""
-        import numpy as np
+    These are texts in order of the alphabet, integers, or False and True. Raise DataError for what
+    is not a class.
+    """
+    import numpy as np
 
-        where = f"{self._path}: column {self._name}"
-        if isinstance(column, Texts):
-            return [composed(text.strip()) for text in column.different], column.rows
-        cells = column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column
-        if cells.ndim != 1:
-            raise DataError(f"{where} has {cells.shape[1]} numbers in each row; a class is one")
-        if cells.dtype.kind in "OUS":
-            return self._keys(texts_of([_text(where, cell) for cell in cells]))
-        if cells.dtype.kind not in "biu":  # of which float64 has large ones alike
-            wrong = dict[str, Wrong]()
-            numbers_of({self._name: cells}, [self._name], wrong, before=self.size)
-            refuse(self._path, wrong)
-            if (fractions := np.flatnonzero(cells % 1)).size:
-                self._refuse(self.size + int(fractions[0]), cells[fractions[0]])
-        different, rows = np.unique(cells, return_inverse=True)
-        return different.tolist(), rows
-
-    def _of_numbers(self) -> tuple[dict[Any, str], list[str]]:
-        names = {key: f"{key:.0f}" if isinstance(key, float) else str(key) for key in self._first}
-        return names, [names[key] for key in sorted(self._first)]
-
-    def _of_texts(self) -> tuple[dict[Any, str], list[str]]:
-        """Return names that are texts as they are spelled, or integers by their value."""
-        first = {str(key): row for key, row in self._first.items()}
-        if missing := first.keys() & MISSING:
-            text = min(missing, key=first.__getitem__)
-            what = f"{text!r} stands for no value" if text else "is empty"
-            fix = ", or write it otherwise if it is one" if text else ""
-            raise DataError(
-                f"{self._path}: column {self._name}, row {first[text] + 1}: {what}; give it a"
-                f" class, or remove the row{fix}"
-            )
-        names: dict[Any, str] = {key: str(key) for key in self._first}
-        key: Callable[[str], Any] | None = None
-        if all(map(_NUMBER.fullmatch, first)) and not any(map(_PADDED.match, first)):
-            for text in sorted(first, key=first.__getitem__):
-                if not float(text).is_integer():
-                    self._refuse(first[text], float(text))
-            key = _value_and_text
-            if all(map(_INTEGER.fullmatch, first)):
-                names, key = {text: str(int(text.partition(".")[0])) for text in first}, int
-        return names, sorted({*names.values()}, key=key)
-
-    def _refuse(self, row: int, number: float) -> None:
+    if isinstance(column, Texts):
+        return _classes_of_texts(path, name, column)
+    cells = column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column
+    if cells.ndim != 1:
         raise DataError(
-            f"{self._path}: column {self._name}, row {row + 1}: {number:g} is not a class, which is"
-            " an integer or a text; fix it, or use task=regression"
+            f"{path}: column {name} has {cells.shape[1]} numbers in each row; a class is one"
         )
+    if cells.dtype.kind in "OUS":
+        return _classes_of_texts(path, name, texts_of([_text(path, name, each) for each in cells]))
+    if is_float := cells.dtype.kind not in "biu":  # of which float64 has large ones alike
+        wrong = dict[str, Wrong]()
+        cells = numbers_of({name: cells}, [name], wrong)[:, 0]
+        refuse(path, wrong)
+        if (fractions := np.flatnonzero(cells % 1)).size:
+            raise _fraction(path, name, int(fractions[0]), cells[fractions[0]])
+    found, classes = np.unique(cells, return_inverse=True)
+    names = (f"{number:.0f}" for number in found) if is_float else map(str, found)
+    return classes.astype(np.int64), tuple(names)
+
+
+def _classes_of_texts(path: Path, name: str, cells: Texts) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return classes that are texts as they are spelled, or integers by their value."""
+    import numpy as np
+
+    texts = [composed(text.strip()) for text in cells.different]
+    names = dict(zip(texts, texts, strict=True))  # in the order in which the rows have them
+    if missing := [place for place, text in enumerate(texts) if text in MISSING]:
+        text, row = texts[missing[0]], int((cells.rows == missing[0]).argmax())
+        what = f"{text!r} stands for no value" if text else "is empty"
+        fix = ", or write it otherwise if it is one" if text else ""
+        raise DataError(
+            f"{path}: column {name}, row {row + 1}: {what}; give it a class, or remove the row{fix}"
+        )
+    key: Callable[[str], Any] | None = None
+    if all(map(_NUMBER.fullmatch, names)) and not any(map(_PADDED.match, names)):
+        for place, text in enumerate(texts):
+            if not float(text).is_integer():
+                row = int((cells.rows == place).argmax())
+                raise _fraction(path, name, row, float(text))
+        key = _value_and_text
+        if all(map(_INTEGER.fullmatch, names)):
+            names, key = {text: str(int(text.partition(".")[0])) for text in names}, int
+    found = sorted({*names.values()}, key=key)
+    places = {each: place for place, each in enumerate(found)}
+    return np.array([places[names[text]] for text in texts])[cells.rows], tuple(found)
+
+
+def _fraction(path: Path, name: str, row: int, number: float) -> DataError:
+    return DataError(
+        f"{path}: column {name}, row {row + 1}: {number:g} is not a class, which is an integer or a"
+        " text; fix it, or use task=regression"
+    )
 
 
 def _value_and_text(text: str) -> tuple[float, str]:
     return float(text), text
 
 
-def _text(where: str, cell: Any) -> str:
+def _text(path: Path, name: str, cell: Any) -> str:
     try:
         return cell.decode() if isinstance(cell, bytes) else "" if cell is None else str(cell)
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: {cell!r} is not UTF-8 ({error})") from error
+        raise DataError(f"{path}: column {name}: {cell!r} is not UTF-8 ({error})") from error
 
 
-def check_learnable(path: Path, name: str, size: int, names: Sequence[str]) -> None:
+def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:
     """Raise DataError where nothing can be learned of classes: only one, or few rows of each."""
     if len(names) == 1:
         raise DataError(
             f"{path}: column {name}: all rows are of one class, {names[0]}; name another target"
         )
-    if len(names) > max(20, size / 2):
+    if len(names) > max(20, len(classes) / 2):
         raise DataError(
-            f"{path}: column {name}: has {len(names)} classes in {size} rows, too few of"
+            f"{path}: column {name}: has {len(names)} classes in {len(classes)} rows, too few of"
             " each to learn one; use task=regression for numbers, or name another target"
         )
 
 
-def check_labels(path: Path, names: Sequence[str], values: np.ndarray, before: int = 0) -> None:
-    """Raise DataError for what is neither 0 nor 1; `before` rows came before these."""
+def check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:
+    """Raise DataError for what is neither 0 nor 1."""
     import numpy as np
 
     wrong = (values != 0) & (values != 1)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         raise DataError(
-            f"{path}: column {names[column]}, row {before + row + 1}: {values[row, column]:g} is"
-            " not a label, which is 0 or 1; fix it, or use task=regression"
+            f"{path}: column {names[column]}, row {row + 1}: {values[row, column]:g} is not a"
+            " label, which is 0 or 1; fix it, or use task=regression"
         )

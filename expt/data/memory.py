@@ -220,31 +220,21 @@ def standardised(
 
 
 def _mean_and_std(columns: Chosen, rows: np.ndarray) -> Iterator[tuple[float, float]]:
-    """Return the mean and deviation of each column, as NumPy's of all rows at once would be."""
-    largest = np.zeros(columns.shape[1])
-
-    def blocks() -> Iterator[np.ndarray]:
-        for each in columns.blocks(rows):
-            np.maximum(largest, np.abs(each).max(0), out=largest)
-            yield each
-
-    mean = _sum(blocks()) / len(rows)
-    apart = (each - mean for each in columns.blocks(rows))
-    std = np.sqrt(_sum(np.multiply(each, each, out=each) for each in apart) / len(rows))
+    """Return the mean and deviation of each column, to the bit NumPy's of all rows at once."""
+    largest = total = squares = np.zeros(columns.shape[1])
+    for block in columns.blocks(rows):
+        largest = np.maximum(largest, np.abs(block).max(0))
+        block[0] += total
+        total = block.sum(0)
+    mean = total / len(rows)
+    for block in columns.blocks(rows):
+        apart = np.square(block - mean)
+        apart[0] += squares
+        squares = apart.sum(0)
+    std = np.sqrt(squares / len(rows))
     # A column of one value has no deviation but that of rounding.
     std = np.where(std > 1e-12 * largest, std, 1.0)
     return zip(mean.tolist(), std.tolist(), strict=True)
-
-
-def _sum(blocks: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the sum over the rows of all blocks."""
-    found = np.empty((0, 0))
-    for block in blocks:
-        found = np.add.reduce(
-            np.concatenate([found, block]) if found.size else block, keepdims=True
-        )
-    total: np.ndarray = found[0]
-    return total
 
 
 def _scaled(rows: Rows, scales: Mapping[str, tuple[float, float]]) -> Rows:
@@ -253,7 +243,8 @@ def _scaled(rows: Rows, scales: Mapping[str, tuple[float, float]]) -> Rows:
         names = getattr(rows, f"{kind}_names")
         if not scales.keys().isdisjoint(names):
             each = [scales.get(name, (0.0, 1.0)) for name in names]
-            rows = rows._replace(**{f"{kind}s": getattr(rows, f"{kind}s").scaled(each)})
+            values = getattr(rows, f"{kind}s").columns(range(len(names)), each)
+            rows = rows._replace(**{f"{kind}s": values})
     return rows
 
 

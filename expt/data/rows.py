@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import functools
-import io
+import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from expt.data.cache import digest, mapped, of_content, state_of
 from expt.data.columns import (
     FIX,
-    Classes,
     Wrong,
     base,
     check_labels,
     check_learnable,
+    classes_of,
     counts_rows,
     is_number,
+    joined,
     numbers_of,
     parts_of,
     refuse,
 )
-from expt.data.table_files import SMALL, TableFile, open_table
+from expt.data.table_files import SMALL, Batch, Column, TableFile, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 
 if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
@@ -40,10 +41,15 @@ _BLOCK = 1 << 16
 class Chosen:
     """Some columns [N, F] of numbers [N, K], which may lie in a file and are read when needed."""
 
-    def __init__(self, numbers: np.ndarray, places: Iterable[int] | None = None) -> None:
+    def __init__(
+        self,
+        numbers: np.ndarray,
+        places: Sequence[int] | None = None,
+        scales: Sequence[tuple[float, float]] = (),
+    ) -> None:
         self._numbers = numbers
         self._places = [*range(numbers.shape[1])] if places is None else [*places]
-        self._scales: tuple[np.ndarray, np.ndarray] | None = None
+        self._scales = scales
         self.shape = (len(numbers), len(self._places))
 
     def __len__(self) -> int:
@@ -51,16 +57,22 @@ class Chosen:
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         """Return rows, float64."""
+        import numpy as np
+
         first, last = min(self._places), max(self._places)
         found: np.ndarray = self._numbers[:, first : last + 1][rows]
         if self._places != [*range(first, last + 1)]:
             # By take they lie row by row, so that sums have the bits of those over all columns.
             found = found.take([place - first for place in self._places], axis=1)
-        if self._scales is None:
-            return found
-        mean, std = self._scales
-        scaled: np.ndarray = (found - mean) / std
-        return scaled
+        if self._scales:
+            mean, std = np.array(self._scales).T
+            found = (found - mean) / std
+        return found
+
+    def column(self, place: int) -> np.ndarray:
+        """Return a column [N] without its scale."""
+        found: np.ndarray = self._numbers[:, self._places[place]]
+        return found
 
     def blocks(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Yield these rows, some at a time.
@@ -71,18 +83,9 @@ class Chosen:
         for start in range(0, len(rows), number):
             yield self[rows[start : start + number]]
 
-    def columns(self, places: Sequence[int]) -> Chosen:
-        """Return the columns at these places; they have no scales."""
-        return Chosen(self._numbers, [self._places[place] for place in places])
-
-    def scaled(self, scales: Sequence[tuple[float, float]]) -> Chosen:
-        """Return the columns less their means, by their deviations."""
-        import numpy as np
-
-        found = self.columns(range(self.shape[1]))
-        mean, std = np.array(scales).T
-        found._scales = mean, std
-        return found
+    def columns(self, places: Sequence[int], scales: Sequence[tuple[float, float]] = ()) -> Chosen:
+        """Return the columns at these places, less the mean of each and by its deviation."""
+        return Chosen(self._numbers, [self._places[place] for place in places], scales)
 
 
 class Rows(NamedTuple):
@@ -125,18 +128,17 @@ def _load(path: Path, state: tuple[int, ...], wanted: Wanted) -> Rows:
     if state[0] >= SMALL:
         words = str(path.resolve()), repr(wanted)
         name = f"table-{digest(words)}.{of_content([path])}"
-        if found := mapped(name, _entry, lambda folder: _save(path, wanted, folder)):
+        if found := mapped(name, _entry, lambda folder: _save(path, state, wanted, folder)):
             return found
-    file = io.BytesIO()
-    about, classes = _read(path, wanted, file)
-    return _rows(about, _numbers_in(file, about["shape"]), classes)
+    with open(os.memfd_create("table"), "w+b") as file:
+        return _rows(*_read(path, state, wanted, file), file)
 
 
-def _save(path: Path, wanted: Wanted, folder: Path) -> None:
+def _save(path: Path, state: tuple[int, ...], wanted: Wanted, folder: Path) -> None:
     import numpy as np
 
-    with (folder / "numbers").open("wb") as file:
-        about, classes = _read(path, wanted, file)
+    with (folder / "numbers").open("w+b") as file:
+        about, classes = _read(path, state, wanted, file)
         os.fsync(file.fileno())
     np.save(folder / "classes.npy", classes)
     (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
@@ -148,78 +150,71 @@ def _entry(folder: Path) -> Rows | None:
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         with (folder / "numbers").open("rb") as file:
-            numbers = _numbers_in(file, about["shape"])
-        return _rows(about, numbers, np.load(folder / "classes.npy", mmap_mode="c"))
+            return _rows(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
     except (OSError, ValueError, EOFError):
         return None
 
 
-def _numbers_in(file: IO[bytes], shape: Sequence[int]) -> np.ndarray:
-    import numpy as np
-
-    file.flush()
-    if isinstance(file, io.BytesIO):
-        return np.frombuffer(file.getbuffer()).reshape(shape)
-    return np.memmap(file.name, float, "c").reshape(shape)
-
-
-def _rows(about: Mapping[str, Any], numbers: np.ndarray, classes: np.ndarray) -> Rows:
+def _rows(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
+    numbers, names = _mapped(file, about["shape"]), tuple(about["class_names"])
     (target_places, targets), (places, features) = (
         zip(*about[kind], strict=True) for kind in ("targets", "features")
     )
-    names = tuple(about["class_names"])
     answers = classes if names else Chosen(numbers, target_places)
     return Rows(Chosen(numbers, places), answers, features, targets, names, about["left_out"])
 
 
-class _Found(NamedTuple):
-    """What the numbers of a table are that were written."""
+def _mapped(file: IO[bytes], shape: Sequence[int]) -> np.ndarray:
+    import numpy as np
 
+    file.flush()
+    return np.memmap(file, float, "c", shape=tuple(shape))
+
+
+class _Found(NamedTuple):
+    """The cells of a table."""
+
+    cells: list[Column]
+    """of classes"""
     targets: list[str]
-    """the first of each row"""
+    """the first of the numbers, but for classes"""
     features: list[str]
     """the others"""
-    size: int
-    extents: np.ndarray
-    """of each column: its largest number less its smallest"""
+    numbers: np.ndarray
     wrong: dict[str, Wrong]
     """by column"""
 
 
-def _read(path: Path, wanted: Wanted, file: IO[bytes]) -> tuple[dict[str, Any], np.ndarray]:
+def _read(
+    path: Path, state: tuple[int, ...], wanted: Wanted, file: IO[bytes]
+) -> tuple[dict[str, Any], np.ndarray]:
     """Write the numbers of a table; return what they are, and the classes [N] if there are any."""
-    import numpy as np
-
-    table, targets, kind = open_table(path), wanted.targets, wanted.kind
+    table = open_table(path)
     columns, left_out = _candidates(table, wanted)
-    classes = Classes(path, targets[0]) if kind == "class" else None
-    found = _numbers(table, wanted, columns, classes, file)
-    if not found.size:
-        raise DataError(f"{path}: has no rows; give it some")
-    answers = {name: why for name, why in found.wrong.items() if name in targets}
-    refuse(path, answers, fix=_LABELS if kind == "labels" else FIX)
-    numbers, names = classes.named() if classes else (np.empty(0, np.int64), ())
-    if classes and not wanted.known:
-        check_learnable(path, targets[0], found.size, names)
-    about: dict[str, Any] = {"shape": (found.size, len(found.extents)), "class_names": names}
-    counters = set[str]()
-    if not (wanted.features or wanted.known):
-        counters = _counters(path, found, columns, _numbers_in(file, about["shape"]))
+    found = _numbers(table, wanted, columns, file)
+    if tuple(state_of(path)) != state:
+        raise DataError(f"{path}: has changed while it was read; start again once it is written")
+    classes, class_names = _classes(path, wanted, found)
+    is_chosen = wanted.features or wanted.known
+    counters = set[str]() if is_chosen else _counters(path, found, columns)
     refuse(path, found.wrong, fix=_TEXTS)
     features = enumerate(found.features, len(found.targets))
-    about |= {
-        "targets": [*enumerate(found.targets or targets)],
+    about = {
+        "shape": found.numbers.shape,
+        "class_names": class_names,
+        "targets": [*enumerate(found.targets or wanted.targets)],
         "features": [(place, name) for place, name in features if name not in counters],
         "left_out": left_out | dict.fromkeys(filter(counters.__contains__, columns), _COUNTER),
     }
-    return about, numbers
+    return about, classes
 
 
 def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
     """Return the columns that may be features, and why others are none if nobody has named any."""
     path, (targets, features, known, _) = table.path, wanted
     if not {*table.names}.issuperset(targets + features):
-        next(table.batches(table.names[:1]), None)  # the first line may not be that of the names
+        for batch in itertools.islice(table.batches(table.names[:1]), 1):
+            _refuse_damaged(table, batch)  # the first line may not be that of the names
     for key, chosen in (("targets", targets), ("features", features)):
         _refuse_missing(path, table.names, key, chosen)
     refuse_twice({"targets": targets, "features": features})
@@ -236,44 +231,59 @@ def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, 
     raise ConfigError(f"dataset.features: {path} has only targets; give it other columns")
 
 
-def _numbers(
-    table: TableFile,
-    wanted: Wanted,
-    columns: Sequence[str],
-    classes: Classes | None,
-    file: IO[bytes],
-) -> _Found:
+def _numbers(table: TableFile, wanted: Wanted, columns: Sequence[str], file: IO[bytes]) -> _Found:
     """Write the numbers of the targets and the `columns`, all read to their ends."""
+    answers, texts = ((), wanted.targets) if wanted.kind == "class" else (wanted.targets, ())
+    names, size = [*dict.fromkeys((*wanted.targets, *columns))], 0
+    cells, targets, features, wrong = list[Column](), list[str](), list[str](), dict[str, Wrong]()
+    for batch in table.batches(names, texts):
+        _refuse_damaged(table, batch, size)
+        targets, features = (parts_of(batch.columns, each) for each in (answers, columns))
+        file.write(numbers_of(batch.columns, [*answers, *columns], wrong, size).data)
+        cells += [batch.columns[name] for name in texts]
+        size += batch.size
+    if not size:
+        raise DataError(f"{table.path}: has no rows; give it some")
+    numbers = _mapped(file, (size, len(targets + features)))
+    return _Found(cells, targets, features, numbers, wrong)
+
+
+def _refuse_damaged(table: TableFile, batch: Batch, before: int = 0) -> None:
+    """Raise DataError for rows with too few or too many cells; `before` rows came before these."""
+    for place, why in batch.damaged.items():
+        raise DataError(
+            f"{table.path}: row {before + place + 1} {why}, which line 1 names"
+            f" ({', '.join(table.names)[:60]}); a comma in a cell needs quotes, a decimal sign is a"
+            " point"
+        )
+
+
+def _classes(path: Path, wanted: Wanted, found: _Found) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the classes [N] and their names, if any. Raise DataError for wrong targets."""
     import numpy as np
 
-    wrong, size, low, high = dict[str, Wrong](), 0, np.array(np.inf), np.array(-np.inf)
-    answers, texts = ((), wanted.targets) if classes else (wanted.targets, ())
-    targets, features = list[str](), list[str]()
-    for cells, number, _ in table.batches([*wanted.targets, *columns], texts):
-        targets, features = parts_of(cells, answers), parts_of(cells, columns)
-        found = numbers_of(cells, [*answers, *columns], wrong, size)
-        if wanted.kind == "labels" and wrong.keys().isdisjoint(answers):
-            check_labels(table.path, targets, found[:, : len(targets)], size)
-        if classes:
-            classes.add(cells[wanted.targets[0]])
-        file.write(found.data)
-        low, high = np.minimum(low, found.min(0)), np.maximum(high, found.max(0))
-        size += number
-    return _Found(targets, features, size, high - low, wrong)
+    if wanted.kind == "class":
+        (name,) = wanted.targets
+        classes, names = classes_of(path, name, joined(found.cells))
+        if not wanted.known:
+            check_learnable(path, name, classes, names)
+        return classes, names
+    wrong = {name: why for name, why in found.wrong.items() if name in wanted.targets}
+    refuse(path, wrong, fix=_LABELS if wanted.kind == "labels" else FIX)
+    if wanted.kind == "labels":
+        check_labels(path, found.targets, found.numbers[:, : len(found.targets)])
+    return np.empty(0, np.int64), ()
 
 
-def _counters(path: Path, found: _Found, columns: Sequence[str], numbers: np.ndarray) -> set[str]:
+def _counters(path: Path, found: _Found, columns: Sequence[str]) -> set[str]:
     """Return those of columns that nobody chose which number the rows.
 
     Raise where others are no numbers, or there are no others.
     """
-    may_count = {*columns} & {*found.features}  # one number in each row
     counters = {
         name
         for place, name in enumerate(found.features, len(found.targets))
-        if name in may_count
-        and found.extents[place] == found.size - 1
-        and counts_rows(numbers[:, place])
+        if name in columns and counts_rows(found.numbers[:, place])  # not one of several
     }
     usable = [name for name in columns if name not in counters and name not in found.wrong]
     more = f", or use the columns of numbers only: {word(usable)}" if usable else ""

@@ -66,21 +66,16 @@ class TableFile(ABC):
         self.path, self.names = path, _names(path, names)
         self.index = frozenset(filter(_UNNAMED.fullmatch, self.names))
 
-    def batches(
-        self, names: Sequence[str], texts: Collection[str] = (), *, skips: bool = False
-    ) -> Iterator[Batch]:
+    def batches(self, names: Sequence[str], texts: Collection[str] = ()) -> Iterator[Batch]:
         """Yield the columns `names`, of which `texts` are not taken for numbers.
 
-        Raise DataError for a damaged file, and unless `skips` for a row of a .csv with too few or
-        too many cells.
+        Raise DataError for a damaged file.
         """
         with _reading(self.path):
-            yield from self._batches(names, texts, skips)
+            yield from self._batches(names, texts)
 
     @abstractmethod
-    def _batches(
-        self, names: Sequence[str], texts: Collection[str], skips: bool
-    ) -> Iterator[Batch]: ...
+    def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]: ...
 
 
 def open_table(path: Path) -> TableFile:
@@ -135,9 +130,7 @@ class Arrays(TableFile):
             raise DataError(f"{path}: its arrays differ in their rows: {lengths}")
         self.size = len(next(iter(arrays.values())))
 
-    def _batches(
-        self, names: Sequence[str], texts: Collection[str], skips: bool
-    ) -> Iterator[Batch]:
+    def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
         for start in range(0, self.size or 0, _ROWS):
             found = {name: self._arrays[name][start : start + _ROWS] for name in names}
             yield Batch(found, len(found[names[0]]))
@@ -170,9 +163,7 @@ class _Parquet(TableFile):
         self.size = self._file.metadata.num_rows
         self._there = dict(zip(self.names, schema.names, strict=True))
 
-    def _batches(
-        self, names: Sequence[str], texts: Collection[str], skips: bool
-    ) -> Iterator[Batch]:
+    def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
         there = {name: self._there[name] for name in names}
         for batch in self._file.iter_batches(_ROWS, columns=[*there.values()]):
             found = {name: _of_arrow(batch.column(each)) for name, each in there.items()}
@@ -192,26 +183,6 @@ def _of_arrow(array: Any) -> Column:
     return values
 
 
-class _Block(NamedTuple):
-    """Whole rows of a .csv."""
-
-    start: int
-    """where they begin in the file"""
-    content: bytes
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether quotes are around whole cells: what Python's csv and pyarrow read alike."""
-        import numpy as np
-
-        if b'"' not in self.content:
-            return True
-        content = np.frombuffer(b"".join((b"\n", self.content, b"\n")), np.uint8)
-        quotes = np.flatnonzero(content == ord('"'))
-        beside = np.concatenate([content[quotes[::2] - 1], content[quotes[1::2] + 1]])
-        return len(quotes) % 2 == 0 and bool(np.isin(beside, [*b',"\r\n']).all())
-
-
 class _Csv(TableFile):
     """Texts with commas between them; the first line names the columns."""
 
@@ -224,70 +195,45 @@ class _Csv(TableFile):
 
     def _head(self, path: Path) -> Iterator[str]:
         """Yield lines, and note where the next begins."""
-        for line in _lines(_blocks(path)):
+        for line in _lines(block for _, block in _blocks(path)):
             self._start += len(line.encode())
             yield line.removeprefix("\ufeff")
 
-    def _batches(
-        self, names: Sequence[str], texts: Collection[str], skips: bool
-    ) -> Iterator[Batch]:
-        number, known, blocks = 0, {*texts}, _blocks(self.path, self._start)
-        for block in blocks:
-            is_plain = block.is_plain
-            found = self._by_pyarrow(block, names, known) if is_plain else None
-            # From a wrong quote on only Python's csv knows where a row ends.
-            rest = [] if is_plain else blocks
-            lines = _lines(itertools.chain([block], rest))
-            for batch in [found] if found else self._by_csv(lines, block.start, names):
-                self._check(batch, number, skips)
-                number += batch.size
-                yield batch
+    def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
+        known, blocks = {*texts}, _blocks(self.path, self._start)
+        for start, block in blocks:
+            is_plain = _is_plain(block)
+            if is_plain and (found := self._by_pyarrow(block, names, known)):
+                yield found
+                continue
+            # From another block on only Python's csv knows where a row ends.
+            rest = () if is_plain else (each for _, each in blocks)
+            yield from self._by_csv(_lines(itertools.chain([block], rest)), start, names)
 
-    def _by_pyarrow(self, block: _Block, names: Sequence[str], texts: set[str]) -> Batch | None:
+    def _by_pyarrow(self, block: bytes, names: Sequence[str], texts: set[str]) -> Batch | None:
         """Return what pyarrow reads, unless it refuses a row; add to `texts` what is no numbers."""
-        if len(block.content) < SMALL:
+        if len(block) < SMALL:
             return None
-        from pyarrow import ArrowInvalid
-
-        try:
-            found = self._read(block, names, texts)
-        except ArrowInvalid:  # a cell is not a number, or a row has another number of cells
-            try:
-                found = self._read(block, names, names)
-            except ArrowInvalid:
-                return None
-        numbers = {name: _numbers(found[name]) for name in names if name not in texts}
-        if others := {name for name, values in numbers.items() if values is None}:
-            texts |= others
-            return self._by_pyarrow(block, names, texts)
-        columns = {
-            name: _of_arrow(found[name].combine_chunks()) if values is None else values
-            for name, values in ((name, numbers.get(name)) for name in names)
-        }
-        return Batch(columns, found.num_rows)
-
-    def _read(self, block: _Block, names: Sequence[str], texts: Collection[str]) -> Any:
-        """Return the columns `names` as pyarrow's, of float64 but for `texts`."""
+        from pyarrow import ArrowInvalid, float64, py_buffer, string
         from pyarrow import csv as arrow
-        from pyarrow import float64, py_buffer, string
 
-        types = {name: string() if name in texts else float64() for name in names}
-        return arrow.read_csv(
-            py_buffer(block.content),
-            arrow.ReadOptions(column_names=self.names),
-            arrow.ParseOptions(newlines_in_values=b'"' in block.content),
-            arrow.ConvertOptions(column_types=types, include_columns=names, null_values=[]),
-        )
-
-    def _check(self, batch: Batch, number: int, skips: bool) -> None:
-        """Raise DataError for rows with too few or too many cells, which come after `number`."""
-        if batch.damaged and not skips:
-            place, why = next(iter(batch.damaged.items()))
-            header, cause = ", ".join(self.names)[:60], "a comma in a cell needs quotes"
-            raise DataError(
-                f"{self.path}: row {number + place + 1} {why}, which line 1 names ({header});"
-                f" {cause}, a decimal sign is a point"
-            )
+        for others in (texts, names):  # all at a cell that is no number
+            types = {name: string() if name in others else float64() for name in names}
+            with contextlib.suppress(ArrowInvalid):
+                found = arrow.read_csv(
+                    py_buffer(block),
+                    arrow.ReadOptions(column_names=self.names),
+                    arrow.ParseOptions(newlines_in_values=b'"' in block),
+                    arrow.ConvertOptions(column_types=types, include_columns=names, null_values=[]),
+                )
+                columns = {name: found[name].combine_chunks() for name in names}
+                for name in {*names} - texts:
+                    with contextlib.suppress(ArrowInvalid):
+                        columns[name] = columns[name].cast(float64())
+                read = {name: _of_arrow(column) for name, column in columns.items()}
+                texts |= {name for name, column in read.items() if isinstance(column, Texts)}
+                return Batch(read, found.num_rows)
+        return None
 
     def _by_csv(self, lines: Iterable[str], start: int, names: Sequence[str]) -> Iterator[Batch]:
         rows = _filled(_rows(self.path, lines, start))
@@ -298,19 +244,24 @@ class _Csv(TableFile):
                     damaged[place] = f"has {len(row)} cells for {len(self.names)} columns"
                     several[place] = [""] * len(self.names)
             cells = dict(zip(self.names, zip(*several, strict=True), strict=True))
-            columns = {name: texts_of(cells[name]) for name in names}
-            yield Batch(columns, len(several), damaged)
+            yield Batch({name: texts_of(cells[name]) for name in names}, len(several), damaged)
 
 
-def _numbers(column: Any) -> np.ndarray | None:
-    """Return a column of pyarrow's as float64, if all of its cells are numbers."""
-    from pyarrow import ArrowInvalid, float64
+def _is_plain(block: bytes) -> bool:
+    """Return whether Python's csv and pyarrow read rows alike.
 
-    with contextlib.suppress(ArrowInvalid):
-        values: np.ndarray = column.cast(float64()).to_numpy()
-        if are_numbers(values).all():
-            return values
-    return None
+    Quotes are around whole cells, and no line ends are a Mac's of before 2001.
+    """
+    import numpy as np
+
+    if block.count(b"\r") != block.count(b"\r\n"):
+        return False
+    if b'"' not in block:
+        return True
+    content = np.frombuffer(b"".join((b"\n", block, b"\n")), np.uint8)
+    quotes = np.flatnonzero(content == ord('"'))
+    beside = np.concatenate([content[quotes[::2] - 1], content[quotes[1::2] + 1]])
+    return len(quotes) % 2 == 0 and bool(np.isin(beside, [*b',"\r\n']).all())
 
 
 def are_numbers(values: np.ndarray) -> np.ndarray:
@@ -330,72 +281,56 @@ def texts_of(cells: Sequence[str]) -> Texts:
     return Texts([*places], rows)
 
 
-def _blocks(path: Path, start: int = 0) -> Iterator[_Block]:
-    """Yield the rows of a .csv but blank ones at its end. Raise DataError for what is not UTF-8."""
+def _blocks(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield the rows of a .csv from `start` on in blocks, but blank ones at its end, and where.
+
+    Only a row with a line end in quotes may lie in two of them. Raise DataError for what is not
+    UTF-8.
+    """
     rest = b""
     with path.open("rb") as file:
         file.seek(start)
-        # More where no row has ended: none does behind a quote that is never closed.
+        # More where no row has ended: a line may be long.
         while more := file.read(max(_BYTES, len(rest))):
             rest += more
-            if end := _end(rest):
-                yield _checked(path, _Block(start, rest[:end]))
+            if filled := len(rest[: rest.rfind(b"\n") + 1].rstrip(_BLANK)):
+                end = rest.find(b"\n", filled) + 1
+                yield start, _checked(path, start, rest[:end])
                 start, rest = start + end, rest[end:]
     if rest.strip(_BLANK) or rest.count(b'"') % 2:
-        yield _checked(path, _Block(start, rest))
+        yield start, _checked(path, start, rest)
 
 
-def _end(block: bytes) -> int:
-    """Return where the last whole row ends, or the last before blank ones; 0 for none."""
-    end, is_open = len(block), block.count(b'"') % 2
-    while (last := block.rfind(b"\n", 0, end)) >= 0:
-        is_open ^= block.count(b'"', last, end) % 2
-        if not is_open:
-            break
-        end = last
-    filled = len(block[: last + 1].rstrip(_BLANK))
-    if not filled:
-        return 0
-    end = block.find(b"\n", filled) + 1
-    return last + 1 if block.count(b'"', 0, end) % 2 else end
+def _checked(path: Path, start: int, block: bytes) -> bytes:
+    is_text = start > 0 or b"\0" not in block[:HEAD]
+    with contextlib.suppress(UnicodeDecodeError):
+        if is_text and (block.isascii() or block.decode()):
+            return block
+    raise not_utf8(path)
 
 
-def _checked(path: Path, block: _Block) -> _Block:
-    try:
-        if not block.content.isascii():
-            block.content.decode()
-    except UnicodeDecodeError:
-        raise not_utf8(path) from None
-    if block.start == 0 and b"\0" in block.content[:HEAD]:
-        raise not_utf8(path)
-    return block
-
-
-def _lines(blocks: Iterable[_Block]) -> Iterator[str]:
+def _lines(blocks: Iterable[bytes]) -> Iterator[str]:
     for block in blocks:
-        yield from io.TextIOWrapper(io.BytesIO(block.content), "utf-8", newline="")
+        yield from io.TextIOWrapper(io.BytesIO(block), "utf-8", newline="")
 
 
 def _rows(path: Path, lines: Iterable[str], start: int = 0) -> Iterator[list[str]]:
     """Yield the rows in lines, which begin at `start`, but empty ones."""
-    reader, limit = csv.reader(lines, skipinitialspace=True, strict=True), csv.field_size_limit()
-    while True:
-        before = reader.line_num
-        try:
-            csv.field_size_limit(2**31 - 1)
-            row = next(reader, None)
-        except csv.Error as error:  # a quote that is never closed is noticed at the file's end
-            with path.open("rb") as file:
-                line = 1 + before + file.read(start).count(b"\n")
-            raise DataError(
-                f"{path}: a quote is wrong in the row of line {line} ({error}); fix it there"
-            ) from error
-        finally:
-            csv.field_size_limit(limit)
-        if row is None:
-            return
-        if row:
-            yield row
+    reader, before = csv.reader(lines, skipinitialspace=True, strict=True), 0
+    limit = csv.field_size_limit(2**31 - 1)
+    try:
+        for row in reader:
+            before = reader.line_num
+            if row:
+                yield row
+    except csv.Error as error:  # a quote that is never closed is noticed at the file's end
+        with path.open("rb") as file:
+            line = 1 + before + file.read(start).count(b"\n")
+        raise DataError(
+            f"{path}: a quote is wrong in the row of line {line} ({error}); fix it there"
+        ) from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _filled(rows: Iterable[list[str]]) -> Iterator[list[str]]:

@@ -218,7 +218,7 @@ class Features(Samples):
         named = {*known, *map(base, known)}
         self._names = [name for name in table.names if (name in named) == bool(wanted)]
         self.path, self.size, self._table = path, table.size, table
-        first = next(table.batches(self._names or table.names[:1], skips=True), None)
+        first = next(table.batches(self._names or table.names[:1]), None)
         if first is None:
             raise DataError(f"{path}: has no rows; give it some")
         parts = parts_of(first.columns, self._names)
@@ -237,7 +237,7 @@ class Features(Samples):
         import numpy as np
 
         rest, wrong, before = np.empty((0, len(self._order))), dict[int, str](), 0
-        for batch in self._table.batches(self._names, skips=True):
+        for batch in self._table.batches(self._names):
             wrong |= {before + place: why for place, why in batch.damaged.items()}
             found = list[np.ndarray]()
             for name in self._names:
@@ -248,10 +248,9 @@ class Features(Samples):
                     wrong.setdefault(before + place, f"column {name} holds {what}")
             before += batch.size
             rest = np.concatenate([rest, np.concatenate(found, axis=1)[:, self._order]])
-            whole = len(rest) // size * size
-            for start in range(0, whole, size):
-                yield rest[start : start + size], wrong
-            rest = rest[whole:]
+            while len(rest) >= size:
+                yield rest[:size], wrong
+                rest = rest[size:]
         if len(rest):
             yield rest, wrong
 

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Name
 from expt.data.cache import of_content
-from expt.data.columns import are_different, may_be_ids
+from expt.data.columns import may_be_ids
 from expt.data.image_files import warn_once
 from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise
 from expt.data.rows import Rows, Wanted, load, word
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from expt.data.source import Source
 
-_HEAD = 1000
-"""Rows that mostly show that a column is no ID."""
 DIABETES = Path(__file__).parents[1] / "diabetes.csv"
 
 
@@ -141,12 +139,8 @@ def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
     number = Counter(plain for plain, _ in spelled)
     if alike := listed(repr(name) for plain, name in spelled if number[plain] > 1):
         yield f"classes differ only in case or spaces: {alike}; write those alike that are one"
-    names, one = rows.feature_names, rows.features.columns
-    ids = [
-        name
-        for place, name in enumerate(names)
-        if are_different(one([place])[:_HEAD][:, 0]) and may_be_ids(one([place])[:][:, 0])
-    ]
+    names, column = rows.feature_names, rows.features.column
+    ids = [name for place, name in enumerate(names) if may_be_ids(column(place))]
     if not are_chosen and 0 < len(ids) < len(names):
         yield (
             f"column {listed(ids)} has a different integer in each row: if that is an ID, or gives"
