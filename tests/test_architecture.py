@@ -40,7 +40,7 @@ PACKAGES = (
     "config",
 )
 DOORS = ("__init__", "__main__", "api")  # above all packages
-GROUND = ("errors", "machine", "signals")  # below them
+GROUND = ("errors", "machine", "progress", "signals")  # below them
 LEVEL = {
     name: level
     for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS))
@@ -50,11 +50,11 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_470, 195, 42_540
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 39_580, 195, 42_630
 MAX_OF_PACKAGE = {
-    "command": 5_040, "config": 2_805, "dashboards": 1_615, "data": 7_040, "inference": 1_660,
+    "command": 5_050, "config": 2_805, "dashboards": 1_615, "data": 7_040, "inference": 1_660,
     "launch": 2_835, "models": 1_120, "planning": 275, "python": 710, "runs": 5_210,
-    "search": 1_460, "tasks": 1_410, "training": 3_120, "worker": 4_180,
+    "search": 1_460, "tasks": 1_410, "training": 3_120, "worker": 4_205,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = {

@@ -19,8 +19,8 @@ from expt.errors import ConfigError, ExptError, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Plan
 from expt.launch.launcher import refuse_in_torchrun
+from expt.progress import phase
 from expt.runs.named_checkpoint import run_and_which
-from expt.runs.view.progress import PLAIN_LINE_S
 from expt.runs.view.text import say
 
 REPORTED = 10
@@ -100,9 +100,10 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
     from expt.inference.predict import Predictor  # late: it imports torch
 
     predictor, console, began = Predictor(chosen), Console(stderr=not to_file), time.monotonic()
-    skipped, noun, said_at = predictor.skipped, chosen.noun, began
+    skipped, noun = predictor.skipped, chosen.noun
     with (
         _output(chosen, output, force=force) as write,
+        phase("predicting", chosen.total or 0) as here,
         bars.Progress(
             *("predict", bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeRemainingColumn()),
             console=console,
@@ -114,9 +115,7 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
         for answers in predictor:
             write(answers, predictor.form)
             progress.update(task, completed=predictor.seen)
-            if to_file and not console.is_terminal and time.monotonic() > said_at + PLAIN_LINE_S:
-                said_at = time.monotonic()
-                say(console, f"predict {predictor.seen:,}/{chosen.total or '?'} {noun}s")
+            here.done = predictor.seen
         for line in skipped[:REPORTED]:
             warn(line)
         if len(skipped) == predictor.seen:

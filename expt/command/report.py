@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from expt import machine
+from expt import machine, progress
 from expt.command.conclusion import conclude, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
@@ -35,6 +35,7 @@ EXAMPLES = """examples
 """
 
 
+@progress.phase("reading the runs")
 @machine.seldom_collecting()
 def main(words: Sequence[str]) -> int:
     """Print what `words` ask for.

@@ -313,7 +313,7 @@ class EvaluationData:
         """Samples over all workers."""
         return sum(loader.size for loader in self.loaders)
 
-    def batches(self) -> Iterator[Batch]:
+    def evaluation(self) -> Iterator[Batch]:
         """Yield this worker's samples, each once over all workers, in their order."""
         for batch in itertools.chain.from_iterable(loader.evaluation() for loader in self.loaders):
             if self.numbers is not None:

@@ -6,6 +6,7 @@ folder may be another one.
 
 from __future__ import annotations
 
+from expt import progress
 from expt.config import user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
@@ -27,6 +28,7 @@ def content_of(
     return continuing.as_forked(config, _content(config, fetch=fetch, to_train=to_train), fork)
 
 
+@progress.phase("looking at the dataset's files")
 def _content(config: RunConfig, *, fetch: bool = True, to_train: bool = True) -> Content:
     code = user_code.fingerprint(user_code.targets(config))
     if fetch and config.dataset.known_once_fetched:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expt import progress
 from expt.errors import DataError, ExptError, collected, first_line, listed, warn
 from expt.machine import usable_cpus
 
@@ -311,9 +312,11 @@ def look_at(
             picture.info["enlarged"] = True
         words = [word for word in FOUND if word in picture.info]
         sums.note(keys[place], " ".join([*words, *picture.info.get("palette", ())]))
+        here.done += 1
 
     several = (new[start : start + _AT_A_TIME] for start in range(0, len(new), _AT_A_TIME))
-    with ThreadPoolExecutor(usable_cpus()) as pool:
+    about = progress.phase("looking at pictures", len(new))
+    with about as here, ThreadPoolExecutor(usable_cpus()) as pool:
         collected(Future.result, [pool.submit(collected, note, places) for places in several])
     return Counter(word for key in keys for word in (sums.noted(key) or "").split())
 

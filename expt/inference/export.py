@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from expt import progress
 from expt.config import secrets
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
@@ -79,6 +80,7 @@ class Complete(nn.Module):
         return ((columns - self.mean) / self.deviation).reshape(output.shape).float()
 
 
+@progress.phase("exporting")
 def export(
     run: Path,
     file: Path,
@@ -166,7 +168,7 @@ def _samples(
         dataset.prepare(config.task, learns=False)
         found = build.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
         build.keep_doubles(trained, found.loaders)
-        batch = next(iter(found.batches()), None)
+        batch = next(iter(found.evaluation()), None)
         if batch is None:
             raise DataError(f"dataset={dataset.name}: has no samples")
     except (ExptError, OSError, ImportError) as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from expt import progress
 from expt.errors import (
     ConfigError,
     Diverged,
@@ -115,6 +116,7 @@ class Job:
         self.status, self.error = QUEUED, None
 
 
+@progress.phase("reading the dataset's files")
 def prepared(request: RunRequest) -> str:
     """Prepare the data; return a line on what a run takes of its files, empty for no run."""
     dataset, task = request.config.dataset, request.config.task

@@ -8,7 +8,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from expt import machine, signals
+from expt import machine, progress, signals
 from expt.config import constraints
 from expt.config.identity import shown, typed_hyperparameters
 from expt.config.kinds import metrics_of, only_in_evaluations
@@ -26,7 +26,7 @@ from expt.dashboards.events import Writer, writer
 from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
-from expt.data.build import Data, DataInfo
+from expt.data.build import Data, DataInfo, EvaluationData
 from expt.data.cache import cache_dir, digest
 from expt.data.fingerprint import refuse_missing
 from expt.data.loading import Batch, Loader, Shard, mapped
@@ -49,6 +49,7 @@ from expt.training.sharding import outline as outline_of
 from expt.worker import parallel, watchdog
 
 
+@progress.phase("reading the data")
 def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lambda: None) -> Data:
     """Build the loaders of `worker`'s share of each batch."""
     with in_turn(config, worker, beat):
@@ -143,6 +144,7 @@ def eval_batch_size(config: RunConfig) -> int | None:
     return max(1, at_a_time) if config.dataset.custom_class else None
 
 
+@progress.phase("building the model")
 def build_learner(
     config: RunConfig, data: Data, worker: Worker, *, fetch: bool = True, averages: bool = True
 ) -> Learner:
@@ -337,11 +339,15 @@ def total_steps(config: RunConfig, steps_per_epoch: int) -> int:
     return min(steps, config.max_steps or steps)
 
 
-def with_beats(batches: Iterable[Batch], beat: Callable[[], None]) -> Iterator[Batch]:
-    """Yield the batches, calling `beat` before each."""
-    for batch in batches:
-        beat()
-        yield batch
+def with_beats(
+    loader: Loader | EvaluationData, split: str, worker: Worker, beat: Callable[[], None]
+) -> Iterator[Batch]:
+    """Yield a worker's batches of a split, calling `beat` before each."""
+    with progress.phase(f"evaluating {split}", loader.size) as here:
+        for batch in loader.evaluation():
+            beat()
+            yield batch
+            here.done += batch.size * worker.world_size
 
 
 def build_pictures(

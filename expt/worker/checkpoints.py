@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from expt import progress
 from expt.config.schema import RunConfig
 from expt.data.loading import leaves
 from expt.machine import available_memory
@@ -53,12 +54,14 @@ class Checkpoints:
             )
         self._in_parts: bool | None = None
 
+    @progress.phase("writing the checkpoint")
     def wait(self) -> None:
         """Wait until everything is written, and raise the first error."""
         self._whole.wait()
         if self._parted:
             self._parted.wait()
 
+    @progress.phase("writing the checkpoint")
     def save(
         self,
         state: Mapping[str, Any],

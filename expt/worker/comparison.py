@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from expt import progress
 from expt.config import constraints, groups, user_code
 from expt.config.schema import RunConfig
 from expt.data.build import Data
@@ -60,6 +61,7 @@ BLOCKS = ("layers", "num_layers", "n_layers", "n_layer", "num_hidden_layers", "d
 """Keywords of models for their number of blocks."""
 
 
+@progress.phase("comparing sharded steps with whole ones")
 def compare(
     config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None] = lambda: None
 ) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expt import progress
 from expt.config.kinds import only_in_evaluations
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
@@ -80,7 +81,8 @@ def measure_weights(
     if config.task.TARGETS == "class" and len(data.class_names) <= MOST_COUNTED:
         review = review or Review(len(data.class_names), keep=0)
     began = time.perf_counter()
-    values = evaluate(evaluator, build.with_beats(data.batches(), beat), worker.device, review)
+    batches = build.with_beats(data, evaluation.split, worker, beat)
+    values = evaluate(evaluator, batches, worker.device, review)
     eval_s = time.perf_counter() - began
     seen = review.gathered() if review else None
     if worker.rank == 0:
@@ -93,6 +95,7 @@ def measure_weights(
     return COMPLETED
 
 
+@progress.phase("loading the checkpoint")
 def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]:
     # Only rank 0 reads: the run may be under way, and ranks would read different files.
     read: tuple[Any, dict[str, Any]] | None = None

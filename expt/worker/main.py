@@ -15,7 +15,7 @@ from typing import Literal, NoReturn
 import torch
 from torch.distributed import Store, TCPStore
 
-from expt import signals
+from expt import progress, signals
 from expt.config import secrets
 from expt.config.constraints import plain
 from expt.config.schema import RunConfig
@@ -55,9 +55,10 @@ def main(
             _patience_s(config), lambda: _give_up(config, guard.beats, report)
         )
         worker = worker_of_environment(config)
-        return run_as(
-            worker, config, paths, started, source, meeting, guard.beat, instead, until_epoch
-        )
+        with progress.reported(print) if worker.rank == 0 else contextlib.nullcontext():
+            return run_as(
+                worker, config, paths, started, source, meeting, guard.beat, instead, until_epoch
+            )
     except Exception as error:
         _fail(in_words(error, config), report)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from expt import progress
 from expt.config import constraints, user_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
@@ -157,6 +158,7 @@ class Run:
         """Whether the epoch has ended after which the run pauses."""
         return self.position.epoch >= self.until_epoch and not self.position.is_within_epoch
 
+    @progress.phase("loading the checkpoint")
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
         warm_up_buckets(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
@@ -268,7 +270,8 @@ class Run:
         assert loader is not None
         began = time.perf_counter()
         collectives.broadcast_buffers(self.learner.evaluated)  # ranks differ in statistics
-        review, batches = self.observer.review(), build.with_beats(loader.evaluation(), self.beat)
+        review = self.observer.review()
+        batches = build.with_beats(loader, split, self.worker, self.beat)
         values = evaluate(self.learner, batches, self.worker.device, review)
         self.history.eval_s += time.perf_counter() - began
         self.record.log(

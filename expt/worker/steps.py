@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from expt import signals
+from expt import progress, signals
 from expt.config.schema import Checkpoint
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -31,6 +32,8 @@ class Steps:
     ) -> None:
         self._learner, self._device, self._typed_at = learner, device, typed_at
         self._beat, self._profiler = beat, profiler
+        self._first = contextlib.ExitStack()
+        self._first.enter_context(progress.phase("the first step"))
         self.lr = 0.0
         """The learning rate of the last step."""
         self.first_s: float | None = None
@@ -41,6 +44,7 @@ class Steps:
         self._beat()
         self.lr = rate_of(self._learner.optimizer)
         if self.first_s is None:
+            self._first.close()
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             self.first_s = time.monotonic() - self._typed_at
@@ -49,6 +53,7 @@ class Steps:
 
     def close(self) -> None:
         """Write the profile, if there is one."""
+        self._first.close()
         if self._profiler:
             self._profiler.close()
 

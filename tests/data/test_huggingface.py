@@ -339,7 +339,7 @@ def test_an_evaluation_has_the_rows_of_the_run(
     options = LoaderOptions(batch_size=4, device=ALONE.device)
     again = build.load(config.dataset, config.task, "test", data.info.told, options, own=True)
     assert data.test is not None
-    for mine, theirs in zip(again.batches(), data.test.evaluation(), strict=True):
+    for mine, theirs in zip(again.evaluation(), data.test.evaluation(), strict=True):
         torch.testing.assert_close(mine.inputs, theirs.inputs)
         torch.testing.assert_close(mine.targets, theirs.targets)
 

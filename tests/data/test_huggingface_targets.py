@@ -117,7 +117,7 @@ def test_numbers_are_standardised_by_those_that_are_trained_on(
     options = LoaderOptions(batch_size=4, device=ALONE.device)
     again = build.load(config.dataset, config.task, "test", data.info.told, options, own=True)
     torch.testing.assert_close(
-        torch.cat([batch.targets for batch in again.batches()]), of(data, "test")[1]
+        torch.cat([batch.targets for batch in again.evaluation()]), of(data, "test")[1]
     )
 
 

@@ -1,0 +1,72 @@
+"""What this process is doing, reported every ten seconds where it takes so long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+EVERY_S = 10.0
+LOOK_S = 0.5
+
+_under_way: list[Phase] = []
+"""The innermost last."""
+os.register_at_fork(after_in_child=_under_way.clear)
+_reporter: threading.Thread | None = None
+
+
+class Phase:
+    """A part of the work, with the `done` of `total` samples, where these are known."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name, self.total, self.done, self.began = name, total, 0, time.monotonic()
+
+    def __str__(self) -> str:
+        took_s = time.monotonic() - self.began
+        if not self.done:
+            return f"{self.name}: {took_s:.0f} s so far"
+        if not self.total:
+            return f"{self.name}: {self.done:,} in {took_s:.0f} s"
+        left_s = took_s / self.done * max(0, self.total - self.done)
+        return f"{self.name}: {min(self.done, self.total):,} of {self.total:,}, {left_s:.0f} s left"
+
+
+@contextlib.contextmanager
+def phase(name: str, total: int = 0) -> Iterator[Phase]:
+    """Have `name` reported until the end; the caller counts what is `done`, if it can."""
+    _under_way.append(found := Phase(name, total))
+    try:
+        yield found
+    finally:
+        _under_way.remove(found)
+
+
+@contextlib.contextmanager
+def reported(say: Callable[[str], object]) -> Iterator[None]:
+    """Say what is under way for EVERY_S seconds and longer, again and again.
+
+    Within another `reported` of this process it does nothing: that one reports.
+    """
+    global _reporter
+    if _reporter is not None and _reporter.is_alive():
+        yield
+        return
+    done = threading.Event()
+    _reporter = threading.Thread(target=_report, args=(say, done), name="progress", daemon=True)
+    _reporter.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _report(say: Callable[[str], object], done: threading.Event) -> None:
+    said = 0.0
+    while not done.wait(min(LOOK_S, EVERY_S)):
+        phases, now = [*_under_way], time.monotonic()
+        if phases and now - max(said, phases[0].began) >= EVERY_S:
+            said = now
+            with contextlib.suppress(OSError):  # nobody reads it
+                say(str(phases[-1]))

@@ -1,0 +1,88 @@
+"""What takes long is reported while it does."""
+
+from __future__ import annotations
+
+import queue
+import re
+from pathlib import Path
+
+import pytest
+
+from expt import progress
+from tests.conftest import as_typed, run
+
+SLOW = """
+import time
+from pathlib import Path
+
+import torch
+
+waited = set()
+
+
+def reports():
+    lines = [line for log in Path("run").rglob("stdout.log") for line in log.open()]
+    return sum(line.endswith((" s so far\\n", " s left\\n")) for line in lines)
+
+
+def wait_for_report(part):
+    before, deadline = reports(), time.monotonic() + 120
+    while part not in waited and reports() == before:
+        assert time.monotonic() < deadline, part
+        time.sleep(0.05)
+    waited.add(part)
+
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, train):
+        wait_for_report("data")
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index % 2)), index % 2
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        wait_for_report("model")
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, rows):
+        wait_for_report("training" if self.training else "evaluation")
+        return self.layer(rows.flatten(1))
+"""
+
+
+def test_the_innermost_is_reported_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0.01)
+    said = queue.Queue[str]()
+
+    def until(begin: str) -> str:
+        while not (line := said.get(timeout=60)).startswith(begin):
+            pass
+        return line
+
+    with progress.reported(said.put), progress.reported(pytest.fail), progress.phase("reading"):
+        until("reading: ")
+        with progress.phase("evaluating val", 1_000) as here:
+            here.done = 250
+            assert until("evaluating val: 250 of 1,000").endswith(" s left")
+        until("reading: ")
+
+
+@pytest.mark.slow
+def test_no_part_of_a_run_is_silent(tmp_path: Path) -> None:
+    tmp_path.joinpath("slow.py").write_text(SLOW)
+    for group, name in (("model", "Model"), ("dataset", "Data")):
+        file = tmp_path / f"conf/{group}/slow.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"_target_: slow.{name}\n")
+    words = "model=slow dataset=slow +dataset.num_classes=2 dataset.val_fraction=0.5 batch_size=8"
+    done = run(*as_typed(f"{words} epochs=1 world_size=1 hydra.run.dir=run"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    reported = re.findall(r"^\[rank 0\] (.*?): .* s (?:so far|left)$", done.stdout, re.M)
+    parts = ["reading the data", "building the model", "the first step", "evaluating val"]
+    assert [*dict.fromkeys(reported)] == parts
