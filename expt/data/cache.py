@@ -84,24 +84,25 @@ def decoded(
     """
     content = of_content(sources, kept)
     name = f"{label}-{digest(str(path.resolve()) for path in sources)}.{content}"
-    return mapped(name, _read, lambda folder: _save(decode(), folder)) or decode()
+    return filled(name, lambda folder: _save(decode(), folder), _read) or decode()
 
 
-def mapped(
-    name: str,
-    read: Callable[[Path], Made | None],
-    write: Callable[[Path], None] | None = None,
+def filled(
+    name: str, write: Callable[[Path], object], read: Callable[[Path], Made | None]
 ) -> Made | None:
-    """Return what `read` finds in the folder of the entry `name`, which `write` may fill before.
+    """Return what `read` finds in the entry `name`, which `write` fills where there is none.
 
-    None where the cache cannot be written: a read-only or full disk, or one without locks, costs
-    time and memory but stops nobody.
+    A read-only or full disk, or one without locks, costs time and memory but stops nobody.
     """
-    entry = _folder() / name
-    if (found := read(entry)) is None and write:
+    if (found := _used(name, read)) is None:
         with contextlib.suppress(OSError, NotImplementedError):
             fill(name, write, read)
-        found = read(entry)
+        found = _used(name, read)
+    return found
+
+
+def _used(name: str, read: Callable[[Path], Made | None]) -> Made | None:
+    found = read(entry := _folder() / name)
     with contextlib.suppress(OSError):  # another's cache
         os.utime(entry)  # it was used
     return found
@@ -116,7 +117,7 @@ def _save(arrays: Arrays, folder: Path) -> None:
 
 def read(name: str) -> Arrays | None:
     """Return the entry `name`, mapped into memory, if there is one."""
-    return mapped(name, _read)
+    return _used(name, _read)
 
 
 def fill(

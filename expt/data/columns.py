@@ -67,10 +67,7 @@ class Wrong:
 
 
 def numbers_of(
-    columns: Mapping[str, Column],
-    names: Sequence[str],
-    wrong: dict[str, Wrong],
-    before: int = 0,
+    columns: Mapping[str, Column], names: Sequence[str], wrong: dict[str, Wrong], before: int = 0
 ) -> np.ndarray:
     """Return the columns `names` as float64 [N, K], see parts_of.
 
@@ -85,7 +82,7 @@ def numbers_of(
         good = are_numbers(values)
         if not good.all():
             row, part = np.argwhere(~good)[0].tolist()
-            cell = cell_of(column, row) if values.shape[1] == 1 else column[row, part]
+            cell = column[row] if values.shape[1] == 1 else column[row, part]
             here = wrong.setdefault(name, Wrong(before + row, cell))
             here.number += len(values) - int(good.all(1).sum())
         found.append(values)
@@ -110,21 +107,14 @@ def read_numbers(column: Column) -> np.ndarray:
     import numpy as np
 
     if isinstance(column, Texts):
-        numbers = [*map(_number, column.different)]
-        found: np.ndarray = np.array(numbers)[column.rows]
-        return found[:, None]
-    if column.dtype.kind in "biuf":
+        values = np.array([*map(_number, column.different)])[column.rows]
+    elif column.dtype.kind in "biuf":
         values = column.astype(np.float64)
     elif column.dtype.kind in "USO":
         values = np.array([*map(_number, column.flat)]).reshape(column.shape)
     else:
         values = np.full(column.shape, np.nan)
     return values.reshape(len(values), -1)
-
-
-def cell_of(column: Column, row: int) -> Any:
-    """Return a row's cell."""
-    return column.different[column.rows[row]] if isinstance(column, Texts) else column[row]
 
 
 def _number(cell: Any) -> float:
@@ -179,9 +169,9 @@ def joined(cells: Sequence[Column]) -> Column:
     if not texts:
         return np.concatenate([each for each in cells if isinstance(each, np.ndarray)])
     known, rows = dict[str, int](), list[np.ndarray]()
-    for different, places in texts:
-        numbers = [known.setdefault(text, len(known)) for text in different]
-        rows.append(np.array(numbers)[places])
+    for each in texts:
+        numbers = [known.setdefault(text, len(known)) for text in each.different]
+        rows.append(np.array(numbers)[each.rows])
     return Texts([*known], np.concatenate(rows))
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from expt.data.cache import digest, mapped, of_content, state_of
+from expt import progress
+from expt.data.cache import digest, filled, of_content, state_of
 from expt.data.columns import (
     FIX,
     Wrong,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 _TEXTS = "give it a number, or its texts a column each (pandas.get_dummies), or remove the row"
 _INDEX, _COUNTER = "the index of pandas, or without a name", "counts the rows"
+Scales: TypeAlias = Sequence[tuple[float, float]]
+"""The mean and the deviation of each column, or none."""
 _BLOCK = 1 << 16
 """Numbers that are computed with at a time."""
 
@@ -42,21 +46,15 @@ class Chosen:
     """Some columns [N, F] of numbers [N, K], which may lie in a file and are read when needed."""
 
     def __init__(
-        self,
-        numbers: np.ndarray,
-        places: Sequence[int] | None = None,
-        scales: Sequence[tuple[float, float]] = (),
+        self, numbers: np.ndarray, places: Sequence[int] | None = None, scales: Scales = ()
     ) -> None:
         self._numbers = numbers
         self._places = [*range(numbers.shape[1])] if places is None else [*places]
         self._scales = scales
         self.shape = (len(numbers), len(self._places))
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __getitem__(self, rows: Any) -> np.ndarray:
-        """Return rows, float64."""
+        """Return rows, float64; without scales, a slice of columns side by side is no copy."""
         import numpy as np
 
         first, last = min(self._places), max(self._places)
@@ -69,11 +67,6 @@ class Chosen:
             found = (found - mean) / std
         return found
 
-    def column(self, place: int) -> np.ndarray:
-        """Return a column [N] without its scale."""
-        found: np.ndarray = self._numbers[:, self._places[place]]
-        return found
-
     def blocks(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Yield these rows, some at a time.
 
@@ -83,7 +76,7 @@ class Chosen:
         for start in range(0, len(rows), number):
             yield self[rows[start : start + number]]
 
-    def columns(self, places: Sequence[int], scales: Sequence[tuple[float, float]] = ()) -> Chosen:
+    def columns(self, places: Sequence[int], scales: Scales = ()) -> Chosen:
         """Return the columns at these places, less the mean of each and by its deviation."""
         return Chosen(self._numbers, [self._places[place] for place in places], scales)
 
@@ -128,7 +121,7 @@ def _load(path: Path, state: tuple[int, ...], wanted: Wanted) -> Rows:
     if state[0] >= SMALL:
         words = str(path.resolve()), repr(wanted)
         name = f"table-{digest(words)}.{of_content([path])}"
-        if found := mapped(name, _entry, lambda folder: _save(path, state, wanted, folder)):
+        if found := filled(name, lambda folder: _save(path, state, wanted, folder), _entry):
             return found
     with open(os.memfd_create("table"), "w+b") as file:
         return _rows(*_read(path, state, wanted, file), file)
@@ -147,12 +140,11 @@ def _save(path: Path, state: tuple[int, ...], wanted: Wanted, folder: Path) -> N
 def _entry(folder: Path) -> Rows | None:
     import numpy as np
 
-    try:
+    with contextlib.suppress(OSError, ValueError, EOFError):
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         with (folder / "numbers").open("rb") as file:
             return _rows(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
-    except (OSError, ValueError, EOFError):
-        return None
+    return None
 
 
 def _rows(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
@@ -171,42 +163,34 @@ def _mapped(file: IO[bytes], shape: Sequence[int]) -> np.ndarray:
     return np.memmap(file, float, "c", shape=tuple(shape))
 
 
-class _Found(NamedTuple):
-    """The cells of a table."""
-
-    cells: list[Column]
-    """of classes"""
-    targets: list[str]
-    """the first of the numbers, but for classes"""
-    features: list[str]
-    """the others"""
-    numbers: np.ndarray
-    wrong: dict[str, Wrong]
-    """by column"""
-
-
 def _read(
     path: Path, state: tuple[int, ...], wanted: Wanted, file: IO[bytes]
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Write the numbers of a table; return what they are, and the classes [N] if there are any."""
     table = open_table(path)
     columns, left_out = _candidates(table, wanted)
-    found = _numbers(table, wanted, columns, file)
+    answers, texts = ((), wanted.targets) if wanted.kind == "class" else (wanted.targets, ())
+    cells, targets, features, wrong = list[Column](), list[str](), list[str](), dict[str, Wrong]()
+    with progress.phase(f"reading {path}", table.size) as here:
+        for batch in table.batches([*dict.fromkeys((*wanted.targets, *columns))], texts):
+            _refuse_damaged(table, batch, here.done)
+            targets, features = (parts_of(batch.columns, each) for each in (answers, columns))
+            file.write(numbers_of(batch.columns, [*answers, *columns], wrong, here.done).data)
+            cells += [batch.columns[name] for name in texts]
+            here.done += batch.size
+    if not here.done:
+        raise DataError(f"{path}: has no rows; give it some")
     if tuple(state_of(path)) != state:
         raise DataError(f"{path}: has changed while it was read; start again once it is written")
-    classes, class_names = _classes(path, wanted, found)
-    is_chosen = wanted.features or wanted.known
-    counters = set[str]() if is_chosen else _counters(path, found, columns)
-    refuse(path, found.wrong, fix=_TEXTS)
-    features = enumerate(found.features, len(found.targets))
-    about = {
-        "shape": found.numbers.shape,
-        "class_names": class_names,
-        "targets": [*enumerate(found.targets or wanted.targets)],
-        "features": [(place, name) for place, name in features if name not in counters],
-        "left_out": left_out | dict.fromkeys(filter(counters.__contains__, columns), _COUNTER),
-    }
-    return about, classes
+    numbers = _mapped(file, (here.done, len(targets + features)))
+    by_name = dict(zip(targets + features, numbers.T, strict=True))
+    classes, class_names = _classes(path, wanted, cells, {x: by_name[x] for x in targets}, wrong)
+    counters = _counters(path, wanted, columns, by_name, wrong)
+    refuse(path, wrong, fix=_TEXTS)
+    kept = [each for each in enumerate(features, len(targets)) if each[1] not in counters]
+    about = {"shape": numbers.shape, "features": kept, "class_names": class_names}
+    about |= {"targets": [*enumerate(targets or wanted.targets)]}
+    return about | {"left_out": left_out | dict.fromkeys(counters, _COUNTER)}, classes
 
 
 def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
@@ -231,63 +215,56 @@ def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, 
     raise ConfigError(f"dataset.features: {path} has only targets; give it other columns")
 
 
-def _numbers(table: TableFile, wanted: Wanted, columns: Sequence[str], file: IO[bytes]) -> _Found:
-    """Write the numbers of the targets and the `columns`, all read to their ends."""
-    answers, texts = ((), wanted.targets) if wanted.kind == "class" else (wanted.targets, ())
-    names, size = [*dict.fromkeys((*wanted.targets, *columns))], 0
-    cells, targets, features, wrong = list[Column](), list[str](), list[str](), dict[str, Wrong]()
-    for batch in table.batches(names, texts):
-        _refuse_damaged(table, batch, size)
-        targets, features = (parts_of(batch.columns, each) for each in (answers, columns))
-        file.write(numbers_of(batch.columns, [*answers, *columns], wrong, size).data)
-        cells += [batch.columns[name] for name in texts]
-        size += batch.size
-    if not size:
-        raise DataError(f"{table.path}: has no rows; give it some")
-    numbers = _mapped(file, (size, len(targets + features)))
-    return _Found(cells, targets, features, numbers, wrong)
-
-
 def _refuse_damaged(table: TableFile, batch: Batch, before: int = 0) -> None:
     """Raise DataError for rows with too few or too many cells; `before` rows came before these."""
     for place, why in batch.damaged.items():
+        header, cause = ", ".join(table.names)[:60], "a comma in a cell needs quotes"
         raise DataError(
-            f"{table.path}: row {before + place + 1} {why}, which line 1 names"
-            f" ({', '.join(table.names)[:60]}); a comma in a cell needs quotes, a decimal sign is a"
-            " point"
+            f"{table.path}: row {before + place + 1} {why}, which line 1 names ({header}); {cause},"
+            " a decimal sign is a point"
         )
 
 
-def _classes(path: Path, wanted: Wanted, found: _Found) -> tuple[np.ndarray, tuple[str, ...]]:
+def _classes(
+    path: Path,
+    wanted: Wanted,
+    cells: Sequence[Column],
+    numbers: Mapping[str, np.ndarray],
+    wrong: Mapping[str, Wrong],
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the classes [N] and their names, if any. Raise DataError for wrong targets."""
     import numpy as np
 
     if wanted.kind == "class":
         (name,) = wanted.targets
-        classes, names = classes_of(path, name, joined(found.cells))
+        classes, names = classes_of(path, name, joined(cells))
         if not wanted.known:
             check_learnable(path, name, classes, names)
         return classes, names
-    wrong = {name: why for name, why in found.wrong.items() if name in wanted.targets}
-    refuse(path, wrong, fix=_LABELS if wanted.kind == "labels" else FIX)
+    fix = _LABELS if wanted.kind == "labels" else FIX
+    refuse(path, {name: why for name, why in wrong.items() if name in wanted.targets}, fix=fix)
     if wanted.kind == "labels":
-        check_labels(path, found.targets, found.numbers[:, : len(found.targets)])
+        check_labels(path, [*numbers], np.stack([*numbers.values()], axis=1))
     return np.empty(0, np.int64), ()
 
 
-def _counters(path: Path, found: _Found, columns: Sequence[str]) -> set[str]:
+def _counters(
+    path: Path,
+    wanted: Wanted,
+    columns: Sequence[str],
+    numbers: Mapping[str, np.ndarray],
+    wrong: Mapping[str, Wrong],
+) -> list[str]:
     """Return those of columns that nobody chose which number the rows.
 
     Raise where others are no numbers, or there are no others.
     """
-    counters = {
-        name
-        for place, name in enumerate(found.features, len(found.targets))
-        if name in columns and counts_rows(found.numbers[:, place])  # not one of several
-    }
-    usable = [name for name in columns if name not in counters and name not in found.wrong]
+    if wanted.features or wanted.known:
+        return []
+    counters = [name for name in columns if name in numbers and counts_rows(numbers[name])]
+    usable = [name for name in columns if name not in counters and name not in wrong]
     more = f", or use the columns of numbers only: {word(usable)}" if usable else ""
-    refuse(path, found.wrong, more, _TEXTS)
+    refuse(path, wrong, more, _TEXTS)
     if not usable:
         raise ConfigError(
             f"dataset.features: {path} has only the targets and {listed(columns)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import io
@@ -10,6 +11,7 @@ import re
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -31,12 +33,16 @@ _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 """What pandas calls a column without a name, which is where it writes its index."""
 
 
-class Texts(NamedTuple):
+@dataclass(frozen=True)
+class Texts:
     """A column of texts."""
 
     different: Sequence[str]
     rows: np.ndarray
     """which of them each row has, int [N]"""
+
+    def __getitem__(self, row: int) -> str:
+        return self.different[self.rows[row]]
 
 
 Column: TypeAlias = "Texts | np.ndarray"
@@ -58,7 +64,7 @@ class TableFile(ABC):
 
     index: frozenset[str] = frozenset()
     """the columns that pandas wrote as its index, or without a name"""
-    size: int | None = None
+    size = 0
     """the number of its rows, where it is known before they are read"""
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
@@ -131,7 +137,7 @@ class Arrays(TableFile):
         self.size = len(next(iter(arrays.values())))
 
     def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
-        for start in range(0, self.size or 0, _ROWS):
+        for start in range(0, self.size, _ROWS):
             found = {name: self._arrays[name][start : start + _ROWS] for name in names}
             yield Batch(found, len(found[names[0]]))
 
@@ -139,9 +145,8 @@ class Arrays(TableFile):
 def _npz(path: Path) -> TableFile:
     import numpy as np
 
-    with np.load(path, allow_pickle=False) as file:
-        is_npz = isinstance(file, np.lib.npyio.NpzFile)
-        arrays = {name: file[name] for name in file.files} if is_npz else {}
+    with np.lib.npyio.NpzFile(path) as file:
+        arrays = {name: file[name] for name in file.files}
     if not arrays:
         raise DataError(
             f"{path}: holds no arrays by name; write it with numpy.savez(path, x=..., y=...)"
@@ -250,11 +255,12 @@ class _Csv(TableFile):
 def _is_plain(block: bytes) -> bool:
     """Return whether Python's csv and pyarrow read rows alike.
 
-    Quotes are around whole cells, and no line ends are a Mac's of before 2001.
+    Quotes are around whole cells, no line ends are a Mac's of before 2001, and no cell begins with
+    the mark of an encoding, which pyarrow takes away from the first.
     """
     import numpy as np
 
-    if block.count(b"\r") != block.count(b"\r\n"):
+    if block.startswith(codecs.BOM_UTF8) or block.count(b"\r") != block.count(b"\r\n"):
         return False
     if b'"' not in block:
         return True

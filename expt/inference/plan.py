@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.columns import base, cell_of, parts_of, read_numbers
+from expt.data.columns import base, parts_of, read_numbers
 from expt.data.image_files import (
     files_below,
     left_out,
@@ -124,9 +124,8 @@ class Plan:
         """The number of samples, where it is known before they are read."""
         if self.split is not None:
             return int(self.data[f"{self.split}_size"])
-        if self.samples:
-            sizes = [each.size for each in self.samples if each.size is not None]
-            return sum(sizes) if len(sizes) == len(self.samples) else None
+        if all(sizes := [each.size for each in self.samples]) and sizes:
+            return sum(sizes)
         return len(self.files) if self.kind is PICTURES else None
 
     @property
@@ -194,9 +193,7 @@ class Samples:
     """The samples of a file that holds several: an array [n, ...] in the model's layout."""
 
     def __init__(self, path: str, array: np.ndarray) -> None:
-        self.path, self.array = path, array
-        self.size: int | None = len(array)
-        """Their number, where it is known before they are read."""
+        self.path, self.array, self.size = path, array, len(array)
 
     def pieces(self, size: int) -> Iterator[tuple[np.ndarray, Mapping[int, str]]]:
         """Yield `size` samples at a time, and why some can't be used, by their place among all."""
@@ -244,7 +241,7 @@ class Features(Samples):
                 column = batch.columns[name]
                 found.append(read_numbers(column))
                 for place in np.flatnonzero(~are_numbers(found[-1]).all(1)).tolist():
-                    what = f"{str(cell_of(column, place))[:40]!r}, which is not a number"
+                    what = f"{str(column[place])[:40]!r}, which is not a number"
                     wrong.setdefault(before + place, f"column {name} holds {what}")
             before += batch.size
             rest = np.concatenate([rest, np.concatenate(found, axis=1)[:, self._order]])

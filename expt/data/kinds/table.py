@@ -68,7 +68,7 @@ class _Table(DatasetConfig):
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
         left = listed([f"{name} ({why})" for name, why in rows.left_out.items()])
         return (
-            f"{self.file.name}: {len(rows.features)} rows; target {listed(targets)} ({kind});"
+            f"{self.file.name}: {rows.features.shape[0]} rows; target {listed(targets)} ({kind});"
             f" features {listed(features, 12)} (numbers){left and '; left out: '}{left}"
         )
 
@@ -93,14 +93,14 @@ class _Table(DatasetConfig):
         from expt.data import memory
 
         table = self.load(task, trained_on)
-        parts = memory.drawn_parts(len(table.features), self.test_fraction)
+        parts = memory.drawn_parts(table.features.shape[0], self.test_fraction)
         return memory.of_rows(self, table, parts, device, trained_on)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the file and the row, counted from 1."""
         from expt.data.memory import drawn_parts
 
-        parts = drawn_parts(len(self.load(task).features), self.test_fraction)
+        parts = drawn_parts(self.load(task).features.shape[0], self.test_fraction)
         chosen: list[int] = parts["test" if split == "test" else "train"].tolist()
         return lambda index: {"path": str(self.file), "row": chosen[index] + 1}
 
@@ -139,8 +139,8 @@ def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
     number = Counter(plain for plain, _ in spelled)
     if alike := listed(repr(name) for plain, name in spelled if number[plain] > 1):
         yield f"classes differ only in case or spaces: {alike}; write those alike that are one"
-    names, column = rows.feature_names, rows.features.column
-    ids = [name for place, name in enumerate(names) if may_be_ids(column(place))]
+    names, one = rows.feature_names, rows.features.columns
+    ids = [name for place, name in enumerate(names) if may_be_ids(one([place])[:][:, 0])]
     if not are_chosen and 0 < len(ids) < len(names):
         yield (
             f"column {listed(ids)} has a different integer in each row: if that is an ID, or gives"
