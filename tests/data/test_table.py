@@ -206,6 +206,8 @@ def test_the_columns_of_a_run_are_those_of_its_evaluation(tmp_path: Path) -> Non
     source = dataset.open(CLASS, CPU, 0, told.info.told)
     assert source.feature_names == ("b", "a")
     assert source.shapes["image_size"] == (1, 2)
+    known = {"feature_names": ("b", "a")}  # now a target, too
+    assert of(dataset.path, "a", None).load(NUMBER, known).feature_names == ("a", "b")
 
 
 def test_a_class_that_train_has_none_of_is_reported(
@@ -331,6 +333,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
     "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),
     "digits of a program": ("a,b,y\n1_000,2,3\n", {}, NUMBER, "column a, row 1: '1_000' is no"),
+    "a mark of UTF-8": ("a,b,y\n\ufeff1,2,0\n", {}, NUMBER, r"column a, row 1: '\\ufeff1' is no"),
     "an open quote": ('a,b,y\n1,2,u\n1,2,"v\n1,2,u\n', {}, CLASS, "quote .* line 3"),
     "two open quotes": ('a,b,y\n1,2,"v\n1,2,"u\n', {}, CLASS, "quote .* line 2"),
     "no value": ("a,b,y\n1,2,u\n1,2,NA\n", {}, CLASS, "column y, row 2: 'NA' stands for no"),
@@ -424,6 +427,23 @@ def test_a_large_table_is_read_once(
         rows = of(path, "kind", None).load(CLASS)
         assert rows.features[:][1].tolist() == [3, 4.6 if "4.6" in text else 4.5, 1]
         assert len(read) == number or not is_large
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, CSV)
+
+    def opened(path: Path) -> table_files.TableFile:
+        found = table_files.open_table(path)
+        path.write_text(CSV.replace("4.5", "4.6"))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_rows, "open_table", opened)
+        with pytest.raises(DataError, match="has changed while it was read"):
+            of(path).load(NUMBER)
+    assert of(path).load(NUMBER).features[:][1].tolist() == [3, 4.6]
 
 
 def diabetes(**options: Any) -> Any:
