@@ -104,7 +104,7 @@ class TimedOut(RunFailed):
 
 
 class Killed(RunFailed):
-    """A worker was ended by a signal, as the system does where memory runs out."""
+    """A worker, or a process that reads for it, was ended by a signal, as where memory runs out."""
 
 
 class WorkersLost(RunFailed):

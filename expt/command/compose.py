@@ -37,7 +37,14 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.conf_files import as_config_error, cannot_set, conf_dir, groups, quoted_form
+from expt.command.conf_files import (
+    as_config_error,
+    cannot_set,
+    conf_dir,
+    groups,
+    quoted_form,
+    refuse_misread,
+)
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.config.parse import plain, with_value
@@ -203,6 +210,7 @@ class Composer:
             with self._initialized():
                 words = [*self._hydra_words, *choices]
                 composed = compose("config", words, return_hydra_config=True)
+            refuse_misread(self.own, composed.hydra.runtime.choices)
             self._bases[choices] = _Base(composed)
         return self._bases[choices], values
 
@@ -443,6 +451,8 @@ def refuse_no_choice(word: Override) -> None:
     if key == "hydra":
         raise ConfigError(f"{word.input_line}: has keys of its own, e.g. hydra.run.dir=FOLDER")
     is_name = isinstance(value, str) and word.type == OverrideType.CHANGE
+    if isinstance(value, str) and (value.startswith((".", "/")) or value.endswith(".yaml")):
+        is_name, value = False, Path(value).stem
     if key not in groups() or word.package is not None or word.is_delete() or is_name:
         return
     if isinstance(value, dict) and value:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,23 @@ def refuse_hidden(folder: Path) -> None:
             raise ConfigError(
                 f"{path}: expt's own {word} would be used in its place; rename the file"
             )
+
+
+def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for a number that YAML reads as another one: 010 as 8, 1:30 as 90.
+
+    Of the files in `folders` those count that are chosen, by group.
+    """
+    for folder, (group, name) in itertools.product(folders, chosen.items()):
+        path = Path(folder, group.partition("@")[0], f"{name}.yaml")
+        for token in yaml.scan(path.read_bytes()) if path.is_file() else ():
+            text = token.value if isinstance(token, yaml.ScalarToken) and token.plain else ""
+            found = yaml.safe_load(text) if re.match(r"[-+]?\d", text) else None
+            is_decimal = re.fullmatch(r"[-+]?(0|[1-9][\d_]*)([.eE].*)?", text)
+            if isinstance(found, int | float) and not is_decimal:
+                place = f"{path}:{token.start_mark.line + 1}"
+                fix = f"YAML reads it as {found}; write that, or a text in quotes"
+                raise ConfigError(f"{place}: {text}: {fix}")
 
 
 def _flat(path: Path, prefix: str) -> Iterator[str]:
@@ -147,7 +165,7 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
     if choice is None:
         return f"{word}: nothing sets '{key}' yet; type +{word}, or add it to the class's YAML"
     if key in keys():
-        having = [path for path in options(group) if key in _flat(path, f"{group}.")]
+        having = [path for path in options(group) if key in (group, *_flat(path, f"{group}."))]
         missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
         hint = _instead(key, conf_dir() / group / f"{choice}.yaml", having)
         names = " or ".join(path.stem for path in having)

@@ -255,7 +255,8 @@ def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
 def _warn_of_custom_classes(record: Record, config: RunConfig) -> None:
     """Warn where a custom class may prepare samples otherwise than in training."""
     then, made = record["config"], record.get("content")
-    before, after = then["dataset"].get("target"), config.dataset.custom_class
+    before = then["dataset"]["target"] if then["dataset"]["name"] == "_target_" else None
+    after = config.dataset.custom_class
     if before != after and after:
         warn(f"dataset: samples of {after} are normalised as in training; give images in [0, 1]")
     elif before != after:

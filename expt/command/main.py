@@ -24,6 +24,8 @@ from expt.errors import (
 from expt.launch import forkserver
 from expt.launch.launcher import InTorchrun, adopt, refuse_in_torchrun
 
+AGAIN = "interrupted; type the command again"
+
 
 def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     """Do what `python -m expt ARGUMENTS` does, and exit.
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
         if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
             raise
+        _complain(Interrupted(AGAIN))  # it came before the line about the first was printed
         code = signals.exit_code()
     finally:
         forkserver.kill()
@@ -58,7 +61,7 @@ def _reported(arguments: Sequence[str], typed_at: float) -> int:
             _complain(error)
         return signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
     except KeyboardInterrupt:
-        _complain(Interrupted("interrupted; type the command again"))
+        _complain(Interrupted(AGAIN))
         return signals.exit_code()
     except OSError as error:
         reason = terminal.unwritten()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,9 +22,21 @@ def prepare() -> None:
     """
     _open_closed()
     codecs.register_error("expt", _in_ascii)
+    if isinstance(error := sys.__stderr__, io.TextIOWrapper) and error is sys.stderr:
+        file = io.BufferedWriter(_Lossy(error.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(file, error.encoding, line_buffering=True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="expt")
+
+
+class _Lossy(io.FileIO):
+    """A stderr whose lines are lost where it is full or closed, and nothing else is."""
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(data)
+        return len(data)
 
 
 def console(*, quiet: bool) -> Console:

@@ -36,6 +36,8 @@ _NAME = 96
 """The longest name of a class [pixels]."""
 _DARK = (12, 44, 92)
 """What a cell of 100 % is filled with, and what all text is written in."""
+_AT_ONCE = 4
+"""Batches of which the worst mistakes are kept, before the worst of these are."""
 MOST_CLASSES = 400
 """A confusion matrix of more would be a picture of its own pixels."""
 _NAMED, _NUMBERED, _READABLE = 100, 20, 10
@@ -217,6 +219,8 @@ class Review:
             for part in (losses, labels, predicted, highest.exp(), batch.inputs)
         )
         self._parts.append(Mistakes(*picked))
+        if len(self._parts) > _AT_ONCE:  # else batches of few samples would be kept whole
+            self._parts = [_most_costly(self._parts, self._keep)]
 
     def gathered(self) -> Seen | None:
         """Return on rank 0 all workers' confusion matrix and their mistakes; a collective."""
@@ -232,13 +236,17 @@ class Review:
         return worst_of(self._parts, self._keep)
 
 
+def _most_costly(parts: Sequence[Mistakes], keep: int) -> Mistakes:
+    joined = Mistakes(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    order = joined.losses.argsort(descending=True, stable=True)[:keep]
+    return Mistakes(*(column.index_select(0, order) for column in joined))
+
+
 def worst_of(parts: Sequence[Mistakes], keep: int) -> Mistakes | None:
     """Return the `keep` most costly mistakes of all `parts`, on the CPU."""
     if not parts:
         return None
-    joined = Mistakes(*(torch.cat(column) for column in zip(*parts, strict=True)))
-    order = joined.losses.argsort(descending=True, stable=True)[:keep]
-    found = Mistakes(*(column.index_select(0, order).cpu() for column in joined))
+    found = Mistakes(*(column.cpu() for column in _most_costly(parts, keep)))
     wrong = int((found.losses >= 0).sum())  # those that are right come last, see Review
     return Mistakes(*(column[:wrong] for column in found))
 

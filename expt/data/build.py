@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
 from expt.data.checked_samples import build_transforms
+from expt.data.images import look_at_all
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, mapped
 from expt.data.samples import refuse_shuffled
@@ -126,6 +127,8 @@ def build(
     given = LoaderOptions(mean=dataset.mean, std=dataset.std, **options)
     source = dataset.open(task, given.device, num_workers)
     check_image_keys(dataset, source)
+    if given.shard.rank == 0 and dataset.looks_when_opened:
+        look_at_all(dataset, source.pictures)
     train_idx, val_idx = split_samples(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
     if given.drop_last:

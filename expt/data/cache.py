@@ -429,6 +429,14 @@ class Checksums:
         """Return the MD5 of a file that was read before, and is unchanged."""
         return self._kept(f"{os.path.abspath(path)} ", state_of(path))
 
+    def refuse_changed(self, path: str | Path) -> None:
+        """Raise DataError for a file that holds something else than when it was read before."""
+        state, _, before = self._known.get(f"{os.path.abspath(path)} ", "").partition("|")
+        if before and state != str(state_of(path)) and self.of(path) != before:
+            raise DataError(
+                f"{path} has changed since the run began; put it back, or start a new run"
+            )
+
     def noted(self, key: str) -> str | None:
         """Return what was noted under a key, which names contents by their MD5."""
         return self._known.get(key)

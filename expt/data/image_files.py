@@ -87,10 +87,12 @@ def _shown(names: Iterable[str]) -> list[str]:
 
 
 def _leads_back(where: str, name: str) -> bool:
+    """Return whether it is a link to a folder that holds one of those on the way here."""
     path = os.path.join(where, name)
-    return os.path.islink(path) and Path(os.path.realpath(where)).is_relative_to(
-        os.path.realpath(path)
-    )
+    if not os.path.islink(path):
+        return False
+    target, way = os.path.realpath(path), (Path(where), *Path(where).parents)
+    return any(each.resolve().is_relative_to(target) for each in way)
 
 
 def warn_of_others(root: str) -> None:
@@ -267,14 +269,18 @@ def in_mode(image: Any, mode: str) -> Any:
     return image.convert(mode)
 
 
-def look(path: str, mode: str | None, needed: tuple[int, int] | None = (1, 1)) -> Any:
-    """Return a picture, whose `info` says whether it has other `frames`, too.
+def look(
+    source: Any, mode: str | None, needed: tuple[int, int] | None = (1, 1), name: object = ""
+) -> Any:
+    """Return a picture like `open_picture`, whose `info` says whether it has other `frames`, too.
 
     By default a JPEG is decoded at 1/8 of its size, which reads all of the file.
     """
     from PIL import Image
 
-    with refuse_damaged(path), Image.open(path) as file:
+    if hasattr(source, "convert"):
+        return open_picture(source, mode, name)
+    with refuse_damaged(source if isinstance(source, str) else name), Image.open(source) as file:
         frames = getattr(file, "n_frames", 1)
         picture = _decoded(file, mode, needed)
     picture.info |= {"frames": frames} if frames > 1 else {}
@@ -287,19 +293,21 @@ def look_at(
     samples: Sequence[Sequence[str]],
     look: Callable[..., Any],
     *,
-    fitted: tuple[int, int] = (0, 0),
+    fitted: tuple[int, int] | None = None,
     anew: bool = False,
+    key: Callable[[Any], str] | None = None,
 ) -> Counter[str]:
     """Return how many pictures have each of `FOUND` in their `info`, or a colour of its `palette`.
 
     `look` returns the picture of a sample's files, which is `fitted` to a height and width. It is
-    called in threads, once for a content, which is noted with `how` it is looked at, or `anew`.
-    Raise DataError for all that is wrong.
+    called in threads, once for a content, which is noted with `how` it is looked at, or `anew`. The
+    content is that of the files, unless a `key` names it. Raise DataError for all that is wrong.
     """
+    least = fitted or (0, 0)
 
-    def key_of(paths: Sequence[str]) -> str:
+    def key_of(sample: Sequence[str]) -> str:
         with contextlib.suppress(DataError):  # what is wrong with it is said by `look`
-            return " ".join((how, *map(str, fitted), *map(sums.of, paths)))
+            return " ".join((how, *map(str, least), *map(key or sums.of, sample)))
         return ""
 
     keys = [*map(key_of, samples)]
@@ -308,7 +316,7 @@ def look_at(
     def note(place: int) -> None:
         picture = look(*samples[place])
         width, height = size_of(picture)
-        if height < fitted[0] or width < fitted[1]:
+        if height < least[0] or width < least[1]:
             picture.info["enlarged"] = True
         words = [word for word in FOUND if word in picture.info]
         sums.note(keys[place], " ".join([*words, *picture.info.get("palette", ())]))
@@ -384,13 +392,24 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
     return np.array(mask).astype(np.int64)
 
 
-def look_at_pair(path: str, mask: str, mode: str, values: MaskValues | None) -> Any:
+def look_at_pair(
+    source: Any,
+    mask: Any,
+    mode: str,
+    values: MaskValues | None,
+    name: str = "",
+    target: Callable[[np.ndarray], np.ndarray] = lambda numbers: numbers,
+) -> Any:
     """Return a picture as `look` does. Raise DataError for what is wrong with it or its mask."""
-    reads: Any = functools.partial(look, path, mode), functools.partial(open_picture, mask)
+    its = mask if isinstance(mask, str) else f"{name}: its mask"
+    reads: Any = (
+        functools.partial(look, source, mode, name=name),
+        functools.partial(open_picture, mask, name=its),
+    )
     picture, opened = collected(lambda read: read(), reads)
-    numbers = numbers_of_mask(opened, picture, mask)
+    numbers = target(numbers_of_mask(opened, picture, its))
     if values:
-        values.check(numbers, mask)
+        values.check(numbers, its)
     if opened.mode == "P":
         colours = bytes(opened.getpalette())
         used = [number for _, number in opened.getcolors()]

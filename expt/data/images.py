@@ -13,10 +13,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.data.cache import Checksums, Rows
+from expt.data.cache import Checksums, Rows, sampled
 from expt.data.checked_samples import Transformed, checked_image, to_tensor
-from expt.data.image_files import MODES, fit, open_picture, refuse_damaged
+from expt.data.image_files import (
+    MODES,
+    fit,
+    look,
+    look_at,
+    open_picture,
+    refuse_damaged,
+    report_found,
+)
 from expt.data.indexing import Piece
+from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Load, Loader, LoaderOptions, Order
 from expt.data.memory import InMemoryLoader, eval_batch_size, place
 from expt.data.samples import loading
@@ -143,6 +152,27 @@ class ArrayImages(Dataset[tuple[Tensor, int]]):
         return self._images[index].clone(), int(self._labels[index])
 
 
+@dataclass(frozen=True)
+class Unchanged:
+    """A folder's files: pairs of a picture and its label, or mask.
+
+    Raise DataError for a file that has changed, for the run's record names what it was.
+    """
+
+    pairs: Sequence[tuple[Any, ...]]
+    sums: Checksums
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        pair = self.pairs[index]
+        for file in pair:
+            if isinstance(file, str):
+                self.sums.refuse_changed(file)
+        return pair
+
+
 @dataclass(frozen=True, eq=False)
 class Pictures(Dataset[tuple[Tensor, Any]]):
     """Pictures as uint8 [C, H, W], and what `target` makes of their targets.
@@ -181,6 +211,12 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
             source, target = self.pairs[index]
         return open_picture(source, MODES[self.channels], name, self.needed), target
 
+    def look(self, index: int, name: str) -> Any:
+        """Return a picture for `look_at`. Raise DataError by its `name` where one is wrong."""
+        with refuse_damaged(name):
+            source, _ = self.pairs[index]
+        return look(source, MODES[self.channels], name=name)
+
     def check_size(self, index: int, picture: Any) -> None:
         """Raise DataError for a picture of another height and width than the first's."""
         size = picture.height, picture.width
@@ -196,6 +232,28 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
         return replace(self, size=None, one_size=None, needed=None)
 
 
+def look_at_all(dataset: DatasetConfig, pictures: Mapping[str, Pictures]) -> None:
+    """Look at the pictures of each part, of very many at some, once for a content.
+
+    Raise DataError for all that is wrong.
+    """
+    if not pictures:
+        return
+    names = [f"{part} {index}" for part, each in pictures.items() for index in range(len(each))]
+    chosen = [getattr(dataset, key, None) for key in ("input", "target", "set", "options")]
+    first = next(iter(pictures.values()))
+    how = f"{chosen} {first.channels} {getattr(first, 'values', None)}"
+
+    def look_at_one(name: str) -> Any:
+        part, index = name.split()
+        return pictures[part].look(int(index), f"{part}: sample {index}")
+
+    samples = [(name,) for name in sampled(names)]
+    with Checksums(f"pictures-{dataset.fingerprint()}") as sums:
+        found = look_at(sums, how, samples, look_at_one, fitted=first.size, key=str)
+    report_found(f"dataset={dataset.name}", found)
+
+
 @dataclass(frozen=True, eq=False)
 class Kept(Dataset[tuple[Tensor, int]]):
     """Pictures that are decoded once: taken from the cache, or put there by who reads them."""
@@ -203,7 +261,6 @@ class Kept(Dataset[tuple[Tensor, int]]):
     pictures: Pictures
     labels: Sequence[int]
     rows: Rows
-    sums: Checksums
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -212,8 +269,8 @@ class Kept(Dataset[tuple[Tensor, int]]):
         if self.rows.has(index):
             return torch.from_numpy(self.rows.images[index].copy()), self.labels[index]
         image, label = self.pictures[index]
-        if self.sums.known(self.pictures.pairs[index][0]):  # the content that the rows are known by
-            self.rows.put(index, image.numpy())
+        assert self.pictures.pairs[index]  # refused if it has changed while it was read
+        self.rows.put(index, image.numpy())
         return image, label
 
     def has_all(self, indices: Tensor, few: int) -> bool:
@@ -279,7 +336,8 @@ def of_pictures(
         part: image_part(each, *how, originals=each.as_is(), memory=(memory or {}).get(part))
         for part, each in sets.items()
     }
-    return of_images(shape, class_names, parts, classes=labels)
+    read = {part: each for part, each in sets.items() if part not in (memory or {})}
+    return of_images(shape, class_names, parts, classes=labels, pictures=read)
 
 
 def row(target: Any) -> Tensor:
@@ -311,7 +369,7 @@ def of_numbers(
             parts[part] = image_part(scaled, shape, num_workers, originals=scaled.as_is())
         number, values = targets.shape[1], scale(targets)
         more |= {"normalises": True, "target_names": tuple(names)}
-        more |= {"targets_of": values.__getitem__}
+        more |= {"targets_of": values.__getitem__, "pictures": sets}
         return of_parts(shape, number, parts, torch.zeros(number), **more)
 
     def fitted(chosen: Tensor) -> Source:

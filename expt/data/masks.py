@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from expt.data.checked_samples import as_it_is, labelled
-from expt.data.image_files import MaskValues, numbers_of_mask, open_picture, stretch, values_of
+from expt.data.image_files import (
+    MODES,
+    MaskValues,
+    look_at_pair,
+    numbers_of_mask,
+    open_picture,
+    refuse_damaged,
+    stretch,
+    values_of,
+)
 from expt.data.images import Pictures, image_part, of_one_shape, of_parts
 from expt.data.source import Source
 from expt.errors import DataError
@@ -36,6 +45,12 @@ class MaskPictures(Pictures):
         if self.size is None:
             self.check_size(index, image)
         return _resized(image, mask, self.size or mask.shape)
+
+    def look(self, index: int, name: str) -> Any:
+        """See Pictures; of the mask, too."""
+        with refuse_damaged(name):
+            source, mask = self.pairs[index]
+        return look_at_pair(source, mask, MODES[self.channels], self.values, name, self.target)
 
     def _numbers(self, source: Any, name: str, image: Any = None) -> np.ndarray:
         mask = open_picture(source, name=name)
@@ -88,7 +103,7 @@ def of_masks(
         part: image_part(each, shape, num_workers, eval_as_training=True)
         for part, each in sets.items()
     }
-    more: dict[str, Any] = {"normalises": True, "moves": False}
+    more: dict[str, Any] = {"normalises": True, "moves": False, "pictures": sets}
     more |= {"targets_of": sets["train"].occurring} if "train" in sets else {}
     mask = torch.zeros(shape[1:], dtype=torch.int64)
     return of_parts(shape, values.num_classes, parts, mask, **more)

@@ -26,7 +26,7 @@ from expt.data.loading import (
     prefetched,
     to_device,
 )
-from expt.data.source import Part, Source
+from expt.data.source import NOTHING, Part, Source
 from expt.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -171,8 +171,9 @@ def _source(
 
         return Part(len(index), lambda chosen, how: InMemoryLoader(*tensors(), chosen, how))
 
-    train = parts["train"]
-    more |= {name: part(index) for name, index in parts.items() if len(index)}
+    train = parts.get("train", np.arange(0))
+    there = {name: part(index) for name, index in parts.items() if len(index)}
+    more |= {"train": NOTHING, **there}
     more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
     # An image of one row and one channel, so that a model of images may flatten it.
     shapes = {"channels": 1, "image_size": (1, rows.features.shape[1])}
@@ -180,7 +181,7 @@ def _source(
     return Source(
         shapes=shapes,
         class_names=rows.class_names,
-        example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1])),
+        example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
         classes=torch.from_numpy(rows.targets[train]) if rows.class_names else None,
         targets_of=lambda chosen: torch.from_numpy(rows.targets[train[chosen.numpy()]]),
         **more,

@@ -11,17 +11,32 @@ from typing import TextIO
 
 from expt.errors import DataError
 
-HEAD = 4096
+_HEAD = 4096
 """Bytes in which a text without a zero byte is not UTF-16, which has one in each Latin letter."""
 
 
-@contextlib.contextmanager
-def opened(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
-    """Open a text, its line ends as they are. Raise DataError at the first byte that is none."""
+_PACKED = {
+    b"\x1f\x8b": "is compressed; unpack it, e.g. gunzip --keep {}",
+    b"PK\3\4": "is a zip archive, as an Excel file is; unpack it, or save it as a UTF-8 text",
+}
+
+
+def head_of(path: Path) -> bytes:
+    """Return how a file begins. Raise DataError where it is packed."""
     with path.open("rb") as file:
-        if b"\0" in file.read(HEAD):
-            raise not_utf8(path)
-    with path.open(encoding=encoding, newline="") as text:
+        head = file.read(_HEAD)
+    for begin, what in _PACKED.items():
+        if head.startswith(begin):
+            raise DataError(f"{path}: {what.format(path.name)}")
+    return head
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """Open a text, its line ends as they are. Raise DataError at the first byte that is none."""
+    if b"\0" in head_of(path):
+        raise not_utf8(path)
+    with path.open(encoding="utf-8", newline="") as text:
         try:
             yield text
         except UnicodeDecodeError:
@@ -31,13 +46,15 @@ def opened(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
 def not_utf8(path: Path) -> DataError:
     """Return the error for a file that is not UTF-8: where, and what converts it."""
     content, encoding = path.read_bytes(), "utf-16"
-    if (at := content.find(b"\0", 0, HEAD)) < 0:
+    if (at := content.find(b"\0", 0, _HEAD)) < 0:
         try:
             content.decode()
         except UnicodeDecodeError as error:
             at = error.start
         if not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             encoding = "latin1"
+    if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        encoding = "utf-32"
     fix = f"iconv -f {encoding} -t utf8 {path.name} > utf8_{path.name}"
     line = content.count(b"\n", 0, at) + 1
     return DataError(

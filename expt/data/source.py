@@ -75,6 +75,8 @@ class Source(About):
     targets_of: Callable[[Tensor], Tensor] | None = None
     """numbers that are the targets of the training samples at these indices, or of some; of masks
     those that occur"""
+    pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """those of each part that are not held in memory"""
     notes: Sequence[str] = ()
     """what a custom dataset's author may not have meant"""
 

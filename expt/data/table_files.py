@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from expt.data.plain_text import HEAD, not_utf8
+from expt.data.plain_text import not_utf8, opened
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ class _Csv(TableFile):
 
     def __init__(self, path: Path) -> None:
         self._start = 0
-        first = next(_rows(path, self._head(path)), None)
+        with opened(path):  # it refuses an archive, and UTF-16
+            first = next(_rows(path, self._head(path)), None)
         if first is None:
             raise DataError(f"{path}: is empty; its first line names the columns")
         super().__init__(path, first)
@@ -301,16 +302,15 @@ def _blocks(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
             rest += more
             if filled := len(rest[: rest.rfind(b"\n") + 1].rstrip(_BLANK)):
                 end = rest.find(b"\n", filled) + 1
-                yield start, _checked(path, start, rest[:end])
+                yield start, _checked(path, rest[:end])
                 start, rest = start + end, rest[end:]
     if rest.strip(_BLANK) or rest.count(b'"') % 2:
-        yield start, _checked(path, start, rest)
+        yield start, _checked(path, rest)
 
 
-def _checked(path: Path, start: int, block: bytes) -> bytes:
-    is_text = start > 0 or b"\0" not in block[:HEAD]
+def _checked(path: Path, block: bytes) -> bytes:
     with contextlib.suppress(UnicodeDecodeError):
-        if is_text and (block.isascii() or block.decode()):
+        if block.isascii() or block.decode():
             return block
     raise not_utf8(path)
 

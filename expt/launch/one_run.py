@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import heapq
 import math
+import shlex
 import shutil
 import tempfile
 import time
@@ -27,6 +28,7 @@ from expt.errors import (
     INTERRUPTED_BEFORE,
     INTERRUPTED_UNWRITTEN,
     ConfigError,
+    DataError,
     Diverged,
     ExptError,
     FolderInUse,
@@ -44,7 +46,7 @@ from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.view.text import resume_command, say
+from expt.runs.view.text import resume_command, say, shown_path
 
 
 def run(request: RunRequest, console: Console | None = None) -> None:
@@ -108,11 +110,15 @@ def way_on(request: RunRequest, error: ExptError) -> str:
 
     Empty where that would fail again.
     """
-    command = resume_command(request.paths)
+    paths, command = request.paths, resume_command(request.paths)
     if isinstance(error, RunFailed) and not isinstance(error, Diverged):
         return f"\nto continue from its last checkpoint: {command}"
     # a sample that nobody had read before, and not a refusal, after which the record is as before
-    if isinstance(error, ConfigError) and read_result(request.paths).get("error") == str(error):
+    if isinstance(error, ConfigError) and read_result(paths).get("error") == str(error):
+        if isinstance(error, DataError) and request.content.data:
+            run = shlex.quote(shown_path(paths.folder))
+            again = f"continue by {command}, else begin with weights={run}@last"
+            return f"; with the data as before {again}"
         return f"; then continue by {command}"
     return ""
 

@@ -259,7 +259,7 @@ class Aftermath:
         if raised is not None and raised.is_refusal:
             return ConfigError(raised.text)
         if raised is not None and raised.expected:
-            kind = BAD_TRIALS.get(raised.kind, RunFailed)
+            kind = {**BAD_TRIALS, Killed.__name__: Killed}.get(raised.kind, RunFailed)
             text = raised.text if kind is Diverged else f"{who}: {raised.text}"  # all say the same
             return kind(f"{text}\n{log}")
         if raised is not None:

@@ -21,6 +21,7 @@ from expt.errors import (
     DataError,
     Diverged,
     ExptError,
+    Killed,
     OutOfMemory,
     RunFailed,
     TimedOut,
@@ -96,6 +97,11 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
     if size := _CPU_MEMORY.search(text):
         needed = f"{int(size[1]) / 1e9:.1f} GB more were asked for"
         return OutOfMemory(f"out of memory: {needed}\n{_to_need_less(config)}")
+    if re.match(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)", text):
+        return Killed(
+            f"a process that reads samples was killed (out of memory?): {first_line(error)}; a"
+            " smaller dataset.num_workers needs less memory"
+        )
     is_distributed = isinstance(error, dist.DistError)
     if "Timed out waiting" in text or (is_distributed and re.search(r"(?i)time[d ]*out", text)):
         return TimedOut(

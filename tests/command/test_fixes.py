@@ -38,6 +38,9 @@ def ways_out(words: Sequence[str], text: str) -> list[list[str]]:
     [
         ["model=resnet18", "model.dropout=0.1"],
         ["search.runs=3"],
+        ["search={runs: 3}"],
+        ["model=../model/mlp"],
+        ["model=mlp.yaml"],
         ["optimizer.betas=[0.9,0.98]"],
         ["dataset.path=t.csv"],
         ["lr=0.1"],

@@ -115,9 +115,16 @@ def test_a_folder_that_is_gone_is_told_in_a_line(
     assert ended("plan", "--help") == 0
 
 
-def test_a_second_ctrl_c_leaves_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_complain", lambda _: signal.raise_signal(signal.SIGINT))
-    assert ended("epohcs=1") == 130
+def test_a_second_ctrl_c_leaves_the_exit_code_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = list[str]()
+
+    def complain(error: Exception) -> None:
+        lines.append(str(error))
+        if len(lines) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(command, "_complain", complain)
+    assert (ended("epohcs=1"), lines[1:]) == (130, [command.AGAIN])
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--cfg", "job"]])
@@ -133,6 +140,14 @@ def test_a_full_output_is_told_in_a_line(words: list[str], tmp_path: Path) -> No
     assert done.returncode == 1
     assert done.stderr.startswith(b"error: the output could not be written: ")
     assert done.stderr.count(b"\n") == 1
+
+
+def test_lines_for_a_full_stderr_are_lost_and_nothing_else() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "expt", "epohcs=1"], env=environment(), stderr=full
+        )
+    assert done.returncode == 2
 
 
 def test_what_hydra_refuses_is_told_in_a_line(tmp_path: Path) -> None:

@@ -119,6 +119,17 @@ def test_a_choice_is_named_that_lacks_a_key_and_one_that_has_it() -> None:
             composed(*words)
 
 
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [("seed: 010", 8), ("batch_size: 0x40", 64), ("optimizer: {lr: 1:30.5}", 90.5)],
+)
+def test_a_number_that_yaml_reads_as_another_is_refused(line: str, number: float) -> None:
+    (file := Path("own/experiment/here.yaml")).parent.mkdir(parents=True)
+    file.write_text(f"# @package _global_\nepochs: 1_0\n{line}\n")
+    with pytest.raises(ConfigError, match=rf"{file}:3: .*{number}"):
+        typed("experiment=here", "--config-dir", "own")
+
+
 @pytest.mark.parametrize("value", [1, 1.0])
 def test_a_value_is_recorded_as_its_keys_type(value: float) -> None:
     config = parse(composed(f"optimizer.lr={value}"), Machine(gpus=(), cpus=2))

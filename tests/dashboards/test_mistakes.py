@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -39,6 +40,17 @@ def test_the_confusion_matrix_and_the_worst_of_several_batches() -> None:
     assert torch.allclose(found.losses, losses[wrong[:4]])
     assert torch.equal(found.predicted, logits[wrong[:4]].argmax(1))
     assert torch.allclose(found.probabilities, logits[wrong[:4]].softmax(1).amax(1))
+
+
+def test_what_is_kept_of_an_evaluation_does_not_grow_with_it() -> None:
+    review, shape = Review(3, keep=4), (1, 5, 7)
+    for _ in range(100):
+        review(Batch(torch.zeros(2, *shape), torch.tensor([0, 1]), 2), torch.eye(3)[[1, 2]])
+    there = (each for each in gc.get_objects() if isinstance(each, torch.Tensor))
+    assert sum(len(each) for each in there if each.shape[1:] == shape) < 20
+    found = review.mistakes()
+    assert found is not None
+    assert len(found.images) == 4
 
 
 def test_a_model_without_mistakes_has_none() -> None:

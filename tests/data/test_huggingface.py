@@ -165,14 +165,45 @@ def test_a_file_in_the_place_of_another_is_read_anew(
     assert (first.tolist(), again.tolist()) == ([0, 1, 2] * 2, [2, 1, 0] * 2)
 
 
-def test_all_damaged_pictures_are_named(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
-    as_images({"train": rows(6), "test": rows(3)}, tmp_path / "set")
-    wrong = sorted((tmp_path / "set").rglob("00.png"))
-    for path in wrong:
-        path.write_bytes(b"no")
-    with pytest.raises(DataError) as caught:
-        chosen().dataset.prepare()
-    assert len(wrong) == len(caught.value.problems) == 2
+@pytest.mark.parametrize("write", [as_parquet, as_images], ids=["parquet", "images"])
+def test_all_damaged_pictures_are_named_before_training(
+    write: Any, chosen: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """Of every part, and in whatever holds them."""
+    write({"train": rows(6), "test": rows(3)}, tmp_path / "set")
+    files = [*(tmp_path / "set").rglob("*.parquet"), *(tmp_path / "set").rglob("*01.png")]
+    for path in files:
+        content = path.read_bytes().replace(b"IHDR", b"IDHR", 2)
+        path.write_bytes(content.replace(b"IDHR", b"IHDR", 1) if write is as_parquet else content)
+    for _ in range(2):  # what is wrong is not noted
+        with pytest.raises(DataError) as caught:
+            build_data(chosen(), ALONE)
+        assert len(caught.value.problems) == len(files) == 2
+
+
+def test_colours_below_transparent_pixels_are_hidden_in_a_column_of_one_mode(
+    chosen: Callable[..., RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clear = [
+        Image.fromarray(np.dstack([pixels(each), np.zeros((6, 5), np.uint8)])) for each in (0, 1)
+    ]
+    features = hf.Features({"image": hf.Image(mode="RGB"), "label": hf.ClassLabel(names=NAMES)})
+    raw = hf.Dataset.from_dict({"image": clear, "label": [0, 1]}).cast(features)
+    as_saved(hf.DatasetDict({"train": raw, "test": raw}), tmp_path / "set")
+    data = build_data(chosen("batch_size=2", "dataset.val_fraction=0", "eval_split=test"), ALONE)
+    assert bool((of(data, "test")[0] == 1).all())
+    assert "4 with transparency" in capsys.readouterr().err
+
+
+def test_an_evaluation_needs_no_train(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+    as_saved(hf.DatasetDict({"test": rows(3)}), tmp_path / "set")
+    config = chosen()
+    with pytest.raises(DataError, match="no rows to train on"):
+        build_data(config, ALONE)
+    record = {"class_names": NAMES, "channels": 3, "image_size": [6, 5]}
+    options = LoaderOptions(batch_size=4, device=ALONE.device)
+    found = build.load(config.dataset, config.task, "test", record, options, own=False)
+    assert found.size == 3
 
 
 def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(

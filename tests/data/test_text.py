@@ -261,6 +261,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told(
         (("cat\n" * 9000 + "\u00e9").encode("latin-1"), 36000, "latin1"),
         (LINES.encode("utf-16"), 3, "utf-16"),
         (LINES.encode("utf-16-le"), 1, "utf-16"),
+        (LINES.encode("utf-32"), 2, "utf-32"),
     ],
 )
 def test_a_text_that_is_no_utf8_is_refused_by_its_byte(
@@ -269,6 +270,11 @@ def test_a_text_that_is_no_utf8_is_refused_by_its_byte(
     (root := tmp_path / "t.txt").write_bytes(content)
     with pytest.raises(DataError, match=rf"at byte {at}, .* iconv -f {encoding} "):
         text(root, tokens=str(tokenizer)).extents()
+    for packed, fix in ((b"\x1f\x8b\x08\x00", "gunzip"), (b"PK\3\4\x14\x00", "Excel")):
+        root.write_bytes(packed)
+        for tokens in ("bytes", str(tokenizer)):
+            with pytest.raises(DataError, match=fix):
+                text(root, tokens=tokens).extents()
 
 
 def test_a_prediction_reads_lines_as_the_run_did(tokenizer: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,13 +20,24 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 
 import expt
 from expt.errors import ConfigError, Interrupted, RunFailed
-from tests.conftest import Process, RunFolder, alive, as_typed, descendants, run, start
+from scripts.stress import carried
+from tests.conftest import (
+    Process,
+    RunFolder,
+    alive,
+    as_typed,
+    children_of,
+    descendants,
+    run,
+    start,
+)
 from tests.faults.running import wait_until
 from tests.integration.test_resume import _assert_equal
 from tests.integration.test_sweep import SMALL, results, spans
 
-# scripts/stress_sweep asks for more
+# scripts/stress_sweep asks for more, and other seeds
 SWEEP_RUNS = int(os.environ.get("EXPT_SWEEP_RUNS", "3"))
+SEED = int(os.environ.get("EXPT_SEED", "0"))
 
 FAULTY = """
 import os, signal, time, torch
@@ -301,14 +313,47 @@ def test_ctrl_c_before_the_first_run_says_that_none_began(
     assert not any(tmp_path.iterdir())
 
 
+READER = """
+import os, signal, torch
+from pathlib import Path
+from torch.utils.data import Dataset, get_worker_info
+class Samples(Dataset):
+    def __init__(self, train):
+        self.flag = Path(__file__).with_name("flag")
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if index == 33 and get_worker_info() and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((1, 8, 8), index / 64), index % 2
+"""
+
+
+def test_a_trial_whose_reading_process_was_killed_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "reader.py").write_text(READER)
+    dataset = "dataset={_target_: reader.Samples, num_classes: 2, num_workers: 1}"
+    words = "search=random search.runs=2 optimizer.lr=interval(0.01,0.1) epochs=1 batch_size=16"
+    done = run("-m", dataset, *as_typed(words), "hydra.sweep.dir=sweep", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = results(tmp_path / "sweep").values()
+    assert sorted((each["status"], each["attempts"]) for each in found) == [
+        ("completed", 1),
+        ("completed", 2),
+    ]
+
+
 def _workers_of(process: Process, folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Run, rank and pid of each worker in its run's first attempt."""
+    """Run, rank and pid of each worker, without its readers, in its run's first attempt."""
+    logs = dict[int, Path]()
     for pid in descendants(process.pid):
-        try:
-            log = Path(os.readlink(f"/proc/{pid}/fd/1"))
-        except OSError:
-            continue
-        if log.name == "stdout.log" and log.is_relative_to(folder) and log.parts[-3] == "0":
+        with contextlib.suppress(OSError):
+            logs[pid] = Path(os.readlink(f"/proc/{pid}/fd/1"))
+    named = {pid: log for pid, log in logs.items() if log.name == "stdout.log"}
+    readers = {reader for worker in named for reader in children_of(worker)}
+    for pid in named.keys() - readers:
+        log = named[pid]
+        if log.is_relative_to(folder) and log.parts[-3] == "0":
             yield log.parts[-5], int(log.parts[-2]), pid
 
 
@@ -316,7 +361,7 @@ def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) ->
     """Kill a worker of `wanted` runs, each at a random moment of its first attempt; returns the
     runs."""
     dice, due, spared, killed = (
-        random.Random(0),
+        random.Random(SEED),
         dict[str, tuple[float, int]](),
         set[str](),
         set[str](),
@@ -339,16 +384,24 @@ def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) ->
 
 
 GRID_OR_SEARCH = {
-    "a grid": f"seed=range({SWEEP_RUNS})",
-    "a search": f"search=tpe search.runs={SWEEP_RUNS} optimizer.lr=tag(log,interval(0.001,0.3)) "
-    "hydra.launcher.max_concurrent=1",  # else trials depend on what ends first
+    "a grid": f"seed=range({SEED},{SEED + SWEEP_RUNS})",
+    # One by one, else trials depend on what ends first
+    "a search": f"search=tpe search.runs={SWEEP_RUNS} search.seed={SEED} "
+    "optimizer.lr=tag(log,interval(0.001,0.3)) hydra.launcher.max_concurrent=1",
 }
+CARRIED = "task=warmed_up dataset=open_file dataset.folder=. dataset.num_workers=2"
+"""A task with state, and samples that two processes read from an open file."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", GRID_OR_SEARCH.values(), ids=GRID_OR_SEARCH)
-def test_a_sweep_survives_workers_that_die_at_random(words: str, tmp_path: Path) -> None:
-    given = as_typed(f"{words} model.dropout=0.3 epochs=3 threads=1 checkpoint.every_steps=7")
+def test_a_sweep_survives_workers_that_die_at_random(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    carried.write(tmp_path)
+    more = "model.dropout=0.3 epochs=3 threads=1 checkpoint.every_steps=7"
+    given = as_typed(f"{words} {CARRIED} {more}")
     whole = expt.sweep(*given, f"hydra.sweep.dir='{tmp_path / 'whole'}'")
     lasted = sorted(end - begin for begin, end, _ in spans(tmp_path / "whole"))
     process = start("-m", *given, "max_restarts=2", "hydra.sweep.dir=sweep", cwd=tmp_path)

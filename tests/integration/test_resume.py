@@ -22,8 +22,9 @@ from expt.runs import checkpoint
 from scripts.stress import carried
 from tests.conftest import RunFolder, Trained, as_typed, start
 
-# scripts/stress_resume asks for more
+# scripts/stress_resume asks for more, and other seeds
 KILLS = int(os.environ.get("EXPT_KILLS", "3"))
+SEED = int(os.environ.get("EXPT_SEED", "0"))
 OFTEN = ("log_every=2", "checkpoint.every_steps=7", "threads=1")
 CASES = {
     "mlp with dropout, 2 workers": "model.dropout=0.3 optimizer=adam epochs=5 world_size=2",
@@ -93,7 +94,8 @@ def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) 
 
 
 @pytest.mark.parametrize(
-    "number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, KILLS))]
+    "number",
+    [SEED, *(pytest.param(SEED + n, marks=pytest.mark.slow) for n in range(1, KILLS))],
 )
 def test_a_killed_run_goes_on_to_the_same_bits(
     number: int, tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch

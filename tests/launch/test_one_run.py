@@ -12,7 +12,8 @@ import torch
 
 import expt
 from expt.config.constraints import Target
-from expt.errors import ConfigError, Diverged, RunFailed
+from expt.config.identity import Content
+from expt.errors import ConfigError, DataError, Diverged, RunFailed
 from expt.launch import one_run
 from expt.launch.job import Options
 from expt.launch.one_run import Tried, together_s
@@ -99,6 +100,8 @@ def test_a_run_that_failed_says_how_to_continue_unless_that_fails_again(
     for error in (RunFailed("rank 0 of 2 was killed by SIGKILL"), ConfigError("sample 3: no")):
         way = one_run.way_on(asked, error)
         assert way.endswith("python -m expt hydra.run.dir=run resume=auto")
+    files = dataclasses.replace(asked, content=Content(data="of files"))
+    assert one_run.way_on(files, DataError("sample 3: no")).endswith("weights=run@last")
     for error in (ConfigError("another refusal"), Diverged("sample 3: no")):
         assert one_run.way_on(asked, error) == ""
 

@@ -67,6 +67,8 @@ class DatasetConfig:
     """Whether it may come with a part that validates."""
     has_tokens: ClassVar[bool] = False
     """Whether its samples are tokens of a text."""
+    looks_when_opened: ClassVar[bool] = False
+    """Whether its pictures are looked at by a worker, as the driver does not open it."""
     known_once_fetched: ClassVar[bool] = False
     """Whether a download must be over before it has a fingerprint."""
 

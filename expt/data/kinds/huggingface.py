@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import importlib.util
 import io
+import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,16 +21,8 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Name, Size
 from expt.data import columns
-from expt.data.cache import Checksums, cache_dir, of_files, sampled
-from expt.data.image_files import (
-    PARTS,
-    look,
-    look_at,
-    names_below,
-    of_suffix,
-    picture_suffixes,
-    report_found,
-)
+from expt.data.cache import cache_dir, of_files
+from expt.data.image_files import MODES, PARTS, names_below, open_picture
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import names_of, problems_of_columns
 from expt.data.rows import Chosen, Rows, refuse_twice
@@ -62,6 +55,7 @@ class HuggingFace(Images):
     TASKS = ("classification", "multilabel", "regression", "segmentation")
     names_classes = True
     may_have_val = True
+    looks_when_opened = True
 
     @property
     def has_rows(self) -> bool:
@@ -90,17 +84,6 @@ class HuggingFace(Images):
         return [*problems, *masks]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """Look at every picture that is a file. Raise DataError for all that are damaged."""
-        self._check()
-        names = (
-            [] if self.has_rows else of_suffix(sampled(names_below(self.path)), picture_suffixes())
-        )
-        files = [(os.path.join(self.path, name),) for name in names]
-        with Checksums.below(Path(self.path)) as sums:
-            found = look_at(sums, "look", files, lambda path: look(path, None))
-        report_found(self.path, found)
-
-    def _check(self) -> None:
         """Raise ConfigError without the library, DataError without the folder or for none."""
         found = importlib.util.find_spec("datasets")
         if found is None or found.origin is None:  # a folder of that name
@@ -112,7 +95,7 @@ class HuggingFace(Images):
             )
 
     def fingerprint(self) -> str:
-        self._check()
+        self.prepare()
         return of_files(Path(self.path), names_below(self.path))
 
     def open(
@@ -133,7 +116,7 @@ class HuggingFace(Images):
         from expt.data.masks import of_masks
         from expt.data.memory import of_rows
 
-        splits = _splits(self, task)
+        splits = _splits(self, task, learns=trained_on is None)
         if self.has_rows:
             rows, parts = _table(self, splits, task)
             return of_rows(self, rows, parts, device, trained_on)
@@ -145,10 +128,10 @@ class HuggingFace(Images):
         pairs = {part: _Rows(split, self, targets[part]) for part, split in splits.items()}
         pictures = pictures_of(pairs, self)
         if class_names:
-            return of_pictures(pictures, class_names, targets["train"], num_workers)
+            return of_pictures(pictures, class_names, targets.get("train"), num_workers)
         return of_numbers(
             pictures,
-            targets["train"].float(),
+            targets.get("train", next(iter(targets.values()))).float(),
             target_names,
             num_workers,
             scales=None if trained_on is None else trained_on.get("standardised", {}),
@@ -183,11 +166,12 @@ def _classes(
     cells = dict[str, list[Any]]()
     for part, split in splits.items():
         # A split may count the classes in another order, or have only their numbers.
-        known = dict(enumerate(named[part] or named["train"] or ()))
+        known = dict(enumerate(named[part] or named.get("train") or ()))
         found = _column(split, target)
         cells[part] = [known.get(cell, cell) if type(cell) is int else cell for cell in found]
-    train = cells["train"]
-    unnamed = () if named["train"] else train  # what is not one of the names is found below
+    first = "train" if "train" in cells else next(iter(cells))
+    train = cells.get("train") or [*itertools.chain.from_iterable(cells.values())]
+    unnamed = () if named[first] else train  # what is not one of the names is found below
     odd = [cell for cell in unnamed if type(cell) not in (int, str) or cell in columns.MISSING]
     if odd or len({*map(type, unnamed)}) > 1:
         what = repr(odd[0]) if odd else "both kinds"
@@ -195,7 +179,7 @@ def _classes(
             f"dataset.target={target}: holds {what}; a class is an integer or a text: give such"
             " rows one, or remove them"
         )
-    classes = list(named["train"] or sorted({*train}))
+    classes = list(named[first] or sorted({*train}))
     numbers = {name: number for number, name in enumerate(classes)}
     for part, each in cells.items():
         for row, cell in enumerate(each):
@@ -272,12 +256,17 @@ class _Rows:
 
     def _source(self, row: Mapping[str, Any], column: str) -> Any:
         path, content, feature = row[column]["path"], row[column]["bytes"], self._features[column]
-        if feature.mode or not (content or os.path.isfile(path)):  # the latter in an archive
+        in_archive, is_mask = not (content or os.path.isfile(path)), column != self._image
+        if in_archive or (feature.mode and is_mask):
             return feature.decode_example({"path": path, "bytes": content})
-        return path if content is None else io.BytesIO(content)
+        source = path if content is None else io.BytesIO(content)
+        if not feature.mode:
+            return source
+        mode = feature.mode if feature.mode in MODES.values() else None
+        return open_picture(source, mode, f"column {column}")
 
 
-def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
+def _splits(dataset: HuggingFace, task: Any, *, learns: bool) -> dict[str, Any]:
     """Return those of train, val and test that there are, once their columns are checked."""
     found = _loaded(dataset)
     if not isinstance(found, Mapping):  # a single one, by save_to_disk
@@ -287,12 +276,12 @@ def _splits(dataset: HuggingFace, task: Any) -> dict[str, Any]:
         for part, names in PARTS.items()
     }
     splits: dict[str, Any] = {part: split for part, split in there.items() if len(split)}
-    if "train" not in splits:
+    if not splits or (learns and "train" not in splits):
+        what = "train on" if learns else "measure"
         raise DataError(
-            f"dataset.path={dataset.path}: has no rows to train on; its splits are"
-            f" {', '.join(found)}"
+            f"dataset.path={dataset.path}: has no rows to {what}; its splits are {', '.join(found)}"
         )
-    features = splits["train"].features
+    features = next(iter(splits.values())).features
     chosen = {"input": names_of(dataset.input), "target": names_of(dataset.target)}
     refuse_twice(chosen)
     for key, names in chosen.items():

@@ -196,21 +196,23 @@ class ImageFolder(_Folder, Images):
         """Read from memory if the driver has put the images into the cache, else one by one."""
         import torch
 
-        from expt.data.images import Kept, in_memory, of_pictures, pictures_of
+        from expt.data.images import Kept, Unchanged, in_memory, of_pictures, pictures_of
         from expt.data.source import Part
 
         listings = list_parts(self.root, self.splits)
-        pairs = {
-            part: [*zip(each.files, each.labels, strict=True)] for part, each in listings.items()
-        }
-        pictures, kept = pictures_of(pairs, self), dict[str, Part | Kept]()
+        kept = dict[str, Part | Kept]()
         with Checksums.below(Path(self.root)) as sums:
+            pairs = {
+                part: Unchanged([*zip(each.files, each.labels, strict=True)], sums)
+                for part, each in listings.items()
+            }
+            pictures = pictures_of(pairs, self)
             for part, each in listings.items():
                 name = None if self.cache is False else _entry(each, self, sums.known)
                 if name and (arrays := cache.read(name)):
                     kept[part] = in_memory(arrays, device)
                 elif name and (rows := cache.rows(name)):
-                    kept[part] = Kept(pictures[part], each.labels, rows, sums)
+                    kept[part] = Kept(pictures[part], each.labels, rows)
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
         return of_pictures(pictures, classes, labels, num_workers, kept)
@@ -341,9 +343,12 @@ class SegmentationFolder(_Folder):
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
+        from expt.data.images import Unchanged
         from expt.data.masks import of_masks
 
-        return of_masks(self._samples(), self, task, num_workers)
+        with Checksums.below(Path(self.root)) as sums:
+            pairs = {part: Unchanged(each, sums) for part, each in self._samples().items()}
+        return of_masks(pairs, self, task, num_workers)
 
 
 def list_pairs(folder: Path) -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from expt.config.constraints import STRICT, Count, Folder
 from expt.data.cache import Arrays, decoded, digest, of_content, state_of
 from expt.data.image_files import files_below, left_out, report_left_out
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Place, Std
-from expt.data.plain_text import opened
+from expt.data.plain_text import head_of, opened
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
@@ -187,9 +187,7 @@ def _tokenizer(file: str, _state: tuple[int, ...]) -> Any:
 
 def _size(path: Path) -> int:
     try:
-        with path.open("rb") as file:
-            if file.read(2) == b"\x1f\x8b":
-                raise DataError(f"{path}: is compressed; unpack it, e.g. gunzip --keep {path.name}")
+        head_of(path)
         return path.stat().st_size
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error})") from error

@@ -55,6 +55,7 @@ class Torchvision(Images):
 
     TASKS = ("classification", "multilabel", "regression", "segmentation")
     known_once_fetched = True
+    looks_when_opened = True
     may_have_val = True
 
     def has_masks(self, segments: bool) -> bool:
