@@ -72,7 +72,7 @@ class Chosen:
 
         A single column comes at once, as NumPy does not add up its numbers one after the other.
         """
-        number = len(rows) if self.shape[1] == 1 else _BLOCK // self.shape[1] + 1
+        number = max(1, len(rows)) if self.shape[1] == 1 else _BLOCK // self.shape[1] + 1
         for start in range(0, len(rows), number):
             yield self[rows[start : start + number]]
 
