@@ -107,7 +107,7 @@ def read_numbers(column: Column) -> np.ndarray:
     import numpy as np
 
     if isinstance(column, Texts):
-        values = np.array([*map(_number, column.different)])[column.rows]
+        values: np.ndarray = np.array([*map(_number, column.different)])[column.rows]
     elif column.dtype.kind in "biuf":
         values = column.astype(np.float64)
     elif column.dtype.kind in "USO":

@@ -41,8 +41,8 @@ class Texts:
     rows: np.ndarray
     """which of them each row has, int [N]"""
 
-    def __getitem__(self, row: int) -> str:
-        return self.different[self.rows[row]]
+    def __getitem__(self, row: Any) -> str:
+        return str(self.different[self.rows[row]])
 
 
 Column: TypeAlias = "Texts | np.ndarray"
@@ -145,7 +145,7 @@ class Arrays(TableFile):
 def _npz(path: Path) -> TableFile:
     import numpy as np
 
-    with np.lib.npyio.NpzFile(path) as file:
+    with path.open("rb") as content, np.lib.npyio.NpzFile(content) as file:
         arrays = {name: file[name] for name in file.files}
     if not arrays:
         raise DataError(
