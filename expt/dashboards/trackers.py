@@ -44,7 +44,7 @@ class MLflowCopy:
             self._sweep = self._find(sweep_key, run.sweep.name, about, run)
             above = {"mlflow.parentRunId": self._sweep.info.run_id}
         found = self._find(key, run.name, above, run)
-        self._id, self._params = found.info.run_id, dict(found.data.params)
+        self._params = dict(found.data.params)
         # `data.metrics` does not have the steps.
         self._marks = {metric.key: metric.step for metric in found.data.to_proto().metrics}
         self.address = f"{settings.tracking_uri or 'MLflow'}: experiment {name}"
@@ -52,15 +52,17 @@ class MLflowCopy:
     def _find(self, key: str, name: str, tags: dict[str, str], run: Snapshot) -> Any:
         wanted = f"tags.`{KEY}` = '{key}'"
         found = self._client.search_runs([self._experiment], wanted, max_results=1)
-        if found:
-            return found[0]
         started = int(run.record.get("started", 0) * 1000) or None
-        every = {KEY: key, **tags, **(self._settings.tags or {})}
-        return self._client.create_run(self._experiment, started, tags=every, run_name=name)
+        create, every = self._client.create_run, {KEY: key, **tags}
+        copy = found[0] if found else create(self._experiment, started, every, run_name=name)
+        self._id = copy.info.run_id
+        if self._settings.tags:  # not as it is created: one that is refused would stop that
+            self._tag(self._settings.tags)
+        return copy
 
     def describe(self, run: Snapshot) -> None:
         """Send settings and tags; a parameter that a resumed run has otherwise becomes a tag."""
-        from mlflow.entities import Param, RunTag
+        from mlflow.entities import Param
 
         settings = {_name(key): str(value)[:MAX_TEXT] for key, value in run.settings.items()}
         params = {key: value for key, value in settings.items() if key not in self._params}
@@ -70,9 +72,14 @@ class MLflowCopy:
             if self._params.get(key, value) != value
         }
         self._log("params", [Param(*each) for each in params.items()])
-        self._log("tags", [RunTag(*each) for each in tags.items()])
+        self._tag(tags)
         self._params |= params
         self._client.update_run(self._id, status="RUNNING")
+
+    def _tag(self, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        self._log("tags", [RunTag(key, str(value)) for key, value in tags.items()])
 
     def add(self, points: Sequence[Point], at: float) -> None:
         """Send the points that are not there yet."""

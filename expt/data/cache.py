@@ -433,9 +433,7 @@ class Checksums:
         """Raise DataError for a file that holds something else than when it was read before."""
         state, _, before = self._known.get(f"{os.path.abspath(path)} ", "").partition("|")
         if before and state != str(state_of(path)) and self.of(path) != before:
-            raise DataError(
-                f"{path} has changed since the run began; put it back, or start a new run"
-            )
+            raise DataError(f"{path} has changed since the run began; put it back")
 
     def noted(self, key: str) -> str | None:
         """Return what was noted under a key, which names contents by their MD5."""

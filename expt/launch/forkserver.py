@@ -156,6 +156,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     for number in _ignored():
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ignored())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no exit code is kept
     control, alive, *modules = arguments
     _die_with(int(alive))
     set_title(f"expt forkserver of {os.getppid()}")
@@ -188,7 +189,9 @@ def _die_with(alive: int) -> None:
     fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([alive], [], [], 0)[0]:  # it has closed before
+    closed = select.poll()  # select takes no descriptor from 1024 on
+    closed.register(alive)
+    if closed.poll(0):  # before
         os._exit(0)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ from expt import signals
 from expt.errors import (
     BAD_TRIALS,
     ConfigError,
+    DataError,
     Diverged,
     ExptError,
     Interrupted,
@@ -257,7 +259,8 @@ class Aftermath:
         raised = self._raised(rank)
         who, log = f"rank {rank} of {self._size}", self._log(rank)
         if raised is not None and raised.is_refusal:
-            return ConfigError(raised.text)
+            refusal = DataError if raised.kind == DataError.__name__ else ConfigError
+            return refusal(raised.text)
         if raised is not None and raised.expected:
             kind = {**BAD_TRIALS, Killed.__name__: Killed}.get(raised.kind, RunFailed)
             text = raised.text if kind is Diverged else f"{who}: {raised.text}"  # all say the same
@@ -266,10 +269,20 @@ class Aftermath:
             return RunFailed(f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}")
         code = self._codes[rank]
         if code is not None and code < 0:
-            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+            hint = " (out of memory?)" if -code == signal.SIGKILL else self._of_cpp(rank)
             return Killed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
         return RunFailed(
             f"{who} exited with code {code} before it had completed{self._disk()}\n{log}"
+        )
+
+    def _of_cpp(self, rank: int) -> str:
+        """Return what an exception of C++ said that has ended a worker, such as one of gloo."""
+        if not (found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank))):
+            return ""
+        is_mismatch = "collective mismatch" in found[1]
+        return f": {found[1][:300]}" + is_mismatch * (
+            "\nworkers must call the same layers in the same order with strategy=fsdp or hsdp, and"
+            " the same collectives in custom code"
         )
 
     def _late(self, timeout_s: float) -> TimedOut:
@@ -317,12 +330,12 @@ class Aftermath:
         return min(raised, key=order)
 
     def _aborted(self, rank: int, *texts: str) -> bool:
-        if self._codes[rank] != -signal.SIGABRT:
-            return False
-        with contextlib.suppress(OSError):
-            log = self._paths.stderr(self._attempt, rank).read_text(errors="replace")
-            return any(text in log for text in texts)
-        return False
+        return any(text in self._log_of_abort(rank) for text in texts)
+
+    def _log_of_abort(self, rank: int) -> str:
+        log = self._paths.stderr(self._attempt, rank)
+        is_there = self._codes[rank] == -signal.SIGABRT and log.exists()
+        return log.read_text(errors="replace") if is_there else ""
 
     def _raised(self, rank: int) -> Raised | None:
         return read_error(self._paths.error(self._attempt, rank))

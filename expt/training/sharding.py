@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from expt.data.loading import Batch, leaves
-from expt.errors import ConfigError
+from expt.errors import ConfigError, listed
 from expt.models.blocks import CONTAINERS, blocks, matching
 from expt.training import batch_norm, collectives
 from expt.training.collectives import Worker, from_rank_0, max_across_workers, sum_across_workers
@@ -310,11 +311,12 @@ def in_step(
 
 
 class Unused:
-    """Which parameters of a sharded model each step uses, on one worker.
+    """Which parameters and units of a sharded model each step uses, on one worker.
 
     A mixture of experts may use a parameter on some workers only. FSDP averages the gradients that
     there are, so a worker without one gives zeros; a parameter that no worker has used has no
-    gradient, as with DistributedDataParallel.
+    gradient, as with DistributedDataParallel. Units must be the same everywhere: a worker would
+    compute with shards of whichever unit the others are at.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, *, compiled: bool) -> None:
@@ -322,7 +324,7 @@ class Unused:
         self._parameters = {
             name: one for name, one in module.named_parameters() if one.requires_grad
         }
-        self._used, self._watched = set[str](), set[str]()
+        self._used, self._watched, self._units = set[str](), set[str](), list[str]()
         self._gives_zeros = hasattr(module, "set_reduce_scatter_unused_params")  # since torch 2.14
         for name, unit in units_of(module).items():
             if self._gives_zeros:
@@ -331,7 +333,9 @@ class Unused:
             unit.register_forward_pre_hook(torch.compiler.disable(watch) if compiled else watch)
 
     def _watch(self, prefix: str, unit: nn.Module, _: Any) -> None:
-        """Note when a parameter that `unit` has gathered, one tensor for good, gets a gradient."""
+        """Note that `unit` is called, and when a parameter of it, one tensor for good, is used."""
+        if torch.is_grad_enabled():  # not in an evaluation
+            self._units.append(prefix)
         for name, parameter in unit.named_parameters(prefix):
             if name in self._parameters and name not in self._watched and not is_sharded(parameter):
                 self._watched.add(name)
@@ -343,16 +347,26 @@ class Unused:
     def drop(self) -> None:
         """Drop gradients of parameters that no worker has used since the last call; a collective.
 
-        Raises ConfigError where some workers used one, and torch is too old to give zeros.
+        Raises ConfigError where workers called other units, or where some used a parameter and
+        torch is too old to give zeros.
         """
-        used = [name in self._used for name in self._parameters]
-        self._used.clear()
-        by_any = torch.tensor(used, dtype=torch.float32, device=self._device)
+        used, units = [name in self._used for name in self._parameters], self._units
+        self._used, self._units = set[str](), list[str]()
+        print_ = zlib.crc32("\n".join(units).encode()) % 2**24  # exact in float32
+        by_any = torch.tensor([print_, -print_, *used], dtype=torch.float32, device=self._device)
         dist.all_reduce(by_any, dist.ReduceOp.MAX)
-        if all(used):  # so that nobody waits for the device
+        if all(used) and self._device.type == "cuda":  # so that nobody waits for the device
             return
+        highest, negated, *by_others = by_any.tolist()
+        if highest != -negated:
+            raise ConfigError(
+                f"model: workers call other layers in a step, here {listed(filter(None, units))}:"
+                " the weights of these are gathered from all workers, which must call the same in"
+                " the same order; name layers that every batch calls in sharding.wrap, such as"
+                " those around experts, or use strategy=ddp with ddp.find_unused_parameters=true"
+            )
         for (name, parameter), here, anywhere in zip(
-            self._parameters.items(), used, by_any.tolist(), strict=True
+            self._parameters.items(), used, by_others, strict=True
         ):
             if not anywhere:
                 parameter.grad = None

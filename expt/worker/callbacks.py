@@ -37,10 +37,10 @@ class Callbacks:
         self._device, self._position = worker.device, position
         self._reserved = {*metrics, *tags.OF_EXPT}
         self._targets = targets if worker.rank == 0 else ()
-        self._callbacks: list[Callback] = []
+        self.built: list[Callback] = []
         for index, target in enumerate(self._targets):
             with self._apart(index, "__init__"):
-                self._callbacks.append(
+                self.built.append(
                     built := user_code.build(target.target, Callback, **target.kwargs)
                 )
                 self._warn_of_unknown(index, type(built))
@@ -57,7 +57,7 @@ class Callbacks:
 
     def call(self, moment: str, model: nn.Module, record: Record, split: str) -> None:
         """Call the method `moment` of each, after the training or evaluation of an epoch."""
-        for index, callback in enumerate(self._callbacks):
+        for index, callback in enumerate(self.built):
             with self._apart(index, moment):
                 getattr(callback, moment)(self._view(model, record, split))
 
@@ -97,7 +97,7 @@ class Callbacks:
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the state of each with its class; raise ConfigError for what can't be saved."""
         states = []
-        for index, callback in enumerate(self._callbacks):
+        for index, callback in enumerate(self.built):
             with self._apart(index, "state_dict"):
                 state = callback.state_dict()
                 checkpoint.refuse_unreadable(state, f"callbacks.{index}")
@@ -107,7 +107,7 @@ class Callbacks:
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load into each callback the next state of its class."""
         left = list(states)
-        for index, callback in enumerate(self._callbacks):
+        for index, callback in enumerate(self.built):
             target = self._targets[index].target
             found = next((one for one in left if one["target"] == target), None)
             if found is not None:

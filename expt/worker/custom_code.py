@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -19,26 +20,37 @@ from expt.data.checked_samples import in_words
 from expt.data.loading import named_leaves
 from expt.errors import ConfigError, listed, warn
 from expt.tasks.task import Task
+from expt.training.callback import Callback
 from expt.training.learner import Learner, trained_names
+from expt.worker import random_state
 from expt.worker.rank_health import UNEQUAL
 
 
 class FirstSteps:
     """Compares custom code after the first step with itself at a checkpoint."""
 
-    def __init__(self, config: RunConfig, learner: Learner, *, warns: bool) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        learner: Learner,
+        callbacks: Sequence[Callback] = (),
+        *,
+        warns: bool,
+    ) -> None:
         self._learner, self._warns, self._steps = learner, warns, 0
         self._names = {*learner.module.state_dict()}
         self._parameters = {id(each): each for each in learner.module.parameters()}
         self._watched: dict[str, Watched] = {}
+        self._reported: set[str] | None = None
         keys = "task", "optimizer", "scheduler", "model"
         custom = {key for key in keys if isinstance(getattr(config, key), constraints.Target)}
-        self._is_custom = bool(custom)
+        self._is_custom = bool(custom or callbacks)
         parts: dict[str, Any] = {key: getattr(learner, key) for key in keys[:3]}
         if not config.is_sharded:
             named = learner.module.named_modules()
             parts |= {f"model.{name}".rstrip("."): one for name, one in named}
         self._objects = {at: one for at, one in parts.items() if at.partition(".")[0] in custom}
+        self._objects |= {f"callbacks.{index}": one for index, one in enumerate(callbacks)}
 
     def step(self) -> None:
         """Look after a step. Raises ConfigError for what it has made, or would not train."""
@@ -92,24 +104,38 @@ class FirstSteps:
     def _is_untrained(self, one: Tensor) -> bool:
         return one.is_leaf and one.grad is not None and id(one) not in self._parameters
 
-    def end(self) -> None:
-        """Look before a checkpoint; warn, at the first, of what has changed and it lacks."""
+    def end(self, *, within_epoch: bool) -> None:
+        """Look before a checkpoint, the first and that of an epoch's end, for what it lacks.
+
+        That is what has changed; evaluations and callbacks may change something, too.
+        """
         self.refuse_late()
-        if self._steps < 2:
+        if self._steps < 2 or (within_epoch and self._reported is not None):
             return
-        lost, known = list[str](), self._known()
+        reported = self._reported or set()
+        lost = [name for name in self._lost() if name not in reported]
+        self._reported = {*reported, *lost}
+        if not within_epoch:
+            self._watched = {}
+        if lost and self._warns:
+            warn(
+                f"{listed(lost)}: changes while training, and no checkpoint holds it: a resumed run"
+                " begins it anew; keep it in state_dict and load_state_dict of a task, an"
+                " optimizer, a scheduler or a callback, or in a model's buffer, or get_extra_state"
+                " and set_extra_state"
+            )
+
+    def _lost(self) -> list[str]:
+        """Return what a checkpoint lacks; random numbers stay as they were."""
+        device, known = next(self._learner.module.parameters()).device, self._known()
+        before, lost = random_state.state_dict(device), list[str]()
         for where, watched in self._watched.items():
             try:
                 lost += [f"{where}.{name}" for name in watched.lost(known)]
             except Exception as error:
                 raise in_words(error, f"loading the state of {where}") from error
-        self._watched = {}
-        if lost and self._warns:
-            warn(
-                f"{listed(lost)}: changes while training, and no checkpoint holds it: a resumed run"
-                " begins it anew; keep it in state_dict and load_state_dict of a task, an optimizer"
-                " or a scheduler, or in a model's buffer, or get_extra_state and set_extra_state"
-            )
+        random_state.load_state_dict(before, device)
+        return lost
 
     def _known(self) -> dict[int, object]:
         """Return what a checkpoint has, by its identity."""
@@ -135,6 +161,10 @@ def _methods(one: object) -> tuple[str, ...]:
     if isinstance(one, nn.Module):
         own = type(one).get_extra_state is not nn.Module.get_extra_state
         return ("get_extra_state", "set_extra_state") if own else ()
-    theirs = Task.state_dict, Optimizer.state_dict  # of no attribute that a subclass adds
-    own = isinstance(one, Task | Optimizer) and type(one).state_dict not in theirs
+    theirs = (
+        Task.state_dict,
+        Optimizer.state_dict,
+        Callback.state_dict,
+    )  # of no attribute that a subclass adds
+    own = isinstance(one, Task | Optimizer | Callback) and type(one).state_dict not in theirs
     return ("state_dict", "load_state_dict") if own or isinstance(one, LRScheduler) else ()

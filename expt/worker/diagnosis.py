@@ -104,9 +104,9 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
         )
     is_distributed = isinstance(error, dist.DistError)
     if "Timed out waiting" in text or (is_distributed and re.search(r"(?i)time[d ]*out", text)):
-        return TimedOut(
-            f"waited {config.timeout_s:g} s (timeout_s) for another worker, which did not come"
-        )
+        text = f"waited {config.timeout_s:g} s (timeout_s) for another worker, which did not come"
+        layers = f"; with strategy={config.strategy} all must call the same layers in each step"
+        return TimedOut(text + layers * config.is_sharded)
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -78,12 +78,14 @@ def with_buffers(
         return average
     built = [*module.buffers()]  # one that a forward pass puts in place of these is the worker's
     steps, known = itertools.count(1), set[str]()
+    # One that a forward pass makes is refused after the step.
+    trained = {} if config.is_sharded else dict(module.named_parameters())
 
     def end_step() -> None:
         average()
         number = next(steps)
         if not number & (number - 1):  # the first, second, fourth, eighth, ...
-            _compare_workers(config, module, worker, known)
+            _compare_workers(module, trained, worker, known)
         collectives.broadcast(module.buffers() if config.is_sharded else built)
 
     return end_step
@@ -114,11 +116,12 @@ def _lay_out_buffers(module: nn.Module, worker: Worker) -> None:
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
-def _compare_workers(config: RunConfig, module: nn.Module, worker: Worker, known: set[str]) -> None:
+def _compare_workers(
+    module: nn.Module, parameters: Mapping[str, Tensor], worker: Worker, known: set[str]
+) -> None:
     """Refuse parameters, and warn of buffers not `known`, that differ by worker; a collective."""
     norms = (*batch_norm.KINDS, nn.SyncBatchNorm, *_INSTANCE_NORMS)
     statistics = _buffers_in(each for each in module.modules() if isinstance(each, norms))
-    parameters = {} if config.is_sharded else dict(module.named_parameters())
     mine = {
         name: changes.digest(each)
         for name, each in (*parameters.items(), *module.named_buffers())

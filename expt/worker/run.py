@@ -104,7 +104,9 @@ class Run:
         self.steps = Steps(
             self.learner, worker.device, typed_at=typed_at, beat=beat, profiler=profiler
         )
-        self.first_steps = FirstSteps(config, self.learner, warns=worker.rank == 0)
+        self.first_steps = FirstSteps(
+            config, self.learner, self.callbacks.built, warns=worker.rank == 0
+        )
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     def train(self, source: Path | None = None, observe: Observe = build.build_observer) -> str:
@@ -326,7 +328,7 @@ class Run:
 
     def _state(self) -> dict[str, Any]:
         """Return the state of training for a checkpoint; a collective."""
-        self.first_steps.end()
+        self.first_steps.end(within_epoch=self.position.is_within_epoch)
         state = self.snapshot.state_dict()
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()

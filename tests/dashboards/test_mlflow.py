@@ -172,7 +172,8 @@ def test_a_sweep_whose_dashboard_is_out_of_reach_is_sent_afterwards(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "refused"), [("metrics", "loss/train"), ("params", "optimizer.lr"), ("tags", "user")]
+    ("kind", "refused"),
+    [("metrics", "loss/train"), ("params", "optimizer.lr"), ("tags", "user"), ("tags", "mine")],
 )
 def test_a_value_that_is_refused_takes_no_other_along(
     kind: str,
@@ -193,12 +194,12 @@ def test_a_value_that_is_refused_takes_no_other_along(
 
     monkeypatch.setattr(mlflow.MlflowClient, "log_batch", log_batch)
     monkeypatch.setattr(trackers, "_REFUSED", set())
-    sender = Sender("mlflow", {"tracking_uri": store})
+    sender = Sender("mlflow", {"tracking_uri": store, "tags": {"mine": "1", "other": "2"}})
     sender.send([others], last=True)
     sender.end()
     lines = [line for line in capsys.readouterr().err.splitlines() if "warning:" in line]
     assert [refused in line for line in lines] == [True]
     data = runs_of(store)["run"].data
     assert not {refused} & {**data.metrics, **data.params, **data.tags}.keys()
-    left = {"speed/epoch_s", "model", "expt.status", "epoch"}
+    left = {"speed/epoch_s", "model", "expt.status", "epoch", "other"}
     assert left <= {**data.metrics, **data.params, **data.tags}.keys()

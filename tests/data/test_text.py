@@ -270,6 +270,10 @@ def test_a_text_that_is_no_utf8_is_refused_by_its_byte(
     (root := tmp_path / "t.txt").write_bytes(content)
     with pytest.raises(DataError, match=rf"at byte {at}, .* iconv -f {encoding} "):
         text(root, tokens=str(tokenizer)).extents()
+    (root.parent / "u.txt").write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        text(root.parent, tokens=str(tokenizer)).extents()
+    assert len(caught.value.problems) == 2
     for packed, fix in ((b"\x1f\x8b\x08\x00", "gunzip"), (b"PK\3\4\x14\x00", "Excel")):
         root.write_bytes(packed)
         for tokens in ("bytes", str(tokenizer)):

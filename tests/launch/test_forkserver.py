@@ -199,6 +199,21 @@ def test_how_one_ends_is_known(tmp_path: Path) -> None:
     ]
 
 
+def test_a_driver_may_ignore_its_children_and_have_many_files_open(tmp_path: Path) -> None:
+    code = """
+        import resource
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, most))
+        held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        for code in (3, 4):
+            process = start("sys:exit", code)
+            until(lambda: process.is_gone)
+            print(process.exitcode)
+    """
+    assert python(code, tmp_path) == ["3", "4"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_what_reaches_all_does_not_reach_it_and_the_driver_hears_it_still(
     tmp_path: Path, number: signal.Signals

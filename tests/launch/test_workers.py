@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from expt.errors import ConfigError, Diverged, Interrupted, RunFailed, TimedOut
+from expt.errors import ConfigError, DataError, Diverged, Interrupted, RunFailed, TimedOut
 from expt.launch import processes
 from expt.launch.forkserver import FINISHED
 from expt.launch.workers import LATE_S, Aftermath, Workers, bind_free_port
@@ -171,7 +171,7 @@ def test_the_first_that_raised_is_named(paths: RunPaths) -> None:
 LOST = RuntimeError(
     "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
 )
-REFUSED = ConfigError("optimizer.lr=9: too large")
+REFUSED = DataError("train/0.png has changed")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_bad_input_is_told_and_not_what_others_make_of_its_end(
     after = Aftermath(paths, 0, [lost_code, refused_code])
     assert not after.lost_others()
     told = after.in_words(60)
-    assert (type(told), str(told)) == (ConfigError, str(REFUSED))
+    assert (type(told), str(told)) == (DataError, str(REFUSED))
 
 
 def test_a_mistake_is_told_and_not_what_others_make_of_its_end(paths: RunPaths) -> None:
@@ -313,6 +313,14 @@ def test_whom_nccl_ended_is_not_to_blame_for_the_error_of_another(paths: RunPath
     assert str(Aftermath(paths, 0, [-signal.SIGABRT, 1]).in_words(60)).startswith(
         "rank 0 of 2 was killed by SIGABRT"
     )
+
+
+def test_what_an_exception_of_cpp_said_is_reported(paths: RunPaths) -> None:
+    said = "[enforce fail at pair.cc:464] 82624 vs 4192. Is there a distributed collective mismatch"
+    leave_log(paths, 0, f"terminate called after throwing an instance of 'X'\n  what():  {said}")
+    found = str(Aftermath(paths, 0, [-signal.SIGABRT]).in_words(60))
+    assert said in found
+    assert "strategy=fsdp" in found
 
 
 def test_where_nccl_ended_all_the_first_is_named(paths: RunPaths) -> None:

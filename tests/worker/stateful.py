@@ -302,3 +302,34 @@ class Centred(expt.Task):
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, int]:
         targets = functional.one_hot(batch.targets, 10) + self.centre
         return (outputs - targets).square().sum(), len(outputs)
+
+
+class Evaluated(expt.Task):
+    """Counts what only evaluations do."""
+
+    def __init__(self) -> None:
+        self.evaluated = 0
+
+    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, int]:
+        self.evaluated += not outputs.requires_grad
+        return functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
+
+
+class Epochs(expt.Callback):
+    """Counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_epoch_end(self, view: expt.View) -> None:
+        self.count += 1
+
+
+class EpochsSaved(Epochs):
+    """Saves it."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = state["count"]

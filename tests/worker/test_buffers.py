@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -127,6 +128,8 @@ class Odd(nn.Module):
             self.hidden.add_(1)
         elif self.kind == "aliased":
             self.get_buffer("turned").add_(1)
+        elif self.kind == "made":  # which FirstSteps refuses, in words of its own
+            self.more = nn.Parameter(torch.full((1,), float(dist.get_rank())))
         twice: Tensor = self.norm(x) + self.norm(2 * x) * (1 + self.hidden.sum())
         outputs: Tensor = self.layer(twice)
         return outputs
@@ -165,6 +168,7 @@ def stepped(worker: Worker, *, config: RunConfig) -> tuple[str, list[float]]:
         ("alike", ""),
         ("late", "hidden"),
         ("aliased", ""),
+        ("made", ""),
         ("bypassed", "layer.weight"),
         ("transposed", ""),
         ("expanded", ""),

@@ -53,14 +53,14 @@ def test_a_class_may_come_and_go_between_two_parts_of_a_run(train_alone: TrainAl
         *TURNING, "epochs=1", words("Noting", "Busy"), name="another"
     ).run.callbacks
     resumed.load_state_dict(state)
-    assert cast(Busy, resumed._callbacks[1]).drawn == [7.0]
+    assert cast(Busy, resumed.built[1]).drawn == [7.0]
 
 
 def test_what_it_is_told_and_when(train_alone: TrainAlone, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[str, torch.Tensor]] = []
     monkeypatch.setattr(Dashboard, "picture", lambda self, tag, image: drawn.append((tag, image)))
     done = train_alone(*TURNING, words("Noting", "Busy"))
-    noting = cast(Noting, done.run.callbacks._callbacks[0])
+    noting = cast(Noting, done.run.callbacks.built[0])
     assert [moment for moment, _ in noting.seen] == [*["val", "epoch"] * 5, "test"]
     assert [view.epoch for _, view in noting.seen] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5]
     assert [(step, view.metrics["loss/val"]) for moment, view in noting.seen if moment == "val"

@@ -21,7 +21,7 @@ OWN, HOOKS = "tests.worker.stateful", ("_forward_hooks", "_forward_pre_hooks")
 
 
 def of(name: str) -> tuple[str, ...]:
-    if name in ("Warm", "Saved", "Half", "Hidden", "Centred"):
+    if name in ("Warm", "Saved", "Half", "Hidden", "Centred", "Evaluated"):
         return "~task", f"+task._target_={OWN}.{name}", "objective=loss/val"
     if name.startswith("Slow"):
         return "~optimizer", f"+optimizer._target_={OWN}.{name}", "+optimizer.lr=0.1"
@@ -67,6 +67,15 @@ def test_what_no_checkpoint_holds_is_reported_once(
     lines = [line for line in capfd.readouterr().err.splitlines() if "no checkpoint" in line]
     told: Any = lines[0].removeprefix("warning: ").partition(":")[0].split(", ") if lines else ()
     assert (len(lines), {*told}) == (len(lost) > 0, lost)
+
+
+def test_what_an_epoch_ends_by_changing_is_reported_after_it(
+    train_alone: TrainAlone, capfd: pytest.CaptureFixture[str]
+) -> None:
+    callbacks = f"callbacks=[{{_target_: {OWN}.Epochs}},{{_target_: {OWN}.EpochsSaved}}]"
+    train_alone("epochs=2", "checkpoint.every_steps=2", *of("Evaluated"), callbacks)
+    (line,) = (one for one in capfd.readouterr().err.splitlines() if "no checkpoint" in one)
+    assert line.removeprefix("warning: ").startswith("task.evaluated, callbacks.0.count: ")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ training reads."""
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
@@ -17,7 +19,7 @@ from expt.training import sharding
 from expt.training.collectives import Worker
 from expt.worker import comparison
 from tests.conftest import as_typed
-from tests.worker.odd_models import Centred, Mixture
+from tests.worker.odd_models import Apart, Centred, Mixture
 from tests.worker.sharded import Configs, apart, together, trained
 
 
@@ -75,6 +77,21 @@ def test_experts_that_some_workers_use_train_as_with_ddp(
     assert all(torch.allclose(begun[name], there[name], atol=1e-5) for name in begun)
 
 
+def refused(folder: Path, config: RunConfig, worker: Worker) -> str:
+    os.environ["RANK"] = str(worker.rank)
+    try:
+        return trained(folder, config, worker)
+    except (ConfigError, RuntimeError) as error:
+        return str(error)
+
+
+def test_workers_that_call_other_layers_are_refused(configs: Configs, tmp_path: Path) -> None:
+    """All are of one size: each worker would compute with a mixture of two."""
+    words = *of(Apart), *SHORT, "batch_size=16", "sharding.wrap=[blocks.0,blocks.1]"
+    each = functools.partial(refused, tmp_path / "run", configs("fsdp", 2, *words))
+    assert all("sharding.wrap" in text for text in together(tmp_path, 2, each))
+
+
 def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
     configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,16 +105,9 @@ def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
             }
             super().drop()
 
-    def each(worker: Worker) -> str:
-        os.environ["RANK"] = str(worker.rank)
-        try:
-            return trained(tmp_path / "run", config, worker)
-        except (ConfigError, RuntimeError) as error:
-            return str(error)
-
     monkeypatch.setattr(sharding, "Unused", Older)
     config = configs("fsdp", 2, *of(Centred), *SHORT, "batch_size=16")
-    told, _ = together(tmp_path, 2, each)
+    told, _ = together(tmp_path, 2, functools.partial(refused, tmp_path / "run", config))
     assert told.startswith("the parameter body.weight was used by some workers only in a step")
 
 

@@ -181,13 +181,17 @@ def _classes(
         )
     classes = list(named[first] or sorted({*train}))
     numbers = {name: number for number, name in enumerate(classes)}
-    for part, each in cells.items():
-        for row, cell in enumerate(each):
-            if cell not in numbers:
-                raise DataError(
-                    f"dataset.target={target}: row {row} of {part} has {cell!r}, which is not a"
-                    " class of train"
-                )
+    wrong = {
+        part: [row for row, cell in enumerate(each) if cell not in numbers]
+        for part, each in cells.items()
+    }
+    if problems := [
+        f"dataset.target={target}: row {rows[0]} of {part} has {cells[part][rows[0]]!r}, which is"
+        f" not a class of train ({len(rows)} such rows)"
+        for part, rows in wrong.items()
+        if rows
+    ]:
+        raise DataError(problems)
     places = {part: np.array([numbers[cell] for cell in each]) for part, each in cells.items()}
     return tuple(map(str, classes)), places
 

@@ -16,7 +16,7 @@ from expt.data.cache import Arrays, decoded, digest, of_content, state_of
 from expt.data.image_files import files_below, left_out, report_left_out
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Place, Std
 from expt.data.plain_text import head_of, opened
-from expt.errors import ConfigError, DataError, first_line
+from expt.errors import ConfigError, DataError, collected, first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,7 +100,7 @@ class Text(DatasetConfig):
         token and its next.
         """
         files, unit = self.files(), "bytes" if self.tokens == "bytes" else "tokens"
-        sizes = tuple(map(_size, files)) if unit == "bytes" else (len(self._tokens()),)
+        sizes = tuple(collected(_size, files)) if unit == "bytes" else (len(self._tokens()),)
         total = sum(sizes)
         test, val = round(total * self.test_fraction), round(total * self.val_fraction)
         bounds = [0, total - val - test, total - test, total]
@@ -156,7 +156,7 @@ class Text(DatasetConfig):
 
         def read() -> Arrays:
             kind = np.uint16 if self.vocab_size() <= 1 << 16 else np.uint32
-            found = [np.array(ids, kind) for path in files for ids in _read(path, tokenizer)]
+            found = collected(lambda path: _read(path, tokenizer, kind), files)
             return Arrays(np.concatenate([np.empty(0, kind), *found]), np.empty(0, np.int64))
 
         return decoded("tokens", [*files, Path(self.tokens)], read, self._kept).images
@@ -193,9 +193,12 @@ def _size(path: Path) -> int:
         raise DataError(f"{path} cannot be read ({error})") from error
 
 
-def _read(path: Path, tokenizer: Any) -> list[list[int]]:
-    found = []
+def _read(path: Path, tokenizer: Any, kind: Any) -> np.ndarray:
+    import numpy as np
+
+    found = [np.empty(0, kind)]
     with opened(path) as file:
         while lines := file.readlines(_AT_A_TIME):
-            found.append(tokenizer.encode("".join(lines), add_special_tokens=False).ids)
-    return found
+            ids = tokenizer.encode("".join(lines), add_special_tokens=False).ids
+            found.append(np.array(ids, kind))
+    return np.concatenate(found)
