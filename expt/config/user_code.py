@@ -311,7 +311,7 @@ def _of_import(module: str, error: BaseException) -> str:
         where = f"{error.filename}, line {error.lineno}" if error.filename else module
         return f"{where}: {error.msg}"
     if (frame := own_frame(error)) is None:
-        folder = "its folder must be the current one or on PYTHONPATH"
+        folder = "its folder must be the current one or on PYTHONPATH (in Python: in sys.path)"
         return f"cannot import {module} ({error}); {folder}"
     where = f"{frame.filename}, line {frame.lineno}"
     return f"importing {module} raised {secrets.said(error)} ({where})"

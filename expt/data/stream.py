@@ -361,6 +361,8 @@ def _open_anew() -> None:
             if number <= 2 or not stat.S_ISREG(os.fstat(number).st_mode):
                 continue
             flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+            if flags & os.O_ACCMODE == os.O_WRONLY:  # such as a log: all write to its end
+                continue
             anew = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
             os.lseek(anew, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
             os.dup2(anew, number, inheritable=os.get_inheritable(number))

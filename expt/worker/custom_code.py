@@ -38,7 +38,7 @@ class FirstSteps:
         warns: bool,
     ) -> None:
         self._learner, self._warns, self._steps = learner, warns, 0
-        self._names = {*learner.module.state_dict()}
+        self._shapes = _shapes(learner.module)
         self._parameters = {id(each): each for each in learner.module.parameters()}
         self._watched: dict[str, Watched] = {}
         self._reported: set[str] | None = None
@@ -66,17 +66,18 @@ class FirstSteps:
         }
 
     def refuse_late(self) -> None:
-        """Raise ConfigError for what forward passes have made or removed."""
+        """Raise ConfigError for what forward passes have made, resized or removed."""
         module = self._learner.module
-        late = {*module.state_dict()} ^ self._names
+        late = {name for name, _ in _shapes(module).items() ^ self._shapes.items()}
         if self._learner.shards == 1:
             named = module.named_parameters()
             late |= {name for name, each in named if id(each) not in self._parameters}
         if late:
             raise ConfigError(
-                f"model: {listed(sorted(late))}: made or removed in a forward pass, so that no"
-                " optimizer trains it and no checkpoint can be loaded; make it in __init__; if"
-                " its size is not known there, use a lazy layer such as nn.LazyLinear"
+                f"model: {listed(sorted(late))}: made, resized or removed in a forward pass, so"
+                " that no optimizer trains it or no checkpoint can be loaded; make it in __init__,"
+                " as large as it gets; if its size is not known there, use a lazy layer such as"
+                " nn.LazyLinear"
             )
         changed = sorted(trained_names(module) ^ self._learner.trained)
         if changed and self._learner.world_size > self._learner.shards == 1:
@@ -143,6 +144,10 @@ class FirstSteps:
         found = [*module.modules(), *module.state_dict(keep_vars=True).values()]
         found += [optimizer, optimizer.state, optimizer.param_groups, self._learner.scheduler]
         return {id(each): each for each in found}
+
+
+def _shapes(module: nn.Module) -> dict[str, Any]:
+    return {name: getattr(each, "shape", None) for name, each in module.state_dict().items()}
 
 
 def _own_code() -> dict[str, ModuleType | type]:

@@ -333,11 +333,12 @@ def test_series_are_not_taken_for_pictures_in_silence(
 
 
 class FromFile(Dataset[Any]):
-    """Gives the place in a file that it holds open, and moves it."""
+    """Gives the place in a file that it holds open, moves it, and writes a log."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("rb", buffering=0)
         self.file.seek(3)
+        self.log = path.with_name("log").open("wb", buffering=0)
 
     def __len__(self) -> int:
         return 8
@@ -345,6 +346,7 @@ class FromFile(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         reader = get_worker_info()
         number = float(reader.id if reader else -1)
+        self.log.write(b"%d" % index)
         return torch.tensor([float(self.file.seek(1, 1))]), torch.tensor(number)
 
 
@@ -359,7 +361,9 @@ def test_each_reading_process_has_its_own_place_in_a_file(tmp_path: Path) -> Non
             found.setdefault(reader, []).append(place)
     assert found == {0.0: [4.0, 5.0, 6.0, 7.0], 1.0: [4.0, 5.0, 6.0, 7.0]}
     assert dataset.file.tell() == 3
+    assert sorted((tmp_path / "log").read_bytes()) == [*b"01234567"]
     dataset.file.close()
+    dataset.log.close()
 
 
 @pytest.mark.parametrize("readers", [0, 2])

@@ -246,6 +246,21 @@ class LateBuffer(Net):
         return super().forward(x) * self.mask
 
 
+class Bank(Net):
+    """Has a buffer that grows."""
+
+    bank: Tensor
+
+    def __init__(self, channels: int, image_size: tuple[int, int], num_classes: int) -> None:
+        super().__init__(channels, image_size, num_classes)
+        self.register_buffer("bank", torch.zeros(0, num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        self.bank = torch.cat([self.bank, outputs.detach()])
+        return outputs
+
+
 class LateCache(Net):
     """Makes one that no checkpoint holds, as caches are."""
 

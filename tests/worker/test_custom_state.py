@@ -83,6 +83,7 @@ def test_what_an_epoch_ends_by_changing_is_reported_after_it(
     [
         ("Late", "late.weight"),
         ("LateBuffer", "mask"),
+        ("Bank", "bank"),
         ("Replaced", "head.weight"),
         ("InAList", "more"),
         ("PlainTensor", "more"),
