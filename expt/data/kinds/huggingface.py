@@ -12,7 +12,7 @@ import io
 import itertools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,7 +33,8 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
-from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
+from expt.data.kinds.table import names_of, problems_of_columns
+from expt.data.rows import Chosen, Rows, refuse_twice
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
@@ -166,10 +167,9 @@ def _targets(
         return classes, names, class_names
     found: dict[str, np.ndarray] = {}
     for part, split in splits.items():
-        path, cells = Path(dataset.path) / part, {name: _column(split, name) for name in names}
-        found[part], target_names = columns.numbers_of(path, cells, names)
+        found[part], target_names = _numbers(Path(dataset.path) / part, split, names)
         if task.TARGETS == "labels":
-            columns.check_labels(path, target_names, found[part])
+            columns.check_labels(Path(dataset.path) / part, target_names, found[part])
     return found, target_names, ()
 
 
@@ -221,13 +221,29 @@ def _table(
 
     names, features, places = [*dataset.input], list[np.ndarray](), dict[str, np.ndarray]()
     for part, split in splits.items():
-        cells = {name: _column(split, name) for name in names}
-        values, feature_names = columns.numbers_of(Path(dataset.path) / part, cells, names)
+        values, feature_names = _numbers(Path(dataset.path) / part, split, names)
         places[part] = np.arange(len(values)) + sum(map(len, features))
         features.append(values)
     targets, target_names, class_names = _targets(dataset, splits, task)
-    whole = np.concatenate(features), np.concatenate([*targets.values()])
+    answers = np.concatenate([*targets.values()])
+    whole = Chosen(np.concatenate(features)), answers if class_names else Chosen(answers)
     return Rows(*whole, feature_names, target_names, class_names), places
+
+
+def _numbers(path: Path, split: Any, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return columns as numbers, and their names. Raise DataError for what is none."""
+    import numpy as np
+
+    cells, wrong = dict[str, Any](), dict[str, columns.Wrong]()
+    for name in names:
+        column = _column(split, name)
+        try:
+            cells[name] = np.asarray(column)
+        except ValueError:  # lists of unequal lengths
+            cells[name] = np.fromiter(column, object, len(column))
+    found = columns.numbers_of(cells, names, wrong)
+    columns.refuse(path, wrong)
+    return found, tuple(columns.parts_of(cells, names))
 
 
 class _Rows:
