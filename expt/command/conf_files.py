@@ -211,9 +211,9 @@ def _no_value(key: str, words: Sequence[str]) -> str:
     tables = [unquoted(word[13:]) for word in words if word.startswith("dataset.path=")]
     if key != "dataset.targets" or not Path(*tables[-1:]).is_file():
         return f"{key}: has no value; set {key}=..."
-    from expt.data.columns import columns_of  # late: few commands come here
+    from expt.data.table_files import open_table  # late: few commands come here
 
-    names = listed([*columns_of(Path(tables[-1]))])
+    names = listed(open_table(Path(tables[-1])).names)
     return f"{key}: has no value; name a column, or a list of them: {tables[-1]} has {names}"
 
 

@@ -24,7 +24,7 @@ from expt.config.keys import choices_of, described
 from expt.errors import ConfigError, did_you_mean
 
 EXAMPLES = (
-    ("python -m expt", "an MLP on handwritten digits: all GPUs, or 2 workers on the CPU"),
+    ("python -m expt", "an MLP on handwritten digits, on all GPUs or with 2 workers on the CPU"),
     (
         "python -m expt model=resnet18 dataset=cifar10 gpus=4 amp=true",
         "ResNet-18 on 4 GPUs in mixed precision",
@@ -40,7 +40,7 @@ COMMON = (
 MORE = (
     ("--help all", "every choice and every setting"),
     ("--help model=convnet", "the settings of a choice"),
-    ("--help checkpoint", "the settings below that key"),
+    ("--help checkpoint", "the settings below a key"),
     ("-m", "run every combination of values: key=a,b"),
     ("hydra.run.dir=DIR", "where to write the run; for a sweep hydra.sweep.dir"),
 )
@@ -102,7 +102,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     meant = {row.partition("=")[0]: (row, meaning) for _, rows in every for row, meaning in rows}
     first = (meant[key] for key in COMMON if key in meant)
     section("Settings", [(row, meaning.partition(";")[0]) for row, meaning in first])
-    section("More", [*MORE, ("COMMAND --help", f"for COMMAND: {', '.join(WORDS)}")])
+    section("More", [*MORE, ("COMMAND --help", f"the options of a command: {', '.join(WORDS)}")])
 
 
 def _of_choices(

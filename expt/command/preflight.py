@@ -102,4 +102,4 @@ def _print_total(
     end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + seconds))
     what = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
     where = f"{len(machine.gpus)} GPUs" if lengths[0][0].num_gpus else f"{machine.cpus} cores"
-    say(console, f"{what} about {about(seconds)} on {where}{by}: until {end}, if it begins now")
+    say(console, f"{what} about {about(seconds)} on {where}{by}: until {end}, if started now")

@@ -18,7 +18,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from expt.errors import ConfigError, DataError, collected
 from expt.machine import impatient
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from filelock import FileLock
 
+Made = TypeVar("Made")
 LIMIT_GB = 50.0
 _FORMAT = 2  # raise it when what is stored changes
 _NEW = ".new-"
@@ -83,12 +84,28 @@ def decoded(
     """
     content = of_content(sources, kept)
     name = f"{label}-{digest(str(path.resolve()) for path in sources)}.{content}"
-    if (found := read(name)) is not None:
-        return found
-    # A read-only or full disk, or one without locks, costs time and memory but stops nobody.
-    with contextlib.suppress(OSError, NotImplementedError):
-        fill(name, lambda folder: _save(decode(), folder))
-    return read(name) or decode()
+    return filled(name, lambda folder: _save(decode(), folder), _read) or decode()
+
+
+def filled(
+    name: str, write: Callable[[Path], object], read: Callable[[Path], Made | None]
+) -> Made | None:
+    """Return what `read` finds in the entry `name`, which `write` fills where there is none.
+
+    A read-only or full disk, or one without locks, costs time and memory but stops nobody.
+    """
+    if (found := _used(name, read)) is None:
+        with contextlib.suppress(OSError, NotImplementedError):
+            fill(name, write, read)
+        found = _used(name, read)
+    return found
+
+
+def _used(name: str, read: Callable[[Path], Made | None]) -> Made | None:
+    found = read(entry := _folder() / name)
+    with contextlib.suppress(OSError):  # another's cache
+        os.utime(entry)  # it was used
+    return found
 
 
 def _save(arrays: Arrays, folder: Path) -> None:
@@ -100,10 +117,12 @@ def _save(arrays: Arrays, folder: Path) -> None:
 
 def read(name: str) -> Arrays | None:
     """Return the entry `name`, mapped into memory, if there is one."""
-    return _read(_folder() / name)
+    return _used(name, _read)
 
 
-def fill(name: str, write: Callable[[Path], object]) -> None:
+def fill(
+    name: str, write: Callable[[Path], object], read: Callable[[Path], Any] | None = None
+) -> None:
     """Let `write` fill the folder of the entry `name`, unless another process does.
 
     An entry whose name is the same up to the last dot makes way. Raise OSError where it cannot be
@@ -112,7 +131,7 @@ def fill(name: str, write: Callable[[Path], object]) -> None:
     entry = _folder() / name
     entry.parent.mkdir(parents=True, exist_ok=True)
     with _lock(entry):  # it may be held for minutes
-        if _read(entry) is not None or rows(name) is not None:
+        if (read or _read)(entry) is not None or rows(name) is not None:
             return
         with _new(entry) as beside:
             write(beside)
@@ -253,12 +272,9 @@ def _read(entry: Path) -> Arrays | None:
     try:
         # Copy-on-write: pages are shared until written, and torch takes the array without a
         # warning.
-        arrays = Arrays(*(np.load(entry / f"{part}.npy", mmap_mode="c") for part in Arrays._fields))
+        return Arrays(*(np.load(entry / f"{part}.npy", mmap_mode="c") for part in Arrays._fields))
     except (OSError, ValueError, EOFError):
         return None
-    with contextlib.suppress(OSError):  # another's cache
-        os.utime(entry)  # it was used
-    return arrays
 
 
 @contextlib.contextmanager

@@ -1,23 +1,20 @@
-"""The columns of a table: a .csv, .npz or .parquet as numbers, labels, classes. Free of torch."""
+"""The columns of a table as numbers, labels, classes. Free of torch."""
 
 from __future__ import annotations
 
-import csv
 import math
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from expt.data.plain_text import composed, opened
-from expt.errors import ConfigError, DataError, collected, first_line
+from expt.data.plain_text import composed
+from expt.data.table_files import Column, Texts, are_numbers, texts_of
+from expt.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
 
-Column: TypeAlias = "Sequence[Any] | np.ndarray"
-"""A cell for each row: texts of a .csv; else an array [N], of an .npz [N, K] too."""
 FIX = "give it a number, or remove the row"
 _FLAGS = {"true": 1.0, "false": 0.0}
 _NUMBER = re.compile(
@@ -34,130 +31,9 @@ MISSING = frozenset(
     "null|".split("|")
 )
 """Texts that pandas reads as no value."""
-_UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
-"""What pandas calls a column without a name, which is where it writes its index."""
 FEW = 20
 """Rows of which numbers may follow each other by chance."""
-
-
-class Columns(dict[str, Column]):
-    """A table's columns by name, all of one length."""
-
-    index: frozenset[str] = frozenset()
-    """Those that pandas wrote as its index, or without a name."""
-
-
-def columns_of(path: Path, damaged: dict[int, str] | None = None) -> Columns:
-    """Return a table's columns. Raise DataError for another file.
-
-    Lines of a .csv with too few or too many cells are left empty and noted in `damaged`, if given.
-    """
-    read = _READERS.get(path.suffix.lower())
-    if read is None:
-        known = ", ".join(_READERS)
-        raise ConfigError(f"dataset.path={path}: is no {known}; convert it to one of them")
-    try:
-        columns = _csv(path, damaged) if read is _csv else read(path)
-    except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as e:
-        raise DataError(f"{path} cannot be read as a {path.suffix} ({first_line(e)})") from e
-    columns.index |= {*filter(_UNNAMED.fullmatch, columns)}
-    return columns
-
-
-def _csv(path: Path, damaged: dict[int, str] | None = None) -> Columns:
-    rows, limit = list[list[str]](), csv.field_size_limit(2**31 - 1)
-    with opened(path, "utf-8-sig") as file:
-        try:
-            rows.extend(csv.reader(file, skipinitialspace=True, strict=True))
-        except csv.Error as error:  # a quote that is never closed is noticed at the file's end
-            line = 1 + len(rows) + sum(cell.count("\n") for row in rows for cell in row)
-            raise DataError(
-                f"{path}: a quote is wrong in the row of line {line} ({error}); fix it there"
-            ) from error
-        finally:
-            csv.field_size_limit(limit)
-    rows = [row for row in rows if row]
-    while rows and not any(map(str.strip, rows[-1])):  # as spreadsheets end a file
-        rows.pop()
-    if not rows:
-        raise DataError(f"{path}: is empty; its first line names the columns")
-    names = _names(path, rows.pop(0))
-    for number, row in enumerate(rows):
-        if len(row) != len(names):
-            why = f"has {len(row)} cells for {len(names)} columns"
-            if damaged is None:
-                cause = "a comma in a cell needs quotes, a decimal sign is a point"
-                header = ", ".join(names)[:60]
-                raise DataError(
-                    f"{path}: row {number + 1} {why}, which line 1 names ({header}); {cause}"
-                )
-            damaged[number], rows[number] = why, [""] * len(names)
-    cells = zip(*rows, strict=True) if rows else [()] * len(names)
-    return Columns(zip(names, cells, strict=True))
-
-
-def _names(path: Path, first: Iterable[str]) -> list[str]:
-    names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(first)]
-    if len(names) == 1 and (other := next((each for each in ";\t|" if each in names[0]), None)):
-        sign = ", decimal=','" if other == ";" else ""  # where commas are decimal signs
-        new = path.with_name(f"{path.stem}_commas.csv")
-        raise DataError(
-            f"{path}: its columns are separated by {other!r} and not by commas; pip install pandas,"
-            f" and in Python: import pandas; pandas.read_csv({str(path)!r}, sep={other!r}{sign})"
-            f".to_csv({str(new)!r}, index=False)"
-        )
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one")
-    return names
-
-
-def _npz(path: Path) -> Columns:
-    import numpy as np
-
-    with np.load(path, allow_pickle=False) as file:
-        is_npz = isinstance(file, np.lib.npyio.NpzFile)
-        arrays = {name: file[name] for name in file.files} if is_npz else {}
-    if not arrays:
-        raise DataError(
-            f"{path}: holds no arrays by name; write it with numpy.savez(path, x=..., y=...)"
-        )
-    for name, array in arrays.items():
-        if array.ndim not in (1, 2) or not array[:1].size:
-            raise DataError(
-                f"{path}: the array {name} is {list(array.shape)}; a column is [rows] or [rows,"
-                " numbers]"
-            )
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len({*lengths.values()}) > 1:
-        raise DataError(f"{path}: its arrays differ in their rows: {lengths}")
-    return Columns(arrays)
-
-
-def _parquet(path: Path) -> Columns:
-    try:
-        from pyarrow import DictionaryType, parquet  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        raise ConfigError(
-            f"dataset.path={path}: is read by pyarrow; install it: pip install pyarrow"
-        ) from None
-    table = parquet.read_table(path)  # type: ignore[no-untyped-call, unused-ignore]
-    # decoded: the codes of a dictionary are -1 where there is no value
-    plain = (
-        each.cast(each.type.value_type) if isinstance(each.type, DictionaryType) else each
-        for each in table.columns
-    )
-    names = _names(path, table.column_names)
-    found = Columns(zip(names, (each.to_numpy() for each in plain), strict=True))
-    indices = (table.schema.pandas_metadata or {}).get("index_columns", ())
-    found.index = frozenset(name for name in indices if isinstance(name, str))
-    return found
-
-
-_READERS: dict[str, Callable[[Path], Columns]] = {
-    ".csv": _csv,
-    ".npz": _npz,
-    ".parquet": _parquet,
-}
+_HEAD = 1000
 
 
 def base(name: str) -> str:
@@ -165,49 +41,64 @@ def base(name: str) -> str:
     return re.sub(r"\[\d+\]$", "", name)
 
 
-def numbers_of(
-    path: Path,
-    columns: Mapping[str, Column],
-    names: Sequence[str],
-    fix: str = FIX,
-    damaged: dict[int, str] | None = None,
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the columns `names` as float64 [N, K], and the names of these K.
+def parts_of(columns: Mapping[str, Column], names: Iterable[str]) -> list[str]:
+    """Return the names of the numbers in each row: an array of an .npz may hold several."""
+    found = list[str]()
+    for name in names:
+        width = [*getattr(columns[name], "shape", (0,)), 1][1]
+        found += [name] if width == 1 else [f"{name}[{number}]" for number in range(width)]
+    return found
 
-    An array of an .npz may hold several numbers in each row. Raise DataError for what is none, or
-    note its row in `damaged`, if given.
+
+class Wrong:
+    """What is not a finite number of float32 in a column: the first of it, and in how many rows."""
+
+    def __init__(self, row: int, cell: Any) -> None:
+        self.row, self.cell, self.number = row, cell, 0
+
+    def problem(self, fix: str) -> str:
+        """Return what is wrong, and a fix."""
+        text = str(self.cell).strip() if self.cell is not None else ""
+        what = f"is {text}" if is_number(self.cell) else f"{text[:40]!r} is not a number"
+        if _COMMA.fullmatch(text):
+            fix = "write a point as the decimal sign, and no sign between thousands"
+        rows = f"row {self.row + 1}" + (f" and {self.number - 1} more" if self.number > 1 else "")
+        return f"{rows}: {what if text else 'is empty'}; {fix}"
+
+
+def numbers_of(
+    columns: Mapping[str, Column], names: Sequence[str], wrong: dict[str, Wrong], before: int = 0
+) -> np.ndarray:
+    """Return the columns `names` as float64 [N, K], see parts_of.
+
+    What is wrong in them is added to `wrong`; `before` rows came before these.
     """
     import numpy as np
 
-    found = collected(lambda name: _numbers(path, name, columns[name], fix, damaged), names)
-    parts = tuple(
-        name if values.shape[1] == 1 else f"{name}[{number}]"
-        for name, values in zip(names, found, strict=True)
-        for number in range(values.shape[1])
-    )
-    return np.concatenate(found, axis=1), parts
+    found = list[Any]()
+    for name in names:
+        column = columns[name]
+        values = read_numbers(column)
+        good = are_numbers(values)
+        if not good.all():
+            row, part = np.argwhere(~good)[0].tolist()
+            cell = column[row] if values.shape[1] == 1 else column[row, part]
+            here = wrong.setdefault(name, Wrong(before + row, cell))
+            here.number += len(values) - int(good.all(1).sum())
+        found.append(values)
+    numbers: np.ndarray = np.concatenate(found, axis=1)
+    return np.ascontiguousarray(numbers)
 
 
-def _numbers(
-    path: Path, name: str, column: Column, fix: str, damaged: dict[int, str] | None = None
-) -> np.ndarray:
-    """Return a column as float64 [N, K], each a finite number of float32."""
-    import numpy as np
-
-    values = _read(column)
-    wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
-    if damaged is not None:
-        for place in np.flatnonzero(wrong.any(1)).tolist():
-            cell = str(column[place])[:40]
-            damaged.setdefault(place, f"column {name} holds {cell!r}, which is not a number")
-    elif wrong.any():
-        row, part = np.argwhere(wrong)[0]
-        cell = column[row] if values.shape[1] == 1 else values[row, part]
-        raise _wrong(path, name, int(row), cell, fix, int(wrong.any(1).sum()))
-    return values
+def refuse(path: Path, wrong: Mapping[str, Wrong], more: str = "", fix: str = FIX) -> None:
+    """Raise DataError where columns have something wrong."""
+    if wrong:
+        problems = (f"{path}: column {name}, {each.problem(fix)}" for name, each in wrong.items())
+        first, *others = problems
+        raise DataError([f"{first}{more}", *others])
 
 
-def _read(column: Column) -> np.ndarray:
+def read_numbers(column: Column) -> np.ndarray:
     """Return a column as float64 [N, K]: true is 1, false 0, what is not a number nan.
 
     NumPy is not asked for dates, which it takes for numbers, nor for complex numbers, of which it
@@ -215,18 +106,14 @@ def _read(column: Column) -> np.ndarray:
     """
     import numpy as np
 
-    dtype = getattr(column, "dtype", None)
-    if dtype is not None and dtype.kind not in "biufUSO":
-        return np.full((len(column), 1), np.nan)
-    try:
-        values = np.asarray(column, dtype=np.float64)
-        texts: Iterable[str] = column if isinstance(next(iter(column), None), str) else ()
-        if dtype is not None and dtype.kind in "USO":
-            texts = map(str, column)
-        if not (joined := "".join(texts)).isascii() or "_" in joined:
-            raise ValueError("these may be numbers to Python only")
-    except (TypeError, ValueError):
-        values = np.array([*map(_number, column)])
+    if isinstance(column, Texts):
+        values: np.ndarray = np.array([*map(_number, column.different)])[column.rows]
+    elif column.dtype.kind in "biuf":
+        values = column.astype(np.float64)
+    elif column.dtype.kind in "USO":
+        values = np.array([*map(_number, column.flat)]).reshape(column.shape)
+    else:
+        values = np.full(column.shape, np.nan)
     return values.reshape(len(values), -1)
 
 
@@ -246,43 +133,46 @@ def is_number(cell: Any) -> bool:
     return not hasattr(cell, "dtype") or cell.dtype.kind in "biufUSO"
 
 
-def is_feature(column: Column) -> bool:
-    """Return whether all cells of a column are numbers, true or false, and don't count the rows."""
-    import numpy as np
-
-    values = _read(column)
-    counts = values.shape[1] == 1 and counts_rows(values[:, 0])
-    return bool(np.isfinite(values).all()) and not counts
-
-
 def counts_rows(values: np.ndarray) -> bool:
     """Return whether integers [N] number the rows, in whichever order these are now."""
     import numpy as np
 
-    number = len(values)
-    if number < FEW or np.ptp(values) != number - 1 or (values != np.floor(values)).any():
-        return False
-    return len(np.unique(values)) == number
+    return len(values) >= FEW and _are_ids(values) and bool(np.ptp(values) == len(values) - 1)
 
 
 def may_be_ids(values: np.ndarray) -> bool:
     """Return whether integers [N] rise or fall with each row, or all differ, and not by chance."""
     import numpy as np
 
-    number, in_order = len(values), np.sort(values)
-    if number < FEW or (values != np.floor(values)).any() or not np.diff(in_order).all():
+    if len(values) < FEW or not _are_ids(values):
         return False
-    alike = number**2 / (2 * np.ptp(values) + 2)  # pairs of random numbers
-    return alike > FEW or bool((values == in_order).all() or (values[::-1] == in_order).all())
+    alike = len(values) ** 2 / (2 * np.ptp(values) + 2)  # pairs of random numbers
+    steps = np.diff(values)
+    return alike > FEW or bool((steps > 0).all() or (steps < 0).all())
 
 
-def _wrong(path: Path, name: str, row: int, cell: Any, fix: str, number: int = 1) -> DataError:
-    text = str(cell).strip() if cell is not None else ""
-    what = f"is {text}" if is_number(cell) else f"{text[:40]!r} is not a number"
-    if _COMMA.fullmatch(text):
-        fix = "write a point as the decimal sign, and no sign between thousands"
-    rows = f"row {row + 1}" + (f" and {number - 1} more" if number > 1 else "")
-    return DataError(f"{path}: column {name}, {rows}: {what if text else 'is empty'}; {fix}")
+def _are_ids(values: np.ndarray) -> bool:
+    """Return whether values [N] are integers of which no two are alike: the first mostly show."""
+    import numpy as np
+
+    return all(
+        bool((some == np.floor(some)).all() and np.diff(np.sort(some)).all())
+        for some in (values[:_HEAD], values)
+    )
+
+
+def joined(cells: Sequence[Column]) -> Column:
+    """Return the rows of a column one after the other."""
+    import numpy as np
+
+    texts = [each for each in cells if isinstance(each, Texts)]
+    if not texts:
+        return np.concatenate([each for each in cells if isinstance(each, np.ndarray)])
+    known, rows = dict[str, int](), list[np.ndarray]()
+    for each in texts:
+        numbers = [known.setdefault(text, len(known)) for text in each.different]
+        rows.append(np.array(numbers)[each.rows])
+    return Texts([*known], np.concatenate(rows))
 
 
 def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -293,70 +183,69 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
     """
     import numpy as np
 
-    if not hasattr(column, "dtype"):
-        return _classes_of_texts(path, name, [composed(cell.strip()) for cell in column])
-    cells = np.asarray(column)
-    if cells.ndim == 2 and cells.shape[1] == 1:
-        cells = cells[:, 0]
+    if isinstance(column, Texts):
+        return _classes_of_texts(path, name, column)
+    cells = column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column
     if cells.ndim != 1:
         raise DataError(
             f"{path}: column {name} has {cells.shape[1]} numbers in each row; a class is one"
         )
     if cells.dtype.kind in "OUS":
-        return _classes_of_texts(path, name, [_text(path, name, cell) for cell in cells])
+        return _classes_of_texts(path, name, texts_of([_text(path, name, each) for each in cells]))
     if is_float := cells.dtype.kind not in "biu":  # of which float64 has large ones alike
-        cells = _numbers(path, name, column, FIX)[:, 0]
-        _refuse_fractions(path, name, cells.tolist())
+        wrong = dict[str, Wrong]()
+        cells = numbers_of({name: cells}, [name], wrong)[:, 0]
+        refuse(path, wrong)
+        if (fractions := np.flatnonzero(cells % 1)).size:
+            raise _fraction(path, name, int(fractions[0]), cells[fractions[0]])
     found, classes = np.unique(cells, return_inverse=True)
     names = (f"{number:.0f}" for number in found) if is_float else map(str, found)
     return classes.astype(np.int64), tuple(names)
 
 
-def _classes_of_texts(
-    path: Path, name: str, texts: Sequence[str]
-) -> tuple[np.ndarray, tuple[str, ...]]:
+def _classes_of_texts(path: Path, name: str, cells: Texts) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return classes that are texts as they are spelled, or integers by their value."""
     import numpy as np
 
-    different = {*texts}
-    if different & MISSING:
-        row, text = next((row, text) for row, text in enumerate(texts) if text in MISSING)
+    texts = [composed(text.strip()) for text in cells.different]
+    names = dict(zip(texts, texts, strict=True))  # in the order in which the rows have them
+    if missing := [place for place, text in enumerate(texts) if text in MISSING]:
+        text, row = texts[missing[0]], int((cells.rows == missing[0]).argmax())
         what = f"{text!r} stands for no value" if text else "is empty"
         fix = ", or write it otherwise if it is one" if text else ""
         raise DataError(
             f"{path}: column {name}, row {row + 1}: {what}; give it a class, or remove the row{fix}"
         )
-    names = {text: text for text in different}
     key: Callable[[str], Any] | None = None
-    if all(map(_NUMBER.fullmatch, different)) and not any(map(_PADDED.match, different)):
-        _refuse_fractions(path, name, map(float, texts))
+    if all(map(_NUMBER.fullmatch, names)) and not any(map(_PADDED.match, names)):
+        for place, text in enumerate(texts):
+            if not float(text).is_integer():
+                row = int((cells.rows == place).argmax())
+                raise _fraction(path, name, row, float(text))
         key = _value_and_text
-        if all(map(_INTEGER.fullmatch, different)):
-            names, key = {text: str(int(text.partition(".")[0])) for text in different}, int
+        if all(map(_INTEGER.fullmatch, names)):
+            names, key = {text: str(int(text.partition(".")[0])) for text in names}, int
     found = sorted({*names.values()}, key=key)
     places = {each: place for place, each in enumerate(found)}
-    return np.array([places[names[text]] for text in texts], np.int64), tuple(found)
+    return np.array([places[names[text]] for text in texts])[cells.rows], tuple(found)
+
+
+def _fraction(path: Path, name: str, row: int, number: float) -> DataError:
+    return DataError(
+        f"{path}: column {name}, row {row + 1}: {number:g} is not a class, which is an integer or a"
+        " text; fix it, or use task=regression"
+    )
 
 
 def _value_and_text(text: str) -> tuple[float, str]:
     return float(text), text
 
 
-def _refuse_fractions(path: Path, name: str, numbers: Iterable[float]) -> None:
-    for row, number in enumerate(numbers):
-        if not number.is_integer():
-            raise DataError(
-                f"{path}: column {name}, row {row + 1}: {number:g} is not a class, which is an"
-                " integer or a text; fix it, or use task=regression"
-            )
-
-
 def _text(path: Path, name: str, cell: Any) -> str:
     try:
-        text = cell.decode() if isinstance(cell, bytes) else "" if cell is None else str(cell)
+        return cell.decode() if isinstance(cell, bytes) else "" if cell is None else str(cell)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: column {name}: {cell!r} is not UTF-8 ({error})") from error
-    return composed(text.strip())
 
 
 def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:

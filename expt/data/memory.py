@@ -30,8 +30,8 @@ from expt.data.source import NOTHING, Part, Source
 from expt.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
-    from expt.data.kinds.table import Rows
     from expt.data.kinds.text import Extent
+    from expt.data.rows import Chosen, Rows
 
 # Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches
 # cost nothing.
@@ -164,13 +164,16 @@ def _source(
     rows: Rows, parts: Mapping[str, np.ndarray], device: torch.device, **more: Any
 ) -> Source:
     def part(index: np.ndarray) -> Part:
-        inputs, targets = (place(tensor, device) for tensor in _tensors(rows, index))
-        return Part(len(index), functools.partial(InMemoryLoader, inputs, targets))
+        @functools.cache  # one for all loaders, made for the first
+        def tensors() -> tuple[Tensor, Tensor]:
+            inputs, targets = _tensors(rows, index)
+            return place(inputs, device), place(targets, device)
+
+        return Part(len(index), lambda chosen, how: InMemoryLoader(*tensors(), chosen, how))
 
     train = parts.get("train", np.arange(0))
     there = {name: part(index) for name, index in parts.items() if len(index)}
     more |= {"train": NOTHING, **there}
-    targets = torch.from_numpy(rows.targets[train])
     more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
     # An image of one row and one channel, so that a model of images may flatten it.
     shapes = {"channels": 1, "image_size": (1, rows.features.shape[1])}
@@ -179,18 +182,26 @@ def _source(
         shapes=shapes,
         class_names=rows.class_names,
         example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
-        classes=targets if rows.class_names else None,
-        targets_of=targets.__getitem__,
+        classes=torch.from_numpy(rows.targets[train]) if rows.class_names else None,
+        targets_of=lambda chosen: torch.from_numpy(rows.targets[train[chosen.numpy()]]),
         **more,
     )
 
 
 def _tensors(rows: Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return features float32 [N, F] and targets float32 [N, T], or classes int64 [N]."""
-    targets = torch.from_numpy(rows.targets[index])
-    return torch.from_numpy(rows.features[index]).float(), (
-        targets if rows.class_names else targets.float()
-    )
+    features = _floats(rows.features, index)
+    if isinstance(rows.targets, np.ndarray):
+        return features, torch.from_numpy(rows.targets[index])
+    return features, _floats(rows.targets, index)
+
+
+def _floats(columns: Chosen, index: np.ndarray) -> Tensor:
+    found, start = torch.empty(len(index), columns.shape[1]), 0
+    for block in columns.blocks(index):
+        found[start : start + len(block)] = torch.from_numpy(block)
+        start += len(block)
+    return found
 
 
 def standardised(
@@ -204,13 +215,27 @@ def standardised(
     scales: dict[str, tuple[float, float]] = {}
     for kind, is_so in zip(("feature", "target"), standardises, strict=True):
         if is_so and not (kind == "target" and rows.class_names):
-            chosen = getattr(rows, f"{kind}s")[training]
-            mean, std = chosen.mean(0), chosen.std(0)
-            # A column of one value has no deviation but that of rounding.
-            std = np.where(std > 1e-12 * np.abs(chosen).max(0), std, 1.0)
-            each = zip(mean.tolist(), std.tolist(), strict=True)
+            each = _mean_and_std(getattr(rows, f"{kind}s"), training)
             scales |= dict(zip(getattr(rows, f"{kind}_names"), each, strict=True))
     return _scaled(rows, scales), scales
+
+
+def _mean_and_std(columns: Chosen, rows: np.ndarray) -> Iterator[tuple[float, float]]:
+    """Return the mean and deviation of each column, to the bit NumPy's of all rows at once."""
+    largest = total = squares = np.zeros(columns.shape[1])
+    for block in columns.blocks(rows):
+        largest = np.maximum(largest, np.abs(block).max(0))
+        block[0] += total
+        total = block.sum(0)
+    mean = total / len(rows)
+    for block in columns.blocks(rows):
+        apart = np.square(block - mean)
+        apart[0] += squares
+        squares = apart.sum(0)
+    std = np.sqrt(squares / len(rows))
+    # A column of one value has no deviation but that of rounding.
+    std = np.where(std > 1e-12 * largest, std, 1.0)
+    return zip(mean.tolist(), std.tolist(), strict=True)
 
 
 def _scaled(rows: Rows, scales: Mapping[str, tuple[float, float]]) -> Rows:
@@ -218,9 +243,9 @@ def _scaled(rows: Rows, scales: Mapping[str, tuple[float, float]]) -> Rows:
     for kind in ("feature", "target"):
         names = getattr(rows, f"{kind}_names")
         if not scales.keys().isdisjoint(names):
-            mean, std = np.array([scales.get(name, (0.0, 1.0)) for name in names]).T
-            values: dict[str, Any] = {f"{kind}s": (getattr(rows, f"{kind}s") - mean) / std}
-            rows = rows._replace(**values)
+            each = [scales.get(name, (0.0, 1.0)) for name in names]
+            values = getattr(rows, f"{kind}s").columns(range(len(names)), each)
+            rows = rows._replace(**{f"{kind}s": values})
     return rows
 
 
@@ -240,7 +265,7 @@ def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
                 f".{did_you_mean(missing[0], there)}"
             )
         if kind == "feature" or not rows.class_names:
-            values = getattr(rows, f"{kind}s")[:, [there.index(name) for name in wanted]]
+            values = getattr(rows, f"{kind}s").columns([there.index(name) for name in wanted])
             rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
     return _scaled(rows, trained_on.get("standardised", {}))
 

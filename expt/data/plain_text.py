@@ -32,18 +32,19 @@ def head_of(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def opened(path: Path, encoding: str = "utf-8") -> Iterator[TextIO]:
+def opened(path: Path) -> Iterator[TextIO]:
     """Open a text, its line ends as they are. Raise DataError at the first byte that is none."""
     if b"\0" in head_of(path):
-        raise _not_utf8(path)
-    with path.open(encoding=encoding, newline="") as text:
+        raise not_utf8(path)
+    with path.open(encoding="utf-8", newline="") as text:
         try:
             yield text
         except UnicodeDecodeError:
-            raise _not_utf8(path) from None
+            raise not_utf8(path) from None
 
 
-def _not_utf8(path: Path) -> DataError:
+def not_utf8(path: Path) -> DataError:
+    """Return the error for a file that is not UTF-8: where, and what converts it."""
     content, encoding = path.read_bytes(), "utf-16"
     if (at := content.find(b"\0", 0, _HEAD)) < 0:
         try:

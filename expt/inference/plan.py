@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.columns import Column, base, columns_of, numbers_of
+from expt.data.columns import base, parts_of, read_numbers
 from expt.data.image_files import (
     files_below,
     left_out,
@@ -20,6 +20,7 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import DatasetConfig
+from expt.data.table_files import Arrays, TableFile, are_numbers, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, warn
 from expt.runs.named_checkpoint import Which, found
 
@@ -123,8 +124,8 @@ class Plan:
         """The number of samples, where it is known before they are read."""
         if self.split is not None:
             return int(self.data[f"{self.split}_size"])
-        if self.samples:
-            return sum(len(each.array) for each in self.samples)
+        if all(sizes := [each.size for each in self.samples]) and sizes:
+            return sum(sizes)
         return len(self.files) if self.kind is PICTURES else None
 
     @property
@@ -188,14 +189,67 @@ def list_files(kind: Kind, given: Sequence[Path]) -> list[str]:
     return found
 
 
-class Samples(NamedTuple):
-    """The samples of a file that holds several."""
+class Samples:
+    """The samples of a file that holds several: an array [n, ...] in the model's layout."""
 
-    path: str
-    array: np.ndarray
-    """[n, ...] in the model's layout; of a table the features, float64 [n, F]."""
-    wrong: Mapping[int, str] = {}
-    """Why some rows have no features, by their place."""
+    def __init__(self, path: str, array: np.ndarray) -> None:
+        self.path, self.array, self.size = path, array, len(array)
+
+    def pieces(self, size: int) -> Iterator[tuple[np.ndarray, Mapping[int, str]]]:
+        """Yield `size` samples at a time, and why some can't be used, by their place among all."""
+        for start in range(0, len(self.array), size):
+            yield self.array[start : start + size], {}
+
+
+class Features(Samples):
+    """The features in a table, float64 [n, F], read as they are needed."""
+
+    def __init__(self, path: str, data: Mapping[str, Any]) -> None:
+        """Read the first rows. Raise ConfigError where the model's columns are not there."""
+        wanted = [*data.get("feature_names", ())]
+        if path.lower().endswith(".npy"):
+            table: TableFile = Arrays(Path(path), {"x": _array(path)})
+            known = wanted = []  # only features, in their order
+        else:
+            table, known = open_table(Path(path)), wanted or [*data.get("target_names", ())]
+        named = {*known, *map(base, known)}
+        self._names = [name for name in table.names if (name in named) == bool(wanted)]
+        self.path, self.size, self._table = path, table.size, table
+        first = next(table.batches(self._names or table.names[:1]), None)
+        if first is None:
+            raise DataError(f"{path}: has no rows; give it some")
+        parts = parts_of(first.columns, self._names)
+        missing = next((name for name in wanted if name not in parts), None)
+        number = data["image_size"][1]
+        if missing is not None or len(wanted or parts) != number:
+            has = f"no column {missing} of one number in each row" if missing else f"{len(parts)}"
+            raise ConfigError(
+                f"{path}: has {has}, and the model takes {number} columns; it has"
+                f" {', '.join(table.names[:20])}.{did_you_mean(missing or '', table.names)}"
+            )
+        self._order = [parts.index(name) for name in wanted or parts]
+
+    def pieces(self, size: int) -> Iterator[tuple[np.ndarray, Mapping[int, str]]]:
+        """See Samples; what is not a finite number of float32 can't be used."""
+        import numpy as np
+
+        rest, wrong, before = np.empty((0, len(self._order))), dict[int, str](), 0
+        for batch in self._table.batches(self._names):
+            wrong |= {before + place: why for place, why in batch.damaged.items()}
+            found = list[np.ndarray]()
+            for name in self._names:
+                column = batch.columns[name]
+                found.append(read_numbers(column))
+                for place in np.flatnonzero(~are_numbers(found[-1]).all(1)).tolist():
+                    what = f"{str(column[place])[:40]!r}, which is not a number"
+                    wrong.setdefault(before + place, f"column {name} holds {what}")
+            before += batch.size
+            rest = np.concatenate([rest, np.concatenate(found, axis=1)[:, self._order]])
+            while len(rest) >= size:
+                yield rest[:size], wrong
+                rest = rest[size:]
+        if len(rest):
+            yield rest, wrong
 
 
 def open_samples(path: str, kind: Kind, dataset: DatasetConfig, data: Mapping[str, Any]) -> Samples:
@@ -205,7 +259,7 @@ def open_samples(path: str, kind: Kind, dataset: DatasetConfig, data: Mapping[st
     without its columns, DataError for a damaged file.
     """
     if kind is ROWS:
-        return _rows(path, data)
+        return Features(path, data)
     array = _array(path)
     if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
         raise ConfigError(
@@ -251,31 +305,3 @@ def _images(path: str, array: np.ndarray, data: Mapping[str, Any]) -> np.ndarray
     if images.ndim == 3:
         return images[:, None]
     return images if images.shape[1:] == shapes[0] else images.transpose(0, 3, 1, 2)
-
-
-def _rows(path: str, data: Mapping[str, Any]) -> Samples:
-    """Return the columns that a model takes of a table: by name, or all but the targets."""
-    import numpy as np
-
-    damaged, wanted = dict[int, str](), [*data.get("feature_names", ())]
-    columns: Mapping[str, Column]
-    if path.lower().endswith(".npy"):
-        columns, wanted = {"x": _array(path)}, []  # only features, in their order
-    else:
-        columns = columns_of(Path(path), damaged)
-    if not len(next(iter(columns.values()))):
-        raise DataError(f"{path}: has no rows; give it some")
-    known = wanted or data.get("target_names", ())
-    named = {*known, *map(base, known)}
-    names = [name for name in columns if (name in named) == bool(wanted)]
-    features, parts = np.empty((0, 0)), tuple[str, ...]()
-    if names:
-        features, parts = numbers_of(Path(path), columns, names, damaged=damaged)
-    missing = next((name for name in wanted if name not in parts), None)
-    if missing is not None or len(wanted or parts) != data["image_size"][1]:
-        first = f"no column {missing} of one number in each row" if missing else f"{len(parts)}"
-        raise ConfigError(
-            f"{path}: has {first}, and the model takes {data['image_size'][1]} columns; it has"
-            f" {', '.join([*columns][:20])}.{did_you_mean(missing or '', [*columns])}"
-        )
-    return Samples(path, features[:, [parts.index(name) for name in wanted or parts]], damaged)

@@ -107,7 +107,7 @@ class Predictor:
             return self._texts(context, size or max(1, _NUMBERS // (context * 256)))
         height, width = plan.data.get("image_size", (1, 1))
         numbers = plan.data.get("channels", 1) * height * width
-        if plan.samples:
+        if plan.samples and plan.kind is not ROWS:
             numbers = plan.samples[0].array[:1].size
         size = size or max(1, min(_MOST, _NUMBERS // max(1, numbers)))
         return self._several(size) if plan.samples else self._pictures(size)
@@ -161,13 +161,14 @@ class Predictor:
         kind = self._plan.kind
         name, first = ("row", 1) if kind is ROWS else ("index", 0)
         in_unit = kind is PICTURES and not self._plan.config.dataset.custom_class
-        for path, array, wrong in self._plan.samples:
-            for start in range(0, len(array), size):
-                places = range(start, min(start + size, len(array)))
+        for samples in self._plan.samples:
+            path, start = samples.path, 0
+            for array, wrong in samples.pieces(size):
+                places = range(start, start + len(array))
                 self._skip([f"{path}: row {at + 1}: {wrong[at]}" for at in places if at in wrong])
                 good = [at for at in places if at not in wrong]
-                is_whole = len(good) == len(places)  # always a copy: files are mapped read-only
-                piece = np.array(array[start : places.stop]) if is_whole else array[good]
+                # Always a copy: files are mapped read-only.
+                piece, start = array[[at - start for at in good]], places.stop
                 if in_unit:
                     _check_unit(path, piece)
                 if kind is SAMPLES and piece.dtype == np.float64:

@@ -76,12 +76,11 @@ def to_csv(file: IO[bytes]) -> Iterator[Write]:
     writer, keys = csv.writer(text, lineterminator="\n"), list[str]()
 
     def write(answers: Answers, form: Form) -> None:
-        for record in form.records(answers):
-            cells = flat(record)
-            if not keys:
-                keys.extend(cells)
-                writer.writerow(map(in_csv, keys))
-            writer.writerow([in_csv(cells.get(key)) for key in keys])
+        rows = [flat(record) for record in form.records(answers)]
+        if rows and not keys:
+            keys.extend(rows[0])
+            writer.writerow(map(in_csv, keys))
+        writer.writerows([in_csv(cells.get(key)) for key in keys] for cells in rows)
 
     try:
         yield write
@@ -159,7 +158,7 @@ def flat(record: Record) -> dict[str, Any]:
         if key == "top":
             for place, each in enumerate(value[1:], 2):
                 cells |= {f"{name}_{place}": each[name] for name in ("class", "probability")}
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):
             prefix = {"probabilities": "p_", "target": "target_"}.get(key, f"{key}_")
             cells |= {f"{prefix}{name}": each for name, each in value.items()}
         elif isinstance(value, list):

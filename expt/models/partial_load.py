@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,11 +31,25 @@ def weights_in(content: Any, names: Collection[str]) -> list[Found]:
     """Return the state_dicts in a file, those first that have most of a model's `names`.
 
     The names in each are without the prefix under which most of them are the model's. Of equal ones
-    a moving average is first.
+    a moving average is first, and what an optimizer keeps by the parameters' names is last. In a
+    run's checkpoint custom code may keep any: only `model` and `ema` count there.
     """
+    if is_of_run(content):
+        content = {key: content[key] for key in ("model", "ema") if key in content}
     every = [_without_prefix(*one, names) for one in _state_dicts(content)]
-    every.sort(key=lambda one: (-one.fitting, one.key.rpartition(".")[2] != "ema"))
+    every.sort(key=lambda one: (-one.fitting, _order(one.key.split("."))))
     return every
+
+
+def is_of_run(content: Any) -> bool:
+    """Return whether a file's content is a checkpoint of a run."""
+    return isinstance(content, Mapping) and {"model", "position"} <= content.keys()
+
+
+def _order(parts: list[str]) -> int:
+    if any(part.startswith(("optim", "grad")) for part in parts):
+        return 2
+    return 0 if parts[-1] == "ema" else 1
 
 
 def _state_dicts(content: Any, key: str = "") -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -49,7 +64,13 @@ def _state_dicts(content: Any, key: str = "") -> Iterator[tuple[str, dict[str, T
             yield from _state_dicts(below, f"{key}.{index}".removeprefix("."))
 
 
+_WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+"""Of torch, around any module of a model: compiled, recomputed or sharded."""
+
+
 def _without_prefix(key: str, state: dict[str, Tensor], names: Collection[str]) -> Found:
+    if not any(map(_WRAPPERS.search, names)):
+        state = {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
     ends = Counter(
         ".".join((*parts[:index], ""))
         for parts in (name.split(".") for name in state)

@@ -82,22 +82,38 @@ def num_readers(config: RunConfig) -> int:
 
 @contextlib.contextmanager
 def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iterator[None]:
-    """Let one worker of a machine construct a custom dataset before all others; a collective.
+    """Give the construction of a dataset its time, as long as it takes; a collective.
 
-    It may take its time, and download, which two must not do at a time, not even of two runs: a
-    file is locked.
+    One worker of a machine constructs a custom one before all others, and one looks at pictures.
     """
-    custom = config.dataset.custom_class
-    if not custom:
+    dataset, done = config.dataset, threading.Event()
+    custom = dataset.custom_class
+    if not (custom or dataset.looks_when_opened):
         yield
         return
-    from filelock import FileLock  # late: only for custom datasets
-
-    meet, lock, done = collectives.patient_barrier(), FileLock(lock_of(custom)), threading.Event()
-    where = f"dataset._target_={custom}: rank {worker.rank}"
-    about = done, beat, config.timeout_s, where
+    meet = collectives.patient_barrier()
+    name = f"dataset._target_={custom}" if custom else f"dataset={dataset.name}"
+    about = done, beat, config.timeout_s, f"{name}: rank {worker.rank}"
     beats = threading.Thread(target=_beat_until, args=about, name="construction", daemon=True)
     beats.start()
+    try:
+        with _turn(custom, worker, meet) if custom else contextlib.nullcontext():
+            yield
+        meet()  # all have it
+    finally:
+        done.set()
+        beats.join()
+
+
+@contextlib.contextmanager
+def _turn(custom: str, worker: Worker, meet: Callable[[], object]) -> Iterator[None]:
+    """Let the first worker of a machine go before the others.
+
+    It may download, which two must not do at a time, not even of two runs: a file is locked.
+    """
+    from filelock import FileLock  # late: only for custom datasets
+
+    lock = FileLock(lock_of(custom))
     try:
         if worker.local_rank:
             meet()
@@ -109,11 +125,8 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
         lock.release()
         if not worker.local_rank:
             meet()
-        meet()  # all have it
     finally:
         lock.release()
-        done.set()
-        beats.join()
 
 
 def _beat_until(

@@ -18,7 +18,14 @@ from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
 from expt.errors import CheckpointError, ConfigError, DataError, listed, warn
 from expt.models import named
-from expt.models.partial_load import SHOWN, load_some, renumbered, weights_in, what_fits
+from expt.models.partial_load import (
+    SHOWN,
+    is_of_run,
+    load_some,
+    renumbered,
+    weights_in,
+    what_fits,
+)
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
@@ -88,7 +95,7 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
         if state.keys() != found.state.keys():
             warn(f"weights={given}: layers are numbered otherwise; they are loaded in their order")
         others = [one.key for one in every[1:] if one.fitting == found.fitting]
-        if others and "position" not in content:  # else of a run, whose average is meant
+        if others and not is_of_run(content):  # else its average is meant
             warn(f"weights={given}: {found.key} is loaded, and not {', '.join(others)}")
         if misfits:
             warn(f"weights={given}: loaded {len(fit.loaded)} of {len(own)} tensors; {misfits}")

@@ -16,6 +16,7 @@ from scripts.benchmarks.comparison import OURS, Comparison, interleave
 from scripts.benchmarks.systems import free_port, start, threads
 
 BY_HAND = "by hand"
+_SUFFIXES = (".csv", ".parquet")
 READERS = (0, 1, 2)
 """For each worker by hand, of which the fastest number counts."""
 
@@ -99,7 +100,44 @@ def _of_pictures(folder: Path) -> list[str]:
     return [*_TRAINED, *dataset, "+model={_target_: scripts.baselines.reading.Pooled}"]
 
 
+def _table(suffix: str, what: str, at_most: float | None, *, again: bool = False) -> Case:
+    """Return the case of the first step on a large table, or of the peak memory up to there."""
+    is_memory = what == "peak memory"
+
+    def path(bench: Bench) -> Path:
+        found = bench.scratch / f"table{suffix}"
+        if not found.exists():
+            from scripts.baselines import table  # late: it writes for minutes
+
+            table.write(found)
+        return found
+
+    def by_hand(bench: Bench) -> float:
+        command = [sys.executable, "-m", "scripts.baselines.table", str(path(bench))]
+        output = start(command, watch_memory=is_memory, root_trains=True)
+        result = json.loads(output.text)
+        return output.peak.total_mib if is_memory else float(result["first_step_s"])
+
+    def ours(bench: Bench) -> float:
+        words = ["dataset=table", f"dataset.path={path(bench)}", "dataset.targets=y", "gpus=0"]
+        words += ["task=regression", "model=mlp", "model.hidden=[128]", "batch_size=4096"]
+        command = [sys.executable, "-m", "expt", *words, "epochs=1", "max_steps=1"]
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(1 + again):
+                run = Path(folder) / str(number)
+                more = [f"hydra.run.dir={run}", f"seed={number}"]
+                output = start([*command, *more], watch_memory=is_memory, EXPT_CACHE=folder)
+            result = json.loads((run / "result.json").read_text())
+        return output.peak.total_mib if is_memory else float(result["first_step_s"])
+
+    name = f"4,000,000 rows of 20 numbers, {suffix}{', a second start' * again}: {what}"
+    unit = "MiB" if is_memory else "s"
+    return Case(name=name, unit=unit, ours=ours, by_hand=by_hand, at_most=at_most)
+
+
 CASES = (
+    *(_table(suffix, what, 1.5) for suffix in _SUFFIXES for what in ("first step", "peak memory")),
+    *(_table(suffix, "first step", None, again=True) for suffix in _SUFFIXES),
     _read("rows", 64, at_most=0.77),
     _read("rows", 1024, at_most=1.0),
     _read("stream", 64),

@@ -27,6 +27,7 @@ WHEN = ROOT / "docs" / "when.yaml"
 UNIT = re.compile(r"\[(\w+)\]")
 UNITS = (
     "images",
+    "samples",
     "optimiser steps",
     "epochs",
     "minutes",

@@ -73,7 +73,7 @@ def test_help_of_keys_shows_these_only(word: str) -> None:
 def test_a_key_is_shown_with_its_value_and_meaning() -> None:
     lines = [" ".join(line.split()) for line in help_text("all").splitlines()]
     assert (
-        "batch_size=64 images per optimiser step, over all workers; or '32 per worker' [in a fork"
+        "batch_size=64 samples per optimiser step, over all workers; or '32 per worker' [in a fork"
         " from an epoch's end]"
     ) in lines
     assert (

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 from torch.utils.data import Dataset
 
-from expt.data import memory
+from expt.data import memory, table_files
+from expt.data import rows as table_rows
 from expt.data.build import Data, build
 from expt.data.indexing import split
 from expt.data.kinds import table
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, Shard
+from expt.data.rows import Chosen, Rows
 from expt.errors import ConfigError, DataError
 from expt.inference.plan import ROWS, open_samples
 from expt.tasks.classification import Config as Classification
@@ -32,6 +36,15 @@ NUMBER = Regression(name="regression", loss="mse")
 LABEL = Multilabel(name="multilabel", threshold=0.5)
 CSV = "a,b,kind,y\n1,2,cat,0.5\n3,4.5,dog,1\n-1,1e3,cat,2\n"
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[False, True], ids=["small", "large"], autouse=True)
+def is_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Small tables are read by Python's csv, large ones by pyarrow, and kept: all rules hold."""
+    if request.param:
+        monkeypatch.setattr(table_files, "SMALL", 0)
+        monkeypatch.setattr(table_rows, "SMALL", 0)
+    return bool(request.param)
 
 
 def of(path: Path, targets: Any = "y", features: Any = ("a", "b"), **options: Any) -> Any:
@@ -82,12 +95,13 @@ def test_columns_become_features_targets_and_classes(tmp_path: Path) -> None:
 
 
 def test_blank_last_lines_are_no_rows(tmp_path: Path) -> None:
-    assert len(of(written(tmp_path, f"{CSV} , , ,\n\n,,,\n \n")).load(NUMBER).features) == 3
+    found = of(written(tmp_path, f"{CSV} , , ,\n\n,,,\n \n")).load(NUMBER)
+    assert found.features.shape == (3, 2)
 
 
 def test_integers_are_classes_in_their_order(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,y\n0,10\n0,-1\n0,9.0\n0,10\n"), features=None).load(CLASS)
-    assert (rows.targets.tolist(), rows.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
+    assert (rows.targets[:].tolist(), rows.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +120,7 @@ def test_classes_that_a_float_would_merge(
 ) -> None:
     text = "".join(f"0,{cell}\n" for cell in cells)
     rows = of(written(tmp_path, f"a,y\n{text}"), features=None).load(CLASS)
-    assert (rows.targets.tolist(), rows.class_names) == (classes, names)
+    assert (rows.targets[:].tolist(), rows.class_names) == (classes, names)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +206,8 @@ def test_the_columns_of_a_run_are_those_of_its_evaluation(tmp_path: Path) -> Non
     source = dataset.open(CLASS, CPU, 0, told.info.told)
     assert source.feature_names == ("b", "a")
     assert source.shapes["image_size"] == (1, 2)
+    known = {"feature_names": ("b", "a")}  # now a target, too
+    assert of(dataset.path, "a", None).load(NUMBER, known).feature_names == ("a", "b")
 
 
 def test_a_class_that_train_has_none_of_is_reported(
@@ -208,12 +224,13 @@ def test_a_class_that_train_has_none_of_is_reported(
 
 def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")).load(NUMBER)
-    assert rows.features.tolist() == [[1, 1], [0, 2]]
+    assert rows.features[:].tolist() == [[1, 1], [0, 2]]
     (tmp_path / "new.csv").write_text("a,b\nTRUE,1\nmaybe,2\nfalse,3\n1,4\n")
     known = {"feature_names": ["a", "b"], "image_size": [1, 2]}
-    found = open_samples(str(tmp_path / "new.csv"), ROWS, of(tmp_path / "new.csv"), known)
-    assert found.array[[0, 2, 3]].tolist() == [[1, 1], [0, 3], [1, 4]], "also beside what is none"
-    assert found.wrong == {1: "column a holds 'maybe', which is not a number"}
+    samples = open_samples(str(tmp_path / "new.csv"), ROWS, of(tmp_path / "new.csv"), known)
+    ((found, wrong),) = samples.pieces(4)
+    assert found[[0, 2, 3]].tolist() == [[1, 1], [0, 3], [1, 4]], "also beside what is none"
+    assert wrong == {1: "column a holds 'maybe', which is not a number"}
 
 
 def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
@@ -231,18 +248,17 @@ def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
     )
     rows = of(path, features=("x",)).load(LABEL)
     assert (rows.feature_names, rows.target_names) == (("x[0]", "x[1]"), ("y[0]", "y[1]"))
-    assert rows.features.tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert rows.targets.tolist() == [[1, 0], [0, 0], [1, 1]]
+    assert rows.features[:].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert rows.targets[:].tolist() == [[1, 0], [0, 0], [1, 1]]
     assert of(path, "names", ("x",)).load(CLASS).class_names == ("p", "q")
 
 
 def test_a_parquet_file(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"a": [1, 2], "b": [0.5, None], "y": ["u", "v"]}), path)
     rows = of(path, features=("a",)).load(CLASS)
-    assert rows.features.tolist() == [[1], [2]]
-    assert rows.targets.tolist() == [0, 1]
+    assert rows.features[:].tolist() == [[1], [2]]
+    assert rows.targets[:].tolist() == [0, 1]
     assert rows.class_names == ("u", "v")
     with pytest.raises(DataError, match="column b, row 2: is nan; give it a number"):
         of(path).load(CLASS)
@@ -265,15 +281,6 @@ def test_what_pandas_writes_into_a_parquet(tmp_path: Path) -> None:
         assert [*rows.left_out] == [index or "__index_level_0__"]
 
 
-def test_without_pyarrow_it_is_said_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match="is read by pyarrow; install it: pip install pyarrow"):
-        of(tmp_path / "t.parquet").load(NUMBER)
-
-
 BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "text": ("a,y\n1,1\n2,2\nx y,3\n", {"features": None}, NUMBER, "column a, row 3: 'x y'"),
     "named text": (
@@ -284,7 +291,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     ),
     "empty": ("a,b,y\n1,2,3\n1,,3\n", {}, NUMBER, "column b, row 2: is empty; give it a number"),
     "nan": ("a,b,y\n1,2,3\n1,2,nan\n", {}, NUMBER, "column y, row 2: is nan; give it a number"),
-    "infinite": ("a,b,y\n1e39,2,3\n", {}, NUMBER, "column a, row 1: is 1e39; give it"),
+    "infinite": ("a,b,y\n1e39,2,3\n", {}, NUMBER, "column a, row 1: is 1e.?39; give it"),
     "unknown": ("aa,b,y\n1,2,3\n", {}, NUMBER, "dataset.features=a: .* has no such column"),
     "no target": ("a,b\n1,2\n", {}, NUMBER, "dataset.targets=y: .* has no such column"),
     "both": (
@@ -326,6 +333,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
     "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),
     "digits of a program": ("a,b,y\n1_000,2,3\n", {}, NUMBER, "column a, row 1: '1_000' is no"),
+    "a mark of UTF-8": ("a,b,y\n\ufeff1,2,0\n", {}, NUMBER, r"column a, row 1: '\\ufeff1' is no"),
     "an open quote": ('a,b,y\n1,2,u\n1,2,"v\n1,2,u\n', {}, CLASS, "quote .* line 3"),
     "two open quotes": ('a,b,y\n1,2,"v\n1,2,"u\n', {}, CLASS, "quote .* line 2"),
     "no value": ("a,b,y\n1,2,u\n1,2,NA\n", {}, CLASS, "column y, row 2: 'NA' stands for no"),
@@ -382,8 +390,60 @@ def test_columns_may_be_called_by_numbers(tmp_path: Path, configured: Configured
     words = ("dataset=table", "task=regression", "dataset.targets=4", "dataset.features=[0,1]")
     dataset = configured(*words, f"dataset.path={path}").dataset
     assert (dataset.targets, dataset.features) == ("4", ("0", "1"))
-    assert dataset.load(NUMBER).targets.tolist() == [[3], [6]]
+    assert dataset.load(NUMBER).targets[:].tolist() == [[3], [6]]
     assert configured(*words, "dataset.path=2024").dataset.path == "2024"
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_blocks_end_with_a_row_whatever_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool, ending: str
+) -> None:
+    """Quoted lines, true and false after numbers, empty lines; read a few bytes at a time."""
+    monkeypatch.setattr(table_files, "_BYTES", 32)
+    kinds, cells = ["u", '"v, w"', '"x\ny"', ' "z"'], ["1", "2.5", "true", "+3", '"4"', " 5 "]
+    rows = [f"{cells[n // 60]},{kinds[n // 90]}{ending * (n % 7 == 0)}" for n in range(360)]
+    path = tmp_path / "t.csv"
+    path.write_bytes(ending.join(["a,y", *rows, ",", " , ", ""]).encode())
+    found = of(path, features=("a",)).load(CLASS)
+    assert found.features[:][:, 0].tolist() == np.repeat([1, 2.5, 1, 3, 4, 5], 60).tolist()
+    spelled = [found.class_names[each] for each in found.targets]
+    assert spelled == np.repeat(["u", "v, w", "x\ny", "z"], 90).tolist()
+
+
+def test_a_large_table_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+    path, read = written(tmp_path, CSV), list[Path]()
+
+    def opened(path: Path) -> table_files.TableFile:
+        read.append(path)
+        return table_files.open_table(path)
+
+    monkeypatch.setattr(table_rows, "open_table", opened)
+    for text, number in ((CSV, 1), (CSV, 1), (CSV.replace("4.5", "4.6"), 2)):
+        path.write_text(text)
+        table_rows._load.cache_clear()
+        rows = of(path, "kind", None).load(CLASS)
+        assert rows.features[:][1].tolist() == [3, 4.6 if "4.6" in text else 4.5, 1]
+        assert len(read) == number or not is_large
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, CSV)
+
+    def opened(path: Path) -> table_files.TableFile:
+        found = table_files.open_table(path)
+        path.write_text(CSV.replace("4.5", "4.6"))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_rows, "open_table", opened)
+        with pytest.raises(DataError, match="has changed while it was read"):
+            of(path).load(NUMBER)
+    assert of(path).load(NUMBER).features[:][1].tolist() == [3, 4.6]
 
 
 def diabetes(**options: Any) -> Any:
@@ -510,10 +570,9 @@ def test_to_look_at_targets_draws_no_random_number() -> None:
 
 
 def test_rows_get_the_columns_of_the_run_by_their_names() -> None:
-    there = table.Rows(
-        np.array([[1.0, 2.0, 3.0]]), np.array([[4.0, 5.0]]), ("a", "b", "c"), ("x", "y"), ()
-    )
+    numbers = Chosen(np.array([[1.0, 2.0, 3.0]])), Chosen(np.array([[4.0, 5.0]]))
+    there = Rows(*numbers, ("a", "b", "c"), ("x", "y"), ())
     run = {"feature_names": ["c", "a"], "target_names": ["y", "x"], "standardised": {"c": (1, 2)}}
     found = memory.as_trained_on(run, there)
     assert (found.feature_names, found.target_names) == (("c", "a"), ("y", "x"))
-    assert (found.features.tolist(), found.targets.tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])
+    assert (found.features[:].tolist(), found.targets[:].tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])

@@ -70,7 +70,7 @@ def test_what_a_page_says_of_a_setting() -> None:
     run = settings.markdown("run")
     assert (
         "### `batch_size`\n\n**type** integer from 1 · **default** `64` · **unit**"
-        " images\n\nImages per" in run
+        " samples\n\nSamples per" in run
     )
     assert "**type** `auto`, or `nccl` or `gloo` · **default** `auto`" in run
     assert "**default** `25` · **unit** MiB" in run

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from torch import Tensor
 from torch.nn import functional
 
@@ -207,10 +209,8 @@ def test_columns_are_found_by_name_in_every_kind_of_table(
     np.savez(tmp_path / "columns.npz", **dict(zip(header, numbers.T, strict=True)))
     np.save(tmp_path / "features.npy", numbers[:, :-1])
     names = ["turned.csv", "columns.npz", "features.npy"]
-    arrow = pytest.importorskip("pyarrow")
-    importlib_parquet = pytest.importorskip("pyarrow.parquet")
-    table = arrow.table(dict(zip(header, numbers.T, strict=True)))
-    importlib_parquet.write_table(table, tmp_path / "t.parquet", row_group_size=3)
+    table = pyarrow.table(dict(zip(header, numbers.T, strict=True)))
+    parquet.write_table(table, tmp_path / "t.parquet", row_group_size=3)
     for name in (*names, "t.parquet"):
         found = expt.predict(patients.folder, tmp_path / name, batch_size=4)
         assert [record["progression"] for record in found] == pytest.approx(expected, rel=1e-5), (

@@ -182,8 +182,8 @@ def test_the_diabetes_are_scikit_learns() -> None:
     rows = dataset("dataset=diabetes task=regression").load(None)
     table = datasets.load_diabetes(scaled=False)
     assert list(rows.feature_names) == table.feature_names
-    assert np.array_equal(rows.features, table.data)
-    assert np.array_equal(rows.targets[:, 0], table.target)
+    assert np.array_equal(rows.features[:], table.data)
+    assert np.array_equal(rows.targets[:][:, 0], table.target)
 
 
 def test_the_digits_are_scikit_learns() -> None:

@@ -44,6 +44,7 @@ SAVED = net().state_dict()
         {"checkpoint": {"net": {"weights": SAVED}}},
         {"model": SAVED, "ema": {"decay": 0.99, "shadow_params": [*SAVED.values()]}},
         {"model": {"0.weight": SAVED["0.weight"]}, "params": SAVED},
+        {f"{name[0]}._orig_mod{name[1:]}": value for name, value in SAVED.items()},
         *(
             {f"{prefix}{name}": value for name, value in SAVED.items()}
             for prefix in ("module.", "_orig_mod.module.", "module.module.", "model.backbone.")
@@ -70,6 +71,15 @@ def test_of_two_that_fit_it_is_told_which_is_loaded(
     first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
     assert torch.equal(module.state_dict()["0.weight"], average["ema_model.0.weight"])
     assert "ema is loaded, and not model" in capsys.readouterr().err
+
+
+def test_what_training_keeps_by_the_names_of_parameters_is_not_taken_for_weights() -> None:
+    other = net().state_dict()
+    kept = {"optimizer": {"exp_avg": other, "ema": other}, "grads": other}
+    of_run = {"position": {}, "callbacks": [{"ema": other}], "workers": [{"task": other}]}
+    for content in ({**kept, "model": SAVED}, {**of_run, "model": SAVED}):
+        found = weights_in(content, SAVED.keys())[0]
+        assert (found.key, found.state) == ("model", SAVED)
 
 
 def test_layers_without_weights_do_not_change_which_tensor_is_whose(tmp_path: Path) -> None:

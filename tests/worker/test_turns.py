@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,9 @@ def test_the_first_worker_of_another_run_waits(
     assert entered.is_set()
 
 
-def test_construction_is_no_hang(configured: Configured) -> None:
-    config, beats = configured(*WORDS), threading.Event()
+@pytest.mark.parametrize("words", [WORDS, ["dataset=huggingface", "dataset.path=x"]])
+def test_construction_is_no_hang(words: Sequence[str], configured: Configured) -> None:
+    config, beats = configured(*words), threading.Event()
     with in_turn(config, ALONE, beats.set):
         assert beats.wait(10)
     beats.clear()

@@ -12,7 +12,7 @@ import io
 import itertools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,9 +22,19 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Name, Size
 from expt.data import columns
 from expt.data.cache import cache_dir, of_files
-from expt.data.image_files import MODES, PARTS, names_below, open_picture
+from expt.data.image_files import (
+    MODES,
+    PARTS,
+    left_out,
+    names_below,
+    of_suffix,
+    open_picture,
+    picture_suffixes,
+    report_left_out,
+)
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
-from expt.data.kinds.table import Rows, names_of, problems_of_columns, refuse_twice
+from expt.data.kinds.table import names_of, problems_of_columns
+from expt.data.rows import Chosen, Rows, refuse_twice
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
@@ -33,6 +43,8 @@ if TYPE_CHECKING:
 
     from expt.data.source import Source
 
+_READ = (".arrow", ".csv", ".json", ".jsonl", ".md", ".parquet", ".tar", ".tsv", ".yaml", ".zip")
+"""The suffixes of what the library reads apart from pictures, and of what describes it."""
 _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
 
 
@@ -83,19 +95,25 @@ class HuggingFace(Images):
         return [*problems, *masks]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """Raise ConfigError without the library, DataError without the folder or for none."""
+        """See DatasetConfig; pictures are looked at once they are opened."""
+        names = self._names()
+        read = of_suffix(names, (*picture_suffixes(), *_READ))
+        report_left_out(self.path, left_out(names, read), "picture or table")
+
+    def _names(self) -> list[str]:
+        """Return the files. Raise ConfigError without the library, DataError for none."""
         found = importlib.util.find_spec("datasets")
         if found is None or found.origin is None:  # a folder of that name
             raise ConfigError(_NEEDS)
-        if not names_below(self.path):  # hidden ones are a download's
+        if not (names := names_below(self.path)):  # hidden ones are a download's
             raise DataError(
                 f"dataset.path={self.path}: holds no dataset; nothing is fetched from the Hub:"
                 " download one there, e.g. hf download NAME --repo-type dataset --local-dir FOLDER"
             )
+        return names
 
     def fingerprint(self) -> str:
-        self.prepare()
-        return of_files(Path(self.path), names_below(self.path))
+        return of_files(Path(self.path), self._names())
 
     def open(
         self,
@@ -149,10 +167,9 @@ def _targets(
         return classes, names, class_names
     found: dict[str, np.ndarray] = {}
     for part, split in splits.items():
-        path, cells = Path(dataset.path) / part, {name: _column(split, name) for name in names}
-        found[part], target_names = columns.numbers_of(path, cells, names)
+        found[part], target_names = _numbers(Path(dataset.path) / part, split, names)
         if task.TARGETS == "labels":
-            columns.check_labels(path, target_names, found[part])
+            columns.check_labels(Path(dataset.path) / part, target_names, found[part])
     return found, target_names, ()
 
 
@@ -204,13 +221,29 @@ def _table(
 
     names, features, places = [*dataset.input], list[np.ndarray](), dict[str, np.ndarray]()
     for part, split in splits.items():
-        cells = {name: _column(split, name) for name in names}
-        values, feature_names = columns.numbers_of(Path(dataset.path) / part, cells, names)
+        values, feature_names = _numbers(Path(dataset.path) / part, split, names)
         places[part] = np.arange(len(values)) + sum(map(len, features))
         features.append(values)
     targets, target_names, class_names = _targets(dataset, splits, task)
-    whole = np.concatenate(features), np.concatenate([*targets.values()])
+    answers = np.concatenate([*targets.values()])
+    whole = Chosen(np.concatenate(features)), answers if class_names else Chosen(answers)
     return Rows(*whole, feature_names, target_names, class_names), places
+
+
+def _numbers(path: Path, split: Any, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return columns as numbers, and their names. Raise DataError for what is none."""
+    import numpy as np
+
+    cells, wrong = dict[str, Any](), dict[str, columns.Wrong]()
+    for name in names:
+        column = _column(split, name)
+        try:
+            cells[name] = np.asarray(column)
+        except ValueError:  # lists of unequal lengths
+            cells[name] = np.fromiter(column, object, len(column))
+    found = columns.numbers_of(cells, names, wrong)
+    columns.refuse(path, wrong)
+    return found, tuple(columns.parts_of(cells, names))
 
 
 class _Rows:

@@ -193,8 +193,8 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
             others.append(Verdict(row, len(common), lead, low, high, p[pair]))
     known = sum(not math.isnan(each) for each in p.values())
     notes = [
-        "lead and interval of each pair separately, of runs with the same seed; p by a paired"
-        f" t-test, corrected (Holm) for {known} comparison{'s' * (known != 1)}"
+        "lead and interval compare each row with the best, by runs of the same seed; p is of a"
+        f" paired t-test, corrected (Holm) for {known} comparison{'s' * (known != 1)}"
     ]
     if len({frozenset(each) for each in finite if each}) > 1:
         notes.append("the rows have unequal seeds: the best is that by the mean of its own")

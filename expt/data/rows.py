@@ -1,0 +1,304 @@
+"""The rows of a table, read once and mapped from the cache. Free of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from expt import progress
+from expt.data.cache import digest, filled, of_content, state_of
+from expt.data.columns import (
+    FIX,
+    Wrong,
+    base,
+    check_labels,
+    check_learnable,
+    classes_of,
+    counts_rows,
+    is_number,
+    joined,
+    numbers_of,
+    parts_of,
+    refuse,
+)
+from expt.data.table_files import SMALL, Batch, Column, TableFile, open_table
+from expt.errors import ConfigError, DataError, did_you_mean, listed
+
+if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
+    import numpy as np
+
+_LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
+_TEXTS = "give it a number, or its texts a column each (pandas.get_dummies), or remove the row"
+_INDEX, _COUNTER = "the index of pandas, or without a name", "counts the rows"
+Scales: TypeAlias = Sequence[tuple[float, float]]
+"""The mean and the deviation of each column, or none."""
+_BLOCK = 1 << 16
+"""Numbers that are computed with at a time."""
+
+
+class Chosen:
+    """Some columns [N, F] of numbers [N, K], which may lie in a file and are read when needed."""
+
+    def __init__(
+        self, numbers: np.ndarray, places: Sequence[int] | None = None, scales: Scales = ()
+    ) -> None:
+        self._numbers = numbers
+        self._places = [*range(numbers.shape[1])] if places is None else [*places]
+        self._scales = scales
+        self.shape = (len(numbers), len(self._places))
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Return rows, float64; without scales, a slice of columns side by side is no copy."""
+        import numpy as np
+
+        first, last = min(self._places), max(self._places)
+        found: np.ndarray = self._numbers[:, first : last + 1][rows]
+        if self._places != [*range(first, last + 1)]:
+            # By take they lie row by row, so that sums have the bits of those over all columns.
+            found = found.take([place - first for place in self._places], axis=1)
+        if self._scales:
+            mean, std = np.array(self._scales).T
+            found = (found - mean) / std
+        return found
+
+    def blocks(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield these rows, some at a time.
+
+        A single column comes at once, as NumPy does not add up its numbers one after the other.
+        """
+        number = max(1, len(rows)) if self.shape[1] == 1 else _BLOCK // self.shape[1] + 1
+        for start in range(0, len(rows), number):
+            yield self[rows[start : start + number]]
+
+    def columns(self, places: Sequence[int], scales: Scales = ()) -> Chosen:
+        """Return the columns at these places, less the mean of each and by its deviation."""
+        return Chosen(self._numbers, [self._places[place] for place in places], scales)
+
+
+class Rows(NamedTuple):
+    """A table as a task takes it."""
+
+    features: Chosen
+    targets: Chosen | np.ndarray
+    """classes int64 [N]"""
+    feature_names: tuple[str, ...]
+    target_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    """empty where the targets are not classes"""
+    left_out: Mapping[str, str] = {}
+    """Why columns that nobody named are not features."""
+
+
+class Wanted(NamedTuple):
+    """What is taken of a table."""
+
+    targets: tuple[str, ...]
+    features: tuple[str, ...]
+    """empty: those that are `known`, else all other columns that are features"""
+    known: tuple[str, ...]
+    """a run's"""
+    kind: str
+    """of the task's targets"""
+
+
+def load(path: Path, wanted: Wanted) -> Rows:
+    """Return the rows of a table, the first of what a run takes of its file.
+
+    Raise ConfigError for columns that are not there, DataError for a file or a cell that cannot be
+    read, and without a run for classes of which nothing can be learned.
+    """
+    return _load(path, tuple(state_of(path)), wanted)
+
+
+@functools.lru_cache(maxsize=1)  # the driver checks it for each run of a sweep
+def _load(path: Path, state: tuple[int, ...], wanted: Wanted) -> Rows:
+    if state[0] >= SMALL:
+        words = str(path.resolve()), repr(wanted)
+        name = f"table-{digest(words)}.{of_content([path])}"
+        if found := filled(name, lambda folder: _save(path, state, wanted, folder), _entry):
+            return found
+    with open(os.memfd_create("table"), "w+b") as file:
+        return _rows(*_read(path, state, wanted, file), file)
+
+
+def _save(path: Path, state: tuple[int, ...], wanted: Wanted, folder: Path) -> None:
+    import numpy as np
+
+    with (folder / "numbers").open("w+b") as file:
+        about, classes = _read(path, state, wanted, file)
+        os.fsync(file.fileno())
+    np.save(folder / "classes.npy", classes)
+    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def _entry(folder: Path) -> Rows | None:
+    import numpy as np
+
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        with (folder / "numbers").open("rb") as file:
+            return _rows(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
+    return None
+
+
+def _rows(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
+    numbers, names = _mapped(file, about["shape"]), tuple(about["class_names"])
+    (target_places, targets), (places, features) = (
+        zip(*about[kind], strict=True) for kind in ("targets", "features")
+    )
+    answers = classes if names else Chosen(numbers, target_places)
+    return Rows(Chosen(numbers, places), answers, features, targets, names, about["left_out"])
+
+
+def _mapped(file: IO[bytes], shape: Sequence[int]) -> np.ndarray:
+    import numpy as np
+
+    file.flush()
+    return np.memmap(file, float, "c", shape=tuple(shape))
+
+
+def _read(
+    path: Path, state: tuple[int, ...], wanted: Wanted, file: IO[bytes]
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Write the numbers of a table; return what they are, and the classes [N] if there are any."""
+    table = open_table(path)
+    columns, left_out = _candidates(table, wanted)
+    answers, texts = ((), wanted.targets) if wanted.kind == "class" else (wanted.targets, ())
+    cells, targets, features, wrong = list[Column](), list[str](), list[str](), dict[str, Wrong]()
+    with progress.phase(f"reading {path}", table.size) as here:
+        for batch in table.batches([*dict.fromkeys((*wanted.targets, *columns))], texts):
+            _refuse_damaged(table, batch, here.done)
+            targets, features = (parts_of(batch.columns, each) for each in (answers, columns))
+            file.write(numbers_of(batch.columns, [*answers, *columns], wrong, here.done).data)
+            cells += [batch.columns[name] for name in texts]
+            here.done += batch.size
+    if not here.done:
+        raise DataError(f"{path}: has no rows; give it some")
+    if tuple(state_of(path)) != state:
+        raise DataError(f"{path}: has changed while it was read; start again once it is written")
+    numbers = _mapped(file, (here.done, len(targets + features)))
+    by_name = dict(zip(targets + features, numbers.T, strict=True))
+    classes, class_names = _classes(path, wanted, cells, {x: by_name[x] for x in targets}, wrong)
+    counters = _counters(path, wanted, columns, by_name, wrong)
+    refuse(path, wrong, fix=_TEXTS)
+    kept = [each for each in enumerate(features, len(targets)) if each[1] not in counters]
+    about = {"shape": numbers.shape, "features": kept, "class_names": class_names}
+    about |= {"targets": [*enumerate(targets or wanted.targets)]}
+    return about | {"left_out": left_out | dict.fromkeys(counters, _COUNTER)}, classes
+
+
+def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
+    """Return the columns that may be features, and why others are none if nobody has named any."""
+    path, (targets, features, known, _) = table.path, wanted
+    if not {*table.names}.issuperset(targets + features):
+        for batch in itertools.islice(table.batches(table.names[:1]), 1):
+            _refuse_damaged(table, batch)  # the first line may not be that of the names
+    for key, chosen in (("targets", targets), ("features", features)):
+        _refuse_missing(path, table.names, key, chosen)
+    refuse_twice({"targets": targets, "features": features})
+    run = {*known, *map(base, known)}
+    if found := [*features] or [name for name in table.names if name in run]:
+        return found, {}
+    if known:
+        raise ConfigError(
+            f"dataset.features: {path} has none of the run's columns {listed(known)}; give it these"
+        )
+    index = table.index - {*targets}
+    if found := [name for name in table.names if name not in {*index, *targets}]:
+        return found, {name: _INDEX for name in table.names if name in index}
+    raise ConfigError(f"dataset.features: {path} has only targets; give it other columns")
+
+
+def _refuse_damaged(table: TableFile, batch: Batch, before: int = 0) -> None:
+    """Raise DataError for rows with too few or too many cells; `before` rows came before these."""
+    for place, why in batch.damaged.items():
+        header, cause = ", ".join(table.names)[:60], "a comma in a cell needs quotes"
+        raise DataError(
+            f"{table.path}: row {before + place + 1} {why}, which line 1 names ({header}); {cause},"
+            " a decimal sign is a point"
+        )
+
+
+def _classes(
+    path: Path,
+    wanted: Wanted,
+    cells: Sequence[Column],
+    numbers: Mapping[str, np.ndarray],
+    wrong: Mapping[str, Wrong],
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the classes [N] and their names, if any. Raise DataError for wrong targets."""
+    import numpy as np
+
+    if wanted.kind == "class":
+        (name,) = wanted.targets
+        classes, names = classes_of(path, name, joined(cells))
+        if not wanted.known:
+            check_learnable(path, name, classes, names)
+        return classes, names
+    fix = _LABELS if wanted.kind == "labels" else FIX
+    refuse(path, {name: why for name, why in wrong.items() if name in wanted.targets}, fix=fix)
+    if wanted.kind == "labels":
+        check_labels(path, [*numbers], np.stack([*numbers.values()], axis=1))
+    return np.empty(0, np.int64), ()
+
+
+def _counters(
+    path: Path,
+    wanted: Wanted,
+    columns: Sequence[str],
+    numbers: Mapping[str, np.ndarray],
+    wrong: Mapping[str, Wrong],
+) -> list[str]:
+    """Return those of columns that nobody chose which number the rows.
+
+    Raise where others are no numbers, or there are no others.
+    """
+    if wanted.features or wanted.known:
+        return []
+    counters = [name for name in columns if name in numbers and counts_rows(numbers[name])]
+    usable = [name for name in columns if name not in counters and name not in wrong]
+    more = f", or use the columns of numbers only: {word(usable)}" if usable else ""
+    refuse(path, wrong, more, _TEXTS)
+    if not usable:
+        raise ConfigError(
+            f"dataset.features: {path} has only the targets and {listed(columns)}"
+            f" ({_COUNTER}); if it is to be learned from: {word(columns)}"
+        )
+    return counters
+
+
+def word(features: Sequence[str]) -> str:
+    """Return the override that chooses features."""
+    from expt.runs.request import joined, literal  # late: it imports all kinds of datasets
+
+    return joined([f"dataset.features={literal([*features])}"])
+
+
+def _refuse_missing(path: Path, columns: Sequence[str], key: str, names: Sequence[str]) -> None:
+    """Raise ConfigError for a column that is not there, DataError where the names are numbers."""
+    for name in names:
+        if name in columns:
+            continue
+        if all(map(is_number, columns)):
+            raise DataError(
+                f"{path}: its first line is one of numbers ({listed(columns)}), and none is"
+                f" {name}; name the columns there"
+            )
+        raise ConfigError(
+            f"dataset.{key}={name}: {path} has no such column, it has {listed(columns)}"
+            f".{did_you_mean(name, columns)}"
+        )
+
+
+def refuse_twice(chosen: Mapping[str, Sequence[str]]) -> None:
+    """Raise ConfigError for a column that is named twice, or is to be predicted from itself."""
+    names = [name for each in chosen.values() for name in each]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        keys = " and ".join(f"dataset.{key}" for key, each in chosen.items() if twice in each)
+        raise ConfigError(f"{keys}={twice}: is named twice; name it once")
