@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.data import changes
-from expt.data.cache import Checksums, Rows, sampled
+from expt.data.cache import SAMPLED, Checksums, Rows
 from expt.data.checked_samples import Transformed, checked_image, to_tensor
 from expt.data.image_files import (
     MODES,
@@ -249,7 +250,9 @@ def look_at_all(dataset: DatasetConfig, pictures: Mapping[str, Pictures]) -> Non
     """
     if not pictures:
         return
-    names = [f"{part} {index}" for part, each in pictures.items() for index in range(len(each))]
+    samples = [
+        (f"{part} {index}",) for part, each in pictures.items() for index in _some(len(each))
+    ]
     chosen = [getattr(dataset, key, None) for key in ("input", "target", "set", "options")]
     first = next(iter(pictures.values()))
     how = f"{chosen} {first.channels} {getattr(first, 'values', None)}"
@@ -258,10 +261,15 @@ def look_at_all(dataset: DatasetConfig, pictures: Mapping[str, Pictures]) -> Non
         part, index = name.split()
         return pictures[part].look(int(index), f"{part}: sample {index}")
 
-    samples = [(name,) for name in sampled(names)]
     with Checksums(f"pictures-{dataset.fingerprint()}") as sums:
         found = look_at(sums, how, samples, look_at_one, fitted=first.size, key=str)
     report_found(f"dataset={dataset.name}", found)
+
+
+def _some(number: int) -> Sequence[int]:
+    """Return the places of the samples of a part that are looked at: SAMPLED at most."""
+    places = range(number)
+    return places if number <= SAMPLED else random.Random(number).sample(places, SAMPLED)
 
 
 @dataclass(frozen=True, eq=False)
