@@ -180,7 +180,7 @@ class RunConfig:
     objective: Annotated[str, Key(cost=False)]
     log_every: Annotated[Count, Key(result="none")]
     tensorboard: Annotated[TensorBoard, Key(result="none")]
-    send: Annotated[tuple[TrackerName, ...], Key(result="none")] = ()
+    send: Annotated[tuple[TrackerName, ...], Key(result="none", example="send=[mlflow]")] = ()
     mlflow: Annotated[MLflow, Key(result="none")] = dataclasses.field(default_factory=MLflow)
     wandb: Annotated[Wandb, Key(result="none")] = dataclasses.field(default_factory=Wandb)
     print_every: Annotated[Count | None, Key(result="none")]

@@ -21,6 +21,10 @@ MOST, MANY, FEW = 4096, 10_000_000, 512
 _OF_TORCH = {name for name in vars(nn.Module()) if not name.endswith("_hooks")}
 _OF_TORCH |= {"_step_count", "_last_lr"}  # a scheduler makes them anew
 _CODE = (type, types.BuiltinFunctionType, types.ModuleType)
+UNSEEDED = (
+    ", which no checkpoint holds and each reading process has a copy of; draw from the global"
+    " generators of torch, NumPy and Python, which are seeded for each sample"
+)
 Prints = Mapping[str, Any]
 """Of each attribute what stays equal while it does: digests in containers."""
 

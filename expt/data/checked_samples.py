@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset
 
 from expt.config import secrets, user_code
 from expt.config.user_code import own_frame
+from expt.data import changes
 from expt.data.image_files import in_mode
 from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described
 
@@ -199,6 +201,17 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
         self, dataset: Dataset[Any], transforms: Sequence[Transform], shape: tuple[int, int, int]
     ) -> None:
         self._dataset, self._transforms, self._shape = dataset, transforms, shape
+
+    def changing(self) -> list[str]:
+        """Return the attributes of transforms that reading a sample changes."""
+        before = [changes.prints(each) for each in self._transforms]
+        with contextlib.suppress(Exception):  # training says what is wrong
+            self[0]
+        return [
+            f"dataset.transforms.{place}.{name}"
+            for place, (each, then) in enumerate(zip(self._transforms, before, strict=True))
+            for name in changes.changed(then, changes.prints(each))
+        ]
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]

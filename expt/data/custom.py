@@ -83,11 +83,7 @@ def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
         index = len(cast(Sized, train)) - 1
         sample = samples.first(train) if is_stream else read(train, index)
         if names := changes.changed(before, changes.prints(train)):
-            yield (
-                f"reading a sample changes {listed(names)}, which no checkpoint holds and"
-                " each reading process has a copy of; draw from the global generators of torch,"
-                " NumPy and Python, which are seeded for each sample"
-            )
+            yield f"reading a sample changes {listed(names)}{changes.UNSEEDED}"
         inputs = sample[0]
         if is_picture and getattr(inputs, "ndim", 0) == 2 and "float" in str(inputs.dtype):
             yield (

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from expt.data import changes
 from expt.data.cache import Checksums, Rows, sampled
 from expt.data.checked_samples import Transformed, checked_image, to_tensor
 from expt.data.image_files import (
@@ -30,7 +31,8 @@ from expt.data.loading import Batch, Load, Loader, LoaderOptions, Order
 from expt.data.memory import InMemoryLoader, eval_batch_size, place
 from expt.data.samples import loading
 from expt.data.source import NOTHING, Part, Source
-from expt.errors import DataError
+from expt.data.stream import preserved_generators
+from expt.errors import DataError, listed, warn
 
 Shape = tuple[int, int, int]
 """Channels, height, width."""
@@ -118,6 +120,7 @@ def image_part(
         chosen = images
         if options.transforms:
             chosen = Transformed(originals or images, options.transforms, shape)
+            _warn_of_changes(chosen, options.shard.rank)
         elif isinstance(memory, Part):
             return memory.load(indices, options)
         elif memory is not None:
@@ -131,6 +134,13 @@ def image_part(
         return loads(indices, options)
 
     return Part(len(cast(Sized, images)), load)
+
+
+def _warn_of_changes(transformed: Transformed, rank: int) -> None:
+    with preserved_generators():
+        names = transformed.changing() if rank == 0 else []
+    if names:
+        warn(f"reading a sample changes {listed(names)}{changes.UNSEEDED}")
 
 
 def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:

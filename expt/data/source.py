@@ -116,6 +116,8 @@ def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Ten
     """
     targets, number = getattr(task, "TARGETS", ""), source.shapes.get("num_classes", 0)
     absent = absent_classes(source, targets, train)
+    if targets == "class" and number == 1:
+        warn(f"dataset={dataset.name}: all samples are of one class; nothing can be learned of it")
     if not absent or (targets == "mask" and dataset.custom_class and len(absent) < number - 1):
         return
     fix = "add some, or hold out other samples"

@@ -37,7 +37,8 @@ class FirstSteps:
         *,
         warns: bool,
     ) -> None:
-        self._learner, self._warns, self._steps = learner, warns, 0
+        self._learner, self._warns = learner, warns
+        self._steps, self._epochs = 0, 0
         self._shapes = _shapes(learner.module)
         self._parameters = {id(each): each for each in learner.module.parameters()}
         self._watched: dict[str, Watched] = {}
@@ -106,9 +107,10 @@ class FirstSteps:
         return one.is_leaf and one.grad is not None and id(one) not in self._parameters
 
     def end(self, *, within_epoch: bool) -> None:
-        """Look before a checkpoint, the first and that of an epoch's end, for what it lacks.
+        """Look before a checkpoint, the first and those of two epochs' ends, for what it lacks.
 
-        That is what has changed; evaluations and callbacks may change something, too.
+        That is what has changed: evaluations and callbacks may change something, too, and what is
+        kept of each sample changes in the second epoch.
         """
         self.refuse_late()
         if self._steps < 2 or (within_epoch and self._reported is not None):
@@ -116,7 +118,8 @@ class FirstSteps:
         reported = self._reported or set()
         lost = [name for name in self._lost() if name not in reported]
         self._reported = {*reported, *lost}
-        if not within_epoch:
+        self._epochs += not within_epoch
+        if self._epochs == 2:
             self._watched = {}
         if lost and self._warns:
             warn(

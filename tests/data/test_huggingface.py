@@ -195,6 +195,20 @@ def test_colours_below_transparent_pixels_are_hidden_in_a_column_of_one_mode(
     assert "4 with transparency" in capsys.readouterr().err
 
 
+def test_what_is_left_out_and_a_single_class_are_reported(
+    chosen: Callable[..., RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The library reads no HEIC, and in a .csv 007 as 7."""
+    as_parquet({part: rows(4, labels=[7] * 4) for part in ("train", "test")}, tmp_path / "set")
+    (tmp_path / "set" / "a.HEIC").touch()
+    config = chosen("dataset.val_fraction=0", "eval_split=test")
+    config.dataset.prepare()
+    build_data(config, ALONE)
+    said = capsys.readouterr().err
+    assert ".heic 1" in said
+    assert "of one class" in said
+
+
 def test_an_evaluation_needs_no_train(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
     as_saved(hf.DatasetDict({"test": rows(3)}), tmp_path / "set")
     config = chosen()

@@ -46,6 +46,17 @@ class Wrong:
         return image.float() * self._factor if self._factor else "nothing"
 
 
+class OwnNoise:
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __call__(self, image: Tensor) -> Tensor:
+        noisy: Tensor = image * self.generator.random()
+        return noisy
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photographs of two classes and two sizes."""
@@ -210,3 +221,10 @@ def test_a_list_that_is_none_is_refused_before_anything_starts(
     with pytest.raises(ConfigError) as refused:
         configured(*words)
     assert said in str(refused.value)
+
+
+def test_a_generator_of_a_transforms_own_is_reported(
+    configured: Configured, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data(configured(f"dataset.transforms=[{{_target_: {__name__}.OwnNoise}}]"))
+    assert "dataset.transforms.0.generator" in capfd.readouterr().err

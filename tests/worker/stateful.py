@@ -320,13 +320,14 @@ class Centred(expt.Task):
 
 
 class Evaluated(expt.Task):
-    """Counts what only evaluations do."""
+    """Counts what only evaluations do, and begins something after the first epoch's."""
 
     def __init__(self) -> None:
-        self.evaluated = 0
+        self.evaluated, self.began = 0, False
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, int]:
         self.evaluated += not outputs.requires_grad
+        self.began = self.evaluated > 1
         return functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
 
 

@@ -22,7 +22,16 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Name, Size
 from expt.data import columns
 from expt.data.cache import cache_dir, of_files
-from expt.data.image_files import MODES, PARTS, names_below, open_picture
+from expt.data.image_files import (
+    MODES,
+    PARTS,
+    left_out,
+    names_below,
+    of_suffix,
+    open_picture,
+    picture_suffixes,
+    report_left_out,
+)
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import names_of, problems_of_columns
 from expt.data.rows import Chosen, Rows, refuse_twice
@@ -34,6 +43,8 @@ if TYPE_CHECKING:
 
     from expt.data.source import Source
 
+_READ = (".arrow", ".csv", ".json", ".jsonl", ".md", ".parquet", ".tar", ".tsv", ".yaml", ".zip")
+"""The suffixes of what the library reads apart from pictures, and of what describes it."""
 _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
 
 
@@ -84,19 +95,25 @@ class HuggingFace(Images):
         return [*problems, *masks]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """Raise ConfigError without the library, DataError without the folder or for none."""
+        """See DatasetConfig; pictures are looked at once they are opened."""
+        names = self._names()
+        read = of_suffix(names, (*picture_suffixes(), *_READ))
+        report_left_out(self.path, left_out(names, read), "picture or table")
+
+    def _names(self) -> list[str]:
+        """Return the files. Raise ConfigError without the library, DataError for none."""
         found = importlib.util.find_spec("datasets")
         if found is None or found.origin is None:  # a folder of that name
             raise ConfigError(_NEEDS)
-        if not names_below(self.path):  # hidden ones are a download's
+        if not (names := names_below(self.path)):  # hidden ones are a download's
             raise DataError(
                 f"dataset.path={self.path}: holds no dataset; nothing is fetched from the Hub:"
                 " download one there, e.g. hf download NAME --repo-type dataset --local-dir FOLDER"
             )
+        return names
 
     def fingerprint(self) -> str:
-        self.prepare()
-        return of_files(Path(self.path), names_below(self.path))
+        return of_files(Path(self.path), self._names())
 
     def open(
         self,
