@@ -84,9 +84,12 @@ def _carry_out(this: Command, options: Options) -> None:
     elif axes:
         word = axes[0].input_line
         fix = USE_SWEEP if this.from_python else "add -m"
-        is_number = isinstance(OmegaConf.select(composed, axes[0].key_or_group), float)
-        if is_number and re.search(r"=\d+,\d+$", str(word)):
-            fix += f", or type a decimal point: {str(word).replace(',', '.')}"
+        value = OmegaConf.select(composed, axes[0].key_or_group)
+        key, _, typed = str(word).partition("=")
+        if isinstance(value, float) and re.fullmatch(r"\d+,\d+", typed):
+            fix += f", or type a decimal point: {key}={typed.replace(',', '.')}"
+        if OmegaConf.is_list(value) and "[" not in typed:
+            fix += f", or type a list: {key}=[{typed}]"
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
     elif composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")

@@ -121,7 +121,7 @@ def example_of(path: Sequence[str]) -> str:
         return example
     below = next((names_of(cls)[0] for cls in _classes(path, None)), None)
     if below is None:
-        return f"{key}=[1,2]"
+        return f"{key}=[a,b]" if takes_text(key) else f"{key}=[1,2]"
     return f"{key}.{below}=..." if key in holders() else f"{key}=[{{{below}: ...}}]"
 
 

@@ -220,7 +220,9 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
         return f"{key}={shown}: there is no such key.{near}"
     if rule in ("missing", "missing_argument") and not isinstance(value, list):
         key = re.sub(r"\btarget$", "_target_", key)
-        return f"{key}: has no value; give one, e.g. {key}=..."
+        is_set_alone = len(path) == 1 or path[0] in GROUPS or ".".join(path[:-1]) in keys.holders()
+        example = f"{key}=..." if is_set_alone else keys.example_of(path[:-1])
+        return f"{key}: has no value; give one, e.g. {example}"
     if rule.startswith("union_tag"):
         names = [name for name in GROUPS[path[0]] if name != "_target_"]
         chosen = kind(value) if isinstance(value, Mapping) else value

@@ -180,7 +180,7 @@ class RunConfig:
     objective: Annotated[str, Key(cost=False)]
     log_every: Annotated[Count, Key(result="none")]
     tensorboard: Annotated[TensorBoard, Key(result="none")]
-    send: Annotated[tuple[TrackerName, ...], Key(result="none")] = ()
+    send: Annotated[tuple[TrackerName, ...], Key(result="none", example="send=[mlflow]")] = ()
     mlflow: Annotated[MLflow, Key(result="none")] = dataclasses.field(default_factory=MLflow)
     wandb: Annotated[Wandb, Key(result="none")] = dataclasses.field(default_factory=Wandb)
     print_every: Annotated[Count | None, Key(result="none")]
@@ -219,6 +219,14 @@ class RunConfig:
     def is_sharded(self) -> bool:
         """Whether each worker has only a part of the model."""
         return self.strategy in SHARDED
+
+    @property
+    def samples_per_evaluation(self) -> int | None:
+        """How many samples a worker evaluates at a time; None leaves it to their loader."""
+        if self.eval_batch_size != "auto":
+            return self.eval_batch_size
+        at_a_time = self.batch_size // (self.world_size * self.gradient_accumulation)
+        return max(1, at_a_time) if self.dataset.custom_class else None
 
     @property
     def gpu_indices(self) -> tuple[int, ...]:

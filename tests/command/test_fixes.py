@@ -23,6 +23,8 @@ def ways_out(words: Sequence[str], text: str) -> list[list[str]]:
     meant = re.findall(r"'([^']+)'", text.partition("Did you mean")[2])
     is_value = "one of" in text
     found = [[*before, f"{key}={name}" if is_value else f"{name}={value}"] for name in meant]
+    if example := re.search(r", e\.g\. '?([^']+)'?$", text):
+        found.append([*before, example[1]])
     if type_it := re.search(r"(?:type|add it with) (\S+=\S+?)(?:, or .*)?$", text):
         found.append([*before, type_it[1]])
     if choose := re.search(r"add one that has it: (\w+)=(.*)$", text):
@@ -47,6 +49,9 @@ def ways_out(words: Sequence[str], text: str) -> list[list[str]]:
         ["epohcs=3"],
         ["bs=64"],
         ["early_stop.patience=3"],
+        ["early_stop={patience: 3}"],
+        ["wandb.tags=7"],
+        ["send=7"],
         [CUSTOM, "model.width=3"],
         ["scheduler=cosin"],
         ["objective=accuracy/vall"],

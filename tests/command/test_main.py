@@ -236,11 +236,20 @@ def test_a_search_gives_a_class_no_key_of_the_choice_that_it_replaces(conf: Path
     assert result.config["model"]["kwargs"] == {"width": 16}
 
 
-def test_a_decimal_comma_is_pointed_at(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended("optimizer.lr=0,01") == 2
-    assert "optimizer.lr=0.01" in capsys.readouterr().err
-    assert ended("seed=0,1") == 2
-    assert "seed=0.1" not in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("optimizer.lr=0,01", "add -m, or type a decimal point: optimizer.lr=0.01"),
+        ("model.hidden=64,32", "add -m, or type a list: model.hidden=[64,32]"),
+        ("send=mlflow,wandb", "add -m, or type a list: send=[mlflow,wandb]"),
+        ("seed=0,1", "add -m"),
+    ],
+)
+def test_what_several_values_may_have_meant_is_named(
+    word: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(word) == 2
+    assert capsys.readouterr().err.endswith(f"; {fix}\n")
 
 
 def test_run_is_for_one_run() -> None:
