@@ -221,6 +221,14 @@ class RunConfig:
         return self.strategy in SHARDED
 
     @property
+    def samples_per_evaluation(self) -> int | None:
+        """How many samples a worker evaluates at a time; None leaves it to their loader."""
+        if self.eval_batch_size != "auto":
+            return self.eval_batch_size
+        at_a_time = self.batch_size // (self.world_size * self.gradient_accumulation)
+        return max(1, at_a_time) if self.dataset.custom_class else None
+
+    @property
     def gpu_indices(self) -> tuple[int, ...]:
         """The GPUs that the run uses, of those that this process can see."""
         return tuple(range(self.gpus)) if isinstance(self.gpus, int) else self.gpus

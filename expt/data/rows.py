@@ -113,7 +113,13 @@ def load(path: Path, wanted: Wanted) -> Rows:
     Raise ConfigError for columns that are not there, DataError for a file or a cell that cannot be
     read, and without a run for classes of which nothing can be learned.
     """
-    return _load(path, tuple(state_of(path)), wanted)
+    state = tuple(state_of(path))
+    if wanted.known:  # which mostly are what the run has read of this file, and kept
+        with contextlib.suppress(ConfigError):
+            found = _load(path, state, wanted._replace(known=()))
+            if {*wanted.known}.issubset(found.feature_names):
+                return found._replace(left_out={})
+    return _load(path, state, wanted)
 
 
 @functools.lru_cache(maxsize=1)  # the driver checks it for each run of a sweep

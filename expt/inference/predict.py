@@ -124,7 +124,7 @@ class Predictor:
             warn("the dataset's files are other than those of the run")
         options = LoaderOptions(
             batch_size=config.batch_size,
-            eval_batch_size=size,
+            eval_batch_size=size or config.samples_per_evaluation,
             device=self.device,
             channels_last=config.channels_last,
         )

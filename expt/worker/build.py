@@ -64,7 +64,7 @@ def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lam
             channels_last=config.channels_last,
             num_workers=num_readers(config),
             batch_parts=config.world_size * config.gradient_accumulation,
-            eval_batch_size=eval_batch_size(config),
+            eval_batch_size=config.samples_per_evaluation,
             mixup=config.mixup,
             cutmix=config.cutmix,
         )
@@ -147,14 +147,6 @@ def _beat_until(
 def lock_of(target: str) -> Path:
     """Return the lock file of the dataset `target`."""
     return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
-
-
-def eval_batch_size(config: RunConfig) -> int | None:
-    """Return how many samples a worker evaluates at a time; None leaves it to their loader."""
-    if config.eval_batch_size != "auto":
-        return config.eval_batch_size
-    at_a_time = config.batch_size // (config.world_size * config.gradient_accumulation)
-    return max(1, at_a_time) if config.dataset.custom_class else None
 
 
 @progress.phase("building the model")

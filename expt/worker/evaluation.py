@@ -118,7 +118,7 @@ def _data(
         shard=Shard(worker.rank, worker.world_size),
         device=worker.device,
         channels_last=config.channels_last,
-        eval_batch_size=build.eval_batch_size(config),
+        eval_batch_size=config.samples_per_evaluation,
     )
     with build.in_turn(config, worker, beat):
         return evaluation_data.load(

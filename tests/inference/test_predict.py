@@ -19,6 +19,7 @@ from PIL import Image
 from pyarrow import parquet
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
 
 import expt
 from expt.errors import ConfigError, DataError
@@ -341,8 +342,13 @@ def test_what_an_own_task_predicts_lies_beside_targets_of_one_value(
 
 
 def test_a_task_and_samples_of_ones_own(make: Make, configured: Configured, tmp_path: Path) -> None:
-    made = make("own", every_task.config_of("own", configured), tmp_path)
+    config = every_task.config_of("own", configured)
+    made = make("own", dataclasses.replace(config, batch_size=4, world_size=1), tmp_path)
+    sizes: list[int] = []
+    hook = register_module_forward_hook(lambda _, inputs, outputs: sizes.append(len(outputs)))
     found = expt.predict(made.folder, split="test")
+    hook.remove()
+    assert max(sizes) == 4, "at most as many at a time as in training"
     samples = [each for each, _ in every_task.Weighted(train=False).samples]
     with torch.no_grad():
         expected = functional.linear(

@@ -25,7 +25,6 @@ from expt.machine import Machine
 from expt.tasks.classification import Classification
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
-from expt.worker import build
 from expt.worker.build import build_data, build_learner, check_first_output, total_steps
 from expt.worker.parallel import refuse_uneven_last_batch
 from tests.composing import composed
@@ -362,5 +361,5 @@ def test_an_evaluation_takes_no_more_custom_samples_than_training(word: str, exp
         word,
     )
     made = config(*custom, "batch_size=16", "gradient_accumulation=2", "world_size=2")
-    assert build.eval_batch_size(made) == expected
-    assert build.eval_batch_size(dataclasses.replace(config(word), batch_size=16)) in (None, 7)
+    assert made.samples_per_evaluation == expected
+    assert config(word).samples_per_evaluation in (None, 7)
