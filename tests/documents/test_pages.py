@@ -38,5 +38,5 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     front = (tmp_path / "index.html").read_text()
     assert 'href="docs/tutorial.html"' in front
-    assert "Images per optimiser step" in (tmp_path / "docs/settings.html").read_text()
+    assert "Samples per optimiser step" in (tmp_path / "docs/settings.html").read_text()
     assert "class_names" in (tmp_path / "docs/python.html").read_text()
