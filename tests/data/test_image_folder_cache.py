@@ -10,6 +10,7 @@ import pwd
 import shutil
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,21 @@ def test_a_file_that_changes_meanwhile_is_refused(
         shutil.copy(other, file)
     with pytest.raises(DataError, match="has changed"):
         [*data.train.epoch(1)]
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_kept(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, files = growing(root, monkeypatch).train._kept, list_parts(root)["train"].files
+
+    def change(label: int) -> int:
+        shutil.copy(files[0], files[3])
+        return label
+
+    kept = replace(kept, pictures=replace(kept.pictures, target=change))
+    with pytest.raises(DataError, match="has changed"):
+        kept[3]
+    assert not kept.rows.has(3)
 
 
 def test_a_changed_folder_is_decoded_anew(root: Path, cache: Path) -> None:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from expt.config.kinds import noun_of
 from expt.errors import WARNING, warn
+from expt.progress import EVERY_S
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths
@@ -26,7 +27,7 @@ REFRESH_S = 0.1
 WIDE, BAR = 100, 16
 """Columns of a terminal that has room for everything, and of the progress bar there."""
 BEST = tags.best("")
-PLAIN_LINE_S = 10.0
+PLAIN_LINE_S = EVERY_S
 """Without a terminal: seconds between lines within a long epoch."""
 MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
 """Read of a worker's log at a time, and at the end: endless output must not hold up the rest."""
