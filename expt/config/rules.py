@@ -200,6 +200,13 @@ def _of_data(config: RunConfig) -> list[str]:
             f"task={task.name}: dataset={dataset.name} is for task={' or '.join(dataset.TASKS)}, or"
             " for a custom task"
         ]
+    if (more := getattr(task, "MORE", None)) is not None:
+        known = f"one of {{{', '.join(f'{key}: {value}' for key, value in more.items())}}}, or "
+        problems += [
+            f"task.metrics.{name}={better}: task={task.name} has no such metric; name"
+            f" {known if more else ''}a class of torchmetrics by _target_"
+            for name, better in task.own_metrics.items() - more.items()
+        ]
     return problems + [
         f"task.metrics.{name}: the task has one of that name; choose another"
         for name in only_in_evaluations(task)

@@ -289,8 +289,9 @@ def found_in(data: Mapping[str, Any]) -> str:
     """Return how many samples a run has found, and how many classes, by its record."""
     sizes = {part: data.get(f"{part}_size") for part in ("train", "val", "test")}
     samples = ", ".join(f"{size:,} {part}" for part, size in sizes.items() if size)
-    names = data.get("class_names")
-    return f"{samples}; {len(names)} classes" if samples and names else samples
+    names, (most, share) = data.get("class_names"), data.get("majority") or ("", 0.0)
+    uneven = f", {share:.1%} of train are {most}" if most else ""
+    return f"{samples}; {len(names)} classes{uneven}" if samples and names else samples
 
 
 def _is_running(tag: str) -> bool:
