@@ -270,6 +270,11 @@ def _folds(config: RunConfig, machine: Machine) -> Problems:
     elif folds is not None and fold is not None and fold >= folds:
         why = f"dataset.folds={folds} are counted from 0"
         yield "dataset.fold", why, f"use 0 to {folds - 1}"
+    if folds is not None and getattr(config.dataset, "val_split", "random") != "random":
+        yield "dataset.val_split", "folds are drawn at random", "use dataset.folds=null"
+    if config.dataset.sampling and not config.dataset.shuffle:
+        why = f"dataset.sampling={config.dataset.sampling} draws the samples"
+        yield "dataset.shuffle", why, "use dataset.sampling=null"
 
 
 def _measured(config: RunConfig, machine: Machine) -> Problems:

@@ -139,7 +139,7 @@ def build(
     in_order = dataclasses.replace(given, seed=0, drop_last=False)
     to_train = dataclasses.replace(
         given,
-        shuffle=True,
+        shuffle=dataset.shuffle,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
         balanced=known_classes(dataset, source)[train_idx] if dataset.sampling else None,
         transforms=build_transforms(getattr(dataset, "transforms", None) or ()),
@@ -220,8 +220,9 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
     strata = torch.zeros(size) if source.classes is None else source.classes
     limited_by = None if source.in_random_order else strata
     if dataset.folds is None or dataset.fold is None:
+        fraction, how = dataset.val_fraction, getattr(dataset, "val_split", "random")
         return indexing.split(
-            size, 0.0 if source.val else dataset.val_fraction, dataset.train_limit, limited_by
+            size, 0.0 if source.val else fraction, dataset.train_limit, limited_by, how=how
         )
     if source.val:
         raise ConfigError(

@@ -233,6 +233,20 @@ def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     assert wrong == {1: "column a holds 'maybe', which is not a number"}
 
 
+def test_rows_in_the_order_of_time_hold_out_the_last(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,b,y\n" + "".join(f"{row},0,{row}\n" for row in range(20)))
+    chosen: dict[str, Any] = {"val_split": "last", "val_fraction": 0.25, "test_fraction": 0.2}
+    data = built(of(path, standardise=True, shuffle=False, **chosen))
+    assert data.val
+    assert data.test
+    rows = [batch.targets.item() for batch in data.train.epoch(1)]
+    assert rows == [*range(12)]
+    assert samples(data.val)[1].flatten().tolist() == [12, 13, 14, 15]
+    assert samples(data.test)[1].flatten().tolist() == [16, 17, 18, 19]
+    assert data.info.standardised["a"][0] == 5.5, "by the rows that are trained on"
+    assert of(path, **chosen).origin(NUMBER, "test")(0)["row"] == 17
+
+
 def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
     np.savez(path := tmp_path / "t.npz", a=np.zeros(3), y=np.array([2**60 + 1, 2**60, 2**60 + 1]))
     assert of(path, features=None).load(CLASS).class_names == (str(2**60), str(2**60 + 1))

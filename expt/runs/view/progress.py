@@ -27,8 +27,8 @@ REFRESH_S = 0.1
 WIDE, BAR = 100, 16
 """Columns of a terminal that has room for everything, and of the progress bar there."""
 BEST = tags.best("")
-PLAIN_LINE_S = EVERY_S
-"""Without a terminal: seconds between lines within a long epoch."""
+PLAIN_LINE_S = EVERY_S * 0.8
+"""Without a terminal: seconds between lines within a long epoch, but for those of a point."""
 MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
 """Read of a worker's log at a time, and at the end: endless output must not hold up the rest."""
 _KEPT_LONGEST = ("test", "val", "loss", "objective")
