@@ -148,6 +148,13 @@ def _sharding(config: RunConfig, machine: Machine) -> Problems:
 def _optimizer(config: RunConfig, machine: Machine) -> Problems:
     if config.offload and isinstance(config.optimizer, groups.TargetOptimizer):
         yield "offload", "a custom optimiser may not take parameters one by one", "use offload=null"
+    if isinstance(config.optimizer, groups.LBFGS):
+        why = "optimizer=lbfgs computes losses again within a step, with all weights as one vector"
+        instead = {"fp16": "amp=bf16", "skip": "on_nan=stop", "cpu": "offload=null"}
+        instead |= dict.fromkeys(("fsdp", "hsdp"), "strategy=ddp")
+        for key in ("amp", "on_nan", "strategy", "offload"):
+            if fix := instead.get(getattr(config, key)):
+                yield key, why, f"use {fix}"
     if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
         why = "powersgd would carry a nan into later steps"
         yield "on_nan", why, "use another ddp.comm_hook"
