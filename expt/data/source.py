@@ -18,12 +18,13 @@ from expt.errors import DataError, listed, warn
 class Part(NamedTuple):
     """The training, validation or test part of a dataset, before it is split and batched."""
 
-    size: int
+    size: int | None
+    """None where samples are not counted"""
     load: Load
 
     def whole(self, options: LoaderOptions) -> Loader:
         """Return a loader of all its samples."""
-        return self.load(torch.arange(self.size), options)
+        return self.load(torch.arange(self.size or 0), options)
 
 
 def _of_nothing(indices: Tensor, options: LoaderOptions) -> Loader:

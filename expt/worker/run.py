@@ -16,6 +16,7 @@ from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.loading import TimedBatches
+from expt.data.samples import UncountedLoader
 from expt.errors import DataError
 from expt.runs import tags
 from expt.runs.paths import RunPaths
@@ -84,7 +85,7 @@ class Run:
         self.position = build.build_position(config, self.data)
         self.plan = optim.plan(config.scheduler, **self.position.length)
         self.sums = Sums(self.learner.task, worker.device, finite_only=config.on_nan == "skip")
-        self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
+        self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
         self._is_at_best = False  # whether this process has just trained the best epoch
         self.history = History(
@@ -163,6 +164,13 @@ class Run:
     @progress.phase("loading the checkpoint")
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
+        if isinstance(self.data.train, UncountedLoader):  # which may read past what was seen
+            with build.patiently(self.config, self.worker, self.beat):
+                self._load(source)
+        else:
+            self._load(source)
+
+    def _load(self, source: Path) -> None:
         warm_up_buckets(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         is_fork = source.name == self.paths.forked.name
         saved = (
