@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from expt.config.constraints import IS_SET, SCALARS, Key, kind, names_of, plain
+from expt.config.constraints import IS_GIVEN, IS_SET, SCALARS, Key, kind, names_of, plain
 from expt.config.groups import GROUPS
 from expt.config.schema import RunConfig
 
@@ -67,6 +67,8 @@ def _has_effect(conditions: Mapping[str, Any], settings: Mapping[str, Any]) -> b
     def holds(value: Any, wanted: Any) -> bool:
         if wanted is IS_SET:
             return bool(value)
+        if wanted is IS_GIVEN:
+            return value is not None
         return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
 
     return all(holds(settings.get(other), wanted) for other, wanted in conditions.items())
@@ -254,6 +256,8 @@ def _conditions(meant: Key) -> Iterator[str]:
     for other, wanted in meant.only_if.items():
         if wanted is IS_SET:
             yield f"only if {other} is set"
+        elif wanted is IS_GIVEN:
+            continue  # the key itself
         else:
             values = wanted if isinstance(wanted, tuple) else (wanted,)
             yield f"only with {other}={' or '.join(map(typed, values))}"

@@ -47,6 +47,7 @@ from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel, watchdog
+from expt.worker.record import EarlyStop, History
 
 
 @progress.phase("reading the data")
@@ -300,6 +301,18 @@ def build_position(config: RunConfig, data: Data) -> Position:
     each = len(data.train)
     total = total_steps(config, each)
     return Position(each, total, epochs=config.epochs, max_steps=config.max_steps)
+
+
+def build_history(config: RunConfig) -> History:
+    """Build what remembers the run's numbers."""
+    better = metrics_of(config.task)[config.objective.partition("/")[0]]
+    return History(config.objective, better, keep_best=config.checkpoint.keep_best)
+
+
+def build_early_stop(config: RunConfig) -> EarlyStop:
+    """Build what ends the run early, if that is wanted."""
+    by_epochs = config.evaluates_epochs
+    return EarlyStop(config.early_stop, metrics_of(config.task), by_epochs=by_epochs)
 
 
 def build_observer(
