@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.schema import TRACKERS, is_installed
 from expt.dashboards.sender import Sender
@@ -85,6 +86,7 @@ def _send(name: str, runs: Sequence[RunPaths], asked: argparse.Namespace) -> Non
         raise ExptError(f"{name}: {why}; type it again later, nothing is sent twice") from error
     finally:
         logging.disable(logging.NOTSET)
+    terminal.put(**{name: {"sent": sender.num_sent, "addresses": [*sender.addresses]}})
     console = Console()
     say(console, f"{name:<13}{sender.num_sent} of {len(runs)} runs had something new")
     for address in sender.addresses:

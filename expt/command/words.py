@@ -42,6 +42,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        about = "print one JSON document to stdout, and all else to stderr"
+        self.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=about)
 
     def error(self, message: str) -> NoReturn:
         """Raise, where argparse would print and exit."""

@@ -148,6 +148,13 @@ def _sharding(config: RunConfig, machine: Machine) -> Problems:
 def _optimizer(config: RunConfig, machine: Machine) -> Problems:
     if config.offload and isinstance(config.optimizer, groups.TargetOptimizer):
         yield "offload", "a custom optimiser may not take parameters one by one", "use offload=null"
+    if isinstance(config.optimizer, groups.LBFGS):
+        why = "optimizer=lbfgs computes losses again within a step, with all weights as one vector"
+        instead = {"fp16": "amp=bf16", "skip": "on_nan=stop", "cpu": "offload=null"}
+        instead |= dict.fromkeys(("fsdp", "hsdp"), "strategy=ddp")
+        for key in ("amp", "on_nan", "strategy", "offload"):
+            if fix := instead.get(getattr(config, key)):
+                yield key, why, f"use {fix}"
     if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
         why = "powersgd would carry a nan into later steps"
         yield "on_nan", why, "use another ddp.comm_hook"
@@ -208,6 +215,13 @@ def _of_data(config: RunConfig) -> list[str]:
         problems = [
             f"task={task.name}: dataset={dataset.name} is for task={' or '.join(dataset.TASKS)}, or"
             " for a custom task"
+        ]
+    if (more := getattr(task, "MORE", None)) is not None:
+        known = f"one of {{{', '.join(f'{key}: {value}' for key, value in more.items())}}}, or "
+        problems += [
+            f"task.metrics.{name}={better}: task={task.name} has no such metric; name"
+            f" {known if more else ''}a class of torchmetrics by _target_"
+            for name, better in task.own_metrics.items() - more.items()
         ]
     return problems + [
         f"task.metrics.{name}: the task has one of that name; choose another"
@@ -272,6 +286,11 @@ def _folds(config: RunConfig, machine: Machine) -> Problems:
     elif folds is not None and fold is not None and fold >= folds:
         why = f"dataset.folds={folds} are counted from 0"
         yield "dataset.fold", why, f"use 0 to {folds - 1}"
+    if folds is not None and getattr(config.dataset, "val_split", "random") != "random":
+        yield "dataset.val_split", "folds are drawn at random", "use dataset.folds=null"
+    if config.dataset.sampling and not config.dataset.shuffle:
+        why = f"dataset.sampling={config.dataset.sampling} draws the samples"
+        yield "dataset.shuffle", why, "use dataset.sampling=null"
 
 
 def _measured(config: RunConfig, machine: Machine) -> Problems:

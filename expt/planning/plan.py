@@ -222,6 +222,9 @@ def _fake(config: RunConfig, sample: Sample) -> Iterator[nn.Module]:
 
 def _update(optimizer: Optimizer, trained: Sequence[nn.Parameter]) -> tuple[int, int]:
     """Return the bytes of the optimiser's states, and what it takes for a moment in its step."""
+    if isinstance(optimizer, torch.optim.LBFGS):  # its step reads the numbers of gradients
+        vectors = 2 * optimizer.param_groups[0]["history_size"] + 2
+        return vectors * _bytes(trained), 2 * _bytes(trained)
     for group in optimizer.param_groups:
         if group.get("fused"):  # has no rule for fake tensors, so torch would compute with zeros
             group.update(fused=False, foreach=False)

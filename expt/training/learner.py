@@ -79,6 +79,8 @@ class Learner(Evaluator):
     """Whether shards average gradients after each micro-batch, so no worker ever has all."""
     trained: frozenset[str] = frozenset()
     """The names of the parameters that were not frozen when the model was built."""
+    has_closure: bool = False
+    """Whether the optimizer computes the loss and its gradients itself, once or several times."""
     phases: Phases = dataclasses.field(default_factory=dict)
     """The updates of a step, and the parameters of each; empty where it is one of all."""
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -74,6 +75,8 @@ def _train_step(
     """Run one training step."""
     if learner.phases:
         moved = _through_phases(learner, batch, sums, on_gradients)
+    elif learner.has_closure:
+        moved = _by_closure(learner, batch, sums, on_gradients)
     else:
         accumulate_gradients(learner, batch, sums.add)
         learner.drop_unused()
@@ -83,6 +86,38 @@ def _train_step(
     learner.average_statistics()
     if learner.ema is not None and moved:
         learner.ema.update_parameters(learner.module)
+
+
+def _by_closure(
+    learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
+) -> bool:
+    """Have the optimizer compute loss and gradients as often as it needs; count the first."""
+    evaluations = itertools.count()
+
+    def closure() -> Tensor:
+        """Return the loss of the global batch, alike on all workers, as its gradients are."""
+        learner.optimizer.zero_grad(set_to_none=True)
+        is_first, sum_and_weight = not next(evaluations), list[Tensor]()
+
+        def add(loss: Sum, outputs: Any, part: Batch, begins_step: bool) -> None:
+            if is_first:
+                sums.add(loss, outputs, part, begins_step)
+            if not part.weightless:
+                both = (loss[0].detach(), torch.as_tensor(loss[1], device=loss[0].device))
+                sum_and_weight.append(torch.stack([each.double() for each in both]))
+
+        accumulate_gradients(learner, batch, add)
+        if is_first:
+            on_gradients()
+        learner.precision.clip(learner.optimizer, learner.module.parameters())
+        device = next(learner.module.parameters()).device
+        none = torch.zeros(2, dtype=torch.float64, device=device)
+        total, weight = sum_across_workers(sum(sum_and_weight, none))
+        return torch.where(weight > 0, total / weight, 0.0)
+
+    learner.optimizer.step(closure)  # type: ignore[arg-type]
+    learner.optimizer.zero_grad(set_to_none=True)
+    return True
 
 
 def _through_phases(

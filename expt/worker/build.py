@@ -170,10 +170,7 @@ def build_learner(
     precision = _precision(config, worker, module)
     outline = outline_of(module) if config.is_sharded and config.callbacks else None
     ema = parallel.shard_model(config, module, worker, precision) if config.is_sharded else None
-    optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
-    switch(optimizer, "eval")  # until it trains: weights may be loaded
-    if config.offload and worker.device.type == "cuda":
-        offload_states(optimizer)
+    optimizer = _build_optimizer(config, module, worker)
     task = _build_task(config, data.info)
     phases = _phases(task, module, config)
     wrapped, all_reduce = module, dict[str, Any]()
@@ -196,6 +193,7 @@ def build_learner(
         precision=precision,
         task=task,
         trained=trained_names(module),
+        has_closure=_has_closure(optimizer, config, precision, phases),
         phases=phases,
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
@@ -293,6 +291,29 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
             " ddp.static_graph=true; leave them out"
         )
     return parameters_of(task.phases, module)
+
+
+def _build_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> Optimizer:
+    optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    switch(optimizer, "eval")  # until it trains: weights may be loaded
+    if config.offload and worker.device.type == "cuda":
+        offload_states(optimizer)
+    return optimizer
+
+
+def _has_closure(
+    optimizer: Optimizer, config: RunConfig, precision: Precision, phases: Phases
+) -> bool:
+    """Return whether the optimizer needs a closure; refuse steps that it can't compute again."""
+    if not optim.needs_closure(optimizer):
+        return False
+    if precision.scaler.is_enabled() or config.on_nan == "skip" or config.is_sharded or phases:
+        raise ConfigError(
+            f"optimizer={constraints.word(config.optimizer)}: computes losses itself, so it goes"
+            " with strategy=ddp only, and with neither float16 (use amp=bf16), on_nan=skip nor a"
+            " task of several phases; use another optimizer"
+        )
+    return True
 
 
 def build_position(config: RunConfig, data: Data) -> Position:

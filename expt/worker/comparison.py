@@ -216,8 +216,8 @@ class _Comparison:
         )
 
     def run(self, beat: Callable[[], None]) -> bool:
-        """Take all steps; return False for a task of several phases, which has no such step."""
-        if self._whole.phases:
+        """Take all steps; return False where a step has several updates, or forward passes."""
+        if self._whole.phases or self._whole.has_closure:
             return False
         self._begin()
         self._batch = self._taken()

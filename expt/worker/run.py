@@ -246,6 +246,7 @@ class Run:
     def _note_step(self) -> None:
         self.steps.done()
         self.first_steps.step()
+        self.record.end_step(self.config.batch_size)
 
     def _log_within_epoch(self, values: Averages, samples_per_s: float) -> None:
         """Log the averages since the last log point, and the speed."""

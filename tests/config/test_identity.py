@@ -68,6 +68,7 @@ WITHOUT_EFFECT = {  # as no other key is set with which they have one
     "sharding.wrap", "sharding.shards", "sharding.reshard_after_forward",
     "sharding.reduce_each_part",
     "sharding.param_dtype", "sharding.reduce_dtype",
+    "dataset.shuffle", "dataset.val_split",  # at whose defaults runs are what earlier ones were
 }  # fmt: skip
 
 
@@ -122,6 +123,18 @@ def test_a_key_counts_only_beside_settings_with_which_it_has_an_effect(
     given = {"dataset.fold": "1", "base_batch_size": "32"}.get(key)
     one = config(with_effect, *([f"{key}={given}"] if given else []))
     assert identity(one) != identity(replaced(one, key.split("."), "changed"))
+
+
+def test_a_key_that_came_later_counts_where_it_is_not_at_its_default() -> None:
+    table = ("task=regression", "dataset=diabetes", "model=mlp")
+    found = {identity(config(*table, *more)) for more in ((), ("dataset.shuffle=true",))}
+    assert len(found) == 1
+    for word in ("dataset.shuffle=false", "dataset.val_split=last"):
+        found.add(identity(config(*table, word)))
+    assert len(found) == 3
+    own = "dataset={_target_: a.B, num_classes: 2}"
+    of_class = [config("~dataset", f"+{own}", *more) for more in ((), ("+dataset.val={a: 1}",))]
+    assert len({*map(identity, of_class)}) == 2
 
 
 @pytest.mark.parametrize(
