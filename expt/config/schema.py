@@ -173,7 +173,7 @@ class RunConfig:
     gradient_clip: Annotated[Positive | None, Key(cost=False)]
     gradient_clip_value: Annotated[Positive | None, Key(cost=False)] = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    gradient_accumulation: Annotated[Count, Key(resume=True)]
+    gradient_accumulation: Annotated[Literal["auto"] | Count, Key(resume=True)]
     activation_checkpointing: Annotated[
         Literal["auto"] | tuple[Regex, ...],
         Key(result="none", example="'activation_checkpointing=[\"blocks\\..*\"]'"),
@@ -232,11 +232,16 @@ class RunConfig:
         return self.strategy in SHARDED
 
     @property
+    def micro_batches(self) -> int:
+        """How many micro-batches a worker divides its batch into; auto begins with one."""
+        return 1 if self.gradient_accumulation == "auto" else self.gradient_accumulation
+
+    @property
     def samples_per_evaluation(self) -> int | None:
         """How many samples a worker evaluates at a time; None leaves it to their loader."""
         if self.eval_batch_size != "auto":
             return self.eval_batch_size
-        at_a_time = self.batch_size // (self.world_size * self.gradient_accumulation)
+        at_a_time = self.batch_size // (self.world_size * self.micro_batches)
         return max(1, at_a_time) if self.dataset.custom_class else None
 
     @property
