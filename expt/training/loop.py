@@ -137,10 +137,12 @@ def _through_phases(
     return moved
 
 
-def _note(losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch, __: bool) -> None:
-    if part.weightless and phase in losses:
+def _note(
+    losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch, begins: bool
+) -> None:
+    before, total = None if begins else losses.get(phase), loss[0].detach()
+    if part.weightless and before is not None:
         return
-    before, total = losses.get(phase), loss[0].detach()
     losses[phase] = (total, loss[1]) if before is None else (before[0] + total, before[1] + loss[1])
 
 
@@ -149,10 +151,21 @@ def accumulate_gradients(
 ) -> None:
     """Run forward and backward on this worker's share of a global batch.
 
-    `add` gets the loss and the outputs of each micro-batch, and whether it is the first. Waits for
-    nothing. Raises ConfigError as `_all_reduce`.
+    `add` gets the loss and the outputs of each micro-batch, and whether it is the first, which may
+    come again with `learner.fit`. Waits for nothing else. Raises ConfigError as `_all_reduce`.
     """
-    task, count = learner.task, learner.gradient_accumulation
+    passes = functools.partial(_passes, learner, batch, add, phase)
+    count = learner.gradient_accumulation
+    weights = learner.fit(passes, batch) if learner.fit else passes(count)
+    if not learner.task.weight_is_samples:
+        _divide_by_weight(learner, batch.global_size, weights)
+
+
+def _passes(
+    learner: Learner, batch: Batch, add: Add, phase: str | None, count: int
+) -> list[Tensor | float]:
+    """Run forward and backward on each of `count` micro-batches; return their weights."""
+    task = learner.task
     parts = micro_batches(batch, count, learner.world_size, interleaved=learner.interleaved)
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
@@ -172,8 +185,7 @@ def accumulate_gradients(
             learner.precision.backward(loss[0], 0.0 if part.weightless else whole_weight)
         add(loss, outputs, part, index == 0)
         weights.append(0.0 if part.weightless else loss[1])
-    if not task.weight_is_samples:
-        _divide_by_weight(learner, batch.global_size, weights)
+    return weights
 
 
 def update(learner: Learner) -> bool:
@@ -247,7 +259,7 @@ def warm_up_buckets(
     nothing for fewer than three workers. The effect on buffers must be undone.
     """
     # Where it looks for unused parameters, as for phases, it sorts nothing.
-    if learner.world_size <= 2 or learner.phases or learner.shards > 1:
+    if learner.world_size <= 2 or learner.phases or learner.shards > 1 or learner.fit:
         return
     part = max(learner.gradient_accumulation, batch_size // learner.world_size)
     accumulate_gradients(
@@ -272,8 +284,14 @@ def _all_reduce(learner: Learner, earlier: int) -> Iterator[None]:
     yield
     for hook in hooks:
         hook.remove()
-    if unused := {p for p in trained if p.grad is None or (earlier and p not in reached)}:
-        names = [name for name, p in learner.module.named_parameters() if p in unused]
+    unused = {p for p in trained if p.grad is None or (earlier and p not in reached)}
+    refuse_unused(learner.module, unused)
+
+
+def refuse_unused(module: nn.Module, unused: set[Tensor]) -> None:
+    """Raise ConfigError where there are `unused` parameters."""
+    if unused:
+        names = [name for name, p in module.named_parameters() if p in unused]
         raise ConfigError(
             f"these parameters got no gradient, they took no part in the loss: {listed(names)};"
             " use ddp.find_unused_parameters=true, or remove them from the model"
