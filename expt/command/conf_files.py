@@ -171,7 +171,7 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
         names = " or ".join(path.stem for path in having)
         add = f"{' Or add' if hint else '; add'} one that has it: {group}={names}"
         return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
-    if key.endswith("._target_"):
+    if key.endswith("._target_") or key.startswith("task.metrics."):
         return f"{word}: there is no key '{key}'; add it with +{word}"
     return f"{word}: there is no key '{key}'.{nearest(key)}"
 

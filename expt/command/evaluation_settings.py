@@ -36,7 +36,7 @@ _LONGEST = 60
 """Characters of a dataset's name in that of a folder."""
 _VARYING = varying("split", "repetition")
 HELD_OUT = [key.removeprefix("dataset.") for key in _VARYING if key.startswith("dataset.")]
-_OF_CUSTOM = {*CUSTOM_DATASET_KEYS, "train", "test"}
+_OF_CUSTOM = {*CUSTOM_DATASET_KEYS, "train", "val", "test"}
 
 
 class Asked(NamedTuple):

@@ -46,8 +46,7 @@ DottedName = Annotated[str, Field(pattern=DOTTED_NAME)]
 IS_SET = "is set"
 """For `Key.only_if`: the other key is neither null, false, 0 nor empty."""
 IS_GIVEN = "is given"
-"""For `Key.only_if`: the key is not null. Of a key itself: its null counts in no identity, so that
-runs from before there was such a key keep theirs."""
+"""For `Key.only_if`: the key is not null, and may be 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

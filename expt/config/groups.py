@@ -203,8 +203,26 @@ class Muon(_Optimizer):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class LBFGS:
+    # torch's has one group of all parameters
+    decay_biases_and_norms: ClassVar[bool] = True
+    layer_decay: ClassVar[None] = None
+    groups: ClassVar[tuple[ParameterGroup, ...]] = ()
+    name: Literal["lbfgs"]
+    lr: LearningRate
+    max_iter: Count
+    history_size: Annotated[Count, Key(fork=False)]
+    line_search: Literal["strong_wolfe"] | None
+    tolerance_grad: NonNegative
+    tolerance_change: NonNegative
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TargetOptimizer(_Optimizer, Target):
     """A custom optimiser, given its parameters first."""
+
+
+Optimizer = SGD | Adam | Muon | LBFGS | TargetOptimizer
 
 
 PlanEpochs = Annotated[Positive | None, Key(resume=True, varies="length")]
@@ -273,7 +291,7 @@ GROUPS: dict[str, dict[str, Any]] = {
     "init": _by_name(*get_args(Init)),
     "task": kinds.task_kinds(),
     "dataset": kinds.dataset_kinds(),
-    "optimizer": _by_name(SGD, Adam, Muon, TargetOptimizer),
+    "optimizer": _by_name(*get_args(Optimizer)),
     "scheduler": _by_name(*get_args(Scheduler)),
 }
 """The members of each group by their names."""

@@ -64,14 +64,15 @@ def is_idle(key: str, settings: Mapping[str, Any]) -> bool:
 
 
 def _has_effect(conditions: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    def holds(value: Any, wanted: Any) -> bool:
+    def holds(other: str, wanted: Any) -> bool:
+        value = settings.get(other)
         if wanted is IS_SET:
-            return bool(value)
+            return bool(value) or any(key.startswith(f"{other}.") for key in settings)
         if wanted is IS_GIVEN:
             return value is not None
         return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
 
-    return all(holds(settings.get(other), wanted) for other, wanted in conditions.items())
+    return all(holds(*condition) for condition in conditions.items())
 
 
 def meaning_in(settings: Mapping[str, Any], key: str) -> Key:
@@ -249,15 +250,15 @@ def described(key: str, member: str | None = None) -> str:
     parts = [of_results.get(str(meant.result))]
     if meant.result == "changes":
         parts += ["may change on resume" if meant.resume else None, of_forks.get(meant.fork)]
-    return "; ".join([*filter(None, parts), *_conditions(meant)])
+    return "; ".join([*filter(None, parts), *_conditions(key, meant)])
 
 
-def _conditions(meant: Key) -> Iterator[str]:
+def _conditions(key: str, meant: Key) -> Iterator[str]:
     for other, wanted in meant.only_if.items():
+        if other == key:  # whose default is what earlier runs, without the key, have done
+            continue
         if wanted is IS_SET:
             yield f"only if {other} is set"
-        elif wanted is IS_GIVEN:
-            continue  # the key itself
         else:
             values = wanted if isinstance(wanted, tuple) else (wanted,)
             yield f"only with {other}={' or '.join(map(typed, values))}"
@@ -267,10 +268,9 @@ def without_effect(config: RunConfig, given: Iterable[str]) -> list[str]:
     """Return a line for each of the `given` keys that has no effect with the other settings."""
     settings = flat(plain(config))
     idle = [key for key in given if settings.get(key) and is_idle(key, settings)]
+    found = {key: ", ".join(_conditions(key, meaning_in(settings, key))) for key in idle}
     return [
-        f"{key}={typed(settings[key])}: has no effect, {', '.join(_conditions(meant))}"
-        for key in idle
-        if (meant := meaning_in(settings, key))
+        f"{key}={typed(settings[key])}: has no effect, {why}" for key, why in found.items() if why
     ]
 
 

@@ -44,12 +44,19 @@ class TaskConfig:
     TARGETS: ClassVar[Targets]
     """What it is trained on, and so how predictions are written and what TensorBoard shows."""
     METRICS: ClassVar[Mapping[str, Better]] = {}
+    MORE: ClassVar[Mapping[str, Better]] = {}
+    """What it measures too where `metrics` names it, such as {f1: max}."""
     OBJECTIVE: ClassVar[str]
     """The metric by which runs are compared where nothing else is asked for."""
     metrics: Annotated[
-        dict[MetricName, TargetMetric],
+        dict[MetricName, Better | TargetMetric],
         Key(example="task.metrics={auroc: {_target_: torchmetrics.AUROC, better: max}}"),
     ] = dataclasses.field(default_factory=dict)
+
+    @property
+    def own_metrics(self) -> dict[str, Better]:
+        """Those of `metrics` that the task itself measures."""
+        return {name: better for name, better in self.metrics.items() if isinstance(better, str)}
 
     def problems(self, config: RunConfig) -> list[str]:
         """Return what of the run's other settings does not go with the task, one line each."""
@@ -112,7 +119,8 @@ def objective_of(task: Any) -> str:
 
 
 CUSTOM_DATASET_KEYS = frozenset(
-    "num_classes num_workers val_fraction train_limit mean std augment folds fold sampling".split()
+    "num_classes num_workers val_fraction val_split train_limit mean std augment folds fold"
+    " sampling shuffle".split()
 )
 """Keys that every custom dataset has, named in its YAML or not."""
 

@@ -148,6 +148,13 @@ def _sharding(config: RunConfig, machine: Machine) -> Problems:
 def _optimizer(config: RunConfig, machine: Machine) -> Problems:
     if config.offload and isinstance(config.optimizer, groups.TargetOptimizer):
         yield "offload", "a custom optimiser may not take parameters one by one", "use offload=null"
+    if isinstance(config.optimizer, groups.LBFGS):
+        why = "optimizer=lbfgs computes losses again within a step, with all weights as one vector"
+        instead = {"fp16": "amp=bf16", "skip": "on_nan=stop", "cpu": "offload=null"}
+        instead |= dict.fromkeys(("fsdp", "hsdp"), "strategy=ddp")
+        for key in ("amp", "on_nan", "strategy", "offload"):
+            if fix := instead.get(getattr(config, key)):
+                yield key, why, f"use {fix}"
     if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
         why = "powersgd would carry a nan into later steps"
         yield "on_nan", why, "use another ddp.comm_hook"
@@ -162,12 +169,12 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
 
 
 def _batch(config: RunConfig, machine: Machine) -> Problems:
-    parts = config.world_size * config.gradient_accumulation
+    parts = config.world_size * config.micro_batches
     share, rest = divmod(config.batch_size, parts)
     if rest or not share:
         by = f"{config.world_size} workers"
-        if config.gradient_accumulation > 1:
-            by += f" x {config.gradient_accumulation} micro-batches (gradient_accumulation)"
+        if config.micro_batches > 1:
+            by += f" x {config.micro_batches} micro-batches (gradient_accumulation)"
         near = f"{share * parts} or {(share + 1) * parts}" if share else f"{parts}"
         why = f"the global batch must be a multiple of {parts}, for {by}"
         yield "batch_size", why, f"use {near}"
@@ -180,6 +187,15 @@ def _batch(config: RunConfig, machine: Machine) -> Problems:
     if config.print_every and config.print_every % config.log_every:
         why = f"prints what is logged, every log_every={config.log_every} steps"
         yield "print_every", why, f"use a multiple of it, or log_every={config.print_every}"
+
+
+def _fitting(config: RunConfig, machine: Machine) -> Problems:
+    """gradient_accumulation=auto averages once all workers know that their micro-batches fit."""
+    has_own = config.ddp.comm_hook or config.compile in ("reduce-overhead", "max-autotune")
+    has_own = has_own or config.batch_norm != "per_worker" or config.strategy != "ddp"
+    if config.gradient_accumulation == "auto" and has_own:
+        why = "needs strategy=ddp, batch_norm=per_worker, ddp.comm_hook=null and no CUDA graphs"
+        yield "gradient_accumulation", why, "give a number, such as gradient_accumulation=2"
 
 
 def _schedule(config: RunConfig, machine: Machine) -> Problems:
@@ -199,6 +215,13 @@ def _of_data(config: RunConfig) -> list[str]:
         problems = [
             f"task={task.name}: dataset={dataset.name} is for task={' or '.join(dataset.TASKS)}, or"
             " for a custom task"
+        ]
+    if (more := getattr(task, "MORE", None)) is not None:
+        known = f"one of {{{', '.join(f'{key}: {value}' for key, value in more.items())}}}, or "
+        problems += [
+            f"task.metrics.{name}={better}: task={task.name} has no such metric; name"
+            f" {known if more else ''}a class of torchmetrics by _target_"
+            for name, better in task.own_metrics.items() - more.items()
         ]
     return problems + [
         f"task.metrics.{name}: the task has one of that name; choose another"
@@ -263,6 +286,11 @@ def _folds(config: RunConfig, machine: Machine) -> Problems:
     elif folds is not None and fold is not None and fold >= folds:
         why = f"dataset.folds={folds} are counted from 0"
         yield "dataset.fold", why, f"use 0 to {folds - 1}"
+    if folds is not None and getattr(config.dataset, "val_split", "random") != "random":
+        yield "dataset.val_split", "folds are drawn at random", "use dataset.folds=null"
+    if config.dataset.sampling and not config.dataset.shuffle:
+        why = f"dataset.sampling={config.dataset.sampling} draws the samples"
+        yield "dataset.shuffle", why, "use dataset.sampling=null"
 
 
 def _measured(config: RunConfig, machine: Machine) -> Problems:
@@ -307,6 +335,6 @@ def _count(number: int, noun: str) -> str:
 
 _ALWAYS = (_gpus, _workers, _compile, _model, _fits_samples, _folds)
 _TRAINING = (
-    *(_sharding, _data_parallel, _optimizer, _batch, _schedule),
+    *(_sharding, _data_parallel, _optimizer, _batch, _fitting, _schedule),
     *(_of_classes, _transforms, _measured),
 )

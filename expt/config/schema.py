@@ -27,7 +27,7 @@ from expt.config.constraints import (
 from expt.config.groups import GROUPS
 
 SHARDED = ("fsdp", "hsdp")
-TrackerName = Literal["mlflow", "wandb"]
+TrackerName = Literal["mlflow", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
 
@@ -50,6 +50,16 @@ class Wandb:
     group: str | None = None
     tags: tuple[str, ...] = ()
     mode: Literal["online", "offline"] | None = None
+    checkpoints: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Trackio:
+    """Where trackio's copy goes; None is what trackio's own variables say."""
+
+    project: str | None = None
+    space_id: str | None = None
+    group: str | None = None
     checkpoints: bool = False
 
 
@@ -151,7 +161,7 @@ class RunConfig:
     max_steps: Annotated[Count | None, Key(resume=True, varies="length", cost=False)]
     max_minutes: Annotated[
         Positive | None,
-        Key(resume=True, varies="length", cost=False, only_if={"max_minutes": IS_GIVEN}),
+        Key(resume=True, varies="length", cost=False, only_if={"max_minutes": IS_SET}),
     ] = None
     early_stop: Annotated[
         EarlyStop | None,
@@ -173,7 +183,7 @@ class RunConfig:
     gradient_clip: Annotated[Positive | None, Key(cost=False)]
     gradient_clip_value: Annotated[Positive | None, Key(cost=False)] = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    gradient_accumulation: Annotated[Count, Key(resume=True)]
+    gradient_accumulation: Annotated[Literal["auto"] | Count, Key(resume=True)]
     activation_checkpointing: Annotated[
         Literal["auto"] | tuple[Regex, ...],
         Key(result="none", example="'activation_checkpointing=[\"blocks\\..*\"]'"),
@@ -185,10 +195,10 @@ class RunConfig:
     ] = ()
     eval_split: Literal["val", "test"]
     eval_every_steps: Annotated[
-        Count | None, Key(resume=True, cost=False, only_if={"eval_every_steps": IS_GIVEN})
+        Count | None, Key(resume=True, cost=False, only_if={"eval_every_steps": IS_SET})
     ] = None
     eval_every_minutes: Annotated[
-        Positive | None, Key(resume=True, cost=False, only_if={"eval_every_minutes": IS_GIVEN})
+        Positive | None, Key(resume=True, cost=False, only_if={"eval_every_minutes": IS_SET})
     ] = None
     eval_batch_size: Annotated[
         Literal["auto"] | Count, Key(result="rounding", evaluate=True, cost=False)
@@ -199,6 +209,7 @@ class RunConfig:
     send: Annotated[tuple[TrackerName, ...], Key(result="none", example="send=[mlflow]")] = ()
     mlflow: Annotated[MLflow, Key(result="none")] = dataclasses.field(default_factory=MLflow)
     wandb: Annotated[Wandb, Key(result="none")] = dataclasses.field(default_factory=Wandb)
+    trackio: Annotated[Trackio, Key(result="none")] = dataclasses.field(default_factory=Trackio)
     print_every: Annotated[Count | None, Key(result="none")]
     amp: Annotated[bool | Literal["bf16", "fp16"], Key(evaluate=True)]
     compile: Annotated[
@@ -242,11 +253,16 @@ class RunConfig:
         return self.eval_every_steps is None and self.eval_every_minutes is None
 
     @property
+    def micro_batches(self) -> int:
+        """How many micro-batches a worker divides its batch into; auto begins with one."""
+        return 1 if self.gradient_accumulation == "auto" else self.gradient_accumulation
+
+    @property
     def samples_per_evaluation(self) -> int | None:
         """How many samples a worker evaluates at a time; None leaves it to their loader."""
         if self.eval_batch_size != "auto":
             return self.eval_batch_size
-        at_a_time = self.batch_size // (self.world_size * self.gradient_accumulation)
+        at_a_time = self.batch_size // (self.world_size * self.micro_batches)
         return max(1, at_a_time) if self.dataset.custom_class else None
 
     @property

@@ -24,6 +24,8 @@ from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
 _FAR = 100.0
+UNEVEN = 0.1
+"""By how much a class's share is over an even one, from where on it is reported."""
 NOTICEABLE = 0.05
 """The share of the training samples that `drop_last` leaves out without a warning."""
 
@@ -40,6 +42,8 @@ class DataInfo(About):
     """the shape and the dtype of one, if it is one tensor"""
     class_counts: tuple[int, ...] = ()
     """samples of each class to train on, if that is known before they are read"""
+    majority: tuple[str, float] | tuple[()] = ()
+    """the class of most training samples and its share, if that alone makes a good accuracy"""
     target_origin: float | tuple[float, ...] = 0.0
     """what targets that are numbers lie near, where that is far from 0 by their deviation; of a row
     of several each"""
@@ -52,7 +56,8 @@ class DataInfo(About):
     @property
     def told(self) -> dict[str, Any]:
         """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
-        more = {**_about(self), "target_origin": self.target_origin, "sample": self.sample}
+        names = ("majority", "target_origin", "sample")
+        more = {**_about(self), **{name: getattr(self, name) for name in names}}
         shapes = more.pop("shapes")
         return {**shapes, **self.sizes, **{name: one for name, one in more.items() if one}}
 
@@ -139,7 +144,7 @@ def build(
     in_order = dataclasses.replace(given, seed=0, drop_last=False)
     to_train = dataclasses.replace(
         given,
-        shuffle=True,
+        shuffle=dataset.shuffle,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
         balanced=known_classes(dataset, source)[train_idx] if dataset.sampling else None,
         transforms=build_transforms(getattr(dataset, "transforms", None) or ()),
@@ -186,16 +191,23 @@ def _info(
     if isinstance(inputs, Tensor):
         sample = {"shape": [*inputs.shape], "dtype": type_name(inputs)}
     if classes is not None:
-        counts = classes[train].bincount(minlength=len(source.class_names))
+        counts = classes[train].bincount(minlength=len(source.class_names)).tolist()
     return DataInfo(
         **_about(source),
         train_size=len(train),
         val_size=val.size if val else 0,
         test_size=test.size if test else 0,
         sample=sample,
-        class_counts=tuple(map(int, counts)),
+        class_counts=tuple(counts),
+        majority=_majority(source.class_names, counts),
         target_origin=_origin(source, train) if is_of_numbers else 0.0,
     )
+
+
+def _majority(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:
+    most = max(counts, default=0)
+    share = most / sum(counts) if most else 0.0
+    return (names[counts.index(most)], share) if share > UNEVEN + 1 / max(1, len(counts)) else ()
 
 
 def _origin(source: Source, train: Tensor) -> float | tuple[float, ...]:
@@ -220,8 +232,9 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
     strata = torch.zeros(size) if source.classes is None else source.classes
     limited_by = None if source.in_random_order else strata
     if dataset.folds is None or dataset.fold is None:
+        fraction, how = dataset.val_fraction, getattr(dataset, "val_split", "random")
         return indexing.split(
-            size, 0.0 if source.val else dataset.val_fraction, dataset.train_limit, limited_by
+            size, 0.0 if source.val else fraction, dataset.train_limit, limited_by, how=how
         )
     if source.val:
         raise ConfigError(

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,25 +52,26 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
             " samples are whose, depends on it"
         )
     key = f"dataset._target_={dataset.target}"
-    more = {**dataset.train, **dataset.test}
+    more = {name: each for part in dataset.given.values() for name, each in part.items()}
     if unknown := sorted(more.keys() - user_code.taken(cls, more)):
+        given = listed(f"dataset.{part}={each}" for part, each in dataset.given.items())
         raise ConfigError(
-            f"{key}: takes no {listed(map(repr, unknown))} of dataset.train={dataset.train} and"
-            f" dataset.test={dataset.test}; add the parameter, or give others, e.g."
-            " '+dataset.train={split: train}' '+dataset.test={split: test}'"
+            f"{key}: takes no {listed(map(repr, unknown))} of {given}; add the parameter, or give"
+            " others, e.g. '+dataset.train={split: train}' '+dataset.test={split: test}'"
         )
-    train, test = (
-        user_code.construct(key, cls, (), {**dataset.kwargs, **part})
-        for part in (dataset.train, dataset.test)
-    )
-    for name, part in (("training", train), ("test", test)):
+    parts = {
+        part: user_code.construct(key, cls, (), {**dataset.kwargs, **each})
+        for part, each in dataset.given.items()
+    }
+    for name, part in parts.items():
         try:
             size = len(cast(Sized, part))
         except Exception as error:
             raise in_words(error, f"{key}: len() of its {name} part") from error
         if not size:
             raise DataError(f"{key}: its {name} part has no samples")
-    found = _Built(dataset, train, test, num_workers, task).source()
+    train = parts["train"]
+    found = _Built(dataset, parts, num_workers, task).source()
     is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
     return dataclasses.replace(found, notes=[*_notes(train, is_picture)])
 
@@ -96,13 +97,17 @@ def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Built:
-    """Both parts of a custom dataset, for a task."""
+    """The parts of a custom dataset, for a task."""
 
     config: Custom
-    train: Dataset[Any]
-    test: Dataset[Any]
+    parts: Mapping[str, Dataset[Any]]
     num_workers: int
     task: Any
+
+    @property
+    def train(self) -> Dataset[Any]:
+        """What is trained on."""
+        return self.parts["train"]
 
     def source(self) -> Source:
         """Return them as a source: samples of a class each, or of any kind."""
@@ -127,10 +132,9 @@ class _Built:
             found = self._like(first, check)
         else:
             how: Any = (shape, self.num_workers, len(names))
-            both = {"train": self.train, "test": self.test}
             parts = {
                 name: image_part(part, *how, sample_s=self._seconds())
-                for name, part in both.items()
+                for name, part in self.parts.items()
             }
             found = of_images(shape, names, parts)
         if are_images(names, found.example):
@@ -190,12 +194,14 @@ class _Built:
             load = samples.loading(found, self.num_workers, check, collate=collate, **how)
             return Part(len(cast(Sized, found)), load)
 
+        parts = {name: part(each) for name, each in self.parts.items()}
         are_tensors = isinstance(example[1], Tensor)
         return Source(
             shapes=samples.shapes(self.train, *example),
             example=example,
-            train=part(self.train),
-            test=part(self.test),
+            train=parts["train"],
+            val=parts.get("val"),
+            test=parts.get("test"),
             targets_of=functools.partial(some_targets, self.train) if are_tensors else None,
         )
 

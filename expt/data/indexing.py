@@ -74,15 +74,24 @@ def times_before(order: Tensor) -> Tensor:
 
 
 def split(
-    size: int, val_fraction: float, limit: int | None, classes: Tensor | None = None
+    size: int,
+    val_fraction: float,
+    limit: int | None,
+    classes: Tensor | None = None,
+    *,
+    how: str = "random",
 ) -> tuple[Tensor, Tensor]:
     """Return indices for training and for validation, each int64 and ascending.
 
     Validation takes its fraction of all `size` samples (at least one if it is above 0, and never
     all of them); training `limit` of the others: the first, or of each class its share where the
-    samples' `classes` [size] are given. The run's seed has no part in them.
+    samples' `classes` [size] are given. The run's seed has no part in them. With `how="last"`
+    validation takes the last, and training the last before these.
     """
     num_val = min(max(1, round(size * val_fraction)), size - 1) if val_fraction > 0 else 0
+    if how == "last":
+        first = 0 if limit is None else max(0, size - num_val - limit)
+        return torch.arange(first, size - num_val), torch.arange(size - num_val, size)
     shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(_SPLIT_SEED))
     val, train = shuffled[:num_val].sort().values, shuffled[num_val:].sort().values
     return _limited(train, limit, classes), val

@@ -132,9 +132,9 @@ def _spread(values: Tensor, block: list[Piece]) -> Tensor:
     return taken.unfold(-1, first.stop - first.start, block[1].start - first.start).flatten(-2)
 
 
-def drawn_parts(number: int, test_fraction: float) -> dict[str, np.ndarray]:
-    """Return the places of the rows for training and for the test, drawn alike for all runs."""
-    train, test = indexing.split(number, test_fraction, None)
+def parts_of(number: int, test_fraction: float, how: str) -> dict[str, np.ndarray]:
+    """Return the places of the rows for training and for the test, as `indexing.split` has them."""
+    train, test = indexing.split(number, test_fraction, None, how=how)
     return {"train": train.numpy(), "test": test.numpy()}
 
 

@@ -224,7 +224,7 @@ def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, 
 def _refuse_damaged(table: TableFile, batch: Batch, before: int = 0) -> None:
     """Raise DataError for rows with too few or too many cells; `before` rows came before these."""
     for place, why in batch.damaged.items():
-        header, cause = ", ".join(table.names)[:60], "a comma in a cell needs quotes"
+        header, cause = ", ".join(table.names)[:60], f"a {table.sign!r} in a cell needs quotes"
         raise DataError(
             f"{table.path}: row {before + place + 1} {why}, which line 1 names ({header}); {cause},"
             " a decimal sign is a point"

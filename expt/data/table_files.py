@@ -1,4 +1,4 @@
-"""Tables as they lie in files: a .csv, .npz or .parquet, in batches of rows. Free of torch."""
+"""Tables as they lie in files: a .csv, .tsv, .npz or .parquet, in batches of rows; no torch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ _BYTES = 1 << 24
 """Of a .csv that are read at a time."""
 _ROWS = 1 << 16
 """Rows of another file."""
-_BLANK = b' \t,"\r\n\v\f'
-"""What the rows are made of by which spreadsheets end a file."""
+SIGNS = ",;\t|"
+"""What stands between the cells of a text, the first if several might."""
+_BLANK = b' \t"\r\n\v\f'
+"""What the rows are made of by which spreadsheets end a file, besides that sign."""
 _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 """What pandas calls a column without a name, which is where it writes its index."""
 
@@ -66,6 +68,8 @@ class TableFile(ABC):
     """the columns that pandas wrote as its index, or without a name"""
     size = 0
     """the number of its rows, where it is known before they are read"""
+    sign = SIGNS[0]
+    """what stands between cells"""
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
         """Raise DataError where the columns have no names of their own."""
@@ -104,14 +108,6 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _names(path: Path, first: Iterable[str]) -> list[str]:
     names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(first)]
-    if len(names) == 1 and (other := next((each for each in ";\t|" if each in names[0]), None)):
-        sign = ", decimal=','" if other == ";" else ""  # where commas are decimal signs
-        new = path.with_name(f"{path.stem}_commas.csv")
-        raise DataError(
-            f"{path}: its columns are separated by {other!r} and not by commas; pip install pandas,"
-            f" and in Python: import pandas; pandas.read_csv({str(path)!r}, sep={other!r}{sign})"
-            f".to_csv({str(new)!r}, index=False)"
-        )
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path}: two columns are called {twice!r}; rename one")
@@ -189,26 +185,26 @@ def _of_arrow(array: Any) -> Column:
 
 
 class _Csv(TableFile):
-    """Texts with commas between them; the first line names the columns."""
+    """Texts with one of SIGNS between them; the first line names the columns."""
 
     def __init__(self, path: Path) -> None:
-        self._start = 0
         with opened(path):  # it refuses an archive, and UTF-16
-            first = next(_rows(path, self._head(path)), None)
-        if first is None:
+            heads = [_head(path, ",")]
+        if any(sign in name for sign in SIGNS[1:] for name in heads[0].names):
+            heads += [_head(path, sign) for sign in SIGNS[1:]]
+        is_one = len(heads[0].names) == 1
+        found = max(heads, key=lambda head: len(head.names) if head.fits or is_one else 0)
+        if found.error:
+            raise found.error
+        if not found.names:
             raise DataError(f"{path}: is empty; its first line names the columns")
-        super().__init__(path, first)
-
-    def _head(self, path: Path) -> Iterator[str]:
-        """Yield lines, and note where the next begins."""
-        for line in _lines(block for _, block in _blocks(path)):
-            self._start += len(line.encode())
-            yield line.removeprefix("\ufeff")
+        super().__init__(path, found.names)
+        self.sign, self._start = found.sign, found.end
 
     def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
-        known, blocks = {*texts}, _blocks(self.path, self._start)
+        known, blocks = {*texts}, _blocks(self.path, self.sign, self._start)
         for start, block in blocks:
-            is_plain = _is_plain(block)
+            is_plain = _is_plain(block, self.sign)
             if is_plain and (found := self._by_pyarrow(block, names, known)):
                 yield found
                 continue
@@ -229,7 +225,7 @@ class _Csv(TableFile):
                 found = arrow.read_csv(
                     py_buffer(block),
                     arrow.ReadOptions(column_names=self.names),
-                    arrow.ParseOptions(newlines_in_values=b'"' in block),
+                    arrow.ParseOptions(delimiter=self.sign, newlines_in_values=b'"' in block),
                     arrow.ConvertOptions(column_types=types, include_columns=names, null_values=[]),
                 )
                 columns = {name: found[name].combine_chunks() for name in names}
@@ -242,7 +238,7 @@ class _Csv(TableFile):
         return None
 
     def _by_csv(self, lines: Iterable[str], start: int, names: Sequence[str]) -> Iterator[Batch]:
-        rows = _filled(_rows(self.path, lines, start))
+        rows = _filled(_rows(self.path, lines, self.sign, start))
         while several := list(itertools.islice(rows, _ROWS)):
             damaged = {}
             for place, row in enumerate(several):
@@ -253,7 +249,41 @@ class _Csv(TableFile):
             yield Batch({name: texts_of(cells[name]) for name in names}, len(several), damaged)
 
 
-def _is_plain(block: bytes) -> bool:
+class _Head(NamedTuple):
+    """The first row of a text, by a sign between its cells."""
+
+    sign: str
+    names: Sequence[str] = ()
+    end: int = 0
+    """where the next line begins"""
+    fits: bool = True
+    """whether the next row has as many cells"""
+    error: DataError | None = None
+
+
+def _head(path: Path, sign: str) -> _Head:
+    end = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal end
+        for line in _lines(block for _, block in _blocks(path, sign)):
+            end += len(line.encode())
+            yield line.removeprefix("\ufeff")
+
+    rows = _rows(path, lines(), sign)
+    try:
+        names = next(rows, [])
+    except DataError as error:
+        # What is in quotes may end with another sign.
+        return _Head(sign, ["".join(SIGNS)], fits=sign == ",", error=error)
+    begins = end
+    with contextlib.suppress(DataError):
+        row = next(rows, names)
+        return _Head(sign, names, begins, sign == "," or len(row) == len(names))
+    return _Head(sign, names, begins, fits=sign == ",")
+
+
+def _is_plain(block: bytes, sign: str) -> bool:
     """Return whether Python's csv and pyarrow read rows alike.
 
     Quotes are around whole cells, no line ends are a Mac's of before 2001, and no cell begins with
@@ -268,7 +298,7 @@ def _is_plain(block: bytes) -> bool:
     content = np.frombuffer(b"".join((b"\n", block, b"\n")), np.uint8)
     quotes = np.flatnonzero(content == ord('"'))
     beside = np.concatenate([content[quotes[::2] - 1], content[quotes[1::2] + 1]])
-    return len(quotes) % 2 == 0 and bool(np.isin(beside, [*b',"\r\n']).all())
+    return len(quotes) % 2 == 0 and bool(np.isin(beside, [*sign.encode(), *b'"\r\n']).all())
 
 
 def are_numbers(values: np.ndarray) -> np.ndarray:
@@ -288,23 +318,23 @@ def texts_of(cells: Sequence[str]) -> Texts:
     return Texts([*places], rows)
 
 
-def _blocks(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
+def _blocks(path: Path, sign: str, start: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield the rows of a .csv from `start` on in blocks, but blank ones at its end, and where.
 
     Only a row with a line end in quotes may lie in two of them. Raise DataError for what is not
     UTF-8.
     """
-    rest = b""
+    rest, blank = b"", _BLANK + sign.encode()
     with path.open("rb") as file:
         file.seek(start)
         # More where no row has ended: a line may be long.
         while more := file.read(max(_BYTES, len(rest))):
             rest += more
-            if filled := len(rest[: rest.rfind(b"\n") + 1].rstrip(_BLANK)):
+            if filled := len(rest[: rest.rfind(b"\n") + 1].rstrip(blank)):
                 end = rest.find(b"\n", filled) + 1
                 yield start, _checked(path, rest[:end])
                 start, rest = start + end, rest[end:]
-    if rest.strip(_BLANK) or rest.count(b'"') % 2:
+    if rest.strip(blank) or rest.count(b'"') % 2:
         yield start, _checked(path, rest)
 
 
@@ -320,9 +350,10 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[str]:
         yield from io.TextIOWrapper(io.BytesIO(block), "utf-8", newline="")
 
 
-def _rows(path: Path, lines: Iterable[str], start: int = 0) -> Iterator[list[str]]:
+def _rows(path: Path, lines: Iterable[str], sign: str, start: int = 0) -> Iterator[list[str]]:
     """Yield the rows in lines, which begin at `start`, but empty ones."""
-    reader, before = csv.reader(lines, skipinitialspace=True, strict=True), 0
+    before = 0
+    reader = csv.reader(lines, delimiter=sign, skipinitialspace=True, strict=True)
     limit = csv.field_size_limit(2**31 - 1)
     try:
         for row in reader:
@@ -349,4 +380,9 @@ def _filled(rows: Iterable[list[str]]) -> Iterator[list[str]]:
             blank.clear()
 
 
-_KINDS: dict[str, Callable[[Path], TableFile]] = {".csv": _Csv, ".npz": _npz, ".parquet": _Parquet}
+_KINDS: dict[str, Callable[[Path], TableFile]] = {
+    ".csv": _Csv,
+    ".npz": _npz,
+    ".parquet": _Parquet,
+    ".tsv": _Csv,
+}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 ARRAYS = (".npy", ".npz")
-TABLES = (".csv", ".parquet", *ARRAYS)
+TABLES = (".csv", ".tsv", ".parquet", *ARRAYS)
 SPLITS = ("train", "val", "test")
 NAMES = ("x", "images", "inputs")
 """Of an .npz with several arrays, the one that is taken."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -29,6 +30,7 @@ class Config(TaskConfig):
 
     TARGETS: ClassVar[Targets] = "class"
     METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max"}
+    MORE: ClassVar[Mapping[str, Better]] = {"balanced_accuracy": "max", "f1": "max"}
     OBJECTIVE: ClassVar[str] = "accuracy"
     name: Annotated[Literal["classification"], Key(fork=False)] = "classification"
     class_weights: ClassWeights = None
@@ -46,7 +48,9 @@ class Config(TaskConfig):
 
     def build(self, facts: Facts) -> Task:
         """Return the task, its weights one for each class."""
-        return Classification(facts.label_smoothing, self._weights(facts))
+        number = max(2, facts.shapes.get("num_classes", len(facts.class_names)))
+        weights, metrics = self._weights(facts), {**self.METRICS, **self.own_metrics}
+        return Classification(facts.label_smoothing, weights, metrics, number)
 
     def _weights(self, facts: Facts) -> Sequence[float] | None:
         """Of `balanced` N / (K * n), of N samples in K classes n of which have the class."""
@@ -79,20 +83,36 @@ class Classification(Task):
     the weight of its class, divided by the sum of these weights over the global batch, as torch's
     CrossEntropyLoss(weight) of all of it; but where labels are shares, torch divides by the number
     of samples. Evaluations and accuracies have no such weights.
+
+    `f1` and `balanced_accuracy`, measured if `metrics` has them, are scikit-learn's: the mean F1 of
+    the classes that are a label or a prediction (average="macro"), and the mean recall of those
+    that are a label.
     """
 
-    metrics = Config.METRICS
+    metrics: Mapping[str, str] = Config.METRICS
 
     def __init__(
-        self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
+        self,
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
+        metrics: Mapping[str, str] = Config.METRICS,
+        num_classes: int = 2,
     ) -> None:
         import torch
 
+        self.metrics = metrics
+        self._number = num_classes if len(metrics) > 1 else 0
         self.label_smoothing = label_smoothing
         self.class_weights = (
             None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         )
         self.weight_is_samples = class_weights is None
+
+    @property
+    def sums(self) -> Mapping[str, int]:
+        """See Task."""
+        counts = dict.fromkeys(("hits", "predicted", "given"), self._number) if self._number else {}
+        return {"accuracy": 1, **counts}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it in float32."""
@@ -117,11 +137,32 @@ class Classification(Task):
         return total, (labels @ weights if labels.dim() == 2 else weights[labels]).sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
-        """Return how many are right."""
-        highest, labels = outputs.argmax(1), batch.targets
+        """Return how many are right, and how many of each class where a metric needs that."""
+        highest, labels, size = outputs.argmax(1), batch.targets, outputs.shape[0]
         if labels.dim() == 2:
-            return {"accuracy": (labels.gather(1, highest[:, None]).sum(), outputs.shape[0])}
-        return {"accuracy": ((highest == labels).sum(), outputs.shape[0])}
+            right = labels.gather(1, highest[:, None]).sum()
+        else:
+            right = (highest == labels).sum()
+        if not self._number:
+            return {"accuracy": (right, size)}
+        import torch
+
+        # By comparison: no kernel waits for the device, or adds up in another order.
+        classes = torch.arange(self._number, device=outputs.device)
+        predicted = highest[:, None] == classes
+        given = labels if labels.dim() == 2 else labels[:, None] == classes
+        each = {"hits": predicted * given, "predicted": predicted, "given": given}
+        counts = {name: (values.sum(0), size) for name, values in each.items()}
+        return {"accuracy": (right, size), **counts}
+
+    def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
+        """Return the metrics by class; nan where no sample was counted."""
+        if not self._number:
+            return {}
+        each = [*zip(means["hits"], means["predicted"], means["given"], strict=True)]
+        recalls = [hits / given for hits, _, given in each if given]
+        f1 = [2 * hits / (more + given) for hits, more, given in each if more + given]
+        return {"balanced_accuracy": _mean(recalls), "f1": _mean(f1)}
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Return probabilities [B, num_classes]."""
@@ -135,3 +176,7 @@ class Classification(Task):
         if self.class_weights is not None and self.class_weights.device != device:
             self.class_weights = self.class_weights.to(device)  # once
         return self.class_weights
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

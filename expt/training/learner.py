@@ -59,6 +59,8 @@ class Learner(Evaluator):
     """When the schedule advances; after an epoch that is once it has been evaluated."""
     compiled: bool = False
     gradient_accumulation: int = 1
+    fit: Callable[[Callable[[int], Any], Batch], Any] | None = None
+    """Calls the passes of a step with as many micro-batches as fit, then averages gradients."""
     interleaved: bool = False
     """Whether micro-batches are such that their statistics don't depend on the workers."""
     average_statistics: Callable[[], None] = lambda: None
@@ -77,6 +79,8 @@ class Learner(Evaluator):
     """Whether shards average gradients after each micro-batch, so no worker ever has all."""
     trained: frozenset[str] = frozenset()
     """The names of the parameters that were not frozen when the model was built."""
+    has_closure: bool = False
+    """Whether the optimizer computes the loss and its gradients itself, once or several times."""
     phases: Phases = dataclasses.field(default_factory=dict)
     """The updates of a step, and the parameters of each; empty where it is one of all."""
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -75,6 +76,8 @@ def _train_step(
     """Run one training step."""
     if learner.phases:
         moved = _through_phases(learner, batch, sums, on_gradients)
+    elif learner.has_closure:
+        moved = _by_closure(learner, batch, sums, on_gradients)
     else:
         accumulate_gradients(learner, batch, sums.add)
         learner.drop_unused()
@@ -84,6 +87,38 @@ def _train_step(
     learner.average_statistics()
     if learner.ema is not None and moved:
         learner.ema.update_parameters(learner.module)
+
+
+def _by_closure(
+    learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
+) -> bool:
+    """Have the optimizer compute loss and gradients as often as it needs; count the first."""
+    evaluations = itertools.count()
+
+    def closure() -> Tensor:
+        """Return the loss of the global batch, alike on all workers, as its gradients are."""
+        learner.optimizer.zero_grad(set_to_none=True)
+        is_first, sum_and_weight = not next(evaluations), list[Tensor]()
+
+        def add(loss: Sum, outputs: Any, part: Batch, begins_step: bool) -> None:
+            if is_first:
+                sums.add(loss, outputs, part, begins_step)
+            if not part.weightless:
+                both = (loss[0].detach(), torch.as_tensor(loss[1], device=loss[0].device))
+                sum_and_weight.append(torch.stack([each.double() for each in both]))
+
+        accumulate_gradients(learner, batch, add)
+        if is_first:
+            on_gradients()
+        learner.precision.clip(learner.optimizer, learner.module.parameters())
+        device = next(learner.module.parameters()).device
+        none = torch.zeros(2, dtype=torch.float64, device=device)
+        total, weight = sum_across_workers(sum(sum_and_weight, none))
+        return torch.where(weight > 0, total / weight, 0.0)
+
+    learner.optimizer.step(closure)  # type: ignore[arg-type]
+    learner.optimizer.zero_grad(set_to_none=True)
+    return True
 
 
 def _through_phases(
@@ -103,10 +138,12 @@ def _through_phases(
     return moved
 
 
-def _note(losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch, __: bool) -> None:
-    if part.weightless and phase in losses:
+def _note(
+    losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch, begins: bool
+) -> None:
+    before, total = None if begins else losses.get(phase), loss[0].detach()
+    if part.weightless and before is not None:
         return
-    before, total = losses.get(phase), loss[0].detach()
     losses[phase] = (total, loss[1]) if before is None else (before[0] + total, before[1] + loss[1])
 
 
@@ -115,10 +152,21 @@ def accumulate_gradients(
 ) -> None:
     """Run forward and backward on this worker's share of a global batch.
 
-    `add` gets the loss and the outputs of each micro-batch, and whether it is the first. Waits for
-    nothing. Raises ConfigError as `_all_reduce`.
+    `add` gets the loss and the outputs of each micro-batch, and whether it is the first, which may
+    come again with `learner.fit`. Waits for nothing else. Raises ConfigError as `_all_reduce`.
     """
-    task, count = learner.task, learner.gradient_accumulation
+    passes = functools.partial(_passes, learner, batch, add, phase)
+    count = learner.gradient_accumulation
+    weights = learner.fit(passes, batch) if learner.fit else passes(count)
+    if not learner.task.weight_is_samples:
+        _divide_by_weight(learner, batch.global_size, weights)
+
+
+def _passes(
+    learner: Learner, batch: Batch, add: Add, phase: str | None, count: int
+) -> list[Tensor | float]:
+    """Run forward and backward on each of `count` micro-batches; return their weights."""
+    task = learner.task
     parts = micro_batches(batch, count, learner.world_size, interleaved=learner.interleaved)
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
@@ -138,8 +186,7 @@ def accumulate_gradients(
             learner.precision.backward(loss[0], 0.0 if part.weightless else whole_weight)
         add(loss, outputs, part, index == 0)
         weights.append(0.0 if part.weightless else loss[1])
-    if not task.weight_is_samples:
-        _divide_by_weight(learner, batch.global_size, weights)
+    return weights
 
 
 def update(learner: Learner) -> bool:
@@ -213,7 +260,7 @@ def warm_up_buckets(
     nothing for fewer than three workers. The effect on buffers must be undone.
     """
     # Where it looks for unused parameters, as for phases, it sorts nothing.
-    if learner.world_size <= 2 or learner.phases or learner.shards > 1:
+    if learner.world_size <= 2 or learner.phases or learner.shards > 1 or learner.fit:
         return
     part = max(learner.gradient_accumulation, batch_size // learner.world_size)
     accumulate_gradients(
@@ -238,8 +285,14 @@ def _all_reduce(learner: Learner, earlier: int) -> Iterator[None]:
     yield
     for hook in hooks:
         hook.remove()
-    if unused := {p for p in trained if p.grad is None or (earlier and p not in reached)}:
-        names = [name for name, p in learner.module.named_parameters() if p in unused]
+    unused = {p for p in trained if p.grad is None or (earlier and p not in reached)}
+    refuse_unused(learner.module, unused)
+
+
+def refuse_unused(module: nn.Module, unused: set[Tensor]) -> None:
+    """Raise ConfigError where there are `unused` parameters."""
+    if unused:
+        names = [name for name, p in module.named_parameters() if p in unused]
         raise ConfigError(
             f"these parameters got no gradient, they took no part in the loss: {listed(names)};"
             " use ddp.find_unused_parameters=true, or remove them from the model"

@@ -32,7 +32,7 @@ ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})
 
 
 def build_optimizer(
-    config: groups.SGD | groups.Adam | groups.Muon | groups.TargetOptimizer,
+    config: groups.Optimizer,
     module: nn.Module,
     *,
     unguarded: bool = True,
@@ -50,6 +50,16 @@ def build_optimizer(
     )
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
+    elif isinstance(config, groups.LBFGS):
+        optimizer = (without_guards(optim.LBFGS) if unguarded else optim.LBFGS)(
+            chosen,
+            lr=config.lr,
+            max_iter=config.max_iter,
+            history_size=config.history_size,
+            line_search_fn=config.line_search,
+            tolerance_grad=config.tolerance_grad,
+            tolerance_change=config.tolerance_change,
+        )
     elif isinstance(config, groups.TargetOptimizer):
         optimizer = user_code.build(config.target, Optimizer, chosen, **config.kwargs)
         refuse_fused(optimizer)
@@ -57,6 +67,12 @@ def build_optimizer(
         optimizer = _over(chosen, config, unguarded=unguarded)
     scale_rates(optimizer)
     return optimizer
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether a step computes the loss and its gradients itself, such as L-BFGS's."""
+    given = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return given is not None and given.default is inspect.Parameter.empty
 
 
 def _over(

@@ -91,7 +91,7 @@ class Precision:
         if self._skip and not skips:
             self.left_out = sum_across_workers(self._spoilt) > 0
             self._spoilt.zero_()
-        self._clip(optimizer, parameters)
+        self.clip(optimizer, parameters)
         skipped = bad is not None and bool(bad.item())
         if bad is not None:
             self.skipped += bad
@@ -106,8 +106,8 @@ class Precision:
         parameters = members(optimizer.param_groups)
         return ~is_finite(one.grad for one in parameters if one.grad is not None)
 
-    def _clip(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-        """By value, then by norm."""
+    def clip(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+        """Clip gradients, by value, then by norm."""
         if self._gradient_clip is None and self._gradient_clip_value is None:
             return
         self.scaler.unscale_(optimizer)  # clipping scaled gradients would clip at the wrong norm

@@ -64,7 +64,7 @@ def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lam
             drop_last=config.drop_last,
             channels_last=config.channels_last,
             num_workers=num_readers(config),
-            batch_parts=config.world_size * config.gradient_accumulation,
+            batch_parts=config.world_size * config.micro_batches,
             eval_batch_size=config.samples_per_evaluation,
             mixup=config.mixup,
             cutmix=config.cutmix,
@@ -171,10 +171,7 @@ def build_learner(
     precision = _precision(config, worker, module)
     outline = outline_of(module) if config.is_sharded and config.callbacks else None
     ema = parallel.shard_model(config, module, worker, precision) if config.is_sharded else None
-    optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
-    switch(optimizer, "eval")  # until it trains: weights may be loaded
-    if config.offload and worker.device.type == "cuda":
-        offload_states(optimizer)
+    optimizer = _build_optimizer(config, module, worker)
     task = _build_task(config, data.info)
     phases = _phases(task, module, config)
     wrapped, all_reduce = module, dict[str, Any]()
@@ -197,11 +194,12 @@ def build_learner(
         precision=precision,
         task=task,
         trained=trained_names(module),
+        has_closure=_has_closure(optimizer, config, precision, phases),
         phases=phases,
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
         compiled=bool(compiled),
-        gradient_accumulation=config.gradient_accumulation,
+        **parallel.accumulation(config, module, optimizer, task, worker),
         interleaved=config.batch_norm != "per_worker",
         ema=ema,
         **all_reduce,
@@ -294,6 +292,29 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
             " ddp.static_graph=true; leave them out"
         )
     return parameters_of(task.phases, module)
+
+
+def _build_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> Optimizer:
+    optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    switch(optimizer, "eval")  # until it trains: weights may be loaded
+    if config.offload and worker.device.type == "cuda":
+        offload_states(optimizer)
+    return optimizer
+
+
+def _has_closure(
+    optimizer: Optimizer, config: RunConfig, precision: Precision, phases: Phases
+) -> bool:
+    """Return whether the optimizer needs a closure; refuse steps that it can't compute again."""
+    if not optim.needs_closure(optimizer):
+        return False
+    if precision.scaler.is_enabled() or config.on_nan == "skip" or config.is_sharded or phases:
+        raise ConfigError(
+            f"optimizer={constraints.word(config.optimizer)}: computes losses itself, so it goes"
+            " with strategy=ddp only, and with neither float16 (use amp=bf16), on_nan=skip nor a"
+            " task of several phases; use another optimizer"
+        )
+    return True
 
 
 def build_position(config: RunConfig, data: Data) -> Position:

@@ -79,7 +79,7 @@ def compare(
         amp=False,
         compile=False,
         callbacks=(),
-        gradient_accumulation=min(config.gradient_accumulation, 2 if batch.size >= 4 else 1),
+        gradient_accumulation=min(config.micro_batches, 2 if batch.size >= 4 else 1),
         ddp=dataclasses.replace(config.ddp, shared_memory=False),
         sharding=dataclasses.replace(config.sharding, param_dtype="auto", reduce_dtype="float32"),
     )
@@ -216,8 +216,8 @@ class _Comparison:
         )
 
     def run(self, beat: Callable[[], None]) -> bool:
-        """Take all steps; return False for a task of several phases, which has no such step."""
-        if self._whole.phases:
+        """Take all steps; return False where a step has several updates, or forward passes."""
+        if self._whole.phases or self._whole.has_closure:
             return False
         self._begin()
         self._batch = self._taken()

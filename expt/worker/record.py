@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from expt import progress
 from expt.config import imported
 from expt.config.identity import VERSION
 from expt.config.kinds import Better
@@ -62,6 +63,7 @@ class Record:
         self._provenance = provenance.of(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
         self._has_custom, self._has_imported = has_custom, False
+        self._logged = position.step, time.monotonic()
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
         """Log the value of each tag after the last step.
@@ -75,6 +77,18 @@ class Record:
         if self._metrics:
             self._metrics.write(self._position.step, self._position.epoch, values)
         self._observer.values(values)
+        self._logged = self._position.step, time.monotonic()
+
+    def end_step(self, samples: int) -> None:
+        """Log the speed of steps with so many samples, where log points are far apart.
+
+        So a display sees how far the run has come. Only rank 0 does: it needs no other.
+        """
+        step, since = self._logged
+        took_s = time.monotonic() - since
+        if self._metrics and took_s > progress.EVERY_S / 5:
+            speed = (self._position.step - step) * samples / took_s
+            self.log({tags.RUNNING_SAMPLES_PER_S: speed})
 
     def best(self) -> None:
         """Log the best value of the objective; warn once where it is not finite."""
@@ -94,6 +108,7 @@ class Record:
 
     def begin(self, **fields: Any) -> None:
         """Add to result.json in a thread, next to the first steps: the disk may be slow."""
+        self._logged = self._position.step, time.monotonic()
         if self._metrics:
             executor = ThreadPoolExecutor(1, thread_name_prefix="result")
             self._begun = executor.submit(update_result, self._paths, **fields)

@@ -42,6 +42,7 @@ from expt.worker import (
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
+from expt.worker.parallel import Fitting
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, Record, tagged
 from expt.worker.steps import Agreement, SaveTimes, StepProfiler, Steps, TrainingTimes
@@ -88,6 +89,7 @@ class Run:
         self.position = build.build_position(config, self.data)
         self.plan = optim.plan(config.scheduler, **self.position.length)
         self.sums = Sums(self.learner.task, worker.device, finite_only=config.on_nan == "skip")
+        self.sums.redoes = self.learner.fit is not None
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
         self.directions = metrics_of(config.task)
         self._is_at_best = False  # whether the model has the weights of the best evaluation
@@ -177,6 +179,8 @@ class Run:
             )
             self._is_time_up = self.times.is_over(sum(saved["epoch_s"]) + saved["elapsed_s"])
         self.callbacks.load_state_dict(saved.get("callbacks", []))
+        if isinstance(self.learner.fit, Fitting):
+            self.learner.fit.at_a_time = saved.get("micro_batch_size")
         self.learner.precision.skipped.fill_(
             saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0))
         )
@@ -322,6 +326,7 @@ class Run:
     def _note_step(self) -> None:
         self.steps.done()
         self.first_steps.step()
+        self.record.end_step(self.config.batch_size)
 
     def _log_within_epoch(self, values: Averages, samples_per_s: float) -> None:
         """Log the averages since the last log point, and the speed."""
@@ -443,7 +448,13 @@ class Run:
             more["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:
             more["callbacks"] = self.callbacks.state_dict()
-        return {**history, **more}
+        return {**history, **more, **self._micro_batch}
+
+    @property
+    def _micro_batch(self) -> dict[str, int]:
+        """What gradient_accumulation=auto has found."""
+        size = self.learner.fit.at_a_time if isinstance(self.learner.fit, Fitting) else None
+        return {"micro_batch_size": size} if size else {}
 
     def _refuse_loss(self, values: Averages) -> None:
         if values.has_weight and not math.isfinite(values.loss):
@@ -468,6 +479,7 @@ class Run:
         images = self.position.samples(self.config.batch_size, self.data.train.size)
         return {
             **history.reached,
+            **self._micro_batch,
             "stopped_early": None if self.position.is_run_done else self._stopped(),
             "eval_s": history.eval_s,
             "dashboard_s": self.observer.spent_s + self.health.spent_s,

@@ -60,7 +60,7 @@ IN_NO_IDENTITY = {
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
 }  # fmt: skip
 """With all keys below the following."""
-NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", "mlflow", "wandb")
+NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", "mlflow", "wandb", "trackio")
 WITHOUT_EFFECT = {  # as no other key is set with which they have one
     "base_batch_size", "batch_norm_group", "dataset.augment.padding_mode", "dataset.fold",
     "ddp.find_unused_parameters", "ddp.static_graph", "ddp.gradient_as_bucket_view",
@@ -68,6 +68,7 @@ WITHOUT_EFFECT = {  # as no other key is set with which they have one
     "sharding.wrap", "sharding.shards", "sharding.reshard_after_forward",
     "sharding.reduce_each_part",
     "sharding.param_dtype", "sharding.reduce_dtype",
+    "dataset.shuffle", "dataset.val_split",  # at whose defaults runs are what earlier ones were
 }  # fmt: skip
 
 
@@ -122,6 +123,18 @@ def test_a_key_counts_only_beside_settings_with_which_it_has_an_effect(
     given = {"dataset.fold": "1", "base_batch_size": "32"}.get(key)
     one = config(with_effect, *([f"{key}={given}"] if given else []))
     assert identity(one) != identity(replaced(one, key.split("."), "changed"))
+
+
+def test_a_key_that_came_later_counts_where_it_is_not_at_its_default() -> None:
+    table = ("task=regression", "dataset=diabetes", "model=mlp")
+    found = {identity(config(*table, *more)) for more in ((), ("dataset.shuffle=true",))}
+    assert len(found) == 1
+    for word in ("dataset.shuffle=false", "dataset.val_split=last"):
+        found.add(identity(config(*table, word)))
+    assert len(found) == 3
+    own = "dataset={_target_: a.B, num_classes: 2}"
+    of_class = [config("~dataset", f"+{own}", *more) for more in ((), ("+dataset.val={a: 1}",))]
+    assert len({*map(identity, of_class)}) == 2
 
 
 @pytest.mark.parametrize(
@@ -265,7 +278,7 @@ def test_hyperparameters_carry_the_keys_that_a_person_types() -> None:
         ("ddp.comm_hook", {"bf16", "fp16", "powersgd", "null"}),
         ("optimizer.nesterov", {"true", "false"}),
         ("tensorboard.graph", {"true", "false", "auto"}),
-        ("send", {"mlflow", "wandb"}),
+        ("send", {"mlflow", "wandb", "trackio"}),
         ("epochs", set()),
         ("model", set()),
         ("model.nowhere", set()),

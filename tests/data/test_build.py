@@ -355,6 +355,25 @@ def test_a_person_s_own_dataset() -> None:
     assert build_data(own("Named", num_classes=4)).info.class_names == ("a", "b", "c", "d")
 
 
+def test_an_own_dataset_has_its_own_val_and_its_order_if_that_is_wanted() -> None:
+    """Its parts are built with what is given for each; the last are held out where that is said."""
+
+    def images(loader: Loader | None) -> list[int]:
+        assert loader is not None
+        batches = [*loader.epoch(1)]
+        return (255 * torch.cat([batch.inputs[:, 0, 0, 0] for batch in batches])).long().tolist()
+
+    part: dict[str, Any] = {"train": {"train": True}, "val": {"train": False}, "test": None}
+    data = build_data(dataclasses.replace(own(), shuffle=False, **part), batch_size=8)
+    assert (data.info.train_size, data.info.val_size, data.test) == (40, 6, None)
+    assert images(data.train) == [*range(40)]
+    for limit, trained in ((None, [*range(30)]), (16, [*range(14, 30)])):
+        held_out: dict[str, Any] = {"val_split": "last", "train_limit": limit, "shuffle": False}
+        of_last = dataclasses.replace(own(), val_fraction=0.25, **held_out)
+        data = build_data(of_last, batch_size=2)
+        assert (images(data.train), images(data.val)) == (trained, [*range(30, 40)])
+
+
 class Slow(Own):
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         time.sleep(0.01)
@@ -386,7 +405,7 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
         (own("Named"), "dataset.num_classes=3: .*Named.classes has 4; use dataset.num_classes=4"),
         (own("Endless"), r"must have __len__; where an epoch ends"),
         (own("Path"), "is not a subclass of torch.utils.data"),
-        (own(size=0), "its training part has no samples"),
+        (own(size=0), "its train part has no samples"),
         (dataclasses.replace(own(), test={"part": 1}), "takes no 'part' of .*dataset.test="),
     ],
 )

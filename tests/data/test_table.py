@@ -99,6 +99,19 @@ def test_blank_last_lines_are_no_rows(tmp_path: Path) -> None:
     assert found.features.shape == (3, 2)
 
 
+@pytest.mark.parametrize("sign", ";\t|")
+def test_the_sign_between_cells_is_found(tmp_path: Path, sign: str) -> None:
+    plain = CSV.replace(",", sign)
+    for text in (plain, plain.replace("a", '"a"', 1), f'{plain}"5"{sign}6{sign}"u, v"{sign}3\n'):
+        rows = of(written(tmp_path, f"{text}{sign * 3}\n"), targets="kind", features=None).load(
+            CLASS
+        )
+        assert rows.features[:][:3].tolist() == [[1, 2, 0.5], [3, 4.5, 1], [-1, 1000, 2]]
+    assert rows.class_names == ("cat", "dog", "u, v")
+    odd = written(tmp_path, f"x{sign}z,y\n1,2\n")  # as it always was
+    assert of(odd, "y", None).load(NUMBER).feature_names == (f"x{sign}z",)
+
+
 def test_integers_are_classes_in_their_order(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,y\n0,10\n0,-1\n0,9.0\n0,10\n"), features=None).load(CLASS)
     assert (rows.targets[:].tolist(), rows.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
@@ -222,6 +235,19 @@ def test_a_class_that_train_has_none_of_is_reported(
         assert ("class odd," in capsys.readouterr().err) == (place in test)
 
 
+def test_a_class_that_most_rows_have_is_recorded(tmp_path: Path) -> None:
+    """Of those that are trained on: a model that always predicts it is right that often."""
+    _, test = split(40, 0.2, None)
+    rows = [f"{row * 3 % 7},{'u' if row in test or row % 9 else 'v'}" for row in range(40)]
+    path = written(tmp_path, "a,y\n" + "\n".join(rows))
+    trained = [row for at, row in enumerate(rows) if at not in test]
+    share = sum(row.endswith("u") for row in trained) / 32
+    info = built(of(path, features=None, test_fraction=0.2), CLASS).info
+    assert info.told["majority"] == ("u", share)
+    even = written(tmp_path, "a,y\n" + "\n".join(f"{row},{'uv'[row % 2]}" for row in (3, 0) * 9))
+    assert "majority" not in built(of(even, features=None), CLASS).info.told
+
+
 def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")).load(NUMBER)
     assert rows.features[:].tolist() == [[1, 1], [0, 2]]
@@ -231,6 +257,20 @@ def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     ((found, wrong),) = samples.pieces(4)
     assert found[[0, 2, 3]].tolist() == [[1, 1], [0, 3], [1, 4]], "also beside what is none"
     assert wrong == {1: "column a holds 'maybe', which is not a number"}
+
+
+def test_rows_in_the_order_of_time_hold_out_the_last(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,b,y\n" + "".join(f"{row},0,{row}\n" for row in range(20)))
+    chosen: dict[str, Any] = {"val_split": "last", "val_fraction": 0.25, "test_fraction": 0.2}
+    data = built(of(path, standardise=True, shuffle=False, **chosen))
+    assert data.val
+    assert data.test
+    rows = [batch.targets.item() for batch in data.train.epoch(1)]
+    assert rows == [*range(12)]
+    assert samples(data.val)[1].flatten().tolist() == [12, 13, 14, 15]
+    assert samples(data.test)[1].flatten().tolist() == [16, 17, 18, 19]
+    assert data.info.standardised["a"][0] == 5.5, "by the rows that are trained on"
+    assert of(path, **chosen).origin(NUMBER, "test")(0)["row"] == 17
 
 
 def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
@@ -317,7 +357,8 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "cells": ("a,b,y\n1,2,0\n1,2\n", {}, NUMBER, "row 2 has 2 cells for 3 columns"),
     "same names": ("a,a,y\n1,2,0\n", {}, NUMBER, "two columns are called 'a'; rename one"),
     "no header": ("1,2\n3,4\n", {}, NUMBER, "its first line is one of numbers"),
-    "semicolons": ("a;b;y\n1;2;3\n", {}, NUMBER, r"sep=';', decimal=','\)\.to_csv\("),
+    "semicolons": ("a;b;y\n1,5;2;3\n", {}, NUMBER, "column a, row 1: .*decimal sign"),
+    "semicolons without quotes": ("a;b;y\n1;2;3\n1;2;3;4\n", {}, NUMBER, "row 2 has 4 cells"),
     "one text beside numbers": (
         "a,b,y\nx,1,1\ny,2,2\n",
         {"features": None},
@@ -361,7 +402,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     for name, content, says in (
         ("t.npz", b"PK no", r"t.npz cannot be read as a .npz \("),
         ("t.csv", b"a,y\n\xff\xfe,1\n", r"t.csv: is not UTF-8 at byte 4, in line 2"),
-        ("t.txt", b"a,y\n", r"dataset.path=.*t.txt: is no .csv, .npz, .parquet; convert it"),
+        ("t.txt", b"a,y\n", r"dataset.path=.*t.txt: is no .csv, .npz, .parquet, .tsv; convert it"),
         ("none.csv", None, r"dataset.path=.*none.csv: there is no such file"),
     ):
         if content is not None:

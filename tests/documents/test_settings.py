@@ -74,7 +74,8 @@ def test_what_a_page_says_of_a_setting() -> None:
     )
     assert "**type** `auto`, or `nccl` or `gloo` · **default** `auto`" in run
     assert "**default** `25` · **unit** MiB" in run
-    assert "**default** `0.001` (adam, adamw, muon) · `0.05` (plain_sgd, sgd)" in settings.markdown(
-        "optimizer"
+    assert (
+        "**default** `0.001` (adam, adamw, muon) · `1.0` (lbfgs) · `0.05` (plain_sgd, sgd)"
+        in settings.markdown("optimizer")
     )
     assert "**default** none: must be typed" in settings.markdown("dataset")

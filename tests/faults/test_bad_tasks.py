@@ -212,7 +212,7 @@ CASES = {
     "nan in a sample": Bad(f"{ROWS}'no number'",
         "at step 1 (epoch 1) on rank 0, for inputs, column 0, of the traini"),
     "no samples": Bad(f"{ROWS}empty",
-        "dataset._target_=bad_tasks.Rows: its training part has no samples"),
+        "dataset._target_=bad_tasks.Rows: its train part has no samples"),
     "a stream": Bad("task=own model=net dataset=stream",
         "must have __len__; where an epoch ends, and wh"),
     "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch (NoneType) must"),

@@ -347,5 +347,7 @@ def test_a_run_says_first_what_it_has_found() -> None:
     assert (
         found_in({**sizes, "class_names": [*"abcd"]}) == "4,380 train, 48 val, 120 test; 4 classes"
     )
+    uneven = {**sizes, "class_names": ["no", "yes"], "majority": ["no", 0.915]}
+    assert found_in(uneven).endswith("2 classes, 91.5% of train are no")
     assert found_in({**sizes, "test_size": 0}) == "4,380 train, 48 val"
     assert found_in({}) == ""

@@ -207,6 +207,8 @@ NAMED = word("auroc", _target_=AUROC, better="max")
         ((word("auroc", _target_=AUROC),), "task.metrics.auroc.better: has no value; give one"),
         ((word("auroc", _target_=AUROC, better="up"),), "task.metrics.auroc.better=up: input"),
         ((word("accuracy", _target_=AUROC, better="max"),), "task.metrics.accuracy: the task"),
+        (("+task.metrics.f1=min",), "task.metrics.f1=min: task=classification has no"),
+        (("experiment=diabetes", "+task.metrics.f1=max"), "task.metrics.f1=max: task=regr"),
         ((NAMED, "objective=auroc/train"), "objective=auroc/train: is not measured"),
     ],
     ids=lambda value: "",

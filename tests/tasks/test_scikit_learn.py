@@ -72,6 +72,16 @@ def of_classes(logits: Any, labels: Any) -> Mapping[str, float]:
     }
 
 
+def of_uneven_classes(logits: Any, labels: Any) -> Mapping[str, float]:
+    found = logits.argmax(1)
+    return {
+        "loss": metrics.log_loss(labels, chances(logits), labels=range(CLASSES + 1)),
+        "accuracy": metrics.accuracy_score(labels, found),
+        "f1": metrics.f1_score(labels, found, average="macro"),
+        "balanced_accuracy": metrics.recall_score(labels, found, average="macro", labels=[0, 1]),
+    }
+
+
 def of_labels(logits: Any, labels: Any) -> Mapping[str, float]:
     predicted, by_label = logits >= 0, torch.tensor(logits).double().sigmoid().numpy()
     return {
@@ -126,6 +136,15 @@ CASES = {
             "auroc": classification.MulticlassAUROC(CLASSES),
             "kappa": classification.MulticlassCohenKappa(CLASSES),
         },
+    ),
+    "classification by class": Case(
+        Classification(
+            metrics={"accuracy": "max", "f1": "max", "balanced_accuracy": "max"},
+            num_classes=CLASSES + 1,
+        ),
+        torch.nn.functional.pad(normal(CLASSES), (0, 1), value=-9),
+        classes(number=2),
+        of_uneven_classes,
     ),
     "multilabel": Case(
         Multilabel(),

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from expt import progress
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.runs import checkpoint
@@ -100,6 +101,18 @@ def test_where_the_last_epoch_is_the_best_its_weights_are_tested(train_alone: Tr
         pytest.approx(loss, abs=1e-6),
         pytest.approx(accuracy),
     )
+
+
+def test_slow_steps_are_seen_between_log_points(
+    train_alone: TrainAlone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0)
+    few = as_typed("dataset.train_limit=320 epochs=1 batch_size=32 max_steps=8 log_every=4")
+    done = train_alone(*few)
+    assert [step for step, _ in done.curve("running/loss")] == [4, 8]
+    speeds = done.curve("speed/running_samples_per_s")
+    assert {*range(1, 9)} == {step for step, _ in speeds}
+    assert min(speed for _, speed in speeds) > 0
 
 
 def test_it_works_with_nobody_looking_on(turning: Trained, train_alone: TrainAlone) -> None:

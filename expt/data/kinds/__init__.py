@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from expt.data.source import Source
 
 HeldOut = Annotated[Fraction, Key(evaluate=True, varies="split")]
+ValSplit = Annotated[
+    Literal["random", "last"],
+    Key(evaluate=True, varies="split", only_if={"dataset.val_split": "last"}),
+]
 TrainLimit = Annotated[Count | None, Key(fork="epoch", evaluate=True, varies="split")]
 Mean = Annotated[tuple[float, ...] | None, Key(evaluate=True)]
 Std = Annotated[tuple[Positive, ...] | None, Key(evaluate=True)]
@@ -56,6 +60,9 @@ class DatasetConfig:
         Key(evaluate=True, varies="repetition", cost=False, only_if={"dataset.folds": IS_SET}),
     ] = None
     sampling: Annotated[Literal["balanced"] | None, Key(fork="epoch", evaluate=True)] = None
+    shuffle: Annotated[
+        bool, Key(fork="epoch", evaluate=True, only_if={"dataset.shuffle": False})
+    ] = True
 
     TASKS: ClassVar[Collection[str]] = ("classification",)
     """The tasks that it can be trained for; a custom task takes any."""

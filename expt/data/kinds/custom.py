@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, DottedName
-from expt.data.kinds import DatasetConfig, HeldOut, Mean, Readers, Std, TrainLimit
+from expt.config.constraints import IS_SET, STRICT, DottedName, Key
+from expt.data.kinds import DatasetConfig, HeldOut, Mean, Readers, Std, TrainLimit, ValSplit
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Custom(DatasetConfig):
-    """A class that is built twice, with `train` and with `test` added to `kwargs`.
+    """A class that is built for each part, with `train`, `val` or `test` added to `kwargs`.
 
     With `num_classes` its samples are (inputs, label), else whatever the task takes.
     """
@@ -30,14 +30,29 @@ class Custom(DatasetConfig):
     num_classes: Annotated[int, Field(ge=2)] | None = None
     num_workers: Readers = "auto"
     val_fraction: HeldOut = 0.1
+    val_split: ValSplit = "random"
     train_limit: TrainLimit = None
     mean: Mean = None
     std: Std = None
     train: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": True})
-    test: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": False})
+    val: Annotated[
+        dict[str, Any] | None,
+        Key(only_if={"dataset.val": IS_SET}, example="'+dataset.val={split: val}'"),
+    ] = None
+    test: dict[str, Any] | None = dataclasses.field(default_factory=lambda: {"train": False})
     kwargs: dict[str, Any]
 
     TASKS = ("classification", "multilabel", "regression", "language_model", "segmentation")
+
+    @property
+    def may_have_val(self) -> bool:  # type: ignore[override]
+        return bool(self.val)
+
+    @property
+    def given(self) -> dict[str, dict[str, Any]]:
+        """The arguments of each part that there is."""
+        parts = {"train": self.train, "val": self.val or None, "test": self.test}
+        return {part: given for part, given in parts.items() if given is not None}
 
     @property
     def custom_class(self) -> str:

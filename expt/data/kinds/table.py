@@ -14,7 +14,7 @@ from expt.config.constraints import STRICT, Key, Name
 from expt.data.cache import of_content
 from expt.data.columns import may_be_ids
 from expt.data.image_files import warn_once
-from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise
+from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise, ValSplit
 from expt.data.rows import Rows, Wanted, load, word
 from expt.errors import DataError, listed
 
@@ -35,6 +35,7 @@ class _Table(DatasetConfig):
     standardise: Standardise
     standardise_targets: Standardise
     test_fraction: HeldOut
+    val_split: ValSplit = "random"
     mean: None = None  # of images
     std: None = None
 
@@ -89,18 +90,18 @@ class _Table(DatasetConfig):
         num_workers: int,
         trained_on: Mapping[str, Any] | None = None,
     ) -> Source:
-        """Return the rows, of which a part drawn alike for all runs is the test set."""
+        """Return the rows, of which a part drawn alike for all runs, or the last, is the test."""
         from expt.data import memory
 
         table = self.load(task, trained_on)
-        parts = memory.drawn_parts(table.features.shape[0], self.test_fraction)
+        parts = memory.parts_of(table.features.shape[0], self.test_fraction, self.val_split)
         return memory.of_rows(self, table, parts, device, trained_on)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the file and the row, counted from 1."""
-        from expt.data.memory import drawn_parts
+        from expt.data.memory import parts_of
 
-        parts = drawn_parts(self.load(task).features.shape[0], self.test_fraction)
+        parts = parts_of(self.load(task).features.shape[0], self.test_fraction, self.val_split)
         chosen: list[int] = parts["test" if split == "test" else "train"].tolist()
         return lambda index: {"path": str(self.file), "row": chosen[index] + 1}
 

@@ -27,8 +27,8 @@ REFRESH_S = 0.1
 WIDE, BAR = 100, 16
 """Columns of a terminal that has room for everything, and of the progress bar there."""
 BEST = tags.best("")
-PLAIN_LINE_S = EVERY_S
-"""Without a terminal: seconds between lines within a long epoch."""
+PLAIN_LINE_S = EVERY_S * 0.8
+"""Without a terminal: seconds between lines within a long epoch, but for those of a point."""
 MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
 """Read of a worker's log at a time, and at the end: endless output must not hold up the rest."""
 _KEPT_LONGEST = ("test", "val", "loss", "objective")
@@ -297,8 +297,9 @@ def found_in(data: Mapping[str, Any]) -> str:
     """Return how many samples a run has found, and how many classes, by its record."""
     sizes = {part: data.get(f"{part}_size") for part in ("train", "val", "test")}
     samples = ", ".join(f"{size:,} {part}" for part, size in sizes.items() if size)
-    names = data.get("class_names")
-    return f"{samples}; {len(names)} classes" if samples and names else samples
+    names, (most, share) = data.get("class_names"), data.get("majority") or ("", 0.0)
+    uneven = f", {share:.1%} of train are {most}" if most else ""
+    return f"{samples}; {len(names)} classes{uneven}" if samples and names else samples
 
 
 def _is_running(tag: str) -> bool:

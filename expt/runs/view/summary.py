@@ -56,6 +56,10 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         if f"loss/{split}" in values:
             numbers = (_number(values.get(f"{metric}/{split}", "")) for metric in metrics)
             table.add_row(*cells(split, *numbers, _epoch_of(split, result)))
+    if majority := (result.get("data") or {}).get("majority"):  # what a model has to be above
+        name, share = majority
+        shares = (_number(share) if metric == "accuracy" else "" for metric in metrics)
+        table.add_row(*cells("majority", *shares, f"{name}, in train"))
     console.print(table)
     for line in _facts(result):
         say(console, line)
