@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import (
     IS_GIVEN,
+    IS_SET,
     STRICT,
     Count,
     Folder,
