@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,10 @@ class Run:
         self.sums.redoes = self.learner.fit is not None
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
         self.directions = metrics_of(config.task)
-        self._is_at_best = False  # whether the model has the weights of the best evaluation
+        self._is_at_best, self._is_time_up = False, False
         self.history = build.build_history(config)
         self.early_stop = build.build_early_stop(config)
-        self.times, self._is_time_up = TrainingTimes(config), False
-        self._agreed: Collection[str] = ()
+        self.times, self._agreed = TrainingTimes(config), set[str]()
         self._batches: TimedBatches | None = None  # those left of the epoch
         self.health = RankHealth(
             self.learner, self.position, worker, check_weights=config.tensorboard.health
@@ -219,7 +218,7 @@ class Run:
         """Train until something is due: an evaluation, a checkpoint, the epoch's or run's end."""
         if self._batches is None:
             self._batches = self._begin_epoch()
-        self._is_at_best = False
+        self._is_at_best = False  # whether the model has the weights of the best evaluation
         train_epoch(
             self.learner,
             self._batches,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +130,14 @@ class Agreement:
         self.stopping = False
         """Whether the workers have agreed to stop, because one got a signal."""
 
-    def after_step(self, wishes: Collection[str]) -> Collection[str]:
+    def after_step(self, wishes: set[str]) -> set[str]:
         """Return the wishes of all; none where they don't meet after this step."""
         self._steps += 1
         if self._worker.world_size > 1 and self._steps < self._due:
-            return ()
+            return set()
         return self.meet(wishes)
 
-    def meet(self, wishes: Collection[str]) -> Collection[str]:
+    def meet(self, wishes: set[str]) -> set[str]:
         """Return those of WISHES that a worker has; a collective."""
         stop = self._asked_to_stop()
         if self._worker.world_size > 1:
@@ -147,7 +147,7 @@ class Agreement:
             *all_wishes, stops, slowest_s = collectives.max_across_workers(
                 [*mine, float(stop), step_s], self._worker.device
             )
-            wishes = [wish for wish, has in zip(WISHES, all_wishes, strict=True) if has]
+            wishes = {wish for wish, has in zip(WISHES, all_wishes, strict=True) if has}
             stop = stops > 0
             self._steps, self._since = 0, now
             self._due = max(1, min(1000, int(MEET_EVERY_S / max(slowest_s, 1e-6))))

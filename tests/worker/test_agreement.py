@@ -13,6 +13,9 @@ from tests.ranks import together
 from tests.worker.conftest import ALONE
 
 
+NONE = set[str]()
+
+
 def test_a_single_worker_decides_after_every_step() -> None:
     asked: list[bool] = []
     alone = Agreement(ALONE, asked_to_stop=lambda: bool(asked))
@@ -23,10 +26,10 @@ def test_a_single_worker_decides_after_every_step() -> None:
     ]
     assert not alone.stopping
     asked.append(True)
-    assert not alone.after_step(())
+    assert not alone.after_step(set())
     assert alone.stopping
     asked.clear()
-    assert not alone.meet(())
+    assert not alone.meet(set())
     assert alone.stopping, "what was agreed on stays"
 
 
@@ -51,20 +54,20 @@ def test_all_save_and_stop_after_the_same_step(
         for _ in range(6):
             clock.now += 0.125 if worker.rank == 1 else 0.001
             wishes = ({"end"}, {"save"})[worker.rank]
-            done.append(({*asked.after_step(wishes)}, asked.stopping))
-        return [*done, ({*asked.meet(())}, asked.stopping)]
+            done.append((asked.after_step(wishes), asked.stopping))
+        return [*done, (asked.meet(set()), asked.stopping)]
 
     both = together(tmp_path, 2, each)
-    of_both, none = {"save", "end"}, set[str]()
+    of_both = {"save", "end"}
     expected = [
         (of_both, False),
-        (none, False),
+        (NONE, False),
         (of_both, False),
-        (none, False),
+        (NONE, False),
         (of_both, True),
-        (none, True),
+        (NONE, True),
     ]
-    assert both == [[*expected, (none, True)]] * 2
+    assert both == [[*expected, (NONE, True)]] * 2
 
 
 def test_fast_steps_do_not_put_a_meeting_off_for_ever(
