@@ -157,17 +157,43 @@ def broadcast_parameters(module: nn.Module) -> None:
     broadcast([*module.parameters(), *module.buffers()])
 
 
-@torch.no_grad()
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
     """Copy rank 0's `tensors` into every worker's, one bucket of one data type at a time."""
-    if not dist.is_initialized():
-        return
+    if dist.is_initialized():
+        _flattened(tensors, functools.partial(dist.broadcast, src=0))
+
+
+def average(values: torch.Tensor) -> None:
+    """Replace `values` by their mean over all workers."""
+    dist.all_reduce(values.div_(dist.get_world_size()))
+
+
+def average_gradients(
+    parameters: Sequence[nn.Parameter], average: Callable[[torch.Tensor], object] = average
+) -> None:
+    """Average gradients over all workers by `average`; one that a worker lacks counts as 0 there.
+
+    What no worker has stays missing. Waits for the device only where this worker lacks one.
+    """
+    lacking = [index for index, one in enumerate(parameters) if one.grad is None]
+    has = torch.ones(len(parameters), device=parameters[0].device)
+    for index in lacking:
+        has[index], parameters[index].grad = 0, torch.zeros_like(parameters[index])
+    _flattened([has, *(cast("torch.Tensor", one.grad) for one in parameters)], average)
+    for index in lacking:
+        if not has[index]:
+            parameters[index].grad = None
+
+
+@torch.no_grad()
+def _flattened(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
+    """Change `tensors` as `change` does one vector, a bucket of one data type at a time."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for same in itertools.chain.from_iterable(map(_in_buckets, by_dtype.values())):
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        dist.broadcast(flat, src=0)
+        change(flat)
         parts = flat.split([tensor.numel() for tensor in same])
         for tensor, part in zip(same, parts, strict=True):
             tensor.copy_(part.view_as(tensor))

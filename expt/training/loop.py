@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
-from expt.training.learner import Add, Evaluator, Learner, Position, training_only
+from expt.training.learner import Add, Evaluator, Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.parameter_groups import members
 
@@ -120,41 +119,50 @@ def _by_closure(
     return True
 
 
+class _Phase(NamedTuple):
+    """An update of a step that has several."""
+
+    name: str
+    trained: Sequence[nn.Parameter]
+    outputs: Sequence[dict[str, Any]]
+    """What it and earlier phases hand on, for each micro-batch."""
+
+
 def _through_phases(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> bool:
     """Update for each phase in order; return False only if every update was skipped."""
-    every = frozenset[nn.Parameter]().union(*learner.phases.values())
-    losses: dict[str, Sum] = {}
-    moved = False
-    for name, trained in learner.phases.items():
-        note = functools.partial(_note, losses, name)
-        with training_only(trained, every):
-            accumulate_gradients(learner, batch, note, phase=name)
-            on_gradients()
-            moved |= update(learner)
-    sums.add(learner.task.loss(losses, batch), losses, batch)
+    parts, moved = _micro_batches(learner, batch), False
+    outputs: list[dict[str, Any]] = [{} for _ in parts]
+    for name, parameters in learner.phases.items():
+        trained = [each for each in parameters if each.requires_grad]
+
+        def note(loss: Sum, found: Any, *_: object, name: str = name) -> None:
+            found[name] = loss[0].detach(), loss[1]
+
+        accumulate_gradients(learner, batch, note, _Phase(name, trained, outputs))
+        on_gradients()
+        moved |= update(learner)
+    for index, (part, found) in enumerate(zip(parts, outputs, strict=True)):
+        sums.add(learner.task.loss(found, part), found, part, index == 0)
     return moved
 
 
-def _note(losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch, __: bool) -> None:
-    if part.weightless and phase in losses:
-        return
-    before, total = losses.get(phase), loss[0].detach()
-    losses[phase] = (total, loss[1]) if before is None else (before[0] + total, before[1] + loss[1])
+def _micro_batches(learner: Learner, batch: Batch) -> list[Batch]:
+    count, size = learner.gradient_accumulation, learner.world_size
+    return micro_batches(batch, count, size, interleaved=learner.interleaved)
 
 
 def accumulate_gradients(
-    learner: Learner, batch: Batch, add: Add, phase: str | None = None
+    learner: Learner, batch: Batch, add: Add, phase: _Phase | None = None
 ) -> None:
     """Run forward and backward on this worker's share of a global batch.
 
     `add` gets the loss and the outputs of each micro-batch, and whether it is the first. Waits for
     nothing. Raises ConfigError as `_all_reduce`.
     """
-    task, count = learner.task, learner.gradient_accumulation
-    parts = micro_batches(batch, count, learner.world_size, interleaved=learner.interleaved)
-    # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
+    task, parts = learner.task, _micro_batches(learner, batch)
+    # Gradients are averaged over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
     whole_weight = learner.world_size / batch.global_size
     weights = list[Tensor | float]()
@@ -163,15 +171,18 @@ def accumulate_gradients(
         with _all_reduce(learner, index) if last else _without_all_reduce(learner):
             with learner.precision.autocast():
                 if phase is not None:
-                    outputs = None
-                    loss = cast(PhasedTask, task).phase(phase, learner.parallel, part)
+                    outputs = phase.outputs[index]
+                    loss = cast(PhasedTask, task).phase(phase.name, learner.parallel, part, outputs)
                 else:
                     outputs = task.forward(learner.parallel, part)
                     loss = task.training_loss(outputs, part)
             check_loss(loss, task)
-            learner.precision.backward(loss[0], 0.0 if part.weightless else whole_weight)
+            weight = 0.0 if part.weightless else whole_weight
+            learner.precision.backward(loss[0], weight, phase.trained if phase else ())
         add(loss, outputs, part, index == 0)
         weights.append(0.0 if part.weightless else loss[1])
+    if phase is not None:
+        learner.average_gradients(phase.trained)
     if not task.weight_is_samples:
         _divide_by_weight(learner, batch.global_size, weights)
 

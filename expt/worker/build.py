@@ -195,6 +195,7 @@ def build_learner(
         trained=trained_names(module),
         has_closure=_has_closure(optimizer, config, precision, phases),
         phases=phases,
+        average_gradients=parallel.averaging(worker, memory),
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
         compiled=bool(compiled),
@@ -285,10 +286,10 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
     if not task.phases:
         return {}
     name = type(task).__name__
-    if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:
+    if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.comm_hook:
         raise ConfigError(
             f"{name}.phases: go with strategy=ddp only, and with neither on_nan=skip nor"
-            " ddp.static_graph=true; leave them out"
+            " ddp.comm_hook; leave them out"
         )
     return parameters_of(task.phases, module)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -151,7 +151,7 @@ def parallelise(
 ) -> tuple[nn.Module, Callable[[int], float | None]]:
     """Return the model that is trained, and what measures the averaging of gradients; see Learner.
 
-    With `phases` some parameters are unused in a backward pass.
+    With `phases` each averages its own; see collectives.average_gradients.
     """
     if config.strategy == "dp":
         if worker.world_size > 1:  # as torchrun starts it
@@ -166,11 +166,14 @@ def parallelise(
         parameter.requires_grad for parameter in module.parameters()
     ):
         return module, lambda _: 0.0
+    if phases:
+        collectives.broadcast_parameters(module)
+        return module, lambda _: memory.spent_s if memory else None
     data_parallel = patches.data_parallel if config.patches.unguarded else DistributedDataParallel
     parallel = data_parallel(
         module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
-        find_unused_parameters=config.ddp.find_unused_parameters or phases,
+        find_unused_parameters=config.ddp.find_unused_parameters,
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
@@ -182,6 +185,16 @@ def parallelise(
         parallel.register_comm_hook(memory, average_gradients)
         return parallel, lambda _: memory.spent_s
     return parallel, lambda _: None
+
+
+def averaging(
+    worker: Worker, memory: SharedMemory | None
+) -> Callable[[Sequence[nn.Parameter]], None]:
+    """Return what averages the gradients of a phase over all workers."""
+    if worker.world_size == 1:
+        return lambda _: None
+    average = memory.average if memory else collectives.average
+    return functools.partial(collectives.average_gradients, average=average)
 
 
 def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
