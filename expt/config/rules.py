@@ -169,12 +169,12 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
 
 
 def _batch(config: RunConfig, machine: Machine) -> Problems:
-    parts = config.world_size * config.gradient_accumulation
+    parts = config.world_size * config.micro_batches
     share, rest = divmod(config.batch_size, parts)
     if rest or not share:
         by = f"{config.world_size} workers"
-        if config.gradient_accumulation > 1:
-            by += f" x {config.gradient_accumulation} micro-batches (gradient_accumulation)"
+        if config.micro_batches > 1:
+            by += f" x {config.micro_batches} micro-batches (gradient_accumulation)"
         near = f"{share * parts} or {(share + 1) * parts}" if share else f"{parts}"
         why = f"the global batch must be a multiple of {parts}, for {by}"
         yield "batch_size", why, f"use {near}"
@@ -187,6 +187,15 @@ def _batch(config: RunConfig, machine: Machine) -> Problems:
     if config.print_every and config.print_every % config.log_every:
         why = f"prints what is logged, every log_every={config.log_every} steps"
         yield "print_every", why, f"use a multiple of it, or log_every={config.print_every}"
+
+
+def _fitting(config: RunConfig, machine: Machine) -> Problems:
+    """gradient_accumulation=auto averages once all workers know that their micro-batches fit."""
+    has_own = config.ddp.comm_hook or config.compile in ("reduce-overhead", "max-autotune")
+    has_own = has_own or config.batch_norm != "per_worker" or config.strategy != "ddp"
+    if config.gradient_accumulation == "auto" and has_own:
+        why = "needs strategy=ddp, batch_norm=per_worker, ddp.comm_hook=null and no CUDA graphs"
+        yield "gradient_accumulation", why, "give a number, such as gradient_accumulation=2"
 
 
 def _schedule(config: RunConfig, machine: Machine) -> Problems:
@@ -323,6 +332,6 @@ def _count(number: int, noun: str) -> str:
 
 _ALWAYS = (_gpus, _workers, _compile, _model, _fits_samples, _folds)
 _TRAINING = (
-    *(_sharding, _data_parallel, _optimizer, _batch, _schedule),
+    *(_sharding, _data_parallel, _optimizer, _batch, _fitting, _schedule),
     *(_of_classes, _transforms, _measured),
 )

@@ -26,7 +26,7 @@ from expt.config.constraints import (
 from expt.config.groups import GROUPS
 
 SHARDED = ("fsdp", "hsdp")
-TrackerName = Literal["mlflow", "wandb"]
+TrackerName = Literal["mlflow", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
 
@@ -49,6 +49,16 @@ class Wandb:
     group: str | None = None
     tags: tuple[str, ...] = ()
     mode: Literal["online", "offline"] | None = None
+    checkpoints: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Trackio:
+    """Where trackio's copy goes; None is what trackio's own variables say."""
+
+    project: str | None = None
+    space_id: str | None = None
+    group: str | None = None
     checkpoints: bool = False
 
 
@@ -163,7 +173,7 @@ class RunConfig:
     gradient_clip: Annotated[Positive | None, Key(cost=False)]
     gradient_clip_value: Annotated[Positive | None, Key(cost=False)] = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    gradient_accumulation: Annotated[Count, Key(resume=True)]
+    gradient_accumulation: Annotated[Literal["auto"] | Count, Key(resume=True)]
     activation_checkpointing: Annotated[
         Literal["auto"] | tuple[Regex, ...],
         Key(result="none", example="'activation_checkpointing=[\"blocks\\..*\"]'"),
@@ -183,6 +193,7 @@ class RunConfig:
     send: Annotated[tuple[TrackerName, ...], Key(result="none", example="send=[mlflow]")] = ()
     mlflow: Annotated[MLflow, Key(result="none")] = dataclasses.field(default_factory=MLflow)
     wandb: Annotated[Wandb, Key(result="none")] = dataclasses.field(default_factory=Wandb)
+    trackio: Annotated[Trackio, Key(result="none")] = dataclasses.field(default_factory=Trackio)
     print_every: Annotated[Count | None, Key(result="none")]
     amp: Annotated[bool | Literal["bf16", "fp16"], Key(evaluate=True)]
     compile: Annotated[
@@ -221,11 +232,16 @@ class RunConfig:
         return self.strategy in SHARDED
 
     @property
+    def micro_batches(self) -> int:
+        """How many micro-batches a worker divides its batch into; auto begins with one."""
+        return 1 if self.gradient_accumulation == "auto" else self.gradient_accumulation
+
+    @property
     def samples_per_evaluation(self) -> int | None:
         """How many samples a worker evaluates at a time; None leaves it to their loader."""
         if self.eval_batch_size != "auto":
             return self.eval_batch_size
-        at_a_time = self.batch_size // (self.world_size * self.gradient_accumulation)
+        at_a_time = self.batch_size // (self.world_size * self.micro_batches)
         return max(1, at_a_time) if self.dataset.custom_class else None
 
     @property

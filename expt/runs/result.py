@@ -193,6 +193,8 @@ class Record(Provenance, total=False):
     attempts: int
     until_epoch: int
     """The epoch after which this attempt pauses; missing where it goes to the run's end."""
+    micro_batch_size: int
+    """Samples at a time for which a worker had memory, of gradient_accumulation=auto."""
     resumed_from: Resumed
     weights_from: Begun
     forked_from: Forked

@@ -101,7 +101,9 @@ def sum_across_workers(values: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def max_across_workers(values: Sequence[float], device: torch.device) -> list[float]:
+def max_across_workers(
+    values: Sequence[float], device: torch.device, group: dist.ProcessGroup | None = None
+) -> list[float]:
     """Return the largest of every worker's `values`, element by element, in one collective.
 
     Waits for the device.
@@ -109,7 +111,7 @@ def max_across_workers(values: Sequence[float], device: torch.device) -> list[fl
     if not dist.is_initialized():
         return list(values)
     largest = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
     return cast("list[float]", largest.tolist())
 
 
@@ -158,36 +160,40 @@ def broadcast_parameters(module: nn.Module) -> None:
 
 
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Copy rank 0's `tensors` into every worker's, one bucket of one data type at a time."""
+    """Copy rank 0's `tensors` into every worker's; a collective."""
     if dist.is_initialized():
-        _flattened(tensors, functools.partial(dist.broadcast, src=0))
+        _change(tensors, lambda flat: dist.broadcast(flat, src=0))
 
 
-def average(values: torch.Tensor) -> None:
-    """Replace `values` by their mean over all workers."""
-    dist.all_reduce(values.div_(dist.get_world_size()))
+def average(
+    tensors: Iterable[torch.Tensor], mean: Callable[[torch.Tensor], object] | None = None
+) -> None:
+    """Replace `tensors` by their mean over all workers, such as `mean` makes of a vector."""
+    _change(tensors, mean or (lambda flat: dist.all_reduce(flat.div_(dist.get_world_size()))))
 
 
 def average_gradients(
-    parameters: Sequence[nn.Parameter], average: Callable[[torch.Tensor], object] = average
+    mean: Callable[[torch.Tensor], object] | None, parameters: Sequence[nn.Parameter]
 ) -> None:
-    """Average gradients over all workers by `average`; one that a worker lacks counts as 0 there.
+    """Average gradients over all workers, as `average`; where one is missing it counts as 0.
 
     What no worker has stays missing. Waits for the device only where this worker lacks one.
     """
+    if not dist.is_initialized():
+        return
     lacking = [index for index, one in enumerate(parameters) if one.grad is None]
     has = torch.ones(len(parameters), device=parameters[0].device)
     for index in lacking:
         has[index], parameters[index].grad = 0, torch.zeros_like(parameters[index])
-    _flattened([has, *(cast("torch.Tensor", one.grad) for one in parameters)], average)
+    average([has, *(cast("torch.Tensor", one.grad) for one in parameters)], mean)
     for index in lacking:
         if not has[index]:
             parameters[index].grad = None
 
 
 @torch.no_grad()
-def _flattened(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
-    """Change `tensors` as `change` does one vector, a bucket of one data type at a time."""
+def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
+    """Change `tensors` in place, one bucket of one data type at a time."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)

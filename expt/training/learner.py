@@ -58,6 +58,8 @@ class Learner(Evaluator):
     """When the schedule advances; after an epoch that is once it has been evaluated."""
     compiled: bool = False
     gradient_accumulation: int = 1
+    fit: Callable[[Callable[[int], Any], Batch], Any] | None = None
+    """Calls the passes of a step with as many micro-batches as fit, then averages gradients."""
     interleaved: bool = False
     """Whether micro-batches are such that their statistics don't depend on the workers."""
     average_statistics: Callable[[], None] = lambda: None

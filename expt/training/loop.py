@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -101,6 +102,8 @@ def _by_closure(
         def add(loss: Sum, outputs: Any, part: Batch, begins_step: bool) -> None:
             if is_first:
                 sums.add(loss, outputs, part, begins_step)
+            if begins_step:
+                sum_and_weight.clear()
             if not part.weightless:
                 both = (loss[0].detach(), torch.as_tensor(loss[1], device=loss[0].device))
                 sum_and_weight.append(torch.stack([each.double() for each in both]))
@@ -132,7 +135,7 @@ def _through_phases(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> bool:
     """Update for each phase in order; return False only if every update was skipped."""
-    parts, moved = _micro_batches(learner, batch), False
+    parts, moved = _micro_batches(learner, batch, learner.gradient_accumulation), False
     outputs: list[dict[str, Any]] = [{} for _ in parts]
     for name, parameters in learner.phases.items():
         trained = [each for each in parameters if each.requires_grad]
@@ -148,8 +151,8 @@ def _through_phases(
     return moved
 
 
-def _micro_batches(learner: Learner, batch: Batch) -> list[Batch]:
-    count, size = learner.gradient_accumulation, learner.world_size
+def _micro_batches(learner: Learner, batch: Batch, count: int) -> list[Batch]:
+    size = learner.world_size
     return micro_batches(batch, count, size, interleaved=learner.interleaved)
 
 
@@ -158,11 +161,24 @@ def accumulate_gradients(
 ) -> None:
     """Run forward and backward on this worker's share of a global batch.
 
-    `add` gets the loss and the outputs of each micro-batch, and whether it is the first. Waits for
-    nothing. Raises ConfigError as `_all_reduce`.
+    `add` gets the loss and the outputs of each micro-batch, and whether it is the first, which may
+    come again with `learner.fit`. Waits for nothing else. Raises ConfigError as `_all_reduce`.
     """
-    task, parts = learner.task, _micro_batches(learner, batch)
-    # Gradients are averaged over workers, whose parts may differ in size: weighted so, the mean is
+    passes = functools.partial(_passes, learner, batch, add, phase)
+    count = learner.gradient_accumulation
+    weights = learner.fit(passes, batch) if learner.fit else passes(count)
+    if phase is not None:
+        learner.average_gradients(phase.trained)
+    if not learner.task.weight_is_samples:
+        _divide_by_weight(learner, batch.global_size, weights)
+
+
+def _passes(
+    learner: Learner, batch: Batch, add: Add, phase: _Phase | None, count: int
+) -> list[Tensor | float]:
+    """Run forward and backward on each of `count` micro-batches; return their weights."""
+    task, parts = learner.task, _micro_batches(learner, batch, count)
+    # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
     whole_weight = learner.world_size / batch.global_size
     weights = list[Tensor | float]()
@@ -181,10 +197,7 @@ def accumulate_gradients(
             learner.precision.backward(loss[0], weight, phase.trained if phase else ())
         add(loss, outputs, part, index == 0)
         weights.append(0.0 if part.weightless else loss[1])
-    if phase is not None:
-        learner.average_gradients(phase.trained)
-    if not task.weight_is_samples:
-        _divide_by_weight(learner, batch.global_size, weights)
+    return weights
 
 
 def update(learner: Learner) -> bool:
@@ -258,7 +271,7 @@ def warm_up_buckets(
     nothing for fewer than three workers. The effect on buffers must be undone.
     """
     # Where it looks for unused parameters, as for phases, it sorts nothing.
-    if learner.world_size <= 2 or learner.phases or learner.shards > 1:
+    if learner.world_size <= 2 or learner.phases or learner.shards > 1 or learner.fit:
         return
     part = max(learner.gradient_accumulation, batch_size // learner.world_size)
     accumulate_gradients(
@@ -283,8 +296,14 @@ def _all_reduce(learner: Learner, earlier: int) -> Iterator[None]:
     yield
     for hook in hooks:
         hook.remove()
-    if unused := {p for p in trained if p.grad is None or (earlier and p not in reached)}:
-        names = [name for name, p in learner.module.named_parameters() if p in unused]
+    unused = {p for p in trained if p.grad is None or (earlier and p not in reached)}
+    refuse_unused(learner.module, unused)
+
+
+def refuse_unused(module: nn.Module, unused: set[Tensor]) -> None:
+    """Raise ConfigError where there are `unused` parameters."""
+    if unused:
+        names = [name for name, p in module.named_parameters() if p in unused]
         raise ConfigError(
             f"these parameters got no gradient, they took no part in the loss: {listed(names)};"
             " use ddp.find_unused_parameters=true, or remove them from the model"

@@ -79,7 +79,7 @@ def compare(
         amp=False,
         compile=False,
         callbacks=(),
-        gradient_accumulation=min(config.gradient_accumulation, 2 if batch.size >= 4 else 1),
+        gradient_accumulation=min(config.micro_batches, 2 if batch.size >= 4 else 1),
         ddp=dataclasses.replace(config.ddp, shared_memory=False),
         sharding=dataclasses.replace(config.sharding, param_dtype="auto", reduce_dtype="float32"),
     )

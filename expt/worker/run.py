@@ -38,6 +38,7 @@ from expt.worker import (
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
+from expt.worker.parallel import Fitting
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, History, Record, tagged
 from expt.worker.steps import Agreement, SaveTimes, StepProfiler, Steps
@@ -84,6 +85,7 @@ class Run:
         self.position = build.build_position(config, self.data)
         self.plan = optim.plan(config.scheduler, **self.position.length)
         self.sums = Sums(self.learner.task, worker.device, finite_only=config.on_nan == "skip")
+        self.sums.redoes = self.learner.fit is not None
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
         self.directions = metrics_of(config.task)
         self._is_at_best = False  # whether this process has just trained the best epoch
@@ -180,6 +182,8 @@ class Run:
                 saved.get("early_stop") or EarlyStop(None, {}).state_dict()
             )
         self.callbacks.load_state_dict(saved.get("callbacks", []))
+        if isinstance(self.learner.fit, Fitting):
+            self.learner.fit.at_a_time = saved.get("micro_batch_size")
         self.learner.precision.skipped.fill_(
             saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0))
         )
@@ -356,7 +360,13 @@ class Run:
             more["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:
             more["callbacks"] = self.callbacks.state_dict()
-        return {**history, **more}
+        return {**history, **more, **self._micro_batch}
+
+    @property
+    def _micro_batch(self) -> dict[str, int]:
+        """What gradient_accumulation=auto has found."""
+        size = self.learner.fit.at_a_time if isinstance(self.learner.fit, Fitting) else None
+        return {"micro_batch_size": size} if size else {}
 
     def _refuse_loss(self, values: Averages) -> None:
         if values.has_weight and not math.isfinite(values.loss):
@@ -381,6 +391,7 @@ class Run:
         images = self.position.samples(self.config.batch_size, self.data.train.size)
         return {
             **history.reached,
+            **self._micro_batch,
             "stopped_early": None if self.position.is_run_done else self.early_stop.stopped,
             "eval_s": history.eval_s,
             "dashboard_s": self.observer.spent_s + self.health.spent_s,

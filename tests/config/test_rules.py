@@ -119,6 +119,25 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
             "gradient_accumulation": 3},
         "batch_norm_group=5: ",
     ),
+    "micro-batches of shards": (
+        machine(0), {"gradient_accumulation": "auto"},
+        {"gradient_accumulation": "auto", "strategy": "fsdp", "world_size": 2},
+        "gradient_accumulation=auto: ",
+    ),
+    "statistics of micro-batches": (
+        machine(0), {"batch_norm": "sync"},
+        {"gradient_accumulation": "auto", "batch_norm": "sync"}, "gradient_accumulation=auto: ",
+    ),
+    "compressed micro-batches": (
+        machine(0), {"ddp": {"comm_hook": "bf16"}},
+        {"gradient_accumulation": "auto", "ddp": {"comm_hook": "bf16"}},
+        "gradient_accumulation=auto: ",
+    ),
+    "micro-batches in CUDA graphs": (
+        machine(1), {"gradient_accumulation": "auto", "compile": True},
+        {"gradient_accumulation": "auto", "compile": "reduce-overhead"},
+        "gradient_accumulation=auto: ",
+    ),
     "powersgd after a nan": (
         machine(0), {"on_nan": "stop", "ddp": {"comm_hook": "powersgd"}},
         {"on_nan": "skip", "ddp": {"comm_hook": "powersgd"}}, "on_nan=skip: ",

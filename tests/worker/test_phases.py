@@ -96,6 +96,7 @@ def test_the_same_on_any_number_of_workers(
         ("Forgetful", [], r"^phases: generator: '\^genrator' .* Did you mean 'generator'"),
         ("Partial", [], r"^phases: no phase trains generator\.0\.weight, generator\.0\.bias,"),
         ("Adversarial", ["on_nan=skip"], r"^Adversarial\.phases: "),
+        ("Adversarial", ["gradient_accumulation=auto"], r"^Adversarial\.phases: "),
     ],
 )
 def test_phases_that_cannot_be_meant(
