@@ -27,7 +27,7 @@ from expt.config.constraints import (
 from expt.config.groups import GROUPS
 
 SHARDED = ("fsdp", "hsdp")
-TrackerName = Literal["mlflow", "wandb"]
+TrackerName = Literal["mlflow", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
 
@@ -50,6 +50,16 @@ class Wandb:
     group: str | None = None
     tags: tuple[str, ...] = ()
     mode: Literal["online", "offline"] | None = None
+    checkpoints: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Trackio:
+    """Where trackio's copy goes; None is what trackio's own variables say."""
+
+    project: str | None = None
+    space_id: str | None = None
+    group: str | None = None
     checkpoints: bool = False
 
 
@@ -184,6 +194,7 @@ class RunConfig:
     send: Annotated[tuple[TrackerName, ...], Key(result="none", example="send=[mlflow]")] = ()
     mlflow: Annotated[MLflow, Key(result="none")] = dataclasses.field(default_factory=MLflow)
     wandb: Annotated[Wandb, Key(result="none")] = dataclasses.field(default_factory=Wandb)
+    trackio: Annotated[Trackio, Key(result="none")] = dataclasses.field(default_factory=Trackio)
     print_every: Annotated[Count | None, Key(result="none")]
     amp: Annotated[bool | Literal["bf16", "fp16"], Key(evaluate=True)]
     compile: Annotated[

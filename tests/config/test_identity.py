@@ -60,7 +60,7 @@ IN_NO_IDENTITY = {
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
 }  # fmt: skip
 """With all keys below the following."""
-NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", "mlflow", "wandb")
+NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", "mlflow", "wandb", "trackio")
 WITHOUT_EFFECT = {  # as no other key is set with which they have one
     "base_batch_size", "batch_norm_group", "dataset.augment.padding_mode", "dataset.fold",
     "ddp.find_unused_parameters", "ddp.static_graph", "ddp.gradient_as_bucket_view",
@@ -278,7 +278,7 @@ def test_hyperparameters_carry_the_keys_that_a_person_types() -> None:
         ("ddp.comm_hook", {"bf16", "fp16", "powersgd", "null"}),
         ("optimizer.nesterov", {"true", "false"}),
         ("tensorboard.graph", {"true", "false", "auto"}),
-        ("send", {"mlflow", "wandb"}),
+        ("send", {"mlflow", "wandb", "trackio"}),
         ("epochs", set()),
         ("model", set()),
         ("model.nowhere", set()),
