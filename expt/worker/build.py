@@ -67,6 +67,7 @@ def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lam
             eval_batch_size=config.samples_per_evaluation,
             mixup=config.mixup,
             cutmix=config.cutmix,
+            overfit_batches=config.overfit_batches,
         )
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
     if worker.rank == 0 and config.eval_split == "val":

@@ -4,6 +4,7 @@ step is done again as if nothing had been."""
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from expt.errors import ConfigError, OutOfMemory
+from expt.errors import ConfigError, OutOfMemory, RunFailed
 from expt.runs import checkpoint
 from expt.tasks.classification import Classification
 from expt.worker import build, parallel
@@ -140,3 +141,10 @@ def test_a_command(trained: Trained, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err.count(AUTO) == 1
     with pytest.raises(OutOfMemory, match="rank 1 of 2"):
         trained(*words, *of("Hungry", most=0, rank=1), name="failed")
+
+
+def test_torch_names_the_operation_whose_gradient_is_nan(trained: Trained, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="SqrtBackward0"):
+        trained(*SHORT, *of("Undefined"), "detect_anomaly=true", "world_size=1")
+    log = (tmp_path / "run/logs/0/0/stderr.log").read_text()
+    assert "odd_models.py" in log.partition("Traceback of forward call")[2]
