@@ -301,6 +301,9 @@ def _measured(config: RunConfig, machine: Machine) -> Problems:
     if "test" in splits and getattr(dataset, "test_fraction", 1) == 0:
         key = "eval_split" if config.eval_split == "test" else "objective"
         yield key, "dataset.test_fraction=0.0 leaves no test set", "use dataset.test_fraction=0.2"
+    if "test" in splits and config.overfit_batches:
+        fix = "use eval_split=val objective=auto"
+        yield "overfit_batches", "evaluates on val, which is these batches", fix
     each_time = measured_each_time(config)
     watched = {"objective": (config.objective, [*each_time, *_tags(config, ["test"])])}
     if config.early_stop is not None:

@@ -232,6 +232,10 @@ class RunConfig:
     max_restarts: Annotated[int, Field(ge=0), Key(result="none", evaluated_as="0")]
     timeout_s: Annotated[Positive, Key(result="none", evaluate=True)]
     profile: Annotated[bool, Key(result="none", evaluated_as="false")]
+    overfit_batches: Annotated[
+        Count | None, Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET})
+    ] = None
+    detect_anomaly: Annotated[bool, Key(result="none", evaluated_as="false")] = False
     debug: Annotated[bool, Key(result="none", evaluated_as="false")]
     preflight: Annotated[bool, Key(result="none")] = False
     secrets: Annotated[dict[str, str], Key(result="none")] = dataclasses.field(

@@ -138,6 +138,10 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         {"gradient_accumulation": "auto", "compile": "reduce-overhead"},
         "gradient_accumulation=auto: ",
     ),
+    "a test of few batches": (
+        machine(0), {"overfit_batches": 2}, {"overfit_batches": 2, "eval_split": "test"},
+        "overfit_batches=2: ",
+    ),
     "powersgd after a nan": (
         machine(0), {"on_nan": "stop", "ddp": {"comm_hook": "powersgd"}},
         {"on_nan": "skip", "ddp": {"comm_hook": "powersgd"}}, "on_nan=skip: ",

@@ -12,18 +12,13 @@ from expt.worker.steps import Agreement
 from tests.ranks import together
 from tests.worker.conftest import ALONE
 
-
 NONE = set[str]()
 
 
 def test_a_single_worker_decides_after_every_step() -> None:
     asked: list[bool] = []
     alone = Agreement(ALONE, asked_to_stop=lambda: bool(asked))
-    assert [{*alone.after_step(wishes)} for wishes in ([], ["save"], [])] == [
-        set(),
-        {"save"},
-        set(),
-    ]
+    assert [alone.after_step(wishes) for wishes in (NONE, {"save"}, NONE)] == [NONE, {"save"}, NONE]
     assert not alone.stopping
     asked.append(True)
     assert not alone.after_step(set())
