@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from expt.command import terminal
 from expt.config.constraints import word
 from expt.config.identity import identity, shown
 from expt.config.keys import flat, meaning_in
@@ -50,6 +51,13 @@ def preflight(
     if rows := [(alike, each) for alike, each in tried if not each.error]:
         count = "runs" if total is None else "tried"
         console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
+    terminal.put(
+        preflight=[
+            {"run": alike[0].name, "count": len(alike), "metrics": each.record["metrics"]}
+            | {"seconds": each.seconds(request_of(alike[0]))}
+            for alike, each in rows
+        ]
+    )
     able = [(request_of(job), each) for alike, each in rows for job in alike]
     lengths = [(request.config, each.seconds(request)) for request, each in able]
     _print_total(console, lengths, machine, options, total)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from expt import machine, progress
+from expt.command import terminal
 from expt.command.conclusion import conclude, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
@@ -81,6 +82,7 @@ def _judge(asked: argparse.Namespace) -> None:
         found = comparison.verdicts(kept, asked.metric)
     except ConfigError as error:
         raise ConfigError("; ".join([str(error), *notes])) from None
+    terminal.put(verdict=comparison.verdict_records(found))
     console = wide_console()
     console.print(comparison.verdict_table(found))
     for line in (*found.notes, *notes):
@@ -126,6 +128,7 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     Raises ConfigError where a folder holds no run, or a key or a format is not known.
     """
     runs = [run for folder in asked.folders for run in _below(folder)]
+    terminal.put_runs((run.folder, run.result) for run in runs)
     is_plain = not (asked.sort or asked.reverse or asked.filter or asked.csv or asked.plot)
     if len(asked.folders) == 2 and len(runs) == 2 and is_plain:
         console.print(side_by_side(*runs))
@@ -133,6 +136,7 @@ def report(console: Console, asked: argparse.Namespace) -> None:
         print_stale(console, stale((run.folder, run.result) for run in runs))
         return
     runs = _asked_for(runs, asked)
+    terminal.put_runs((run.folder, run.result) for run in runs)
     if asked.csv == "-":
         sys.stdout.write(listing_csv(runs))
         return

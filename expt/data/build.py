@@ -123,13 +123,15 @@ def build(
     num_workers: int = 0,
     mixup: float | None = None,
     cutmix: float | None = None,
+    overfit_batches: int | None = None,
     **options: Any,
 ) -> Data:
     """Return the loaders of `dataset` on one worker.
 
     `options` are those of LoaderOptions that the dataset does not give, of training; `num_workers`
     processes read for this worker. The `task` says what targets are. `mixup` and `cutmix` are of
-    training only. Raise DataError for the data, ConfigError for keys that do not fit it.
+    training only. With `overfit_batches` each epoch has the first of these batches, which val has,
+    too. Raise DataError for the data, ConfigError for keys that do not fit it.
     """
     given = LoaderOptions(mean=dataset.mean, std=dataset.std, **options)
     source = dataset.open(task, given.device, num_workers)
@@ -138,13 +140,9 @@ def build(
         look_at_all(dataset, source.pictures)
     train_idx, val_idx = split_samples(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
-    is_counted = source.train.size is not None
-    if not (is_counted or given.epoch_steps):
-        raise ConfigError(
-            f"dataset._target_={dataset.custom_class}: has no __len__ that says where an epoch"
-            " ends; give epoch_steps, or max_steps for a run of one epoch"
-        )
-    if given.drop_last and is_counted:
+    if source.train.size is None:
+        refuse_uncounted(dataset, given.epoch_steps, overfit_batches)
+    elif given.drop_last:
         check_batch(len(train_idx), given.batch_size, given.batch_parts)
     if given.shard.rank == 0:
         fills = given.batch_size if given.drop_last else 1
@@ -159,12 +157,17 @@ def build(
         mixing=mixing_of(source, mixup, cutmix),
     )
     val, test = (part and part.whole(in_order) for part in (source.val, source.test))
+    if overfit_batches:
+        order = source.train.load(train_idx, to_train).order(epoch=1)
+        train_idx = val_idx = order[: overfit_batches * given.batch_size]
+        to_train, test = dataclasses.replace(to_train, shuffle=False, balanced=None), None
+        if given.shard.rank == 0:
+            warn(f"overfit_batches: val is the {len(val_idx)} samples that are trained on")
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
     train = source.train.load(train_idx, to_train)
-    info = _info(source, train_idx, task, val=val, test=test)
     return Data(
-        info=info if is_counted else dataclasses.replace(info, train_size=train.size),
+        info=_info(source, train_idx, task, train=train, val=val, test=test),
         example=mapped(lambda one: torch.zeros_like(one, device=given.device), source.example),
         train=train,
         val=val,
@@ -193,7 +196,13 @@ def warn_of_samples(
 
 
 def _info(
-    source: Source, train: Tensor, task: Any, *, val: Loader | None, test: Loader | None
+    source: Source,
+    chosen: Tensor,
+    task: Any,
+    *,
+    train: Loader,
+    val: Loader | None,
+    test: Loader | None,
 ) -> DataInfo:
     classes, is_of_numbers = source.counted, getattr(task, "TARGETS", None) == "numbers"
     counts: Any = ()
@@ -201,16 +210,16 @@ def _info(
     if isinstance(inputs, Tensor):
         sample = {"shape": [*inputs.shape], "dtype": type_name(inputs)}
     if classes is not None:
-        counts = classes[train].bincount(minlength=len(source.class_names)).tolist()
+        counts = classes[chosen].bincount(minlength=len(source.class_names)).tolist()
     return DataInfo(
         **_about(source),
-        train_size=len(train),
+        train_size=train.size,
         val_size=0 if val is None else val.size or None,
         test_size=0 if test is None else test.size or None,
         sample=sample,
         class_counts=tuple(counts),
         majority=_majority(source.class_names, counts),
-        target_origin=_origin(source, train) if is_of_numbers else 0.0,
+        target_origin=_origin(source, chosen) if is_of_numbers else 0.0,
     )
 
 
@@ -240,11 +249,6 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
     """Return the samples to train on, and those held out to validate [N]."""
     size = source.train.size
     if size is None:
-        for key in ("train_limit", "folds"):
-            if (value := getattr(dataset, key)) is not None:
-                raise ConfigError(
-                    f"dataset.{key}={value}: needs a dataset with __len__; use dataset.{key}=null"
-                )
         return torch.empty(0), torch.empty(0)
     strata = torch.zeros(size) if source.classes is None else source.classes
     limited_by = None if source.in_random_order else strata
@@ -263,6 +267,25 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
             f"dataset.folds={dataset.folds}: there are {size} training samples; use {size} or fewer"
         )
     return indexing.split_fold(strata, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
+
+
+def refuse_uncounted(
+    dataset: DatasetConfig, epoch_steps: int | None, overfit_batches: int | None
+) -> None:
+    """Raise ConfigError for what samples that are not counted need, or can't have."""
+    given = {
+        "dataset.train_limit": dataset.train_limit,
+        "dataset.folds": dataset.folds,
+        "overfit_batches": overfit_batches,
+    }
+    for key, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{key}={value}: needs a dataset with __len__; use {key}=null")
+    if not epoch_steps:
+        raise ConfigError(
+            f"dataset._target_={dataset.custom_class}: has no __len__ that says where an epoch"
+            " ends; give epoch_steps, or max_steps for a run of one epoch"
+        )
 
 
 def check_batch(num_samples: int, batch_size: int, parts: int) -> None:

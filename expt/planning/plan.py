@@ -94,7 +94,7 @@ def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
 
     """
     sample = sample_of(config, vocabulary)
-    micro_batch = config.batch_size // config.world_size // config.gradient_accumulation
+    micro_batch = config.batch_size // config.world_size // config.micro_batches
     with _fake(config, sample) as module:
         held = list(module.parameters())
         trained = [parameter for parameter in held if parameter.requires_grad]
@@ -114,7 +114,7 @@ def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
             strategy=strategy,
             checkpointed=checkpointed,
             parameters=whole / shards + (gathered if shards > 1 else 0),
-            gradients=_bytes(trained) / (1 if config.gradient_accumulation > 1 else shards),
+            gradients=_bytes(trained) / (1 if config.micro_batches > 1 else shards),
             states=0 if config.offload else states / shards,
             activations=max(activations, moment / shards),
         )
@@ -266,7 +266,7 @@ def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
     data = data_build.build(
         dataset,
         config.task,
-        batch_size=config.world_size * config.gradient_accumulation,
+        batch_size=config.world_size * config.micro_batches,
         shard=Shard(0, config.world_size),
         device=torch.device("cpu"),
         epoch_steps=1,

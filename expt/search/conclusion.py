@@ -14,7 +14,7 @@ from rich.table import Table
 from expt.errors import BAD_TRIALS, ConfigError, listed, warn
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord
-from expt.runs.sweep import place
+from expt.runs.sweep import by_objective, place
 from expt.runs.view.text import cells, plain_table, say
 from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of, value_of
 
@@ -81,6 +81,20 @@ def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
     except (AttributeError, ConfigError, TypeError, ValueError, yaml.YAMLError):
         warn(f"{path}: is damaged; the best run is chosen by the runs' own objective")
         return SearchRecord(goals_for(own, task), [])
+
+
+def best_of(
+    folder: Path, runs: Sequence[FoundRecord]
+) -> tuple[FoundRecord | None, list[FoundRecord]]:
+    """Return the best run of a sweep, and the Pareto front of a search of several goals.
+
+    None where no run has completed, or they were chosen by different metrics.
+    """
+    if (search := search_in(folder, runs)) is not None:
+        return search.best(runs), search.front(runs) if len(search.goals) > 1 else []
+    ranked = by_objective((run, run) for run in runs if run["status"] == COMPLETED)
+    same = len({run["objective"]["name"] for run in ranked}) == 1
+    return ranked[0] if same else None, []
 
 
 def bad_trials(runs: Sequence[FoundRecord]) -> list[FoundRecord]:

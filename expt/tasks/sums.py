@@ -44,6 +44,8 @@ class Sums:
         then. What `learns` adds training losses.
         """
         self._task, self._finite_only, self._learns = task, finite_only, learns
+        self.redoes = False
+        """Whether steps may begin again, and count once: `end_step` is to be called then."""
         self._terms, self._columns = task.sums, columns_of(task)
         size = 1 + max(columns.stop for columns in self._columns.values())
         # float64: a float32 sum over a large set would lose the last samples. MPS has none.
@@ -75,6 +77,9 @@ class Sums:
 
         Without weight only its place among the recent losses counts.
         """
+        if begins_step and self._of_step:  # memory did not suffice
+            self._of_step.clear()
+            self._recent.pop()
         row: list[Any] = [batch.size, loss[0].detach(), loss[1]]
         if not batch.weightless:
             terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch, self._terms)
@@ -86,7 +91,7 @@ class Sums:
             self._recent.append(of_step if begins_step else self._recent.pop() + of_step)
         if batch.weightless:
             return
-        if self._finite_only:
+        if self._finite_only or self.redoes:
             finite = row[1].isfinite() if isinstance(row[1], Tensor) else math.isfinite(row[1])
             self._of_step.append(_Kept(row, finite))
             return
