@@ -18,7 +18,7 @@ from expt.data.custom import refuse_shuffled
 from expt.data.images import look_at_all
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, mapped
-from expt.data.source import About, Source, are_images, warn_of_absent
+from expt.data.source import About, Source, are_images, refuse_uncounted, warn_of_absent
 from expt.errors import ConfigError, DataError, described, did_you_mean, listed, type_name, warn
 from expt.runs.request import Split
 
@@ -267,25 +267,6 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
             f"dataset.folds={dataset.folds}: there are {size} training samples; use {size} or fewer"
         )
     return indexing.split_fold(strata, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
-
-
-def refuse_uncounted(
-    dataset: DatasetConfig, epoch_steps: int | None, overfit_batches: int | None
-) -> None:
-    """Raise ConfigError for what samples that are not counted need, or can't have."""
-    given = {
-        "dataset.train_limit": dataset.train_limit,
-        "dataset.folds": dataset.folds,
-        "overfit_batches": overfit_batches,
-    }
-    for key, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{key}={value}: needs a dataset with __len__; use {key}=null")
-    if not epoch_steps:
-        raise ConfigError(
-            f"dataset._target_={dataset.custom_class}: has no __len__ that says where an epoch"
-            " ends; give epoch_steps, or max_steps for a run of one epoch"
-        )
 
 
 def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
