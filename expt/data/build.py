@@ -121,13 +121,15 @@ def build(
     num_workers: int = 0,
     mixup: float | None = None,
     cutmix: float | None = None,
+    overfit_batches: int | None = None,
     **options: Any,
 ) -> Data:
     """Return the loaders of `dataset` on one worker.
 
     `options` are those of LoaderOptions that the dataset does not give, of training; `num_workers`
     processes read for this worker. The `task` says what targets are. `mixup` and `cutmix` are of
-    training only. Raise DataError for the data, ConfigError for keys that do not fit it.
+    training only. With `overfit_batches` each epoch has the first of these batches, which val has,
+    too. Raise DataError for the data, ConfigError for keys that do not fit it.
     """
     given = LoaderOptions(mean=dataset.mean, std=dataset.std, **options)
     source = dataset.open(task, given.device, num_workers)
@@ -151,6 +153,12 @@ def build(
         mixing=mixing_of(source, mixup, cutmix),
     )
     val, test = (part and part.whole(in_order) for part in (source.val, source.test))
+    if overfit_batches:
+        order = source.train.load(train_idx, to_train).order(epoch=1)
+        train_idx = val_idx = order[: overfit_batches * given.batch_size]
+        to_train, test = dataclasses.replace(to_train, shuffle=False, balanced=None), None
+        if given.shard.rank == 0:
+            warn(f"overfit_batches: val is the {len(val_idx)} samples that are trained on")
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
     return Data(

@@ -162,6 +162,10 @@ class Loader(ABC):
         piece = next(self._pieces(number))
         return self._order(epoch)[piece.start : piece.stop]
 
+    def order(self, epoch: int) -> Tensor:
+        """Return all samples as an epoch takes them, int64 [N]."""
+        return self._order(epoch)
+
     def _order(self, epoch: int) -> Tensor:
         if not self._options.shuffle:
             return self._indices

@@ -125,46 +125,51 @@ class Task(ABC):
 class PhasedTask(Task):
     """A task whose step has `phases`, each an update by a loss over parameters of its own.
 
-    A GAN in 2 lines of YAML and 13 of Python; its dataset gives {"image": ..., "noise":
+    A GAN in 2 lines of YAML and 14 of Python; its dataset gives {"image": ..., "noise":
     torch.randn(32)}, alike on any number of workers, for what a sample draws depends on the sample
-    only:
+    only, and its model has a `generator` and a `discriminator`:
 
         _target_: gan.Adversarial
-        metrics: {generator: min}
+        metrics: {generator: min, d_real: max}
 
         class Adversarial(expt.PhasedTask):
             phases = {"discriminator": "^discriminator", "generator": "^generator"}
 
-            def phase(self, name, model, batch):
-                real, fake = model(name, **batch.inputs)
+            def phase(self, name, model, batch, outputs):
                 if name == "generator":
+                    fake = model.discriminator(outputs["images"])
                     return functional.softplus(-fake).sum(), len(fake)
+                outputs["images"] = model.generator(batch.inputs["noise"])
+                real = model.discriminator(batch.inputs["image"])
+                fake = model.discriminator(outputs["images"])
+                outputs["d_real"] = real.sigmoid().sum(), len(real)
                 return (functional.softplus(-real) + functional.softplus(fake)).sum(), len(fake)
 
-        class GAN(nn.Module):
-            def forward(self, phase, image, noise):
-                fake = self.generator(noise)
-                real = None if phase == "generator" else self.discriminator(image)
-                return real, self.discriminator(fake)
-
     The one optimizer leaves parameters without a gradient as they are, its state included, so that
-    it is one for each phase; separate learning rates come from `optimizer.groups`. `model` is to be
-    called once in a phase. The reported loss is that of the first phase; the others are metrics by
-    their names.
+    it is one for each phase; separate learning rates come from `optimizer.groups`. The reported
+    loss is that of the first phase; the others are metrics by their names.
     """
 
     phases: Mapping[str, str] = {}
     """In their order: names, and regular expressions found in the names of the parameters that each
-    trains.
+    trains. A phase's gradients reach no others, without `detach`.
     """
 
     @abstractmethod
-    def phase(self, name: str, model: Callable[..., Any], batch: Batch) -> Sum:
-        """Return a phase's summed loss [] and its weight; without gradients in evaluations."""
+    def phase(self, name: str, model: Any, batch: Batch, outputs: dict[str, Any]) -> Sum:
+        """Return a phase's summed loss [] and its weight; without gradients in evaluations.
+
+        What it puts into `outputs` the step's later phases find there, with its graph; what is
+        there by the name of a metric, a sum and its weight, is measured. `model` and its parts may
+        be called in any way, as often as needed.
+        """
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
-        """Return the losses of all phases, by name."""
-        return {name: self.phase(name, model, batch) for name in self.phases}
+        """Return the losses of all phases, by name, and what else they have put there."""
+        outputs: dict[str, Any] = {}
+        for name in self.phases:
+            outputs[name] = self.phase(name, model, batch, outputs)
+        return outputs
 
     def loss(self, outputs: Any, batch: Batch) -> Sum:
         """Return that of the first phase."""
@@ -172,5 +177,5 @@ class PhasedTask(Task):
         return first
 
     def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
-        """Return the losses of the phases that `metrics` names."""
+        """Return what `metrics` names of the outputs."""
         return {name: outputs[name] for name in self.sums if name in outputs}

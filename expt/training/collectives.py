@@ -165,9 +165,30 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
         _change(tensors, lambda flat: dist.broadcast(flat, src=0))
 
 
-def average(tensors: Iterable[torch.Tensor]) -> None:
-    """Replace `tensors` by their mean over all workers; a collective."""
-    _change(tensors, lambda flat: dist.all_reduce(flat.div_(dist.get_world_size())))
+def average(
+    tensors: Iterable[torch.Tensor], mean: Callable[[torch.Tensor], object] | None = None
+) -> None:
+    """Replace `tensors` by their mean over all workers, such as `mean` makes of a vector."""
+    _change(tensors, mean or (lambda flat: dist.all_reduce(flat.div_(dist.get_world_size()))))
+
+
+def average_gradients(
+    mean: Callable[[torch.Tensor], object] | None, parameters: Sequence[nn.Parameter]
+) -> None:
+    """Average gradients over all workers, as `average`; where one is missing it counts as 0.
+
+    What no worker has stays missing. Waits for the device only where this worker lacks one.
+    """
+    if not dist.is_initialized():
+        return
+    lacking = [index for index, one in enumerate(parameters) if one.grad is None]
+    has = torch.ones(len(parameters), device=parameters[0].device)
+    for index in lacking:
+        has[index], parameters[index].grad = 0, torch.zeros_like(parameters[index])
+    average([has, *(cast("torch.Tensor", one.grad) for one in parameters)], mean)
+    for index in lacking:
+        if not has[index]:
+            parameters[index].grad = None
 
 
 @torch.no_grad()

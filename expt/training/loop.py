@@ -9,8 +9,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
-from expt.training.learner import Add, Evaluator, Learner, Position, training_only
+from expt.training.learner import Add, Evaluator, Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.parameter_groups import members
 
@@ -41,6 +41,8 @@ def train_epoch(
     between_steps: Callable[[], bool] = lambda: False,
 ) -> None:
     """Train on `batches`, adding to the epoch's `sums`, until they end or the run does.
+
+    An optimizer that has `train` and `eval` is left in training.
 
     In each step `on_gradients` is called before the update, and `on_step` before the learning rate
     changes. Every `log_every` steps `on_log` gets the averages over all workers since the last
@@ -66,7 +68,6 @@ def train_epoch(
             sums.mark_logged()
         if between_steps() or position.is_run_done:
             break
-    switch(learner.optimizer, "eval")
 
 
 def _train_step(
@@ -102,6 +103,8 @@ def _by_closure(
         def add(loss: Sum, outputs: Any, part: Batch, begins_step: bool) -> None:
             if is_first:
                 sums.add(loss, outputs, part, begins_step)
+            if begins_step:
+                sum_and_weight.clear()
             if not part.weightless:
                 both = (loss[0].detach(), torch.as_tensor(loss[1], device=loss[0].device))
                 sum_and_weight.append(torch.stack([each.double() for each in both]))
@@ -120,34 +123,42 @@ def _by_closure(
     return True
 
 
+class _Phase(NamedTuple):
+    """An update of a step that has several."""
+
+    name: str
+    trained: Sequence[nn.Parameter]
+    outputs: Sequence[dict[str, Any]]
+    """What it and earlier phases hand on, for each micro-batch."""
+
+
 def _through_phases(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> bool:
     """Update for each phase in order; return False only if every update was skipped."""
-    every = frozenset[nn.Parameter]().union(*learner.phases.values())
-    losses: dict[str, Sum] = {}
-    moved = False
-    for name, trained in learner.phases.items():
-        note = functools.partial(_note, losses, name)
-        with training_only(trained, every):
-            accumulate_gradients(learner, batch, note, phase=name)
-            on_gradients()
-            moved |= update(learner)
-    sums.add(learner.task.loss(losses, batch), losses, batch)
+    parts, moved = _micro_batches(learner, batch, learner.gradient_accumulation), False
+    outputs: list[dict[str, Any]] = [{} for _ in parts]
+    for name, parameters in learner.phases.items():
+        trained = [each for each in parameters if each.requires_grad]
+
+        def note(loss: Sum, found: Any, *_: object, name: str = name) -> None:
+            found[name] = loss[0].detach(), loss[1]
+
+        accumulate_gradients(learner, batch, note, _Phase(name, trained, outputs))
+        on_gradients()
+        moved |= update(learner)
+    for index, (part, found) in enumerate(zip(parts, outputs, strict=True)):
+        sums.add(learner.task.loss(found, part), found, part, index == 0)
     return moved
 
 
-def _note(
-    losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch, begins: bool
-) -> None:
-    before, total = None if begins else losses.get(phase), loss[0].detach()
-    if part.weightless and before is not None:
-        return
-    losses[phase] = (total, loss[1]) if before is None else (before[0] + total, before[1] + loss[1])
+def _micro_batches(learner: Learner, batch: Batch, count: int) -> list[Batch]:
+    size = learner.world_size
+    return micro_batches(batch, count, size, interleaved=learner.interleaved)
 
 
 def accumulate_gradients(
-    learner: Learner, batch: Batch, add: Add, phase: str | None = None
+    learner: Learner, batch: Batch, add: Add, phase: _Phase | None = None
 ) -> None:
     """Run forward and backward on this worker's share of a global batch.
 
@@ -157,16 +168,17 @@ def accumulate_gradients(
     passes = functools.partial(_passes, learner, batch, add, phase)
     count = learner.gradient_accumulation
     weights = learner.fit(passes, batch) if learner.fit else passes(count)
+    if phase is not None:
+        learner.average_gradients(phase.trained)
     if not learner.task.weight_is_samples:
         _divide_by_weight(learner, batch.global_size, weights)
 
 
 def _passes(
-    learner: Learner, batch: Batch, add: Add, phase: str | None, count: int
+    learner: Learner, batch: Batch, add: Add, phase: _Phase | None, count: int
 ) -> list[Tensor | float]:
     """Run forward and backward on each of `count` micro-batches; return their weights."""
-    task = learner.task
-    parts = micro_batches(batch, count, learner.world_size, interleaved=learner.interleaved)
+    task, parts = learner.task, _micro_batches(learner, batch, count)
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
     whole_weight = learner.world_size / batch.global_size
@@ -176,13 +188,14 @@ def _passes(
         with _all_reduce(learner, index) if last else _without_all_reduce(learner):
             with learner.precision.autocast():
                 if phase is not None:
-                    outputs = None
-                    loss = cast(PhasedTask, task).phase(phase, learner.parallel, part)
+                    outputs = phase.outputs[index]
+                    loss = cast(PhasedTask, task).phase(phase.name, learner.parallel, part, outputs)
                 else:
                     outputs = task.forward(learner.parallel, part)
                     loss = task.training_loss(outputs, part)
             check_loss(loss, task)
-            learner.precision.backward(loss[0], 0.0 if part.weightless else whole_weight)
+            weight = 0.0 if part.weightless else whole_weight
+            learner.precision.backward(loss[0], weight, phase.trained if phase else ())
         add(loss, outputs, part, index == 0)
         weights.append(0.0 if part.weightless else loss[1])
     return weights

@@ -40,13 +40,14 @@ from expt.runs.result import read_result
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim
-from expt.training.collectives import Worker
+from expt.training.collectives import Worker, average_gradients
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of, trained_names
 from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel, watchdog
+from expt.worker.record import EarlyStop, History
 
 
 @progress.phase("reading the data")
@@ -67,6 +68,7 @@ def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lam
             eval_batch_size=config.samples_per_evaluation,
             mixup=config.mixup,
             cutmix=config.cutmix,
+            overfit_batches=config.overfit_batches,
         )
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
     if worker.rank == 0 and config.eval_split == "val":
@@ -195,6 +197,7 @@ def build_learner(
         trained=trained_names(module),
         has_closure=_has_closure(optimizer, config, precision, phases),
         phases=phases,
+        average_gradients=functools.partial(average_gradients, memory and memory.average),
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
         compiled=bool(compiled),
@@ -285,10 +288,11 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
     if not task.phases:
         return {}
     name = type(task).__name__
-    if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:
+    refused = config.on_nan == "skip" or config.ddp.comm_hook
+    if refused or config.strategy != "ddp" or config.gradient_accumulation == "auto":
         raise ConfigError(
-            f"{name}.phases: go with strategy=ddp only, and with neither on_nan=skip nor"
-            " ddp.static_graph=true; leave them out"
+            f"{name}.phases: go with strategy=ddp only, and without on_nan=skip, ddp.comm_hook and"
+            " gradient_accumulation=auto; leave them out"
         )
     return parameters_of(task.phases, module)
 
@@ -321,6 +325,18 @@ def build_position(config: RunConfig, data: Data) -> Position:
     each = len(data.train)
     total = total_steps(config, each)
     return Position(each, total, epochs=config.epochs, max_steps=config.max_steps)
+
+
+def build_history(config: RunConfig) -> History:
+    """Build what remembers the run's numbers."""
+    better = metrics_of(config.task)[config.objective.partition("/")[0]]
+    return History(config.objective, better, keep_best=config.checkpoint.keep_best)
+
+
+def build_early_stop(config: RunConfig) -> EarlyStop:
+    """Build what ends the run early, if that is wanted."""
+    by_epochs = config.evaluates_epochs
+    return EarlyStop(config.early_stop, metrics_of(config.task), by_epochs=by_epochs)
 
 
 def build_observer(

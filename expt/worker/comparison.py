@@ -17,7 +17,7 @@ import dataclasses
 import gc
 import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -189,8 +189,8 @@ class _Scaled(Precision):
 
     factor = 1.0
 
-    def backward(self, loss: Tensor, weight: float = 1.0) -> None:
-        super().backward(loss, weight * self.factor)
+    def backward(self, loss: Tensor, weight: float = 1.0, of: Sequence[Tensor] = ()) -> None:
+        super().backward(loss, weight * self.factor, of)
 
 
 class _Comparison:

@@ -160,7 +160,7 @@ def parallelise(
 ) -> tuple[nn.Module, Callable[[int], float | None]]:
     """Return the model that is trained, and what measures the averaging of gradients; see Learner.
 
-    With `phases` some parameters are unused in a backward pass.
+    With `phases` each averages its own; see collectives.average_gradients.
     """
     if config.strategy == "dp":
         if worker.world_size > 1:  # as torchrun starts it
@@ -175,11 +175,14 @@ def parallelise(
         parameter.requires_grad for parameter in module.parameters()
     ):
         return module, lambda _: 0.0
+    if phases:
+        collectives.broadcast_parameters(module)
+        return module, lambda _: memory.spent_s if memory else None
     data_parallel = patches.data_parallel if config.patches.unguarded else DistributedDataParallel
     parallel = data_parallel(
         module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
-        find_unused_parameters=config.ddp.find_unused_parameters or phases,
+        find_unused_parameters=config.ddp.find_unused_parameters,
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
@@ -414,7 +417,7 @@ class Fitting:
         """Give all workers rank 0's weights; a collective."""
         self._module, self._optimizer, self._task = module, optimizer, task
         self._worker, self._is_alone = worker, worker.world_size == 1
-        self._allows_unused = config.ddp.find_unused_parameters or bool(task.phases)
+        self._allows_unused = config.ddp.find_unused_parameters
         self.at_a_time: int | None = None
         """The samples that a worker trains on at a time; None is its share of a batch."""
         norms = any(isinstance(one, nn.SyncBatchNorm) for one in module.modules())

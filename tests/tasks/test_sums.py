@@ -337,7 +337,7 @@ class Own(Plain):
 class Phased(PhasedTask):
     phases = {"one": "."}
 
-    def phase(self, name: str, model: Any, batch: Batch) -> Sum:
+    def phase(self, name: str, model: Any, batch: Batch, outputs: Any) -> Sum:
         return model(batch.inputs).sum(), math.nan
 
 

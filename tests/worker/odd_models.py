@@ -331,3 +331,10 @@ class HungrySequence(Hungry):
 
     def layer(self, width: int) -> nn.Module:
         return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.3))
+
+
+class Undefined(Net):
+    """Has a gradient that is nan."""
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside + 0 * (inside - inside.detach()).sqrt()

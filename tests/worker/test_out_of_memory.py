@@ -4,22 +4,21 @@ step is done again as if nothing had been."""
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from expt.errors import ConfigError, OutOfMemory
+from expt.errors import ConfigError, OutOfMemory, RunFailed
 from expt.runs import checkpoint
 from expt.tasks.classification import Classification
 from expt.worker import build, parallel
-from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, Trained, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stop_at
 from tests.worker.odd_models import Hungry
-from tests.worker.test_phases import WORDS as GAN
 from tests.worker.test_run import values
 
 MODELS = "tests.worker.odd_models"
@@ -118,23 +117,6 @@ def test_a_resumed_run_keeps_what_was_found(train_alone: TrainAlone) -> None:
     assert_same(resumed, train_alone(*words, name="whole"))
 
 
-def test_each_update_of_a_step_is_done_again_by_itself(train_alone: TrainAlone) -> None:
-    """The generator's lacks memory, when the discriminator has been updated."""
-
-    def hungry(run: Run) -> None:
-        def allocate(module: nn.Module, given: tuple[str], tensors: dict[str, Tensor]) -> None:
-            if given[0] == "generator" and len(tensors["noise"]) > 8:
-                raise torch.OutOfMemoryError
-
-        run.learner.module.register_forward_pre_hook(allocate, with_kwargs=True)
-
-    plain = train_alone(*GAN, "gradient_accumulation=1", name="plain")
-    found = train_alone(*GAN, AUTO, name="auto", before=hungry)
-    for tag in ("running/loss", "running/generator"):
-        for mine, theirs in zip(found.curve(tag), plain.curve(tag), strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-5)
-
-
 def test_parameters_that_a_worker_did_not_use(train_together: TrainTogether) -> None:
     words = (*SHORT, *of("Mixture"), "batch_size=4", "optimizer.weight_decay=0.5")
     find = "ddp.find_unused_parameters=true"
@@ -159,3 +141,10 @@ def test_a_command(trained: Trained, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err.count(AUTO) == 1
     with pytest.raises(OutOfMemory, match="rank 1 of 2"):
         trained(*words, *of("Hungry", most=0, rank=1), name="failed")
+
+
+def test_torch_names_the_operation_whose_gradient_is_nan(trained: Trained, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="SqrtBackward0"):
+        trained(*SHORT, *of("Undefined"), "detect_anomaly=true", "world_size=1")
+    log = (tmp_path / "run/logs/0/0/stderr.log").read_text()
+    assert "odd_models.py" in log.partition("Traceback of forward call")[2]
