@@ -307,6 +307,9 @@ class Run:
         if not self._has_probed:  # an optimizer has its state now
             self.snapshot.refuse_unreadable()
             self._has_probed = True
+        if self.callbacks.are_due:
+            with in_use(self.learner.optimizer):
+                self._call_back("on_step_end", self.config.eval_split)
         due = self.agreement.after_step(save=self.save_times.is_due_by_clock())
         if not self.position.steps_left_in_epoch:  # the end of the epoch has its own checkpoint
             return False
