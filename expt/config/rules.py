@@ -304,15 +304,18 @@ def _measured(config: RunConfig, machine: Machine) -> Problems:
     if "test" in splits and config.overfit_batches:
         fix = "use eval_split=val objective=auto"
         yield "overfit_batches", "evaluates on val, which is these batches", fix
-    each_epoch = measured_each_epoch(config)
-    watched = {"objective": (config.objective, [*each_epoch, *_tags(config, ["test"])])}
+    each_time = measured_each_time(config)
+    watched = {"objective": (config.objective, [*each_time, *_tags(config, ["test"])])}
     if config.early_stop is not None:
-        watched["early_stop.metric"] = config.early_stop.metric, each_epoch
+        watched["early_stop.metric"] = config.early_stop.metric, each_time
+        if config.early_stop.patience is None and config.early_stop.threshold is None:
+            yield "early_stop.patience", "says not when to stop", "give it, or early_stop.threshold"
     if isinstance(config.scheduler, groups.Plateau):
-        watched["scheduler.metric"] = config.scheduler.metric, each_epoch
+        watched["scheduler.metric"] = config.scheduler.metric, each_time
+    moments = "each epoch" if config.evaluates_epochs else "each evaluation"
     for key, (metric, known) in watched.items():
         if metric not in known:
-            why = "is not measured" + ("" if key == "objective" else " after each epoch")
+            why = "is not measured" + ("" if key == "objective" else f" after {moments}")
             names = ", ".join(dict.fromkeys(known))
             yield key, why, f"use one of {names}.{did_you_mean(metric, known)}"
 
@@ -324,9 +327,9 @@ def _tags(config: RunConfig, splits: Iterable[str]) -> list[str]:
     return [f"{name}/{split}" for name, split in pairs if split != "train" or name not in untrained]
 
 
-def measured_each_epoch(config: RunConfig) -> list[str]:
-    """Return the tags of metrics that a run has after each epoch."""
-    return _tags(config, ["train", config.eval_split])
+def measured_each_time(config: RunConfig) -> list[str]:
+    """Return the tags of metrics that are new at each evaluation; of train they are an epoch's."""
+    return _tags(config, [*(["train"] if config.evaluates_epochs else []), config.eval_split])
 
 
 def _count(number: int, noun: str) -> str:

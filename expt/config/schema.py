@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import (
+    IS_GIVEN,
     IS_SET,
     STRICT,
     Count,
@@ -112,14 +113,19 @@ class Checkpoint:
     every_epochs: Count | None
     every_minutes: Positive | None
     keep: Annotated[int, Field(ge=0)]
+    keep_best: Count = 1
     sharded: Annotated[bool | Literal["auto"], Key(only_if={"strategy": SHARDED})] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class EarlyStop:
     metric: str
-    patience: Count
+    patience: Count | None = None
     min_delta: NonNegative = 0.0
+    threshold: Annotated[
+        Annotated[float, Field(allow_inf_nan=False)] | None,
+        Key(only_if={"early_stop.threshold": IS_GIVEN}),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -154,6 +160,10 @@ class RunConfig:
     ]
     epochs: Annotated[Count, Key(resume=True, varies="length", cost=False)]
     max_steps: Annotated[Count | None, Key(resume=True, varies="length", cost=False)]
+    max_minutes: Annotated[
+        Positive | None,
+        Key(resume=True, varies="length", cost=False, only_if={"max_minutes": IS_SET}),
+    ] = None
     early_stop: Annotated[
         EarlyStop | None,
         Key(resume=True, cost=False, example="early_stop={metric: loss/val, patience: 5}"),
@@ -185,6 +195,12 @@ class RunConfig:
         Key(resume=True, evaluated_as="[]", example="'callbacks=[{_target_: mine.Watch}]'"),
     ] = ()
     eval_split: Literal["val", "test"]
+    eval_every_steps: Annotated[
+        Count | None, Key(resume=True, cost=False, only_if={"eval_every_steps": IS_SET})
+    ] = None
+    eval_every_minutes: Annotated[
+        Positive | None, Key(resume=True, cost=False, only_if={"eval_every_minutes": IS_SET})
+    ] = None
     eval_batch_size: Annotated[
         Literal["auto"] | Count, Key(result="rounding", evaluate=True, cost=False)
     ] = "auto"
@@ -235,6 +251,11 @@ class RunConfig:
     def is_sharded(self) -> bool:
         """Whether each worker has only a part of the model."""
         return self.strategy in SHARDED
+
+    @property
+    def evaluates_epochs(self) -> bool:
+        """Whether each epoch's end is evaluated, and not every so many steps or minutes."""
+        return self.eval_every_steps is None and self.eval_every_minutes is None
 
     @property
     def micro_batches(self) -> int:

@@ -42,6 +42,8 @@ def train_epoch(
 ) -> None:
     """Train on `batches`, adding to the epoch's `sums`, until they end or the run does.
 
+    An optimizer that has `train` and `eval` is left in training.
+
     In each step `on_gradients` is called before the update, and `on_step` before the learning rate
     changes. Every `log_every` steps `on_log` gets the averages over all workers since the last
     time, and the images trained on per second, if any step since then was not left out.
@@ -67,7 +69,6 @@ def train_epoch(
             sums.mark_logged()
         if between_steps() or position.is_run_done:
             break
-    switch(learner.optimizer, "eval")
 
 
 def _train_step(

@@ -47,6 +47,7 @@ from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel, watchdog
+from expt.worker.record import EarlyStop, History
 
 
 @progress.phase("reading the data")
@@ -196,7 +197,7 @@ def build_learner(
         trained=trained_names(module),
         has_closure=_has_closure(optimizer, config, precision, phases),
         phases=phases,
-        average_gradients=functools.partial(average_gradients, memory and memory.average),
+        average_gradients=functools.partial(average_gradients, memory.average if memory else None),
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
         compiled=bool(compiled),
@@ -324,6 +325,18 @@ def build_position(config: RunConfig, data: Data) -> Position:
     each = len(data.train)
     total = total_steps(config, each)
     return Position(each, total, epochs=config.epochs, max_steps=config.max_steps)
+
+
+def build_history(config: RunConfig) -> History:
+    """Build what remembers the run's numbers."""
+    better = metrics_of(config.task)[config.objective.partition("/")[0]]
+    return History(config.objective, better, keep_best=config.checkpoint.keep_best)
+
+
+def build_early_stop(config: RunConfig) -> EarlyStop:
+    """Build what ends the run early, if that is wanted."""
+    by_epochs = config.evaluates_epochs
+    return EarlyStop(config.early_stop, metrics_of(config.task), by_epochs=by_epochs)
 
 
 def build_observer(

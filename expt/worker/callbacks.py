@@ -103,17 +103,14 @@ class Callbacks:
     @contextlib.contextmanager
     def _apart(self, index: int, moment: str) -> Iterator[None]:
         """Forbid collectives, restore random numbers, and name the callback in its errors."""
-        before = random_state.state_dict(self._device)
         try:
-            with collectives.alone():
+            with collectives.alone(), random_state.kept(self._device):
                 yield
         except ExptError:
             raise
         except Exception as error:
             whose = f"callbacks.{index}: {self._targets[index].target}.{moment}"
             raise RunFailed(f"{whose} raised {secrets.said(error)}{_place(error)}") from error
-        finally:
-            random_state.load_state_dict(before, self._device)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the state of each with its class; raise ConfigError for what can't be saved."""

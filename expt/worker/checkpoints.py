@@ -67,14 +67,16 @@ class Checkpoints:
         state: Mapping[str, Any],
         about: Callable[[], Mapping[str, Any]],
         *,
-        is_best: bool = False,
-        keeps_best: bool = False,
+        bests: Sequence[int] = (),
         target: Path | None = None,
     ) -> None:
-        """Begin to write `state` and rank 0's `about`, to `target` or last.pt; a collective."""
+        """Begin to write `state` and rank 0's `about`, to `target` or last.pt; a collective.
+
+        Where it is one of the best, `bests` are the steps of all that are kept, the best first.
+        """
         owned = self._shards > 1
         if owned and self._parted and self._writes_parts(state):
-            which = {"is_best": is_best, "keeps_best": keeps_best, "target": target}
+            which = {"bests": bests, "target": target}
             return self._save_parts(self._parted, state, about, which)
         if owned:
             state = gathered(state, keep=self._worker.rank == 0)
@@ -84,7 +86,7 @@ class Checkpoints:
         if target is not None:
             checkpoint.save(target, known)
         else:
-            self._whole.save(known, is_best=is_best, keeps_best=keeps_best, owned=owned)
+            self._whole.save(known, bests=bests, owned=owned)
 
     def _save_parts(
         self,

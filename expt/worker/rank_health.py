@@ -68,6 +68,10 @@ class RankHealth:
         self._began, self._from_step = time.perf_counter(), self._position.step
         self._all_reduce_s = self._learner.all_reduce_s(self._steps)
 
+    def leave_out(self, seconds: float) -> None:
+        """Leave seconds of the epoch out, in which nothing was trained."""
+        self._began += seconds
+
     def end_epoch(self, sums: Tensor, *, wish: Callable[[], bool]) -> Tensor:
         """Return the sum of `sums` over all workers; the same collective gathers the readings."""
         device, size = self._worker.device, self._worker.world_size

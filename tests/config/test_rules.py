@@ -201,6 +201,15 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         {"early_stop": {"metric": "loss/test", "patience": 1}},
         "early_stop.metric=loss/test: ",
     ),
+    "a metric that is new at each evaluation": (
+        machine(0), {"early_stop": {"metric": "loss/val", "threshold": 0.1}, "eval_every_steps": 9},
+        {"early_stop": {"metric": "loss/train", "patience": 1}, "eval_every_steps": 9},
+        "early_stop.metric=loss/train: ",
+    ),
+    "an early stop that says when": (
+        machine(0), {"early_stop": {"metric": "loss/val", "threshold": 0.0}},
+        {"early_stop": {"metric": "loss/val", "min_delta": 0.1}}, "early_stop.patience=null: ",
+    ),
     "a metric that evaluations alone measure": (
         machine(0), {"task": {"metrics": {"auroc": AUROC}}, "early_stop": {"metric": "auroc/val",
             "patience": 1}},

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from expt.errors import ConfigError
 from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
 from expt.worker.custom_code import FirstSteps
@@ -181,7 +182,7 @@ def test_numbers_that_are_no_sums(
             assert [value for _, value in run.curve(tag)] == pytest.approx(numbers, abs=1e-4), tag
     assert values(resumed) == values(one)
     first = train_together(2, *words, "max_steps=7", name="both")
-    source = first.folder / "checkpoints" / "within_epoch.pt"
+    source = RunPaths(first.folder).before_end
     found = train_alone(*words, name="both", source=source)
     widest = found.curve("widest/train")[-1][1]
     assert widest == pytest.approx(expected["widest/train"][-1], abs=1e-4)

@@ -77,6 +77,7 @@ def test_the_best_epoch_is_saved_tested_and_the_objective(turning: Trained) -> N
         "metric": "loss/val",
         "value": losses[best],
         "epoch": list(losses).index(best) + 1,
+        "step": best,
     }
     assert result["objective"] == {"name": "loss/val", "value": losses[best]}
     improved = [min(list(losses.values())[: number + 1]) for number in range(len(losses))]
@@ -156,7 +157,7 @@ class Watching(Observer):
     def wants_review(self) -> bool:
         return True
 
-    def end_epoch(self, *, review: bool, may_end: bool = False) -> None:
+    def expect_evaluation(self, *, review: bool, may_end: bool = False) -> None:
         self.moments.append(f"epoch, {review}, {may_end}")
 
     def end_evaluation(self, split: str, *, is_last: bool = False) -> None:
@@ -251,9 +252,9 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
     def watch(run: Run) -> None:
         write = run.checkpoints.save
 
-        def save(state: Any, about: Any, *, is_best: bool, keeps_best: bool) -> None:
-            saved.append((state["position"]["step"], is_best))
-            write(state, about, is_best=is_best, keeps_best=keeps_best)
+        def save(state: Any, about: Any, *, bests: Any, target: None) -> None:
+            saved.append((state["position"]["step"], bool(bests)))
+            write(state, about, bests=bests)
 
         run.checkpoints.save = save  # type: ignore[method-assign, assignment]
 
@@ -276,7 +277,8 @@ def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(
     assert stopped.status == "interrupted"
     assert (stopped.result["status"], stopped.result["resumable"]) == ("interrupted", True)
     reached = stopped.result["metrics"]["accuracy/val"]
-    assert stopped.result["best"] == {"metric": "accuracy/val", "value": reached, "epoch": 1}
+    best = {"metric": "accuracy/val", "value": reached, "epoch": 1, "step": 5}
+    assert stopped.result["best"] == best
     assert (stopped.result["objective"]["value"], len(stopped.result["epoch_s"])) == (reached, 1)
     elapsed_s = checkpoint.load(stopped.folder / "checkpoints" / "last.pt")["elapsed_s"]
     resumed = train_alone(*words, source=stopped.folder / "checkpoints" / "last.pt")
