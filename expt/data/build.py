@@ -18,8 +18,15 @@ from expt.data.custom import refuse_shuffled
 from expt.data.images import look_at_all
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, mapped
-from expt.data.source import About, Source, are_images, refuse_uncounted, warn_of_absent
-from expt.errors import ConfigError, DataError, described, did_you_mean, listed, type_name, warn
+from expt.data.source import (
+    About,
+    Source,
+    are_images,
+    check_batch,
+    refuse_uncounted,
+    warn_of_absent,
+)
+from expt.errors import ConfigError, described, did_you_mean, listed, type_name, warn
 from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
@@ -277,17 +284,6 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
             f"dataset.folds={dataset.folds}: there are {size} training samples; use {size} or fewer"
         )
     return indexing.split_fold(strata, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
-
-
-def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
-    """Raise DataError where there is no whole batch, which is to be a multiple of `parts`."""
-    if num_samples < batch_size:
-        fits = num_samples // parts * parts
-        smaller = f"batch_size={fits}, or " if fits else ""
-        raise DataError(
-            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; use"
-            f" {smaller}drop_last=false"
-        )
 
 
 def check_image_keys(dataset: DatasetConfig, source: Source) -> None:

@@ -150,6 +150,17 @@ def refuse_uncounted(
         )
 
 
+def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
+    """Raise DataError where there is no whole batch, which is to be a multiple of `parts`."""
+    if num_samples < batch_size:
+        fits = num_samples // parts * parts
+        smaller = f"batch_size={fits}, or " if fits else ""
+        raise DataError(
+            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; use"
+            f" {smaller}drop_last=false"
+        )
+
+
 def are_images(class_names: Sequence[str], example: Any) -> bool:
     """Return whether samples like `example` are images [C, H, W] of pixels, each of one class."""
     inputs = example[0]
