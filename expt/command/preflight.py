@@ -51,15 +51,10 @@ def preflight(
     if rows := [(alike, each) for alike, each in tried if not each.error]:
         count = "runs" if total is None else "tried"
         console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
-    terminal.put(
-        preflight=[
-            {"run": alike[0].name, "count": len(alike), "metrics": each.record["metrics"]}
-            | {"seconds": each.seconds(request_of(alike[0]))}
-            for alike, each in rows
-        ]
-    )
     able = [(request_of(job), each) for alike, each in rows for job in alike]
     lengths = [(request.config, each.seconds(request)) for request, each in able]
+    terminal.put(preflight=[{"seconds": s, **each.record["metrics"]}
+                            for (_, s), (_, each) in zip(lengths, able, strict=True)])  # fmt: skip
     _print_total(console, lengths, machine, options, total)
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")

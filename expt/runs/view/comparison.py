@@ -264,17 +264,5 @@ def verdict_table(found: Verdicts) -> Table:
     return shown
 
 
-def verdict_records(found: Verdicts) -> dict[str, Any]:
-    """Return the verdicts for `--json`."""
-    return {
-        "best": {"settings": found.best.settings, "seeds": found.best_seeds},
-        "others": [
-            {**one._asdict(), "other": one.other.settings, "verdict": one.in_words}
-            for one in found.others
-        ],
-        "notes": found.notes,
-    }
-
-
 def _signed(value: float) -> str:
     return f"{value:+.4f}" if abs(value) >= 5e-5 else f"{value:+.1e}" if value else "0"
