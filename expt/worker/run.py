@@ -90,7 +90,7 @@ class Run:
         self.plan = optim.plan(config.scheduler, **self.position.length)
         self.sums = Sums(self.learner.task, worker.device, finite_only=config.on_nan == "skip")
         self.sums.redoes = self.learner.fit is not None
-        self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
+        self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
         self._is_at_best, self._is_time_up = False, False
         self.history = build.build_history(config)
@@ -119,7 +119,8 @@ class Run:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
         begun: Mapping[str, Any] = {}
         if source is not None:
-            self._resume(source)
+            with build.reading_past(self.config, self.data.train, self.worker, self.beat):
+                self._resume(source)
         else:
             begun = first_weights.begin_with(
                 self.config, self.learner.module, self.worker, self.data.info.told
@@ -236,6 +237,9 @@ class Run:
         if not self._has_probed:  # an optimizer has its state now
             self.snapshot.refuse_unreadable()
             self._has_probed = True
+        if self.callbacks.are_due:
+            with in_use(self.learner.optimizer):
+                self._call_back("on_step_end", self.config.eval_split)
         position = self.position
         self._agreed = self.agreement.after_step(self._wishes())
         if not position.steps_left_in_epoch:  # the batches end, and what they have open is closed
