@@ -22,6 +22,7 @@ from expt.data.source import (
     About,
     Source,
     are_images,
+    as_evaluated,
     check_batch,
     mixing_of,
     refuse_uncounted,
@@ -166,6 +167,7 @@ def build(
         fills = given.batch_size if given.drop_last else 1
         warn_of_samples(dataset, source, task, train_idx, fills)
     in_order = dataclasses.replace(given, seed=0, drop_last=False, epoch_steps=None)
+    in_order = as_evaluated(dataset, in_order)
     to_train = dataclasses.replace(
         given,
         shuffle=dataset.shuffle,
@@ -369,6 +371,7 @@ def load(
     data.
     """
     options = dataclasses.replace(options, mean=dataset.mean, std=dataset.std)
+    options = as_evaluated(dataset, options)
     source = dataset.open(task, options.device, num_workers, trained_on)
     tells = options.shard.rank == 0
     if not own:

@@ -93,7 +93,8 @@ class LoaderOptions:
     balanced: Tensor | None = None
     """the class of each of the split's samples [N], to take each equally often"""
     transforms: Sequence[Callable[[Any], Any]] = ()
-    """of each training image, one after the other, before `augment`"""
+    """of each image, one after the other, before `augment`"""
+    transforms_key: str = "dataset.transforms"
     mixing: Mixing | None = None
     """of training batches"""
     eval_batch_size: int | None = None
