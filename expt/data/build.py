@@ -99,8 +99,14 @@ class Data:
         """Return the same, with float64 left as it is where the model computes in it."""
         if not keep_doubles(module, filter(None, (self.train, self.val, self.test))):
             return self
-        example = mapped(lambda one: one.double() if one.is_floating_point() else one, self.example)
-        return dataclasses.replace(self, example=example)
+        return dataclasses.replace(self, example=of_type(module, self.example))
+
+
+def of_type(module: nn.Module, tree: Any) -> Any:
+    """Return tensors, with numbers in float64 where the model computes in it."""
+    if not _is_double(module):
+        return tree
+    return mapped(lambda one: one.double() if one.is_floating_point() else one, tree)
 
 
 def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
@@ -108,10 +114,14 @@ def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
 
     Call it before anything is read.
     """
-    is_double = any(one.dtype == torch.float64 for one in module.parameters())
+    is_double = _is_double(module)
     for loader in loaders:
         loader.stay_double = is_double
     return is_double
+
+
+def _is_double(module: nn.Module) -> bool:
+    return any(one.dtype == torch.float64 for one in module.parameters())
 
 
 def build(

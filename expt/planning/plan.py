@@ -156,7 +156,8 @@ def _activations(
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)  # counted elsewhere
         if task.phases:
             raise ConfigError(f"plan: {type(task).__name__} has steps of several updates")
-        batch, peak = sample.batch(size), _Peak(module.parameters())
+        inputs, targets = data_build.of_type(module, sample.batch(size)[:2])
+        batch, peak = Batch(inputs, targets, size), _Peak(module.parameters())
         with peak:
             with torch.autocast("cpu", torch.bfloat16, enabled=bool(config.amp)):
                 outputs = task.forward(module, batch)
