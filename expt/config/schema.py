@@ -160,6 +160,9 @@ class RunConfig:
     ]
     epochs: Annotated[Count, Key(resume=True, varies="length", cost=False)]
     max_steps: Annotated[Count | None, Key(resume=True, varies="length", cost=False)]
+    epoch_steps: Annotated[
+        Count | None, Key(fork="epoch", cost=False, only_if={"epoch_steps": IS_SET})
+    ] = None
     max_minutes: Annotated[
         Positive | None,
         Key(resume=True, varies="length", cost=False, only_if={"max_minutes": IS_SET}),
@@ -269,6 +272,11 @@ class RunConfig:
             return self.eval_batch_size
         at_a_time = self.batch_size // (self.world_size * self.micro_batches)
         return max(1, at_a_time) if self.dataset.custom_class else None
+
+    @property
+    def steps_of_uncounted(self) -> int | None:
+        """The steps of an epoch where samples are not counted: without `epoch_steps` all."""
+        return self.epoch_steps or self.max_steps
 
     @property
     def gpu_indices(self) -> tuple[int, ...]:

@@ -270,6 +270,7 @@ def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
         batch_size=config.world_size * config.micro_batches,
         shard=Shard(0, config.world_size),
         device=torch.device("cpu"),
+        epoch_steps=1,
     )
     about = ("class_counts", "class_names", "target_origin")
     return Sample(

@@ -28,9 +28,10 @@ from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo, EvaluationData
 from expt.data.cache import cache_dir, digest
+from expt.data.custom import refuse_shuffled
 from expt.data.fingerprint import refuse_missing
 from expt.data.loading import Batch, Loader, Shard, mapped
-from expt.data.samples import IterableLoader, refuse_shuffled
+from expt.data.samples import IterableLoader, UncountedLoader
 from expt.errors import ConfigError, described, warn
 from expt.models import build as model_build
 from expt.models.build import freeze
@@ -66,12 +67,18 @@ def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lam
             num_workers=num_readers(config),
             batch_parts=config.world_size * config.micro_batches,
             eval_batch_size=config.samples_per_evaluation,
+            epoch_steps=config.steps_of_uncounted,
             mixup=config.mixup,
             cutmix=config.cutmix,
             overfit_batches=config.overfit_batches,
         )
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
-    if worker.rank == 0 and config.eval_split == "val":
+    if config.epoch_steps and not isinstance(data.train, UncountedLoader):
+        raise ConfigError(
+            f"epoch_steps={config.epoch_steps}: is of a dataset without __len__; use"
+            " epoch_steps=null, or eval_every_steps to evaluate within an epoch"
+        )
+    if worker.rank == 0 and config.eval_split == "val" and not config.dataset.may_have_val:
         refuse_shuffled(config.dataset, data.val, config.seed)
     return data
 
@@ -88,19 +95,38 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
 
     One worker of a machine constructs a custom one before all others, and one looks at pictures.
     """
-    dataset, done = config.dataset, threading.Event()
-    custom = dataset.custom_class
-    if not (custom or dataset.looks_when_opened):
+    custom = config.dataset.custom_class
+    if not (custom or config.dataset.looks_when_opened):
         yield
         return
+    with (
+        patiently(config, worker, beat) as meet,
+        _turn(custom, worker, meet) if custom else contextlib.nullcontext(),
+    ):
+        yield
+
+
+def reading_past(
+    config: RunConfig, loader: Loader, worker: Worker, beat: Callable[[], None]
+) -> contextlib.AbstractContextManager[object]:
+    """Give a stream its time to go to where a checkpoint was written; a collective."""
+    reads = isinstance(loader, UncountedLoader)
+    return patiently(config, worker, beat) if reads else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def patiently(
+    config: RunConfig, worker: Worker, beat: Callable[[], None]
+) -> Iterator[Callable[[], object]]:
+    """Give what is done with a dataset its time, until all workers have done it; a collective."""
+    custom, done = config.dataset.custom_class, threading.Event()
     meet = collectives.patient_barrier()
-    name = f"dataset._target_={custom}" if custom else f"dataset={dataset.name}"
+    name = f"dataset._target_={custom}" if custom else f"dataset={config.dataset.name}"
     about = done, beat, config.timeout_s, f"{name}: rank {worker.rank}"
     beats = threading.Thread(target=_beat_until, args=about, name="construction", daemon=True)
     beats.start()
     try:
-        with _turn(custom, worker, meet) if custom else contextlib.nullcontext():
-            yield
+        yield meet
         meet()  # all have it
     finally:
         done.set()

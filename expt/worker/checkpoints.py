@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from expt import progress
 from expt.config.schema import RunConfig
-from expt.data.loading import leaves
+from expt.data.loading import Loader, leaves
 from expt.machine import available_memory
 from expt.models.partial_load import load_all
 from expt.runs import checkpoint, checkpoint_file
@@ -142,6 +142,8 @@ class Snapshot:
     position: Position
     sums: Sums
     worker: Worker
+    loader: Loader | None = None
+    """of the training samples"""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after a step; a collective."""
@@ -149,6 +151,7 @@ class Snapshot:
             "rng": random_state.state_dict(self.worker.device),
             **self.sums.state_dict(),
             **task_state(self.learner.task),
+            **self._of_loader(),
         }
         return {
             **self._of_learner(),
@@ -156,6 +159,9 @@ class Snapshot:
             "position": self.position.state_dict(),
             "workers": collectives.gather_across_workers(mine),
         }
+
+    def _of_loader(self) -> dict[str, Any]:
+        return {} if self.loader is None else task_state(self.loader, "loader")
 
     def _of_learner(self) -> dict[str, Any]:
         learner = self.learner
@@ -171,7 +177,9 @@ class Snapshot:
 
     def refuse_unreadable(self) -> None:
         """Raise ConfigError for what a checkpoint of now would not give back."""
-        for key, state in {**self._of_learner(), **task_state(self.learner.task)}.items():
+        task_state(self.learner.task)  # which raise the same
+        self._of_loader()
+        for key, state in self._of_learner().items():
             checkpoint.refuse_unreadable(state, key)
 
     def load_state_dict(self, state: State) -> None:
@@ -191,6 +199,8 @@ class Snapshot:
         """Load what each worker's task had, had summed up in the epoch, and its random numbers."""
         rank = self.worker.rank
         load_task_state(self.learner.task, workers, self.worker.device, rank)
+        if self.loader is not None:
+            load_task_state(self.loader, workers, self.worker.device, rank, "loader")
         if sums and len(workers) == self.worker.world_size:
             self.sums.load_state_dict(workers[rank])
         elif sums and rank == 0:  # only their total over all workers counts

@@ -90,7 +90,7 @@ class Run:
         self.plan = optim.plan(config.scheduler, **self.position.length)
         self.sums = Sums(self.learner.task, worker.device, finite_only=config.on_nan == "skip")
         self.sums.redoes = self.learner.fit is not None
-        self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
+        self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
         self._is_at_best, self._is_time_up = False, False
         self.history = build.build_history(config)
@@ -119,7 +119,8 @@ class Run:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
         begun: Mapping[str, Any] = {}
         if source is not None:
-            self._resume(source)
+            with build.reading_past(self.config, self.data.train, self.worker, self.beat):
+                self._resume(source)
         else:
             begun = first_weights.begin_with(
                 self.config, self.learner.module, self.worker, self.data.info.told
