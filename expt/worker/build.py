@@ -223,7 +223,7 @@ def build_learner(
         trained=trained_names(module),
         has_closure=_has_closure(optimizer, config, precision, phases),
         phases=phases,
-        average_gradients=functools.partial(average_gradients, memory and memory.average),
+        average_gradients=functools.partial(average_gradients, memory.average if memory else None),
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
         compiled=bool(compiled),
