@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +57,11 @@ class Task(ABC):
     metrics: Mapping[str, str] = {}
     """What is reported besides the loss, and which way each is better, `min` or `max`; a custom
     task's YAML says it."""
+    reductions: Mapping[str, Literal["last", "max", "min"]] = {}
+    """The numbers of `measure` that are no sums, such as a temperature or a queue's length, and how
+    they are reduced: the last one, the largest or the smallest. Of several workers' last ones it is
+    the largest.
+    """
     weight_is_samples = False
     """Whether the loss's weight is the number of samples. It is known before the step then, and not
     summed over all workers."""
@@ -66,7 +71,7 @@ class Task(ABC):
     @property
     def sums(self) -> Mapping[str, int]:
         """The sums that `measure` returns, with the number of values of each; one per metric."""
-        return dict.fromkeys(self.metrics, 1)
+        return {name: 1 for name in self.metrics if name not in self.reductions}
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return what the model makes of a batch."""
@@ -85,8 +90,11 @@ class Task(ABC):
         """
         return self.loss(outputs, batch)
 
-    def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
-        """Return the sums of the other metrics, without gradients; see `sums`."""
+    def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Any]:
+        """Return the sums of the other metrics, without gradients; see `sums`.
+
+        Of what `reductions` names it is just the number.
+        """
         return {}
 
     def predict(self, outputs: Any) -> Any:
@@ -176,6 +184,6 @@ class PhasedTask(Task):
         first: Sum = outputs[next(iter(self.phases))]
         return first
 
-    def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
+    def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Any]:
         """Return what `metrics` names of the outputs."""
-        return {name: outputs[name] for name in self.sums if name in outputs}
+        return {name: outputs[name] for name in (*self.sums, *self.reductions) if name in outputs}

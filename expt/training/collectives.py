@@ -92,12 +92,19 @@ def alone() -> Iterator[None]:
         dist.group.WORLD = everyone
 
 
-def sum_across_workers(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of every worker's `values`, as a new tensor, in one collective."""
+def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
+    """Return the sum of every worker's `values`, as a new tensor, in one collective.
+
+    Of the last `largest` it is the largest, in another.
+    """
     if not dist.is_initialized():
         return values
     total = values.clone()
     dist.all_reduce(total)
+    if largest:
+        peaks = values[-largest:].clone()
+        dist.all_reduce(peaks, dist.ReduceOp.MAX)
+        total[-largest:] = peaks
     return total
 
 

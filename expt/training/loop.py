@@ -60,7 +60,8 @@ def train_epoch(
         if learner.scheduler_interval == "step":
             learner.scheduler.step()
         if position.step % log_every == 0:
-            values = sums.averages_if_any(sum_across_workers(sums.since_logged))
+            total = sum_across_workers(sums.since_logged, len(learner.task.reductions))
+            values = sums.averages_if_any(total)
             now = time.perf_counter()
             if values is not None:  # else every step was left out
                 on_log(values, trained / (now - since))
@@ -346,7 +347,8 @@ def evaluate(
                 learner.extra_metrics.update(task, found[0], batch)
                 if observe is not None:
                     observe(batch, found[0])
-    averages = sums.averages(sum_across_workers(sums.values))
+    total = sum_across_workers(sums.values, len(learner.task.reductions))
+    averages = sums.averages(total)
     extra = learner.extra_metrics.compute(gather_across_workers)
     return dataclasses.replace(averages, values={**averages.values, **extra}) if extra else averages
 

@@ -291,10 +291,12 @@ class _Slots(dict[Place, torch.Tensor]):
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:
     rows = {key: [worker[key] for worker in workers] for key in ("sums", "finite", "logged")}
-    return {
+    total = {
         key: torch.tensor(numbers, dtype=torch.float64).sum(0).tolist()
         for key, numbers in rows.items()
     }
+    peaks = [*map(max, zip(*(worker.get("peaks", ()) for worker in workers), strict=True))]
+    return total | ({"peaks": peaks} if peaks else {})
 
 
 def _load_schedule(learner: Learner, saved: State) -> None:

@@ -129,7 +129,9 @@ def _sums(task: Task, module: Any, batch: Batch, *, predicted: bool) -> dict[str
     if predicted:
         batch = batch._replace(targets=outputs.argmax(1))
     phases = {name: outputs[name] for name in task.phases}
-    found = {**phases, LOSS: task.loss(outputs, batch), **task.measure(outputs, batch)}
+    measured = task.measure(outputs, batch)
+    measured = {name: each for name, each in measured.items() if name not in task.reductions}
+    found = {**phases, LOSS: task.loss(outputs, batch), **measured}
     if type(task).training_loss is not Task.training_loss:
         found[TRAINING] = task.training_loss(outputs, batch)
     return {

@@ -91,9 +91,10 @@ class RankHealth:
         weights = checksum(self._learner.module.parameters() if self._check_weights else ())
         own = row(mine, weights, rank=self._worker.rank, world_size=size, device=device)
         self.spent_s += time.perf_counter() - now
-        total = collectives.sum_across_workers(torch.cat([sums, own]))
-        self.readings = readings(total[len(sums) :])
-        return total[: len(sums)]
+        largest = len(self._learner.task.reductions)
+        total = collectives.sum_across_workers(torch.cat([own, sums]), largest)
+        self.readings = readings(total[: len(own)])
+        return total[len(own) :]
 
 
 def reading(

@@ -237,6 +237,9 @@ class Run:
         if not self._has_probed:  # an optimizer has its state now
             self.snapshot.refuse_unreadable()
             self._has_probed = True
+        if self.callbacks.are_due:
+            with in_use(self.learner.optimizer):
+                self._call_back("on_step_end", self.config.eval_split)
         position = self.position
         self._agreed = self.agreement.after_step(self._wishes())
         if not position.steps_left_in_epoch:  # the batches end, and what they have open is closed
