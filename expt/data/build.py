@@ -23,6 +23,7 @@ from expt.data.source import (
     Source,
     are_images,
     check_batch,
+    known_classes,
     refuse_uncounted,
     warn_of_absent,
 )
@@ -323,20 +324,6 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
                 f" {key}=null"
             )
     return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
-
-
-def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
-    """Return the class of each training sample, int64 [N].
-
-    Raise ConfigError where it shows only once a sample is read.
-    """
-    if (classes := source.counted) is None:
-        raise ConfigError(
-            f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is"
-            " read; give the dataset an attribute `targets`, a list of them, or use"
-            " dataset.sampling=null"
-        )
-    return classes
 
 
 @dataclass(frozen=True)

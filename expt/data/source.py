@@ -161,6 +161,20 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
         )
 
 
+def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
+    """Return the class of each training sample, int64 [N].
+
+    Raise ConfigError where it shows only once a sample is read.
+    """
+    if (classes := source.counted) is None:
+        raise ConfigError(
+            f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is"
+            " read; give the dataset an attribute `targets`, a list of them, or use"
+            " dataset.sampling=null"
+        )
+    return classes
+
+
 def are_images(class_names: Sequence[str], example: Any) -> bool:
     """Return whether samples like `example` are images [C, H, W] of pixels, each of one class."""
     inputs = example[0]
