@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,11 +44,9 @@ def main(words: Sequence[str]) -> int:
     about = "runs, sweeps, or folders of these"
     add("folders", nargs="+", type=Path, metavar="FOLDER", help=about)
     add("--to", choices=TRACKERS, help="[what each run's `send` names]")
-    add("--tracking-uri", metavar="URI", help="of MLflow [the run's]")
-    add("--experiment", metavar="NAME", help="of MLflow [the run's]")
-    add("--project", metavar="NAME", help="of W&B or trackio [the run's]")
-    add("--entity", metavar="NAME", help="of W&B [the run's]")
-    add("--space-id", metavar="NAME", help="of trackio [the run's]")
+    for option in dict.fromkeys(itertools.chain(*OPTIONS.values())):
+        of = " and ".join(name for name, own in OPTIONS.items() if option in own)
+        add(f"--{option.replace('_', '-')}", metavar="NAME", help=f"of {of} [the run's]")
     add("--checkpoints", action="store_true", help="send the best and the last too")
     asked = parser.parse_args(list(words))
     runs = [paths for folder in asked.folders for paths in _below(folder)]

@@ -18,13 +18,13 @@ from rich.table import Table
 
 from expt.config.identity import REPEATED
 from expt.errors import BAD_TRIALS, ConfigError, listed, warn
-from expt.runs.metrics_file import of_epochs
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, RUNNING, FoundRecord
 from expt.runs.sweep import by_objective, place
 from expt.runs.view.leaderboard import objective_of
 from expt.runs.view.text import cells, plain_table, say, setting
-from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of, value_of
+from expt.search.space import Space
+from expt.search.trial import Goal, Limit, Reader, costs_of, goals_for, limits_of, value_of
 
 if TYPE_CHECKING:
     import optuna
@@ -171,8 +171,8 @@ def study_of(
 
     runs = sorted(runs, key=lambda run: (place(run), run.get("started", math.inf)))
     task: Any = next((run["config"]["task"] for run in runs if run.get("objective")), None)
-    own = SearchRecord(goals_for([objective_of(runs)], task), [])
-    search = search_in(folder, runs) or own
+    grid = SearchRecord(goals_for([objective_of(runs)], task), [])
+    search = search_in(folder, runs) or grid
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental features
@@ -193,33 +193,33 @@ def _trials(
     """Yield each run, with the typed settings in which they differ, but for seed and fold."""
     from optuna.trial import TrialState, create_trial
 
+    states = {PRUNED: TrialState.PRUNED, RUNNING: TrialState.RUNNING}
+    states[INTERRUPTED] = TrialState.RUNNING
     typed = [run.get("overrides") or {} for run in runs]
-    states = {COMPLETED: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}
-    states |= dict.fromkeys((RUNNING, INTERRUPTED), TrialState.RUNNING)
     keys = [key for key in dict.fromkeys(itertools.chain(*typed)) if key not in REPEATED]
     known = {key: [each[key] for each in typed if key in each] for key in keys}
     axes = {key: _axis(each) for key, each in known.items() if len({*map(repr, each)}) > 1}
+    reader = Reader(space=Space(()), goals=search.goals, limits=search.limits)
     for run, given in zip(runs, typed, strict=True):
-        tag, paths = search.goals[0].tag, RunPaths(run["folder"])
-        values = [value for value in search.values(run) if value is not None]
-        measured = len(values) == len(search.goals) and all(map(math.isfinite, values))
-        state = states.get(run["status"], TrialState.FAIL)
-        state = TrialState.FAIL if state == TrialState.COMPLETE and not measured else state
-        own = {key: axis for key, axis in axes.items() if key in given}
+        if (read := reader.trial(RunPaths(run["folder"]), run)) is None:  # damaged
+            continue
+        done = read.status == COMPLETED and read.has_values
         trial = create_trial(
-            state=state,
-            values=values if state == TrialState.COMPLETE else None,
-            params={key: as_param(given[key]) for key, (_, as_param) in own.items()},
-            distributions={key: distribution for key, (distribution, _) in own.items()},
-            intermediate_values=of_epochs(paths, tag) if len(search.goals) == 1 else {},
-            constraints={limit.text: limit.violation(run, paths) for limit in search.limits},
-            user_attrs={"folder": str(paths.folder.absolute()), "status": run["status"]},
-        )
+            state=TrialState.COMPLETE if done else states.get(read.status, TrialState.FAIL),
+            values=read.objectives if done else None,  # type: ignore[arg-type]
+            params={key: axes[key][1](given[key]) for key in axes if key in given},
+            distributions={key: axes[key][0] for key in axes if key in given},
+            intermediate_values={} if search.goals[1:] else {
+                epoch: search.goals[0].cost(cost) for epoch, cost in read.costs.items()
+            },
+            constraints=dict(read.violations),
+            user_attrs={"folder": str(run["folder"].absolute()), "status": read.status},
+        )  # fmt: skip
         if "started" in run:
+            began = datetime.fromtimestamp(run["started"])
             took_s = sum(run.get("epoch_s") or ()) + run.get("eval_s", 0.0)
-            trial.datetime_start = datetime.fromtimestamp(run["started"])
-            ended = trial.datetime_start + timedelta(seconds=took_s)
-            trial.datetime_complete = trial.datetime_complete and ended
+            ended = trial.datetime_complete and began + timedelta(seconds=took_s)
+            trial.datetime_start, trial.datetime_complete = began, ended
         yield trial
 
 
