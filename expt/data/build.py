@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from expt.data import indexing
-from expt.data.augment import Augmentation, Mixing
+from expt.data.augment import Augmentation
 from expt.data.checked_samples import build_transforms
 from expt.data.custom import refuse_shuffled
 from expt.data.images import look_at_all
@@ -23,11 +23,15 @@ from expt.data.source import (
     Source,
     are_images,
     check_batch,
+<<<<<<< HEAD
     known_classes,
+=======
+    mixing_of,
+>>>>>>> main
     refuse_uncounted,
     warn_of_absent,
 )
-from expt.errors import ConfigError, described, did_you_mean, listed, type_name, warn
+from expt.errors import ConfigError, did_you_mean, listed, type_name, warn
 from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
@@ -313,6 +317,7 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
         raise ConfigError(problems)
 
 
+<<<<<<< HEAD
 def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
     """Return what mixes the samples, if anything does. Raise ConfigError if they can't be."""
     inputs = source.example[0]
@@ -324,6 +329,20 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
                 f" {key}=null"
             )
     return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
+=======
+def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
+    """Return the class of each training sample, int64 [N].
+
+    Raise ConfigError where it shows only once a sample is read.
+    """
+    if (classes := source.counted) is None:
+        raise ConfigError(
+            f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is"
+            " read; give the dataset an attribute `targets`, a list of them, or use"
+            " dataset.sampling=null"
+        )
+    return classes
+>>>>>>> main
 
 
 @dataclass(frozen=True)
