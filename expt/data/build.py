@@ -23,11 +23,7 @@ from expt.data.source import (
     Source,
     are_images,
     check_batch,
-<<<<<<< HEAD
-    known_classes,
-=======
     mixing_of,
->>>>>>> main
     refuse_uncounted,
     warn_of_absent,
 )
@@ -317,19 +313,6 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
         raise ConfigError(problems)
 
 
-<<<<<<< HEAD
-def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
-    """Return what mixes the samples, if anything does. Raise ConfigError if they can't be."""
-    inputs = source.example[0]
-    for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
-        if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
-            what = "cuts images" if key == "cutmix" else "adds tensors"
-            raise ConfigError(
-                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
-                f" {key}=null"
-            )
-    return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
-=======
 def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
     """Return the class of each training sample, int64 [N].
 
@@ -342,7 +325,6 @@ def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
             " dataset.sampling=null"
         )
     return classes
->>>>>>> main
 
 
 @dataclass(frozen=True)

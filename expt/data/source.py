@@ -162,20 +162,6 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
         )
 
 
-<<<<<<< HEAD
-def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
-    """Return the class of each training sample, int64 [N].
-
-    Raise ConfigError where it shows only once a sample is read.
-    """
-    if (classes := source.counted) is None:
-        raise ConfigError(
-            f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is"
-            " read; give the dataset an attribute `targets`, a list of them, or use"
-            " dataset.sampling=null"
-        )
-    return classes
-=======
 def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
     """Return what mixes the samples, if anything does. Raise ConfigError if they can't be."""
     inputs = source.example[0]
@@ -187,7 +173,6 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
                 f" {key}=null"
             )
     return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
->>>>>>> main
 
 
 def are_images(class_names: Sequence[str], example: Any) -> bool:
