@@ -309,7 +309,7 @@ def _measured(config: RunConfig, machine: Machine) -> Problems:
     if config.early_stop is not None:
         watched["early_stop.metric"] = config.early_stop.metric, each_time
         if config.early_stop.patience is None and config.early_stop.threshold is None:
-            yield "early_stop.patience", "says not when to stop", "give it, or early_stop.threshold"
+            yield "early_stop.patience", "nothing ends the run", "give it, or early_stop.threshold"
     if isinstance(config.scheduler, groups.Plateau):
         watched["scheduler.metric"] = config.scheduler.metric, each_time
     moments = "each epoch" if config.evaluates_epochs else "each evaluation"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from expt.data import indexing
-from expt.data.augment import Augmentation, Mixing
+from expt.data.augment import Augmentation
 from expt.data.checked_samples import build_transforms
 from expt.data.custom import refuse_shuffled
 from expt.data.images import look_at_all
@@ -23,10 +23,11 @@ from expt.data.source import (
     Source,
     are_images,
     check_batch,
+    mixing_of,
     refuse_uncounted,
     warn_of_absent,
 )
-from expt.errors import ConfigError, described, did_you_mean, listed, type_name, warn
+from expt.errors import ConfigError, did_you_mean, listed, type_name, warn
 from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
@@ -310,19 +311,6 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
         ]
     if problems:
         raise ConfigError(problems)
-
-
-def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
-    """Return what mixes the samples, if anything does. Raise ConfigError if they can't be."""
-    inputs = source.example[0]
-    for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
-        if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
-            what = "cuts images" if key == "cutmix" else "adds tensors"
-            raise ConfigError(
-                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
-                f" {key}=null"
-            )
-    return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
 
 
 def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from expt.data.augment import Mixing
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Load, Loader, LoaderOptions
-from expt.errors import ConfigError, DataError, listed, warn
+from expt.errors import ConfigError, DataError, described, listed, warn
 
 
 class Part(NamedTuple):
@@ -159,6 +160,19 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
             f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; use"
             f" {smaller}drop_last=false"
         )
+
+
+def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
+    """Return what mixes the samples, if anything does. Raise ConfigError if they can't be."""
+    inputs = source.example[0]
+    for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
+        if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
+            what = "cuts images" if key == "cutmix" else "adds tensors"
+            raise ConfigError(
+                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
+                f" {key}=null"
+            )
+    return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
 
 
 def are_images(class_names: Sequence[str], example: Any) -> bool:

@@ -24,7 +24,7 @@ from expt.errors import ConfigError, warn
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.named_checkpoint import Which, found, run_and_which
+from expt.runs.named_checkpoint import found, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.result import FAILED, Record
 from expt.training.precision import Precision
@@ -178,7 +178,7 @@ class TrainedModel(nn.Module):
 
 def load(
     run: str | Path,
-    which: Which | None = None,
+    which: str | None = None,
     *,
     device: str | torch.device = "cpu",
     amp: Amp = False,
@@ -186,10 +186,11 @@ def load(
 ) -> TrainedModel:
     """Return the model of a run in eval mode, with the weights of its best checkpoint.
 
-    `which`, or `RUN@last`, chooses the last. Of a run with `ema` they are the averaged weights. The
-    dataset is not read. A custom class must be importable as it was for the run, from the current
-    folder too. The model computes in float32; with `amp="recorded"` as in the run's evaluations,
-    and with true, bf16 or fp16 in mixed precision. torch.compile is not applied.
+    `which`, or `RUN@last`, chooses the last, `RUN@40` that of a step. Of a run with `ema` they are
+    the averaged weights. The dataset is not read. A custom class must be importable as it was for
+    the run, from the current folder too. The model computes in float32; with `amp="recorded"` as in
+    the run's evaluations, and with true, bf16 or fp16 in mixed precision. torch.compile is not
+    applied.
 
     The folder of a run is code: classes of a notebook or a script are in its `code/`, and are
     imported. With `trust_code` that of another user or machine is, too. Raise ConfigError where it
