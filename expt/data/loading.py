@@ -325,6 +325,18 @@ def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return tree
 
 
+def is_double(module: nn.Module) -> bool:
+    """Return whether a model computes in float64."""
+    return any(one.dtype == torch.float64 for one in module.parameters())
+
+
+def of_type(module: nn.Module, tree: Any) -> Any:
+    """Return tensors, with numbers in float64 where the model computes in it."""
+    if not is_double(module):
+        return tree
+    return mapped(lambda one: one.double() if one.is_floating_point() else one, tree)
+
+
 def leaves(tree: Any) -> Iterator[Tensor]:
     """Return its tensors, in order."""
     found: list[Tensor] = []
