@@ -109,7 +109,7 @@ class Plan:
             raise ConfigError(
                 "name files or folders, or --split test for a part of the run's dataset"
             )
-        there = [name for name in SPLITS if self.data.get(f"{name}_size")]
+        there = [name for name in SPLITS if self.data.get(f"{name}_size", 0) != 0]
         if split is not None and split not in there:
             raise ConfigError(f"--split {split}: the run's dataset has {', '.join(there)}")
         if top is not None and task.TARGETS != "class":
@@ -123,7 +123,8 @@ class Plan:
     def total(self) -> int | None:
         """The number of samples, where it is known before they are read."""
         if self.split is not None:
-            return int(self.data[f"{self.split}_size"])
+            size: int | None = self.data[f"{self.split}_size"]
+            return size
         if all(sizes := [each.size for each in self.samples]) and sizes:
             return sum(sizes)
         return len(self.files) if self.kind is PICTURES else None

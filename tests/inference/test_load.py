@@ -252,7 +252,7 @@ def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="@last: which=best is another checkpoint"):
         expt.load(f"{trained.folder}@last", "best")
     with pytest.raises(ConfigError, match="which=first: use best or last"):
-        expt.load(trained.folder, "first")  # type: ignore[arg-type]
+        expt.load(trained.folder, "first")
     last = trained.folder / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match="truncated or damaged"):
