@@ -17,11 +17,12 @@ from expt.data.checked_samples import build_transforms
 from expt.data.custom import refuse_shuffled
 from expt.data.images import look_at_all
 from expt.data.kinds import DatasetConfig
-from expt.data.loading import Batch, Loader, LoaderOptions, mapped
+from expt.data.loading import Batch, Loader, LoaderOptions, is_double, mapped, of_type
 from expt.data.source import (
     About,
     Source,
     are_images,
+    as_evaluated,
     check_batch,
     mixing_of,
     refuse_uncounted,
@@ -112,26 +113,15 @@ class Data:
         return dataclasses.replace(self, example=of_type(module, self.example))
 
 
-def of_type(module: nn.Module, tree: Any) -> Any:
-    """Return tensors, with numbers in float64 where the model computes in it."""
-    if not _is_double(module):
-        return tree
-    return mapped(lambda one: one.double() if one.is_floating_point() else one, tree)
-
-
 def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
     """Have loaders leave float64 as it is for a model that computes in it; return whether it does.
 
     Call it before anything is read.
     """
-    is_double = _is_double(module)
+    stays = is_double(module)
     for loader in loaders:
-        loader.stay_double = is_double
-    return is_double
-
-
-def _is_double(module: nn.Module) -> bool:
-    return any(one.dtype == torch.float64 for one in module.parameters())
+        loader.stay_double = stays
+    return stays
 
 
 def build(
@@ -166,6 +156,7 @@ def build(
         fills = given.batch_size if given.drop_last else 1
         warn_of_samples(dataset, source, task, train_idx, fills)
     in_order = dataclasses.replace(given, seed=0, drop_last=False, epoch_steps=None)
+    in_order = as_evaluated(dataset, in_order)
     to_train = dataclasses.replace(
         given,
         shuffle=dataset.shuffle,
@@ -369,6 +360,7 @@ def load(
     data.
     """
     options = dataclasses.replace(options, mean=dataset.mean, std=dataset.std)
+    options = as_evaluated(dataset, options)
     source = dataset.open(task, options.device, num_workers, trained_on)
     tells = options.shard.rank == 0
     if not own:

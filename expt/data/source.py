@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from expt.data.augment import Mixing
+from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Load, Loader, LoaderOptions
 from expt.errors import ConfigError, DataError, described, listed, warn
@@ -173,6 +174,13 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
                 f" {key}=null"
             )
     return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
+
+
+def as_evaluated(dataset: DatasetConfig, options: LoaderOptions) -> LoaderOptions:
+    """Return the options with what evaluations make of each image."""
+    key, chosen = "dataset.eval_transforms", getattr(dataset, "eval_transforms", None) or ()
+    transforms = build_transforms(chosen, key)
+    return dataclasses.replace(options, transforms=transforms, transforms_key=key)
 
 
 def are_images(class_names: Sequence[str], example: Any) -> bool:

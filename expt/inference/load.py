@@ -17,6 +17,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.user_code import targets
 from expt.data.build import shapes_told
+from expt.data.checked_samples import Transformed, build_transforms
 from expt.data.image_files import MODES, fit, open_picture, size_of, stretch
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Finish, LoaderOptions
@@ -61,6 +62,7 @@ class Preprocess:
         segments: bool = False,
     ) -> None:
         self._dataset, self._data, self._device = dataset, data, device
+        self._transforms = build_transforms(getattr(dataset, "eval_transforms", None) or ())
         self._resize = stretch if dataset.has_masks(segments) else fit
         known = [*data.get("standardised", {}).items()]  # features first, in their order
         standardises = dataset.has_rows and getattr(dataset, "standardise", False)
@@ -112,7 +114,12 @@ class Preprocess:
         channels, (height, width) = self._data["channels"], self._data["image_size"]
         if channels not in MODES:
             raise ConfigError(f"a picture: the model takes {channels} channels; give a tensor")
-        picture = open_picture(given, MODES[channels], name, self._dataset.needed)
+        needed = None if self._transforms else self._dataset.needed
+        picture = open_picture(given, MODES[channels], name, needed)
+        if self._transforms:
+            shape = channels, height, width
+            made = Transformed([(picture, 0)], self._transforms, shape, "dataset.eval_transforms")
+            return made[0][0], size_of(picture)
         pixels = torch.from_numpy(np.array(self._resize(picture, (height, width))))
         return pixels.reshape(height, width, -1).permute(2, 0, 1), size_of(picture)
 
