@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expt.config.constraints import word
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
 from expt.data.checked_samples import build_transforms
@@ -169,7 +170,7 @@ def warn_of_samples(
     there = len(train)
     warn_of_absent(dataset, source, task, train)
     for note in source.notes:
-        warn(f"dataset._target_={dataset.custom_class}: {note}")
+        warn(f"dataset{'._target_' * bool(dataset.custom_class)}={word(dataset)}: {note}")
     if dataset.train_limit and dataset.train_limit > there:
         warn(
             f"dataset.train_limit={dataset.train_limit}: there are {there} samples to train on, all"
@@ -358,6 +359,8 @@ def load(
     tells = options.shard.rank == 0
     if not own:
         _refuse_other_shapes(dataset, source, trained_on)
+        for note in source.notes if tells and dataset.has_rows else ():
+            warn(f"dataset={dataset.name}: {note}")
     names = tuple(trained_on.get("class_names", ()))
     numbers = _numbers(dataset, source.class_names, names, trained_on, tells=tells)
     return EvaluationData(

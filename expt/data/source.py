@@ -46,6 +46,8 @@ class About:
     """of a table's columns: the mean and standard deviation over the training samples"""
     feature_names: tuple[str, ...] = ()
     """of a table's columns that the model gets, in their order"""
+    encoded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """what those become that are texts or have gaps; see `memory.Encoder`"""
     target_names: tuple[str, ...] = ()
     """of a table's columns that are to be predicted"""
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -78,7 +80,7 @@ class Source(About):
     pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """those of each part that are not held in memory"""
     notes: Sequence[str] = ()
-    """what a custom dataset's author may not have meant"""
+    """what a custom dataset's author, or that of a table, may not have meant"""
 
     @property
     def counted(self) -> Tensor | None:

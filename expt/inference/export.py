@@ -112,6 +112,8 @@ def export(
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
     if preprocess and not (config.dataset.has_rows or config.dataset.has_pixels(data)):
         raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
+    if preprocess and trained.preprocess.encoded:
+        raise ConfigError("--preprocess: the run's table has texts or gaps; leave it out")
     is_scaled = config.task.TARGETS == "numbers"
     module = Complete(trained, scaled=is_scaled) if preprocess else trained.model
     arguments = _called_with(module, task, batch)
@@ -220,6 +222,7 @@ def _metadata(
     if not preprocess:
         scales = {"features": trained.preprocess.features, "targets": trained.preprocess.targets}
         about |= {"mean": config.dataset.mean, "std": config.dataset.std}
+        about["encoded"] = trained.preprocess.encoded
         about["standardised"] = {key: value for key, value in scales.items() if value}
     return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
 
