@@ -70,7 +70,8 @@ def checkpoint_state(config: RunConfig, step: int, **more: Any) -> dict[str, Any
         "plan": None,
         "metrics_bytes": 0,
         "best": None,
-        "is_best": False,
+        "bests": [],
+        "evaluated": None,
         **more,
     }
 

@@ -50,11 +50,11 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 40_725, 195, 43_235
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_715, 195, 45_090
 MAX_OF_PACKAGE = {
-    "command": 5_095, "config": 2_860, "dashboards": 1_630, "data": 7_780, "inference": 1_690,
-    "launch": 2_860, "models": 1_140, "planning": 280, "python": 710, "runs": 5_215,
-    "search": 1_460, "tasks": 1_455, "training": 3_190, "worker": 4_300,
+    "command": 5_295, "config": 2_935, "dashboards": 1_720, "data": 8_550, "inference": 1_740,
+    "launch": 2_865, "models": 1_140, "planning": 280, "python": 710, "runs": 5_315,
+    "search": 1_605, "tasks": 1_545, "training": 3_265, "worker": 4_700,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = {

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from expt import progress
-from tests.conftest import as_typed, run
+from expt.command import export, predict, report
+from tests.conftest import Trained, as_typed, run
+from tests.data.test_build import write_folder
 
 SLOW = """
 import time
@@ -71,6 +73,34 @@ def test_the_innermost_is_reported_and_how_far_it_is(monkeypatch: pytest.MonkeyP
             here.done = 250
             assert until("evaluating val: 250 of 1,000").endswith(" s left")
         until("reading: ")
+
+
+class Begun(list[progress.Phase]):
+    """The phases that are under way, and the names of all that have begun."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def append(self, phase: progress.Phase) -> None:
+        self.names.append(phase.name)
+        super().append(phase)
+
+
+def test_what_may_take_long_is_a_phase(
+    tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of workers are seen in the next test."""
+    monkeypatch.setattr(progress, "_under_way", begun := Begun())
+    pictures = write_folder(tmp_path / "pictures")
+    words = as_typed("dataset=image_folder dataset.image_size=[8,8] epochs=1 batch_size=4")
+    folder = str(trained(*words, f"dataset.root={pictures}", "dataset.val_fraction=0.25").folder)
+    parts = ["looking at the dataset's files", "reading the dataset's files", "looking at pictures"]
+    assert [*dict.fromkeys(begun.names)] == parts
+    begun.names.clear()
+    assert report.main([folder]) == 0
+    assert predict.main([folder, str(pictures), "--output", str(tmp_path / "classes.csv")]) == 0
+    assert export.main([folder, "--format", "torch_export"]) == 0
+    assert {"reading the runs", "predicting", "exporting"} <= {*begun.names}
 
 
 @pytest.mark.slow

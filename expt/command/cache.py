@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from expt.command import terminal
 from expt.command.words import Parser
 from expt.data import cache
 from expt.runs.view.text import say
@@ -21,6 +22,7 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(list(words))
     cache.remove_left_over()
     console, found = Console(), cache.entries()
+    terminal.put(datasets=[{**entry._asdict(), "path": str(entry.path)} for entry in found])
     if asked.clear:
         removed = [entry for entry in found if cache.remove(entry.path)]
         say(console, f"removed {_size(removed)} in {len(removed)} of {len(found)} datasets")

@@ -16,6 +16,7 @@ from expt.command.conf_files import conf_here, quoted_form, refuse_hidden
 from expt.command.hydra_files import own_folders_of, replaces
 from expt.command.words import Exact, Options
 from expt.config import keys, user_code
+from expt.config.groups import GROUPS
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -118,8 +119,11 @@ def readable(word: str) -> str:
         return quoted_form(changed)
     is_list = value[:1] in ("[", "{") or ("," in value and re.search(r"[][(){}]", value))
     if is_list or value.startswith("interval(") or is_readable(changed):
-        is_text = keys.takes_text(key.lstrip("+~"))
-        return f"{key}={_NUMERAL.sub(_as_text, value)}" if is_text else changed
+        name = key.lstrip("+~")
+        if not keys.takes_text(name):
+            return changed
+        as_text = functools.partial(_as_text, of_group=name.partition(".")[0] in GROUPS)
+        return f"{key}={_NUMERAL.sub(as_text, value)}"
     return f"{key}={','.join(map(quoted, value.split(',')))}"
 
 
@@ -127,9 +131,15 @@ _NUMERAL = re.compile(r"(?<![^[(,])[+-]?[\d.][\w.+-]*(?=[]),]|$)")
 """A word in a value or a list that Hydra may read as a number: 2024_01 as 202401."""
 
 
-def _as_text(numeral: re.Match[str]) -> str:
-    is_number = isinstance(parse_one(f"key={numeral[0]}").value(), int | float)
-    return quoted(numeral[0]) if is_number else numeral[0]
+def _as_text(numeral: re.Match[str], of_group: bool) -> str:
+    """Quote what Hydra reads as a number.
+
+    An integer stays one in a group, where texts may be integers (see Name): a custom class may have
+    a parameter of that name, which is a number.
+    """
+    value = parse_one(f"key={numeral[0]}").value()
+    may_stay = of_group and isinstance(value, int) and str(value) == numeral[0]
+    return quoted(numeral[0]) if isinstance(value, int | float) and not may_stay else numeral[0]
 
 
 def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from expt.command import terminal
 from expt.config.user_code import is_of_main, targets
 from expt.errors import warn
 from expt.runs.attempt import in_one_line
@@ -19,7 +20,7 @@ from expt.runs.sweep import by_objective, describe_copies, without_copies
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
-from expt.search.conclusion import bad_trials, conclude_search
+from expt.search.conclusion import bad_trials, best_of, conclude_search
 
 
 def conclude(
@@ -37,6 +38,7 @@ def conclude(
     that ends.
     """
     runs, copies = without_copies(read_runs(folder) if runs is None else runs)
+    _put(folder, runs)
     if not runs:
         for note in notes:  # of a budget that no run could begin within, maybe
             say(console, note)
@@ -63,6 +65,16 @@ def conclude(
         say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))
     say(console, f"look at it   tensorboard --logdir {logdir}")
+
+
+def _put(folder: Path, runs: Sequence[FoundRecord]) -> None:
+    best, front = best_of(folder, runs)
+    terminal.put_runs((run["folder"], run) for run in runs)
+    terminal.put(
+        sweep=str(folder.absolute()),
+        best_run=best and str(best["folder"].absolute()),
+        pareto=[str(run["folder"].absolute()) for run in front],
+    )
 
 
 def _pruned(runs: Sequence[FoundRecord]) -> Iterator[str]:
@@ -130,7 +142,7 @@ def again(run: FoundRecord) -> str:
     if words[:2] == ["python", "-m"]:
         words = words[2:]
     words = words[1:] if words[:1] == ["expt"] else []  # the words of a script are its own
-    kept = [word for word in words if word not in ("-m", "--multirun", "-q", "--quiet")]
+    kept = [word for word in words if word not in ("-m", "--multirun", "-q", "--quiet", "--json")]
     # Options such as --config-dir DIR stay; all settings are the run's own.
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import shutil
@@ -18,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from expt import machine
+from expt.command import terminal
 from expt.command.words import Parser
 from expt.errors import ConfigError, ExptError, RunFailed, first_line
 from expt.launch import forkserver, processes
@@ -63,9 +65,11 @@ def main(words: Sequence[str]) -> int:
     if missing := [root for root in roots if not os.path.isdir(root)]:
         raise ConfigError(f"dataset.root={missing[0]}: there is no such folder")
     forkserver.warm(forkserver.SWEEP_MODULES)
-    console, failed = Console(), 0
+    console, failed, findings = Console(), 0, list[dict[str, str]]()
     for finding in _findings(roots[-1] if roots else None):
         failed += finding.outcome == "fail"
+        findings.append(dataclasses.asdict(finding))
+        terminal.put(findings=findings)
         _show(console, finding)
     text = f"{failed} failed" if failed else "this machine can train"
     console.print(f"\n{text}", style="bold", highlight=False)
@@ -219,7 +223,9 @@ def two_workers(*words: str) -> Finding:
     with tempfile.TemporaryDirectory() as folder:
         options = Options([*words, *_QUICK, f"hydra.run.dir={folder}/run"], quiet=True)
         try:
-            (paths,) = command(options, typed_at=time.monotonic(), may_sweep=False)
+            (paths,) = command(
+                options, typed_at=time.monotonic(), may_sweep=False, from_python=True
+            )
             result = read_result(paths)
         except ExptError as error:
             fix = "read the error; if they waited in vain: is 127.0.0.1 closed to programs here?"

@@ -90,6 +90,7 @@ def evaluate(
         ) from error
     console = terminal.console(quiet=quiet)
     failed = one_run.carry_out(requests, console)
+    terminal.put_runs(((x.paths.folder, read_result(x.paths)) for x in requests), "evaluations")
     done = [each.paths for each in requests if read_result(each.paths).get("status") == COMPLETED]
     print_evaluations(console, done)
     if failed:

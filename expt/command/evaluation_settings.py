@@ -144,7 +144,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         warn("the dataset's files have changed; what is measured may hold training samples")
     _warn_of_custom_classes(record, config)
     split: Any = asked.values.get("split")
-    if split is None and own and not record["data"].get("test_size"):
+    if split is None and own and record["data"].get("test_size", 0) == 0:
         warn("the run's dataset has no test set: val is measured")
         split = "val"
     is_whole = not own and "test" not in (config.dataset.parts() or ["test"])

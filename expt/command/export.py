@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from expt import machine
+from expt.command import terminal
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.named_checkpoint import found, run_and_which
@@ -63,6 +64,7 @@ def main(words: Sequence[str]) -> int:
         from expt.inference.export import export  # late: it imports torch
 
         done = export(run, file, kind, which=which, **asked)
+    terminal.put(exported=str(file.absolute()), checks=done)
     console, size = Console(), f"{file.stat().st_size / 1e6:.1f} MB"
     say(console, f"exported     {shown_path(file)}, {size} in {elapsed(time.monotonic() - began)}")
     for name, words in done.items():

@@ -48,6 +48,7 @@ REST = (
     ("--cfg job", "print the configuration and start nothing"),
     ("--config-dir DIR", "add a folder of custom YAML, with groups as these (conf, if here)"),
     ("-q, --quiet", "print only errors and warnings"),
+    ("--json", "for programs: print one JSON document to stdout, and all else to stderr"),
     ('eval "$(expt -sc install=bash)"', "complete with the Tab key; fish and zsh too"),
     ("--hydra-help", "what else Hydra offers"),
 )

@@ -31,12 +31,21 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     """Do what `python -m expt ARGUMENTS` does, and exit.
 
     The exit code is 0 where all is done, 1 where a run failed, 2 for wrong input, and 130 (143)
-    where it was interrupted.
+    where it was interrupted. With `--json` it is in the document that is printed, too.
     """
     terminal.prepare()
+    words = [word for word in arguments if word != "--json"]
+    with terminal.document(wanted=len(words) < len(arguments)):
+        code = _ended(words, time.monotonic() if typed_at is None else typed_at)
+        terminal.put(exit_code=code)
+    if code:
+        sys.exit(code)
+
+
+def _ended(arguments: Sequence[str], typed_at: float) -> int:
     try:
         with signals.interrupts_noted():
-            code = _reported(arguments, time.monotonic() if typed_at is None else typed_at)
+            code = _reported(arguments, typed_at)
     except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
         if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
             raise
@@ -44,10 +53,7 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
         code = signals.exit_code()
     finally:
         forkserver.kill()
-    if signals.was_interrupted():
-        code = signals.exit_code()
-    if code:
-        sys.exit(code)
+    return signals.exit_code() if signals.was_interrupted() else code
 
 
 def _reported(arguments: Sequence[str], typed_at: float) -> int:
@@ -138,6 +144,7 @@ def _progressed(line: str) -> None:
 def _complain(error: ExptError) -> None:
     from rich.console import Console
 
+    terminal.put(error={"kind": type(error).__name__, "message": str(error)})
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("error:", style="bold red", end=" ")
     console.print(printable(str(error)), markup=False, emoji=False)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from expt import machine
+from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.constraints import word
 from expt.errors import ConfigError
@@ -47,6 +48,8 @@ def main(words: Sequence[str]) -> int:
         from expt.planning.plan import planned  # late: it imports torch
 
         found = planned(config, vocabulary)
+    plans = [dataclasses.asdict(plan) | {"total": plan.total} for plan in found.plans]
+    terminal.put(plan={**found._asdict(), "plans": plans, "workers": config.world_size})
     _show(wide_console(), config, found)
     return 0
 

@@ -14,6 +14,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from expt import machine, signals
+from expt.command import terminal
 from expt.command.words import Parser
 from expt.errors import ConfigError, ExptError, warn
 from expt.inference import writing
@@ -116,6 +117,9 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
             write(answers, predictor.form)
             progress.update(task, completed=predictor.seen)
             here.done = predictor.seen
+        terminal.put(
+            skipped=skipped, written=str(output.absolute()) if output and to_file else None
+        )
         for line in skipped[:REPORTED]:
             warn(line)
         if len(skipped) == predictor.seen:
@@ -134,6 +138,11 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
 
 @contextlib.contextmanager
 def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writing.Write]:
+    if terminal.has_document() and output in (None, Path("-")):
+        found = list[Any]()
+        terminal.put(predictions=found)
+        yield lambda answers, form: found.extend(form.records(answers))
+        return
     if output is None:
         yield writing.to_terminal(lambda line: say(Console(highlight=False), line))
         return

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from expt.command import terminal
 from expt.config.constraints import word
 from expt.config.identity import identity, shown
 from expt.config.keys import flat, meaning_in
@@ -52,6 +53,13 @@ def preflight(
         console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
     able = [(request_of(job), each) for alike, each in rows for job in alike]
     lengths = [(request.config, each.seconds(request)) for request, each in able]
+    terminal.put(
+        preflight=[
+            {"run": request.paths.folder.name, "seconds": each.seconds(request)}
+            | each.record["metrics"]
+            for request, each in able
+        ]
+    )
     _print_total(console, lengths, machine, options, total)
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from expt import machine, progress
+from expt.command import terminal
 from expt.command.conclusion import conclude, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
@@ -22,8 +23,8 @@ from expt.runs.view.comparison import listing_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
-from expt.runs.view.text import say
-from expt.search.conclusion import search_in
+from expt.runs.view.text import cells, plain_table, say
+from expt.search.conclusion import importance, search_in, study_of
 
 EXAMPLES = """examples
   python -m expt report outputs                        every run, newest first
@@ -31,6 +32,7 @@ EXAMPLES = """examples
   python -m expt report RUN RUN                        settings and results that differ
   python -m expt report --filter model=mlp --filter 'optimizer.lr<0.1' --sort accuracy/test
   python -m expt report SWEEP --verdict --metric accuracy/test     is the best one better?
+  python -m expt report SWEEP --importance --optuna study.log      which settings mattered
   python -m expt report --filter status=completed --csv runs.csv --plot curves.png
 """
 
@@ -44,8 +46,12 @@ def main(words: Sequence[str]) -> int:
     """
     asked = parse(words)
     folder, *others = asked.folders
+    if asked.optuna:
+        _write_study(asked)
     if asked.verdict:
         _judge(asked)
+    elif asked.importance:
+        _weigh(asked)
     elif not others and is_sweep(folder) and not (asked.filter or asked.csv or asked.plot):
         _leaderboard(folder, asked)
     else:
@@ -67,12 +73,10 @@ def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
 
 def _judge(asked: argparse.Namespace) -> None:
     """Print whether the settings of the runs differ by more than chance."""
-    with _naming("--filter"):
-        runs = chosen([run for folder in asked.folders for run in _below(folder)], asked.filter)
-    records: list[FoundRecord] = [{**run.result, "folder": run.folder} for run in runs]
+    records = _records(asked)
     if asked.metric is not None:
         with _naming("--metric"):
-            check_key(asked.metric, runs)
+            check_key(asked.metric, [ListedRun(run["folder"], run) for run in records])
     kept = _within_limits(records)
     notes = list[str]()
     if left_out := len(records) - len(kept):
@@ -81,10 +85,42 @@ def _judge(asked: argparse.Namespace) -> None:
         found = comparison.verdicts(kept, asked.metric)
     except ConfigError as error:
         raise ConfigError("; ".join([str(error), *notes])) from None
+    others = [{**one._asdict(), "other": one.other.settings} for one in found.others]
+    terminal.put(verdict={"best": found.best.settings, "others": others})
     console = wide_console()
     console.print(comparison.verdict_table(found))
     for line in (*found.notes, *notes):
         say(console, line)
+
+
+def _records(asked: argparse.Namespace) -> list[FoundRecord]:
+    runs = [run for folder in asked.folders for run in _below(folder)]
+    with _naming("--filter"):
+        runs = chosen(runs, asked.filter)
+    return [{**run.result, "folder": run.folder} for run in runs]
+
+
+def _weigh(asked: argparse.Namespace) -> None:
+    """Print how much each setting mattered for the objective."""
+    console, found = wide_console(), importance(asked.folders[0], _records(asked))
+    terminal.put(importance=found)
+    for tag, by in found.items():
+        table = plain_table((f"importance for {tag}", *by), left=[f"importance for {tag}"])
+        for key in next(iter(by.values())):
+            table.add_row(*cells(key, *(f"{each.get(key, 0.0):.3f}" for each in by.values())))
+        console.print(table)
+    say(console, "ped_anova: by what the best runs have in common; fanova: by the variance of all")
+
+
+def _write_study(asked: argparse.Namespace) -> None:
+    """Write the runs as a journal of Optuna's, which optuna-dashboard opens."""
+    try:
+        if asked.optuna.exists():
+            raise ConfigError(f"--optuna {asked.optuna}: is there already; choose another name")
+        study_of(asked.folders[0], _records(asked), asked.optuna)
+    except OSError as error:
+        raise ConfigError(f"--optuna {asked.optuna}: {error.strerror}") from None
+    say(wide_console(), f"study        {asked.optuna}; look at it: optuna-dashboard {asked.optuna}")
 
 
 def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
@@ -112,6 +148,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--csv", metavar="FILE", help="all settings and metrics of the runs; - is the terminal")
     add("--verdict", action="store_true", help="test whether settings differ, by seeds")
     add("--metric", metavar="TAG", help="what --verdict compares [objective]")
+    add("--importance", action="store_true", help="which settings mattered, by Optuna")
+    add("--optuna", type=Path, metavar="FILE", help="write a study for optuna-dashboard")
     add("--plot", type=Path, metavar="FILE", help="draw learning curves: PNG, SVG or PDF")
     found = parser.parse_args(list(words))
     found.folders = found.folders or [Path("outputs")]
@@ -126,6 +164,7 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     Raises ConfigError where a folder holds no run, or a key or a format is not known.
     """
     runs = [run for folder in asked.folders for run in _below(folder)]
+    terminal.put_runs((run.folder, run.result) for run in runs)
     is_plain = not (asked.sort or asked.reverse or asked.filter or asked.csv or asked.plot)
     if len(asked.folders) == 2 and len(runs) == 2 and is_plain:
         console.print(side_by_side(*runs))
@@ -133,6 +172,7 @@ def report(console: Console, asked: argparse.Namespace) -> None:
         print_stale(console, stale((run.folder, run.result) for run in runs))
         return
     runs = _asked_for(runs, asked)
+    terminal.put_runs((run.folder, run.result) for run in runs)
     if asked.csv == "-":
         sys.stdout.write(listing_csv(runs))
         return

@@ -134,7 +134,9 @@ def compare(then: Record, now: Record) -> None:
         for result in (then, now)
     )
     tags = sorted(before.keys() | after.keys())
-    if differ := [tag for tag in tags if before.get(tag) != after.get(tag)]:
+    differ = [tag for tag in tags if before.get(tag) != after.get(tag)]
+    terminal.put(repeated=not differ)
+    if differ:
         both = (f"{tag} {before.get(tag)} then, {after.get(tag)} now" for tag in differ)
         warn(f"the numbers differ from those of the original run: {', '.join(both)}")
     else:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from expt import machine
-from expt.command import compose
+from expt.command import compose, terminal
 from expt.command.hydra_files import about_run, remove_unused, write_hydra_files
 from expt.config.groups import GROUPS
 from expt.config.keys import without_effect
@@ -158,6 +158,9 @@ def train(
         if not is_there:  # else what is there is of before
             remove_unused(paths)
         raise
+    finally:
+        if not this.from_python:
+            terminal.put_runs([(paths.folder, read_result(paths))])
     record = read_result(paths)
     this.outcome.add(paths, PRUNED if record.get("status") == PRUNED else COMPLETED)
     return objective_of(record)

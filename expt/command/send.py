@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.schema import TRACKERS, is_installed
 from expt.dashboards.sender import Sender
@@ -26,20 +28,25 @@ EXAMPLES = """examples
 Nothing is sent twice. The destination is in a run's configuration (send=[mlflow],
 mlflow.experiment=...); options override it.
 """
-OPTIONS = {"mlflow": ("tracking_uri", "experiment"), "wandb": ("project", "entity")}
+OPTIONS = {
+    "mlflow": ("tracking_uri", "experiment"),
+    "wandb": ("project", "entity"),
+    "trackio": ("project", "space_id"),
+}
 
 
 def main(words: Sequence[str]) -> int:
     """Send what `words` ask for. Raises ConfigError, and ExptError where it can't be sent."""
-    parser = Parser("send", "Send runs, or what is missing of them, to MLflow or W&B.", EXAMPLES)
+    parser = Parser(
+        "send", "Send runs, or what is missing of them, to MLflow, W&B or trackio.", EXAMPLES
+    )
     add = parser.add_argument
     about = "runs, sweeps, or folders of these"
     add("folders", nargs="+", type=Path, metavar="FOLDER", help=about)
     add("--to", choices=TRACKERS, help="[what each run's `send` names]")
-    add("--tracking-uri", metavar="URI", help="of MLflow [the run's]")
-    add("--experiment", metavar="NAME", help="of MLflow [the run's]")
-    add("--project", metavar="NAME", help="of W&B [the run's]")
-    add("--entity", metavar="NAME", help="of W&B [the run's]")
+    for option in dict.fromkeys(itertools.chain(*OPTIONS.values())):
+        of = " and ".join(name for name, own in OPTIONS.items() if option in own)
+        add(f"--{option.replace('_', '-')}", metavar="NAME", help=f"of {of} [the run's]")
     add("--checkpoints", action="store_true", help="send the best and the last too")
     asked = parser.parse_args(list(words))
     runs = [paths for folder in asked.folders for paths in _below(folder)]
@@ -50,7 +57,7 @@ def main(words: Sequence[str]) -> int:
               for name in names}  # fmt: skip
     if not any(chosen.values()):
         raise ConfigError(
-            f"these {len(runs)} runs name no dashboard; use --to mlflow or --to wandb"
+            f"these {len(runs)} runs name no dashboard; use --to mlflow, wandb or trackio"
         )
     for name, some in chosen.items():
         if some and not is_installed(name):
@@ -85,6 +92,7 @@ def _send(name: str, runs: Sequence[RunPaths], asked: argparse.Namespace) -> Non
         raise ExptError(f"{name}: {why}; type it again later, nothing is sent twice") from error
     finally:
         logging.disable(logging.NOTSET)
+    terminal.put(**{name: {"sent": sender.num_sent, "addresses": [*sender.addresses]}})
     console = Console()
     say(console, f"{name:<13}{sender.num_sent} of {len(runs)} runs had something new")
     for address in sender.addresses:

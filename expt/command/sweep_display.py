@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from expt.command import terminal
 from expt.command.sweep_folder import SweepRun
 from expt.config.identity import identity
 from expt.config.kinds import chosen_metric
@@ -244,6 +245,7 @@ def show_dry_run(runs: Iterable[SweepRun]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("#", "run", "identity", "needs", "would"):
         table.add_column(column)
+    listed = list[dict[str, str]]()
     for place, run in enumerate(runs, start=1):
         job = run.job
         if job.request is None:
@@ -254,6 +256,8 @@ def show_dry_run(runs: Iterable[SweepRun]) -> None:
             would = "be skipped, it is complete" if job.status == COMPLETED else _begin(job)
             row = (job.name, identity(config, job.request.content), needs, would)
         table.add_row(*cells(place, *row))
+        listed.append(dict(zip(("run", "identity", "needs", "would"), row, strict=True)))
+    terminal.put(dry_run=listed)
     leaderboard.wide_console().print(table)
 
 

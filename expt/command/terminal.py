@@ -1,4 +1,4 @@
-"""Where a command prints to: it may be closed, or know only ASCII."""
+"""Where a command prints to: it may be closed, or know only ASCII; and the document of `--json`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import codecs
 import contextlib
 import io
 import os
+import signal
 import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from expt.runs.result import Record
 
 _IN_ASCII = {"≥": ">=", "≤": "<=", "±": "+-", "…": "..."}
 
@@ -46,6 +51,81 @@ def console(*, quiet: bool) -> Console:
     from expt.runs.view.text import Terminal
 
     return Console(file=io.StringIO(), quiet=True) if quiet else Terminal()
+
+
+_document: dict[str, Any] | None = None
+"""What `--json` prints at the command's end; None where nobody asked for it."""
+
+
+def has_document() -> bool:
+    """Whether `--json` is there."""
+    return _document is not None
+
+
+def put(**fields: Any) -> None:
+    """Add to the document of `--json`; a field that is there already is replaced."""
+    if _document is not None:
+        _document.update(fields)
+
+
+def put_runs(runs: Iterable[tuple[Path, Record]], name: str = "runs") -> None:
+    """Add the records of runs as the field `name`, each with its folder."""
+    if _document is None:
+        return
+    from expt.runs.sweep import LEFT_OUT  # late, as below: few commands have a document
+
+    _document[name] = [
+        {"folder": str(folder.absolute())}
+        | {key: each for key, each in record.items() if key not in ("folder", *LEFT_OUT)}
+        for folder, record in runs
+        if record
+    ]
+
+
+@contextlib.contextmanager
+def document(*, wanted: bool) -> Iterator[None]:
+    """Where it is `wanted`, print one JSON document to stdout in the end, and all else to stderr.
+
+    So do libraries and the processes that are started meanwhile.
+    """
+    global _document
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    stdout, before, on_interrupt = os.dup(1), sys.stdout, signal.getsignal(signal.SIGINT)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    if on_interrupt is not signal.SIG_IGN:  # a Ctrl-C that comes after the command is over
+        signal.signal(signal.SIGINT, lambda *_: None)
+    _document = {"exit_code": 1, "error": None, "runs": []}
+    try:
+        yield
+    except SystemExit as error:  # of `--help`
+        put(exit_code=error.code or 0)
+        raise
+    except BaseException as error:  # a traceback follows
+        put(error={"kind": type(error).__name__, "message": str(error)})
+        raise
+    finally:
+        content, _document = _document, None
+        sys.stdout = before
+        _write(stdout, content)
+        signal.signal(signal.SIGINT, on_interrupt)
+
+
+def _write(stdout: int, content: dict[str, Any]) -> None:
+    from expt import machine
+    from expt.runs.paths import dumps
+
+    is_another = machine.is_external_worker() and os.environ["RANK"] != "0"  # of torchrun
+    try:
+        with open(stdout, "w", encoding="utf-8") as file:
+            file.write("" if is_another else dumps(content) + "\n")
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: the document could not be written: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
 
 
 def unwritten() -> str:

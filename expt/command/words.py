@@ -17,7 +17,7 @@ WORDS = {
     "rerun": "repeat a run with all its settings and the same numbers",
     "evaluate": "measure a trained run on its test set, or on other data",
     "export": "write a run's model for other programs: torch.export or ONNX",
-    "send": "send runs, or what is missing of them, to MLflow or W&B",
+    "send": "send runs, or what is missing of them, to MLflow, W&B or trackio",
     "predict": "predict for files, folders, or a split of the dataset",
     "plan": "show the memory of each GPU that a run would need",
     "cache": "show the disk space of decoded datasets, or free it",
@@ -42,6 +42,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        about = "print one JSON document to stdout, and all else to stderr"
+        self.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=about)
 
     def error(self, message: str) -> NoReturn:
         """Raise, where argparse would print and exit."""

@@ -45,6 +45,8 @@ DottedName = Annotated[str, Field(pattern=DOTTED_NAME)]
 
 IS_SET = "is set"
 """For `Key.only_if`: the other key is neither null, false, 0 nor empty."""
+IS_GIVEN = "is given"
+"""For `Key.only_if`: the key is not null, and may be 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +70,7 @@ class Key:
     evaluated_as: str | None = None
     """The value that it has in an evaluation, in YAML, where that is not the run's."""
     only_if: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The values of other keys (one, a tuple, IS_SET) without which the setting has no effect."""
+    """The values of keys (one, a tuple, IS_SET, IS_GIVEN) without which it has no effect."""
     varies: Literal["repetition", "length", "split", "source"] | None = None
     """Of what two runs differ that differ only by this key: the same measured again, trained
     longer, with other samples held out, or begun elsewhere."""

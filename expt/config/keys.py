@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from expt.config.constraints import IS_SET, SCALARS, Key, kind, names_of, plain
+from expt.config.constraints import IS_GIVEN, IS_SET, SCALARS, Key, kind, names_of, plain
 from expt.config.groups import GROUPS
 from expt.config.schema import RunConfig
 
@@ -68,6 +68,8 @@ def _has_effect(conditions: Mapping[str, Any], settings: Mapping[str, Any]) -> b
         value = settings.get(other)
         if wanted is IS_SET:
             return bool(value) or any(key.startswith(f"{other}.") for key in settings)
+        if wanted is IS_GIVEN:
+            return value is not None
         return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
 
     return all(holds(*condition) for condition in conditions.items())

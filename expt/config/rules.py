@@ -169,12 +169,12 @@ def _optimizer(config: RunConfig, machine: Machine) -> Problems:
 
 
 def _batch(config: RunConfig, machine: Machine) -> Problems:
-    parts = config.world_size * config.gradient_accumulation
+    parts = config.world_size * config.micro_batches
     share, rest = divmod(config.batch_size, parts)
     if rest or not share:
         by = f"{config.world_size} workers"
-        if config.gradient_accumulation > 1:
-            by += f" x {config.gradient_accumulation} micro-batches (gradient_accumulation)"
+        if config.micro_batches > 1:
+            by += f" x {config.micro_batches} micro-batches (gradient_accumulation)"
         near = f"{share * parts} or {(share + 1) * parts}" if share else f"{parts}"
         why = f"the global batch must be a multiple of {parts}, for {by}"
         yield "batch_size", why, f"use {near}"
@@ -187,6 +187,15 @@ def _batch(config: RunConfig, machine: Machine) -> Problems:
     if config.print_every and config.print_every % config.log_every:
         why = f"prints what is logged, every log_every={config.log_every} steps"
         yield "print_every", why, f"use a multiple of it, or log_every={config.print_every}"
+
+
+def _fitting(config: RunConfig, machine: Machine) -> Problems:
+    """gradient_accumulation=auto averages once all workers know that their micro-batches fit."""
+    has_own = config.ddp.comm_hook or config.compile in ("reduce-overhead", "max-autotune")
+    has_own = has_own or config.batch_norm != "per_worker" or config.strategy != "ddp"
+    if config.gradient_accumulation == "auto" and has_own:
+        why = "needs strategy=ddp, batch_norm=per_worker, ddp.comm_hook=null and no CUDA graphs"
+        yield "gradient_accumulation", why, "give a number, such as gradient_accumulation=2"
 
 
 def _schedule(config: RunConfig, machine: Machine) -> Problems:
@@ -292,15 +301,21 @@ def _measured(config: RunConfig, machine: Machine) -> Problems:
     if "test" in splits and getattr(dataset, "test_fraction", 1) == 0:
         key = "eval_split" if config.eval_split == "test" else "objective"
         yield key, "dataset.test_fraction=0.0 leaves no test set", "use dataset.test_fraction=0.2"
-    each_epoch = measured_each_epoch(config)
-    watched = {"objective": (config.objective, [*each_epoch, *_tags(config, ["test"])])}
+    if "test" in splits and config.overfit_batches:
+        fix = "use eval_split=val objective=auto"
+        yield "overfit_batches", "evaluates on val, which is these batches", fix
+    each_time = measured_each_time(config)
+    watched = {"objective": (config.objective, [*each_time, *_tags(config, ["test"])])}
     if config.early_stop is not None:
-        watched["early_stop.metric"] = config.early_stop.metric, each_epoch
+        watched["early_stop.metric"] = config.early_stop.metric, each_time
+        if config.early_stop.patience is None and config.early_stop.threshold is None:
+            yield "early_stop.patience", "says not when to stop", "give it, or early_stop.threshold"
     if isinstance(config.scheduler, groups.Plateau):
-        watched["scheduler.metric"] = config.scheduler.metric, each_epoch
+        watched["scheduler.metric"] = config.scheduler.metric, each_time
+    moments = "each epoch" if config.evaluates_epochs else "each evaluation"
     for key, (metric, known) in watched.items():
         if metric not in known:
-            why = "is not measured" + ("" if key == "objective" else " after each epoch")
+            why = "is not measured" + ("" if key == "objective" else f" after {moments}")
             names = ", ".join(dict.fromkeys(known))
             yield key, why, f"use one of {names}.{did_you_mean(metric, known)}"
 
@@ -312,9 +327,9 @@ def _tags(config: RunConfig, splits: Iterable[str]) -> list[str]:
     return [f"{name}/{split}" for name, split in pairs if split != "train" or name not in untrained]
 
 
-def measured_each_epoch(config: RunConfig) -> list[str]:
-    """Return the tags of metrics that a run has after each epoch."""
-    return _tags(config, ["train", config.eval_split])
+def measured_each_time(config: RunConfig) -> list[str]:
+    """Return the tags of metrics that are new at each evaluation; of train they are an epoch's."""
+    return _tags(config, [*(["train"] if config.evaluates_epochs else []), config.eval_split])
 
 
 def _count(number: int, noun: str) -> str:
@@ -323,6 +338,6 @@ def _count(number: int, noun: str) -> str:
 
 _ALWAYS = (_gpus, _workers, _compile, _model, _fits_samples, _folds)
 _TRAINING = (
-    *(_sharding, _data_parallel, _optimizer, _batch, _schedule),
+    *(_sharding, _data_parallel, _optimizer, _batch, _fitting, _schedule),
     *(_of_classes, _transforms, _measured),
 )

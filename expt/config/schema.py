@@ -12,6 +12,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import (
+    IS_GIVEN,
+    IS_SET,
     STRICT,
     Count,
     Folder,
@@ -26,7 +28,7 @@ from expt.config.constraints import (
 from expt.config.groups import GROUPS
 
 SHARDED = ("fsdp", "hsdp")
-TrackerName = Literal["mlflow", "wandb"]
+TrackerName = Literal["mlflow", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
 
@@ -49,6 +51,16 @@ class Wandb:
     group: str | None = None
     tags: tuple[str, ...] = ()
     mode: Literal["online", "offline"] | None = None
+    checkpoints: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Trackio:
+    """Where trackio's copy goes; None is what trackio's own variables say."""
+
+    project: str | None = None
+    space_id: str | None = None
+    group: str | None = None
     checkpoints: bool = False
 
 
@@ -101,14 +113,19 @@ class Checkpoint:
     every_epochs: Count | None
     every_minutes: Positive | None
     keep: Annotated[int, Field(ge=0)]
+    keep_best: Count = 1
     sharded: Annotated[bool | Literal["auto"], Key(only_if={"strategy": SHARDED})] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class EarlyStop:
     metric: str
-    patience: Count
+    patience: Count | None = None
     min_delta: NonNegative = 0.0
+    threshold: Annotated[
+        Annotated[float, Field(allow_inf_nan=False)] | None,
+        Key(only_if={"early_stop.threshold": IS_GIVEN}),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -143,6 +160,13 @@ class RunConfig:
     ]
     epochs: Annotated[Count, Key(resume=True, varies="length", cost=False)]
     max_steps: Annotated[Count | None, Key(resume=True, varies="length", cost=False)]
+    epoch_steps: Annotated[
+        Count | None, Key(fork="epoch", cost=False, only_if={"epoch_steps": IS_SET})
+    ] = None
+    max_minutes: Annotated[
+        Positive | None,
+        Key(resume=True, varies="length", cost=False, only_if={"max_minutes": IS_SET}),
+    ] = None
     early_stop: Annotated[
         EarlyStop | None,
         Key(resume=True, cost=False, example="early_stop={metric: loss/val, patience: 5}"),
@@ -163,7 +187,7 @@ class RunConfig:
     gradient_clip: Annotated[Positive | None, Key(cost=False)]
     gradient_clip_value: Annotated[Positive | None, Key(cost=False)] = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    gradient_accumulation: Annotated[Count, Key(resume=True)]
+    gradient_accumulation: Annotated[Literal["auto"] | Count, Key(resume=True)]
     activation_checkpointing: Annotated[
         Literal["auto"] | tuple[Regex, ...],
         Key(result="none", example="'activation_checkpointing=[\"blocks\\..*\"]'"),
@@ -174,6 +198,12 @@ class RunConfig:
         Key(resume=True, evaluated_as="[]", example="'callbacks=[{_target_: mine.Watch}]'"),
     ] = ()
     eval_split: Literal["val", "test"]
+    eval_every_steps: Annotated[
+        Count | None, Key(resume=True, cost=False, only_if={"eval_every_steps": IS_SET})
+    ] = None
+    eval_every_minutes: Annotated[
+        Positive | None, Key(resume=True, cost=False, only_if={"eval_every_minutes": IS_SET})
+    ] = None
     eval_batch_size: Annotated[
         Literal["auto"] | Count, Key(result="rounding", evaluate=True, cost=False)
     ] = "auto"
@@ -183,6 +213,7 @@ class RunConfig:
     send: Annotated[tuple[TrackerName, ...], Key(result="none", example="send=[mlflow]")] = ()
     mlflow: Annotated[MLflow, Key(result="none")] = dataclasses.field(default_factory=MLflow)
     wandb: Annotated[Wandb, Key(result="none")] = dataclasses.field(default_factory=Wandb)
+    trackio: Annotated[Trackio, Key(result="none")] = dataclasses.field(default_factory=Trackio)
     print_every: Annotated[Count | None, Key(result="none")]
     amp: Annotated[bool | Literal["bf16", "fp16"], Key(evaluate=True)]
     compile: Annotated[
@@ -204,6 +235,10 @@ class RunConfig:
     max_restarts: Annotated[int, Field(ge=0), Key(result="none", evaluated_as="0")]
     timeout_s: Annotated[Positive, Key(result="none", evaluate=True)]
     profile: Annotated[bool, Key(result="none", evaluated_as="false")]
+    overfit_batches: Annotated[
+        Count | None, Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET})
+    ] = None
+    detect_anomaly: Annotated[bool, Key(result="none", evaluated_as="false")] = False
     debug: Annotated[bool, Key(result="none", evaluated_as="false")]
     preflight: Annotated[bool, Key(result="none")] = False
     secrets: Annotated[dict[str, str], Key(result="none")] = dataclasses.field(
@@ -221,12 +256,27 @@ class RunConfig:
         return self.strategy in SHARDED
 
     @property
+    def evaluates_epochs(self) -> bool:
+        """Whether each epoch's end is evaluated, and not every so many steps or minutes."""
+        return self.eval_every_steps is None and self.eval_every_minutes is None
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches a worker divides its batch into; auto begins with one."""
+        return 1 if self.gradient_accumulation == "auto" else self.gradient_accumulation
+
+    @property
     def samples_per_evaluation(self) -> int | None:
         """How many samples a worker evaluates at a time; None leaves it to their loader."""
         if self.eval_batch_size != "auto":
             return self.eval_batch_size
-        at_a_time = self.batch_size // (self.world_size * self.gradient_accumulation)
+        at_a_time = self.batch_size // (self.world_size * self.micro_batches)
         return max(1, at_a_time) if self.dataset.custom_class else None
+
+    @property
+    def steps_of_uncounted(self) -> int | None:
+        """The steps of an epoch where samples are not counted: without `epoch_steps` all."""
+        return self.epoch_steps or self.max_steps
 
     @property
     def gpu_indices(self) -> tuple[int, ...]:

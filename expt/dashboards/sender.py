@@ -8,6 +8,7 @@ uses the same `Sender` afterwards.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets as tokens
@@ -27,9 +28,9 @@ from rich.console import Console
 
 from expt import signals
 from expt.config import secrets
-from expt.config.schema import MLflow, RunConfig, Wandb, is_installed
+from expt.config.schema import RunConfig, is_installed
 from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
-from expt.dashboards.trackers import MLflowCopy, WandbCopy, in_a_line
+from expt.dashboards.trackers import COPIES, Copy, in_a_line
 from expt.errors import WARNING, ConfigError, warn
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
@@ -120,9 +121,10 @@ class Sender:
             run.close()
         return is_new
 
-    def _copy(self, run: _Run, sent: _Sent, found: Snapshot, settings: MLflow | Wandb) -> None:
+    def _copy(self, run: _Run, sent: _Sent, found: Snapshot, settings: Any) -> None:
         if run.copy is None:
-            run.copy = self._open(found, sent.state, settings)
+            above = functools.partial(self._key_of, found.sweep)
+            run.copy = COPIES[self._name][1](found, sent.state, settings, above)
             run.copy.describe(found)
             self.addresses[run.copy.address] = None
             run.reader = MetricsReader(run.paths)
@@ -133,20 +135,16 @@ class Sender:
         if found.has_ended:
             run.copy.end(found, _sweep_status(found.sweep))
 
-    def _open(
-        self, run: Snapshot, state: dict[str, Any], settings: MLflow | Wandb
-    ) -> MLflowCopy | WandbCopy:
-        if isinstance(settings, Wandb):
-            return WandbCopy(run, state, settings)
-        if run.sweep is not None and run.sweep not in self._sweeps:
-            self._sweeps[run.sweep] = _Sent(run.sweep, self._name)
-        above = self._sweeps[run.sweep].state["key"] if run.sweep is not None else ""
-        return MLflowCopy(run, state["key"], settings, above)
+    def _key_of(self, sweep: Path | None) -> str:
+        assert sweep is not None
+        if sweep not in self._sweeps:
+            self._sweeps[sweep] = _Sent(sweep, self._name)
+        return str(self._sweeps[sweep].state["key"])
 
     def end(self) -> None:
         """Let go of all. Raises what the dashboard's client raises."""
         for run in self._runs.values():
-            if isinstance(run.copy, WandbCopy):
+            if run.copy is not None:
                 run.copy.leave()
             run.close()
         for sweep in self._sweeps.values():
@@ -158,7 +156,7 @@ class _Run:
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths, self.reader = paths, MetricsReader(paths)
-        self.copy: MLflowCopy | WandbCopy | None = None
+        self.copy: Copy | None = None
         self.sent: _Sent | None = None
         self.seen = ""
 
@@ -169,16 +167,15 @@ class _Run:
             self.sent = None
 
 
-def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> MLflow | Wandb:
+def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> Any:
     """Return how the run's configuration says that it is sent; what is `chosen` comes first.
 
     Raise ConfigError for a variable that is not set.
     """
     recorded: dict[str, Any] = dict((run.record.get("config") or {}).get(name) or {})
     found = {**secrets.restored(recorded), **chosen}
-    if name == "mlflow":
-        return MLflow(**found)
-    return Wandb(**{**found, "tags": tuple(found.get("tags") or ())})
+    of_lists = {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
+    return COPIES[name][0](**{**found, **of_lists})
 
 
 def _sweep_status(folder: Path | None) -> str:

@@ -81,9 +81,16 @@ class Dashboard:
         yield
         self.spent_s += time.perf_counter() - began
 
-    def end_epoch(self, *, review: bool, may_end: bool = False) -> None:
-        """Show norms, histograms and the model."""
+    def leave_out(self, seconds: float) -> None:
+        """Leave seconds of the epoch out, in which nothing was trained."""
+        self._epoch_began += seconds
+
+    def expect_evaluation(self, *, review: bool, may_end: bool = False) -> None:
+        """Say whether the next evaluation is drawn, and whether the run may end with it."""
         self._reviews, self._reviews_end = review, self._images == "end" and may_end
+
+    def end_epoch(self) -> None:
+        """Show norms, histograms and the model."""
         with self._timed():
             if self._layers:
                 self._layers.show(self._events, self._position.step)

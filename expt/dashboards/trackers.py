@@ -1,16 +1,18 @@
-"""Copies of runs in MLflow and W&B."""
+"""Copies of runs in MLflow, W&B and trackio."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from expt.config.schema import MLflow, Wandb, without_password
+from expt.config.schema import MLflow, Trackio, Wandb, without_password
 from expt.dashboards.snapshot import Snapshot
 from expt.errors import warn
 from expt.runs.metrics_file import Point
@@ -22,10 +24,31 @@ MAX_TEXT, MAX_METRICS = 5000, 1000
 _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", PRUNED: "SCHEDULED"}
 
 
-class MLflowCopy:
+class Copy(Protocol):
+    """A run's copy in a tracker, made of a snapshot, what is kept of it here, and settings."""
+
+    address: str
+    """Where a person sees it."""
+
+    def describe(self, run: Snapshot) -> None:
+        """Send settings and tags."""
+
+    def add(self, points: Sequence[Point], at: float) -> None:
+        """Send the points that are not there yet."""
+
+    def end(self, run: Snapshot, sweep_status: str) -> None:
+        """Send status, summary and files of a run that has ended."""
+
+    def leave(self) -> None:
+        """Let go of a run that is still under way."""
+
+
+class MLflowCopy(Copy):
     """A run's copy there, found by its key; the server says what it has of the points."""
 
-    def __init__(self, run: Snapshot, key: str, settings: MLflow, sweep_key: str) -> None:
+    def __init__(
+        self, run: Snapshot, state: dict[str, Any], settings: MLflow, sweep_key: Callable[[], str]
+    ) -> None:
         """Find or create the run of the key, below that of its sweep."""
         # Give up soon: the sender tries again later, and asks what has arrived.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
@@ -41,9 +64,9 @@ class MLflowCopy:
         above = {}
         if run.sweep is not None:
             about = {"expt.folder": str(run.sweep)}
-            self._sweep = self._find(sweep_key, run.sweep.name, about, run)
+            self._sweep = self._find(sweep_key(), run.sweep.name, about, run)
             above = {"mlflow.parentRunId": self._sweep.info.run_id}
-        found = self._find(key, run.name, above, run)
+        found = self._find(state["key"], run.name, above, run)
         self._params = dict(found.data.params)
         # `data.metrics` does not have the steps.
         self._marks = {metric.key: metric.step for metric in found.data.to_proto().metrics}
@@ -169,10 +192,12 @@ KILLED = 255
 _EXIT_CODES = {COMPLETED: 0, PRUNED: 0, FAILED: 1}
 
 
-class WandbCopy:
+class WandbCopy(Copy):
     """A run's copy there, known by its key; W&B's own count of steps says what it has."""
 
-    def __init__(self, run: Snapshot, state: dict[str, Any], settings: Wandb) -> None:
+    def __init__(
+        self, run: Snapshot, state: dict[str, Any], settings: Wandb, _: Callable[[], str]
+    ) -> None:
         """Begin the run of the key in `state`, or resume it."""
         import wandb
 
@@ -237,3 +262,65 @@ class WandbCopy:
     def leave(self) -> None:
         """Leave a run that is still under way; W&B takes it for finished until more comes."""
         self._run.finish(exit_code=0)
+
+
+class TrackioCopy(Copy):
+    """A run's copy there, known by its name and key; what has been sent is noted here."""
+
+    def __init__(
+        self, run: Snapshot, state: dict[str, Any], settings: Trackio, _: Callable[[], str]
+    ) -> None:
+        """Note where the run goes; `describe` begins or resumes it."""
+        self._settings, self._state, self._project = settings, state, settings.project or "expt"
+        self.address = f"trackio show --project {self._project}"
+        self._run: Any = None
+
+    def describe(self, run: Snapshot) -> None:
+        """Begin or resume the run; trackio takes settings only as a run begins."""
+        import trackio
+
+        self.leave()
+        begin = functools.partial(
+            trackio.init, self._project, f"{run.name}-{self._state['key']}", resume="allow",
+            group=self._settings.group or (run.sweep.name if run.sweep else None),
+            space_id=self._settings.space_id, config={**run.settings, **run.tags}, embed=False,
+            auto_log_gpu=False, auto_log_cpu=False,
+        )  # fmt: skip
+        with contextlib.redirect_stdout(None):
+            self._run = contextvars.Context().run(begin)  # else it finishes the run before
+
+    def add(self, points: Sequence[Point], at: float) -> None:
+        """Send a row for each step that is not there yet."""
+        for step, row in itertools.groupby(points, key=lambda point: point.step):
+            if step >= self._state.get("next_step", 0):
+                self._run.log({point.tag: point.value for point in row}, step=step)
+                self._state["next_step"] = step + 1
+
+    def end(self, run: Snapshot, sweep_status: str) -> None:
+        """Send summary and files, and an alert of a run that has failed."""
+        import trackio
+
+        files = trackio.Artifact(f"run-{self._state['key']}", type="run")
+        for path in run.files(checkpoints=self._settings.checkpoints):
+            files.add_file(path)
+        with contextlib.redirect_stdout(None):
+            self._run.log(run.summary, step=int(run.record.get("steps") or 0))
+            if run.status == FAILED:
+                about, level = str(run.record.get("error")), trackio.AlertLevel.ERROR
+                self._run.alert(f"{run.name} failed", about[:MAX_TEXT], level)
+            self._run.log_artifact(files)
+        self.leave()
+
+    def leave(self) -> None:
+        """Wait until what was logged is there."""
+        if self._run is not None:
+            with contextlib.redirect_stdout(None):
+                self._run.finish()
+
+
+COPIES: dict[str, tuple[Any, Any]] = {
+    "mlflow": (MLflow, MLflowCopy),
+    "wandb": (Wandb, WandbCopy),
+    "trackio": (Trackio, TrackioCopy),
+}
+"""Each tracker's settings, and its `Copy`."""

@@ -15,12 +15,19 @@ from expt.config.constraints import word
 from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
 from expt.data.checked_samples import build_transforms
+from expt.data.custom import refuse_shuffled
 from expt.data.images import look_at_all
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, mapped
-from expt.data.samples import refuse_shuffled
-from expt.data.source import About, Source, are_images, warn_of_absent
-from expt.errors import ConfigError, DataError, described, did_you_mean, listed, type_name, warn
+from expt.data.source import (
+    About,
+    Source,
+    are_images,
+    check_batch,
+    refuse_uncounted,
+    warn_of_absent,
+)
+from expt.errors import ConfigError, described, did_you_mean, listed, type_name, warn
 from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
@@ -36,9 +43,10 @@ class DataInfo(About):
     """What a model needs to know of its data."""
 
     train_size: int
-    """samples to train on, after validation is held out and train_limit applied"""
-    val_size: int
-    test_size: int
+    """samples to train on in an epoch, after validation is held out and train_limit applied"""
+    val_size: int | None
+    """None, as of the test, where they are not counted"""
+    test_size: int | None
     sample: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """the shape and the dtype of one, if it is one tensor"""
     class_counts: tuple[int, ...] = ()
@@ -50,7 +58,7 @@ class DataInfo(About):
     of several each"""
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, int | None]:
         """The samples of each part."""
         return {name: getattr(self, name) for name in ("train_size", "val_size", "test_size")}
 
@@ -98,10 +106,17 @@ class Data:
 
     def of_type(self, module: nn.Module) -> Data:
         """Return the same, with float64 left as it is where the model computes in it."""
-        if not keep_doubles(module, filter(None, (self.train, self.val, self.test))):
+        loaders = self.train, self.val, self.test
+        if not keep_doubles(module, (each for each in loaders if each is not None)):
             return self
-        example = mapped(lambda one: one.double() if one.is_floating_point() else one, self.example)
-        return dataclasses.replace(self, example=example)
+        return dataclasses.replace(self, example=of_type(module, self.example))
+
+
+def of_type(module: nn.Module, tree: Any) -> Any:
+    """Return tensors, with numbers in float64 where the model computes in it."""
+    if not _is_double(module):
+        return tree
+    return mapped(lambda one: one.double() if one.is_floating_point() else one, tree)
 
 
 def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
@@ -109,10 +124,14 @@ def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
 
     Call it before anything is read.
     """
-    is_double = any(one.dtype == torch.float64 for one in module.parameters())
+    is_double = _is_double(module)
     for loader in loaders:
         loader.stay_double = is_double
     return is_double
+
+
+def _is_double(module: nn.Module) -> bool:
+    return any(one.dtype == torch.float64 for one in module.parameters())
 
 
 def build(
@@ -122,13 +141,15 @@ def build(
     num_workers: int = 0,
     mixup: float | None = None,
     cutmix: float | None = None,
+    overfit_batches: int | None = None,
     **options: Any,
 ) -> Data:
     """Return the loaders of `dataset` on one worker.
 
     `options` are those of LoaderOptions that the dataset does not give, of training; `num_workers`
     processes read for this worker. The `task` says what targets are. `mixup` and `cutmix` are of
-    training only. Raise DataError for the data, ConfigError for keys that do not fit it.
+    training only. With `overfit_batches` each epoch has the first of these batches, which val has,
+    too. Raise DataError for the data, ConfigError for keys that do not fit it.
     """
     given = LoaderOptions(mean=dataset.mean, std=dataset.std, **options)
     source = dataset.open(task, given.device, num_workers)
@@ -137,12 +158,14 @@ def build(
         look_at_all(dataset, source.pictures)
     train_idx, val_idx = split_samples(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
-    if given.drop_last:
+    if source.train.size is None:
+        refuse_uncounted(dataset, given.epoch_steps, overfit_batches)
+    elif given.drop_last:
         check_batch(len(train_idx), given.batch_size, given.batch_parts)
     if given.shard.rank == 0:
         fills = given.batch_size if given.drop_last else 1
         warn_of_samples(dataset, source, task, train_idx, fills)
-    in_order = dataclasses.replace(given, seed=0, drop_last=False)
+    in_order = dataclasses.replace(given, seed=0, drop_last=False, epoch_steps=None)
     to_train = dataclasses.replace(
         given,
         shuffle=dataset.shuffle,
@@ -152,12 +175,19 @@ def build(
         mixing=mixing_of(source, mixup, cutmix),
     )
     val, test = (part and part.whole(in_order) for part in (source.val, source.test))
+    if overfit_batches:
+        order = source.train.load(train_idx, to_train).order(epoch=1)
+        train_idx = val_idx = order[: overfit_batches * given.batch_size]
+        to_train, test = dataclasses.replace(to_train, shuffle=False, balanced=None), None
+        if given.shard.rank == 0:
+            warn(f"overfit_batches: val is the {len(val_idx)} samples that are trained on")
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
+    train = source.train.load(train_idx, to_train)
     return Data(
-        info=_info(source, train_idx, task, val=val, test=test),
+        info=_info(source, train_idx, task, train=train, val=val, test=test),
         example=mapped(lambda one: torch.zeros_like(one, device=given.device), source.example),
-        train=source.train.load(train_idx, to_train),
+        train=train,
         val=val,
         test=test,
     )
@@ -184,7 +214,13 @@ def warn_of_samples(
 
 
 def _info(
-    source: Source, train: Tensor, task: Any, *, val: Loader | None, test: Loader | None
+    source: Source,
+    chosen: Tensor,
+    task: Any,
+    *,
+    train: Loader,
+    val: Loader | None,
+    test: Loader | None,
 ) -> DataInfo:
     classes, is_of_numbers = source.counted, getattr(task, "TARGETS", None) == "numbers"
     counts: Any = ()
@@ -192,16 +228,16 @@ def _info(
     if isinstance(inputs, Tensor):
         sample = {"shape": [*inputs.shape], "dtype": type_name(inputs)}
     if classes is not None:
-        counts = classes[train].bincount(minlength=len(source.class_names)).tolist()
+        counts = classes[chosen].bincount(minlength=len(source.class_names)).tolist()
     return DataInfo(
         **_about(source),
-        train_size=len(train),
-        val_size=val.size if val else 0,
-        test_size=test.size if test else 0,
+        train_size=train.size,
+        val_size=0 if val is None else val.size or None,
+        test_size=0 if test is None else test.size or None,
         sample=sample,
         class_counts=tuple(counts),
         majority=_majority(source.class_names, counts),
-        target_origin=_origin(source, train) if is_of_numbers else 0.0,
+        target_origin=_origin(source, chosen) if is_of_numbers else 0.0,
     )
 
 
@@ -230,6 +266,8 @@ def _near(values: Tensor) -> float:
 def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
     """Return the samples to train on, and those held out to validate [N]."""
     size = source.train.size
+    if size is None:
+        return torch.empty(0), torch.empty(0)
     strata = torch.zeros(size) if source.classes is None else source.classes
     limited_by = None if source.in_random_order else strata
     if dataset.folds is None or dataset.fold is None:
@@ -247,17 +285,6 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
             f"dataset.folds={dataset.folds}: there are {size} training samples; use {size} or fewer"
         )
     return indexing.split_fold(strata, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
-
-
-def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
-    """Raise DataError where there is no whole batch, which is to be a multiple of `parts`."""
-    if num_samples < batch_size:
-        fits = num_samples // parts * parts
-        smaller = f"batch_size={fits}, or " if fits else ""
-        raise DataError(
-            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; use"
-            f" {smaller}drop_last=false"
-        )
 
 
 def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
@@ -377,11 +404,13 @@ def _loaders(
     """Return the split's loaders. Raise ConfigError where the dataset has no such part."""
     if split == "all":
         parts = (source.train, source.val, source.test)
-        return [part.whole(options) for part in parts if part and part.size]
+        return [part.whole(options) for part in parts if part and part.size != 0]
     if split == "test" and source.test:
         return [source.test.whole(options)]
     if split == "val" and source.val:
         return [source.val.whole(options)]
+    if split == "train" and source.train.size is None:
+        return [source.train.whole(options)]
     chosen = torch.empty(0)
     if split != "test" and source.train.size:
         train, val = split_samples(dataset, source)
@@ -394,7 +423,7 @@ def _loaders(
             refuse_shuffled(dataset, loader, seed=0)
         return [loader]
     sizes = {"train": source.train.size, "val": source.val, "test": source.test}
-    there = [name for name, size in sizes.items() if size]
+    there = [name for name, size in sizes.items() if size or (name == "train" and size is None)]
     raise ConfigError(
         f"split={split}: dataset={dataset.name} has none; use"
         f" split={' or split='.join([*there, 'all'])}"

@@ -7,9 +7,10 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from expt.config import user_code
 from expt.data import changes, masks, samples
+from expt.data.changes import digest
 from expt.data.checked_samples import (
     Check,
     CheckedSamples,
@@ -32,12 +34,15 @@ from expt.data.checked_samples import (
 )
 from expt.data.image_files import values_of
 from expt.data.images import image_part, of_images
+from expt.data.loading import Loader, leaves
 from expt.data.memory import NO_TARGET
+from expt.data.samples import IterableLoader
 from expt.data.source import Part, Source, are_images
-from expt.data.stream import median_read_s, preserved_generators, seeded
-from expt.errors import ConfigError, DataError, described, listed
+from expt.data.stream import MEDIAN_OF, median_read_s, preserved_generators, seeded
+from expt.errors import ConfigError, DataError, described, listed, warn
 
 if TYPE_CHECKING:
+    from expt.data.kinds import DatasetConfig
     from expt.data.kinds.custom import Custom
 
 _SOME = 8  # samples, whose targets say where all are
@@ -46,11 +51,8 @@ _SOME = 8  # samples, whose targets say where all are
 def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     """Return its parts; the first sample gives the shapes, the `task` what its targets are."""
     cls: type[Dataset[Any]] = user_code.resolve(dataset.target, Dataset)
-    if not hasattr(cls, "__len__"):
-        raise ConfigError(
-            f"dataset._target_={dataset.target}: must have __len__; where an epoch ends, and which"
-            " samples are whose, depends on it"
-        )
+    if not (hasattr(cls, "__len__") or issubclass(cls, IterableDataset)):
+        raise ConfigError(f"dataset._target_={dataset.target}: must have __len__")
     key = f"dataset._target_={dataset.target}"
     more = {name: each for part in dataset.given.values() for name, each in part.items()}
     if unknown := sorted(more.keys() - user_code.taken(cls, more)):
@@ -63,27 +65,29 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         part: user_code.construct(key, cls, (), {**dataset.kwargs, **each})
         for part, each in dataset.given.items()
     }
+    starts = {name: samples.state_of(part) for name, part in parts.items()}
     for name, part in parts.items():
         try:
-            size = len(cast(Sized, part))
+            size = samples.size_of(part)
         except Exception as error:
             raise in_words(error, f"{key}: len() of its {name} part") from error
-        if not size:
+        if size == 0:
             raise DataError(f"{key}: its {name} part has no samples")
     train = parts["train"]
-    found = _Built(dataset, parts, num_workers, task).source()
+    found = _Built(dataset, parts, starts, num_workers, task).source()
     is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
-    return dataclasses.replace(found, notes=[*_notes(train, is_picture)])
+    return dataclasses.replace(found, notes=[*_notes(train, is_picture, starts["train"])])
 
 
-def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
+def _notes(train: Dataset[Any], is_picture: bool, start: Any) -> Iterator[str]:
     """Yield what the author of a dataset may not have meant; the first sample has been read."""
     with preserved_generators(), contextlib.suppress(Exception):  # training says what is wrong
+        if is_stream := isinstance(train, IterableDataset):  # what each pass does anew is no change
+            samples.first(train)
         before = changes.prints(train)
-        is_stream = isinstance(train, IterableDataset)
-        index = len(cast(Sized, train)) - 1
-        sample = samples.first(train) if is_stream else read(train, index)
-        if names := changes.changed(before, changes.prints(train)):
+        sample = samples.first(train) if is_stream else read(train, len(cast(Sized, train)) - 1)
+        names = changes.changed(before, changes.prints(train))
+        if names and start is None:  # else its state holds them
             yield f"reading a sample changes {listed(names)}{changes.UNSEEDED}"
         inputs = sample[0]
         if is_picture and getattr(inputs, "ndim", 0) == 2 and "float" in str(inputs.dtype):
@@ -101,6 +105,8 @@ class _Built:
 
     config: Custom
     parts: Mapping[str, Dataset[Any]]
+    starts: Mapping[str, Any]
+    """the states of streams that keep one, before anything is read"""
     num_workers: int
     task: Any
 
@@ -133,7 +139,7 @@ class _Built:
         else:
             how: Any = (shape, self.num_workers, len(names))
             parts = {
-                name: image_part(part, *how, sample_s=self._seconds())
+                name: image_part(part, *how, sample_s=self._seconds(), start=self.starts[name])
                 for name, part in self.parts.items()
             }
             found = of_images(shape, names, parts)
@@ -173,7 +179,7 @@ class _Built:
         train = self.train
         is_stream = isinstance(train, IterableDataset)
         found = samples.Stream(train, 0, 0) if is_stream else CheckedSamples(train, as_it_is)
-        return median_read_s(found, len(cast(Sized, train)))
+        return median_read_s(found, samples.size_of(train) or MEDIAN_OF)
 
     def _like(self, first: Any, check: Check) -> Source:
         """Return samples of any kind, which are like the `first`."""
@@ -186,24 +192,44 @@ class _Built:
         of = classes if getattr(self.task, "TARGETS", "class") == "class" else None
         how: Any = {"channels": channels, "sample_s": self._seconds()}
 
-        def part(found: Dataset[Any]) -> Part:
+        def part(name: str, found: Dataset[Any]) -> Part:
             own, collate = getattr(found, "collate", None), None
             if own and classes:
                 more: Any = {"classes": of, "are_images": bool(channels)}
                 collate = functools.partial(_collated, own=own, **more)
-            load = samples.loading(found, self.num_workers, check, collate=collate, **how)
-            return Part(len(cast(Sized, found)), load)
+            start = self.starts[name]
+            load = samples.loading(
+                found, self.num_workers, check, collate=collate, start=start, **how
+            )
+            return Part(samples.size_of(found), load)
 
-        parts = {name: part(each) for name, each in self.parts.items()}
+        parts = {name: part(name, each) for name, each in self.parts.items()}
         are_tensors = isinstance(example[1], Tensor)
         return Source(
-            shapes=samples.shapes(self.train, *example),
+            shapes=shapes(self.train, *example),
             example=example,
             train=parts["train"],
             val=parts.get("val"),
             test=parts.get("test"),
             targets_of=functools.partial(some_targets, self.train) if are_tensors else None,
         )
+
+
+def shapes(dataset: Dataset[Any], inputs: Any, targets: Any) -> Mapping[str, Any]:
+    """Return what a model may ask for.
+
+    It is `channels` and `image_size` of inputs that are one tensor (a row [features] is an image of
+    one row), and `num_classes` outputs; of a dataset of tokens its `vocab_size` and `context`.
+    """
+    found: dict[str, Any] = {}
+    if hasattr(dataset, "vocab_size"):
+        return {"vocab_size": dataset.vocab_size, "context": dataset.context}  # type: ignore[attr-defined]
+    if isinstance(inputs, Tensor) and 1 <= inputs.dim() <= 3:
+        channels, height, width = (1,) * (3 - inputs.dim()) + tuple(inputs.shape)
+        found = {"channels": channels, "image_size": (height, width)}
+    if isinstance(targets, Tensor):
+        found["num_classes"] = math.prod(targets.shape)
+    return found
 
 
 def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
@@ -270,7 +296,7 @@ def _classes_of(dataset: Dataset[Any]) -> Tensor | None:
     """Return each sample's class, by the attribute `targets`, if there is one."""
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # boxes, texts, ...
         targets = torch.as_tensor(getattr(dataset, "targets", ()))
-        if targets.shape == (len(cast(Sized, dataset)),):
+        if targets.shape == (samples.size_of(dataset),):
             return targets
     return None
 
@@ -312,3 +338,72 @@ def _checked_tokens(sample: Any, vocab_size: int) -> Any:
                 f" {vocab_size - 1} (vocab_size){more}; fix it, or vocab_size"
             )
     return sample
+
+
+COMPARED = 64
+"""Of its first samples, as an evaluation and the first epochs get them."""
+
+
+def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) -> None:
+    """Raise ConfigError where the samples of a stream change places between epochs.
+
+    The samples `held_out`, which are known by their places, would be trained on. Warn where it
+    can't be said whether they do, or are only augmented. `seed` is the run's.
+    """
+    if not isinstance(held_out, IterableLoader) or not dataset.custom_class:
+        return
+    evaluated, *trained = (_first(held_out, *seeds) for seeds in ((0, 0), (seed, 1), (seed, 2)))
+    found = {_order(evaluated, epoch) for epoch in trained}
+    key = f"dataset._target_={dataset.custom_class}"
+    without = "dataset.val_fraction=0 eval_split=test"
+    if dataset.folds is not None:
+        without = f"dataset.folds=null dataset.fold=null {without}"
+    if "another" in found:
+        raise ConfigError(
+            f"{key}: its order changes in each epoch; val is held out by position, so val samples"
+            f" would be trained on; use a map-style Dataset, or {without}, or"
+            " don't shuffle in __iter__"
+        )
+    if "unknown" in found:
+        warn(
+            f"{key}: its first samples differ in each epoch; if __iter__ shuffles, val samples,"
+            f" held out by position, are trained on: use a map-style Dataset then, or {without}"
+        )
+
+
+class _Sample(NamedTuple):
+    whole: str
+    """A digest of it, and one of its targets."""
+    targets: str
+    has_class: bool
+    """Whether its target is one integer, which no augmentation changes."""
+
+
+def _first(loader: IterableLoader, seed: int, epoch: int) -> list[_Sample]:
+    found = []
+    with seeded(0):  # for a `collate` that draws
+        for inputs, targets in loader.first_samples(COMPARED, seed, epoch):
+            single = isinstance(targets, Tensor) and targets.numel() == 1
+            has_class = single and not targets.is_floating_point()
+            found.append(_Sample(_digest((inputs, targets)), _digest(targets), has_class))
+    return found
+
+
+def _digest(tree: Any) -> str:
+    return repr([digest(tensor) for tensor in leaves(tree)])
+
+
+def _order(before: Sequence[_Sample], after: Sequence[_Sample]) -> str:
+    """Return how the order of as many samples compares: "same", "another" or "unknown"."""
+    others = [(old, new) for old, new in zip(before, after, strict=True) if old.whole != new.whole]
+    if not others:
+        return "same"
+    times = Counter(old.whole for old in before)  # what occurs twice may be another's augmented
+    moved = {old.whole for old, _ in others if times[old.whole] == 1}
+    has_moved = not moved.isdisjoint(new.whole for _, new in others)
+    have_changed = any(old.targets != new.targets for old, new in others)
+    if has_moved or (have_changed and all(sample.has_class for sample in before)):
+        return "another"
+    # Augmented inputs, by what they are to be known by; nothing is known where all have one target.
+    is_known = not have_changed and len({sample.targets for sample in before}) > 1
+    return "same" if is_known else "unknown"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from expt.data.indexing import Piece
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Load, Loader, LoaderOptions, Order
 from expt.data.memory import InMemoryLoader, eval_batch_size, place
-from expt.data.samples import loading
+from expt.data.samples import loading, size_of
 from expt.data.source import NOTHING, Part, Source
 from expt.data.stream import preserved_generators
 from expt.errors import DataError, listed, warn
@@ -105,12 +105,13 @@ def image_part(
     memory: Part | Kept | None = None,
     sample_s: float = math.inf,
     eval_as_training: bool = False,
+    start: Any = None,
 ) -> Part:
     """Return a part of images, each of a class if there are `num_classes`.
 
     They are read one by one while a run trains, or are taken from the `memory`, or are Kept.
     Transforms get the `originals`, which may be of any size. With `eval_as_training` an evaluation
-    takes no more of them at a time than a step.
+    takes no more of them at a time than a step. `start` is as `loading` has it.
     """
     how: Any = {}
     if num_classes is not None:
@@ -129,12 +130,13 @@ def image_part(
         if eval_as_training:
             share = max(1, options.batch_size // options.shard.world_size)
             options = replace(options, eval_batch_size=options.eval_batch_size or share)
-        loads = loading(chosen, num_workers, channels=shape[0], sample_s=sample_s, **how)
+        more = {"channels": shape[0], "sample_s": sample_s, "start": start, **how}
+        loads = loading(chosen, num_workers, **more)
         if isinstance(chosen, Kept):
             return KeptLoader(indices, options, chosen, loads)
         return loads(indices, options)
 
-    return Part(len(cast(Sized, images)), load)
+    return Part(size_of(images), load)
 
 
 def _warn_of_changes(transformed: Transformed, rank: int) -> None:

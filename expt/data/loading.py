@@ -100,6 +100,15 @@ class LoaderOptions:
     """samples that a worker evaluates at a time; None is its share, at least MIN_EVAL_BATCH"""
     batch_parts: int = 1
     """of a global batch, over all workers: none trains on more than one at a time"""
+    epoch_steps: int | None = None
+    """batches of an epoch, where the samples are not counted"""
+
+    @property
+    def evaluated_at_once(self) -> int:
+        """The samples that a worker evaluates at a time."""
+        # No gradients are kept in an evaluation, so small batches would only cost time.
+        share = self.batch_size // self.shard.world_size
+        return self.eval_batch_size or max(share, MIN_EVAL_BATCH)
 
 
 class Loader(ABC):
@@ -115,13 +124,20 @@ class Loader(ABC):
 
     @property
     def size(self) -> int:
-        """Samples in the split, over all workers."""
+        """Samples in the split, over all workers; 0 where they are not counted."""
         return len(self._indices)
 
-    @property
-    def samples(self) -> Tensor:
-        """Which samples of the dataset's part these are, int64 [N], in order."""
-        return self._indices
+    def numbers(self) -> Iterator[int]:
+        """Yield which samples of the dataset's part these are, in order."""
+        return iter(self._indices.tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the place in the data, if the step does not say it."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was called."""
+        assert not state
 
     def __len__(self) -> int:
         """Batches per epoch; the same number on every worker."""
@@ -162,6 +178,10 @@ class Loader(ABC):
         piece = next(self._pieces(number))
         return self._order(epoch)[piece.start : piece.stop]
 
+    def order(self, epoch: int) -> Tensor:
+        """Return all samples as an epoch takes them, int64 [N]."""
+        return self._order(epoch)
+
     def _order(self, epoch: int) -> Tensor:
         if not self._options.shuffle:
             return self._indices
@@ -178,11 +198,7 @@ class Loader(ABC):
 
     def evaluation(self) -> Iterator[Batch]:
         """Yield this worker's samples, each once over all workers, in batches of unequal number."""
-        shard = self._options.shard
-        # No gradients are kept in an evaluation, so small batches would only cost time.
-        chunk = self._options.eval_batch_size or max(
-            self._options.batch_size // shard.world_size, MIN_EVAL_BATCH
-        )
+        shard, chunk = self._options.shard, self._options.evaluated_at_once
         pieces = indexing.eval_pieces(self.size, chunk, shard.rank, shard.world_size)
         return self._batches(Order(self._indices), pieces)
 

@@ -12,18 +12,19 @@ from torch import Tensor
 
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Load, Loader, LoaderOptions
-from expt.errors import DataError, listed, warn
+from expt.errors import ConfigError, DataError, listed, warn
 
 
 class Part(NamedTuple):
     """The training, validation or test part of a dataset, before it is split and batched."""
 
-    size: int
+    size: int | None
+    """None where samples are not counted"""
     load: Load
 
     def whole(self, options: LoaderOptions) -> Loader:
         """Return a loader of all its samples."""
-        return self.load(torch.arange(self.size), options)
+        return self.load(torch.arange(self.size or 0), options)
 
 
 def _of_nothing(indices: Tensor, options: LoaderOptions) -> Loader:
@@ -130,6 +131,36 @@ def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Ten
         f"dataset={dataset.name}: no training sample has the class {listed(absent)}, which can't be"
         f" learned; {fix}"
     )
+
+
+def refuse_uncounted(
+    dataset: DatasetConfig, epoch_steps: int | None, overfit_batches: int | None
+) -> None:
+    """Raise ConfigError for what samples that are not counted need, or can't have."""
+    given = {
+        "dataset.train_limit": dataset.train_limit,
+        "dataset.folds": dataset.folds,
+        "overfit_batches": overfit_batches,
+    }
+    for key, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{key}={value}: needs a dataset with __len__; use {key}=null")
+    if not epoch_steps:
+        raise ConfigError(
+            f"dataset._target_={dataset.custom_class}: has no __len__ that says where an epoch"
+            " ends; give epoch_steps, or max_steps for a run of one epoch"
+        )
+
+
+def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
+    """Raise DataError where there is no whole batch, which is to be a multiple of `parts`."""
+    if num_samples < batch_size:
+        fits = num_samples // parts * parts
+        smaller = f"batch_size={fits}, or " if fits else ""
+        raise DataError(
+            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; use"
+            f" {smaller}drop_last=false"
+        )
 
 
 def are_images(class_names: Sequence[str], example: Any) -> bool:

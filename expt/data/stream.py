@@ -15,10 +15,12 @@ import stat
 import statistics
 import sys
 import time
+import traceback
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from queue import Empty
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,9 +41,10 @@ from expt.data.loading import (
     prefetched,
     to_device,
 )
-from expt.errors import ConfigError, ExptError
+from expt.errors import ConfigError, ExptError, Killed, RunFailed
 
 _BATCHES_AHEAD = 2  # for each reading process
+_LOOK_S = 1.0  # between two looks at whether that is alive
 # What a batch costs on its way from another process. On a CPU that process takes a core from
 # training, so a sample is worth it only if it waits for a disk, or decodes a picture.
 _CHEAP_SAMPLE_S, _CHEAP_BATCH_S = 100e-6, 1e-3
@@ -61,6 +64,10 @@ class Reading:
     """processes that read"""
     finish: Finish | None = None
     """of images"""
+    start: Any = None
+    """the state of a stream that keeps one, before its first sample"""
+    is_sharded: bool = False
+    """whether the stream's samples are only this worker's"""
 
 
 class ReadingLoader(Loader):
@@ -88,16 +95,26 @@ class ReadingLoader(Loader):
         device = self._options.device
         drawn = None if order.drawn is None else to_device(order.drawn, device)
         for loaded, piece in zip(self._loaded(order, pieces), pieces, strict=True):
-            if isinstance(loaded, ExptError):
-                # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
-                # processes 5 s late.
-                told = loaded.problems if isinstance(loaded, ConfigError) else str(loaded)
-                raise type(loaded)(told)
-            inputs, targets = mapped(lambda one: to_device(one, device), loaded)
-            if self._reading.finish is not None:
-                numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
-                inputs = self._reading.finish(inputs, numbers)
+            numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
+            inputs, targets = self._finished(loaded, numbers)
             yield Batch(inputs, targets, piece.global_size, piece.weightless)
+
+    def _finished(self, loaded: Any, drawn: Tensor | None) -> tuple[Any, Any]:
+        """Return inputs and targets on the device."""
+        device = self._options.device
+        inputs, targets = mapped(lambda one: to_device(one, device), raised(loaded))
+        if self._reading.finish is not None:
+            inputs = self._reading.finish(inputs, drawn)
+        return inputs, targets
+
+
+def raised(loaded: Any) -> Any:
+    """Return what another process has loaded. Raise it if it is an ExptError."""
+    if isinstance(loaded, ExptError):
+        # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
+        # processes 5 s late.
+        raise type(loaded)(loaded.problems if isinstance(loaded, ConfigError) else str(loaded))
+    return loaded
 
 
 def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -107,6 +124,58 @@ def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
         # parent's.
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
         return iter(loader)
+
+
+def in_process(items: Callable[[], Iterator[Any]], num_workers: int) -> Iterator[Any]:
+    """Return an iterator, which another process runs a few items ahead unless `num_workers` is 0.
+
+    Unlike in a process of a DataLoader torch's get_worker_info() is None there: a dataset that asks
+    for it, as Hugging Face's do, gives the same samples in both.
+    """
+    if loading_settings(torch.device("cpu"), num_workers)["multiprocessing_context"] != "fork":
+        return items()
+    context: Any = torch.multiprocessing.get_context("fork")
+    queue = context.Queue(_BATCHES_AHEAD)
+    process = context.Process(target=_fill, args=(items, queue, os.getpid()), daemon=True)
+    with warnings.catch_warnings():  # see read_ahead
+        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+        process.start()
+    return _emptied(queue, process)
+
+
+_END = "end"
+
+
+def _fill(items: Callable[[], Iterator[Any]], queue: Any, parent: int) -> None:
+    torch.set_num_threads(1)
+    _start_process(0, parent)
+    try:
+        for item in items():
+            queue.put(item)
+    except Exception as error:
+        queue.put(error if isinstance(error, ExptError) else RunFailed(traceback.format_exc()))
+    queue.put(_END)
+    signal.pause()  # what the queue holds is this process's memory
+
+
+def _emptied(queue: Any, process: Any) -> Iterator[Any]:
+    try:
+        while True:
+            try:
+                item = queue.get(timeout=_LOOK_S)
+            except Empty:
+                if not process.is_alive():
+                    raise Killed(
+                        f"the process that reads samples ended with exit code {process.exitcode}"
+                        " (out of memory?)"
+                    ) from None
+                continue
+            if isinstance(item, str):
+                return
+            yield raised(item)
+    finally:
+        process.kill()
+        process.join()
 
 
 class SampleLoader(ReadingLoader):
@@ -156,11 +225,15 @@ def single(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
+MEDIAN_OF = 4
+"""Samples that are read to see how long one takes."""
+
+
 def median_read_s(samples: Samples, size: int) -> float:
     """Return the median time to read samples 1 to 3; sample 0 is a warm-up."""
     times = []
     with preserved_generators(), contextlib.suppress(Exception):  # training reports what is wrong
-        for index in range(1, min(4, size)):
+        for index in range(1, min(MEDIAN_OF, size)):
             began = time.perf_counter()
             samples.read([index])
             times.append(time.perf_counter() - began)

@@ -133,7 +133,7 @@ class Predictor:
             dataset, config.task, part, record["data"], options, own=True, num_workers=workers
         ).loaders
         build.keep_doubles(self.model, [loader])
-        about, numbers = dataset.origin(config.task, split), iter(loader.samples.tolist())
+        about, numbers = dataset.origin(config.task, split), loader.numbers()
         for batch in loader.evaluation():
             here = itertools.islice(numbers, batch.size)
             yield Chunk([about(index) for index in here], batch.inputs, batch.targets)

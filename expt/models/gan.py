@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class GAN(nn.Module):
     """A generator of images [B, 1, H, W] in [0, 1] from noise [B, noise], and a discriminator.
 
-    It is called once in each phase of a step, which `expt.tasks.gan.Adversarial` names.
+    The discriminator gives logits [B]; `expt.tasks.gan.Adversarial` calls both.
     """
 
     def __init__(self, image_size: Sequence[int], noise: int, width: int) -> None:
@@ -34,12 +33,3 @@ class GAN(nn.Module):
             nn.Linear(width, 1),
             nn.Flatten(0),
         )
-
-    def forward(self, phase: str, image: Tensor, noise: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Return the logits [B] of real images, None for the generator, and of generated ones."""
-        fake = self.generator(noise)
-        if phase == "generator":
-            return None, self.discriminator(fake)
-        # In this phase, which trains the discriminator, no gradient reaches the generator.
-        real, fake = self.discriminator(torch.cat((image, fake))).chunk(2)
-        return real, fake

@@ -94,7 +94,7 @@ def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
 
     """
     sample = sample_of(config, vocabulary)
-    micro_batch = config.batch_size // config.world_size // config.gradient_accumulation
+    micro_batch = config.batch_size // config.world_size // config.micro_batches
     with _fake(config, sample) as module:
         held = list(module.parameters())
         trained = [parameter for parameter in held if parameter.requires_grad]
@@ -114,7 +114,7 @@ def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
             strategy=strategy,
             checkpointed=checkpointed,
             parameters=whole / shards + (gathered if shards > 1 else 0),
-            gradients=_bytes(trained) / (1 if config.gradient_accumulation > 1 else shards),
+            gradients=_bytes(trained) / (1 if config.micro_batches > 1 else shards),
             states=0 if config.offload else states / shards,
             activations=max(activations, moment / shards),
         )
@@ -156,7 +156,8 @@ def _activations(
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)  # counted elsewhere
         if task.phases:
             raise ConfigError(f"plan: {type(task).__name__} has steps of several updates")
-        batch, peak = sample.batch(size), _Peak(module.parameters())
+        inputs, targets = data_build.of_type(module, sample.batch(size)[:2])
+        batch, peak = Batch(inputs, targets, size), _Peak(module.parameters())
         with peak:
             with torch.autocast("cpu", torch.bfloat16, enabled=bool(config.amp)):
                 outputs = task.forward(module, batch)
@@ -266,9 +267,10 @@ def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
     data = data_build.build(
         dataset,
         config.task,
-        batch_size=config.world_size * config.gradient_accumulation,
+        batch_size=config.world_size * config.micro_batches,
         shard=Shard(0, config.world_size),
         device=torch.device("cpu"),
+        epoch_steps=1,
     )
     about = ("class_counts", "class_names", "target_origin")
     return Sample(

@@ -13,7 +13,7 @@ import pickle
 import threading
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,7 +25,7 @@ from expt.config import secrets
 from expt.errors import CheckpointError, ConfigError
 from expt.machine import available_memory
 from expt.runs import checkpoint_file
-from expt.runs.checkpoint_file import PARTS, keep_as, older
+from expt.runs.checkpoint_file import PARTS
 
 _AT = "in_parts"
 """The one key of what is in a tensor's place: of the tensor's own key."""
@@ -157,16 +157,14 @@ class _InThread:
         except Exception as error:
             self._error = error
 
-    def _publish(self, state: Mapping[str, Any], *, is_best: bool, keeps_best: bool) -> None:
-        """Save `state` as the last, and as the best if it is; the best before it may stay."""
+    def _publish(self, state: Mapping[str, Any], bests: Sequence[int]) -> None:
+        """Save `state` as the last, and among the best if it is; `bests` are all of their steps."""
         save(self._last, state, keep=self._keep)
         if not self._has_read_back:
             load(self._last, lazily=True)
             self._has_read_back = True
-        if is_best and keeps_best and self._best.exists():
-            keep_as(self._best, older(self._best, 1))
-        if is_best:
-            keep_as(self._last, self._best)
+        if bests:
+            checkpoint_file.keep_among(self._last, state["position"]["step"], self._best, bests)
 
 
 class Writer(_InThread):
@@ -176,13 +174,12 @@ class Writer(_InThread):
         self,
         state: Mapping[str, Any],
         *,
-        is_best: bool,
-        keeps_best: bool = False,
+        bests: Sequence[int] = (),
         owned: bool = False,
     ) -> None:
         """Copy `state` unless it is `owned`, and return; training may change it at once.
 
-        With `keeps_best` the best before it stays, under the name of an older one.
+        Where it is one of the best, `bests` are the steps of all that are kept, the best first.
         """
         self.wait()
         copy = state if owned else copied(state)
@@ -196,7 +193,7 @@ class Writer(_InThread):
                 torch.cuda.set_device(gpu)  # else a thread takes memory of the first one
             if event:
                 event.synchronize()
-            self._publish(copy, is_best=is_best, keeps_best=keeps_best)
+            self._publish(copy, bests)
 
         self._begin(write)
 
@@ -218,8 +215,7 @@ class ShardedWriter(_InThread):
         tensors: Mapping[str, Tensor],
         folder: str,
         *,
-        is_best: bool = False,
-        keeps_best: bool = False,
+        bests: Sequence[int] = (),
         target: Path | None = None,
     ) -> None:
         """Return while all workers write `tensors` into `folder`, then rank 0 its `state`.
@@ -235,7 +231,7 @@ class ShardedWriter(_InThread):
                 if state is not None:
                     known = {**state, PARTS: checkpoint_file.described(into)}
                     if target is None:
-                        self._publish(known, is_best=is_best, keeps_best=keeps_best)
+                        self._publish(known, bests)
                     else:
                         save(target, known)
             finally:  # what is half written takes room, and nothing names it

@@ -16,7 +16,7 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -242,6 +242,24 @@ def keep_as(last: Path, best: Path) -> None:
         link(last, beside)
         _publish(beside, best, _digests(last))
         _sync_folder(best.parent)
+
+
+def keep_among(last: Path, step: int, best: Path, steps: Sequence[int]) -> None:
+    """Keep the file `last`, of `step`, among those of the best `steps`, and remove all others.
+
+    The first of them is `best`, and any other `best-STEP`.
+    """
+    first, *others = steps
+    if step == first and others and best.exists():  # until now the best
+        keep_as(best, of_step(best, others[0]))
+    keep_as(last, best if step == first else of_step(best, step))
+    kept = {best, *(of_step(best, other) for other in others)}
+    remove(file for file in candidates(best) if file not in kept)
+
+
+def of_step(best: Path, step: int) -> Path:
+    """Return the name of the file of `step`, which is among the best, and not `best`."""
+    return best.with_stem(f"{best.stem}-{step}")
 
 
 def link(source: Path, target: Path) -> None:

@@ -23,6 +23,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, metrics_file, provenance
+from expt.runs.checkpoint_file import candidates
 from expt.runs.named_checkpoint import WHICH, Checkpoint, checkpoints, named, no_run, read, whole
 from expt.runs.paths import RunPaths, written
 from expt.runs.request import RunRequest, joined, literal
@@ -69,7 +70,7 @@ def find(request: RunRequest, *, resumes: bool) -> Source | None:
 def _own(paths: RunPaths) -> Checkpoint | None:
     is_run = paths.result.exists() or paths.metrics.exists()
     problem: CheckpointError | None = None
-    for file in checkpoint_file.candidates(paths.last):
+    for file in candidates(paths.last):
         if (problem := checkpoint_file.damage_of(file)) is None:
             return read(file)
         if not is_run:
@@ -95,7 +96,7 @@ def _elsewhere(given: Path) -> Checkpoint:
     run, which = named("resume", str(given))
     if which:
         return whole("resume", str(given), run, which)
-    for file in checkpoint_file.candidates(RunPaths(run).last):
+    for file in candidates(RunPaths(run).last):
         if (damage := checkpoint_file.damage_of(file)) is None:
             return read(file)
         warn(f"{damage}; passed over")
@@ -304,12 +305,12 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
 
 
 def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:
-    """Return the state before the epoch was ended early, where the run continues within it."""
-    path, position = RunPaths(found.run).within_epoch, found.state["position"]
-    if found.ends_epoch or not path.is_file():
+    """Return the state before the run was ended, where it may continue."""
+    path, position = RunPaths(found.run).before_end, found.state["position"]
+    if not path.is_file():
         return found
     if damage := checkpoint_file.damage_of(path):
-        warn(f"{damage}; the run continues from an epoch's end within it, at {found}")
+        warn(f"{damage}; the run continues from its end, at {found}")
         return found
     end = config.epochs * found.state["steps_per_epoch"] + position.get("offset", 0)
     before = read(path)
@@ -338,7 +339,7 @@ def take(source: Source, paths: RunPaths) -> Path:
     with written(paths.metrics) as metrics:
         metrics.write(lines)
     if rule == "resume":
-        _bring_best(found, paths)
+        _bring_bests(found, paths)
     return file
 
 
@@ -358,34 +359,38 @@ def _bring(found: Checkpoint, target: Path) -> None:
     raise CheckpointError(f"{found.file}: cannot be taken ({problem}); give another checkpoint")
 
 
-def _bring_best(found: Checkpoint, paths: RunPaths) -> None:
-    """Make `best` what it was when the checkpoint was written."""
-    best = found.state["best"]
-    has_best = best and _is_best(paths.best, best)
+def _bring_bests(found: Checkpoint, paths: RunPaths) -> None:
+    """Make the best checkpoints what they were when this one was written."""
+    of, bests = RunPaths(found.run), [*filter(None, [found.state["best"]])]
+    bests = found.state.get("bests", bests)
+    has_best = bool(bests) and _is_of(paths.best, bests[0])
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
         warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")
-    if not best or has_best:
-        return
-    of = RunPaths(found.run)
-    bests = (checkpoint_file.older(paths.best, 1), checkpoint_file.older(of.best, 1), of.best)
-    for file in (found.file, *bests, *checkpoint_file.candidates(of.last)):
-        if _is_best(file, best):
+    others = (checkpoint_file.of_step(paths.best, best["step"]) for best in bests[1:])
+    wanted = [*zip((paths.best, *others), bests, strict=False)][has_best:]
+    places = (each for last in (paths.best, of.best, of.last) for each in candidates(last))
+    known = [found.file, *places]
+    # The best one last: what is in its place may be another of them.
+    for file, best in reversed(wanted):
+        source = next((each for each in (file, *known) if _is_of(each, best)), None)
+        if source not in (None, file):
             paths.checkpoints.mkdir(parents=True, exist_ok=True)
-            checkpoint_file.keep_as(file, paths.best)
-            return
-    warn(
-        f"{of.best}: is not the best checkpoint that {found.file.name} recorded; the best is now"
-        " chosen among later epochs"
-    )
+            checkpoint_file.keep_as(source, file)
+        elif source is None and file == paths.best:
+            warn(
+                f"{of.best}: is not the best checkpoint that {found.file.name} recorded; the best"
+                " is now chosen among later ones"
+            )
 
 
-def _is_best(path: Path, best: Mapping[str, Any]) -> bool:
+def _is_of(path: Path, evaluated: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint is whole and of this evaluation."""
     try:
         state = checkpoint_file.read(path)  # before its sum is made, which reads all of it
     except Exception:  # missing, or damaged in one of many ways
         return False
-    is_it = bool(state["is_best"] and state["best"] == best)
-    return is_it and checkpoint_file.damage_of(path) is None
+    of = state.get("evaluated", state["best"] if state.get("is_best") else None)
+    return bool(of == evaluated) and checkpoint_file.damage_of(path) is None
 
 
 def forked_from(config: RunConfig, found: Checkpoint) -> Forked:

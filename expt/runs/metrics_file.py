@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from expt.runs.paths import RunPaths, dumps
 
@@ -44,19 +44,30 @@ class MetricsWriter:
         self._file.close()
 
 
+def at_best(paths: RunPaths, tag: str, best: Mapping[str, Any]) -> float | None:
+    """Return the last value of a tag until the best evaluation; None where it has none yet."""
+    step, epoch = best.get("step", math.inf), best["epoch"]
+    values = [
+        point.value for point in _of_tag(paths, tag) if point.step <= step and point.epoch <= epoch
+    ]
+    return values[-1] if values else None
+
+
 def of_epochs(paths: RunPaths, tag: str, *, since_step: int = 0) -> dict[int, float]:
     """Return the last value of a tag in each epoch that has one, after `since_step`."""
+    points = _of_tag(paths, tag)
+    return {point.epoch: point.value for point in points if point.step > since_step}
+
+
+def _of_tag(paths: RunPaths, tag: str) -> Iterator[Point]:
     word = json.dumps(tag).encode()
     try:
         lines = paths.metrics.read_bytes().splitlines()
     except FileNotFoundError:
-        return {}
-    points = (_point(line) for line in lines if word in line)
-    return {
-        point.epoch: point.value
-        for point in points
-        if point and point.tag == tag and point.step > since_step
-    }
+        return
+    for line in lines:
+        if word in line and (point := _point(line)) and point.tag == tag:
+            yield point
 
 
 def until(source: RunPaths, num_bytes: int, step: int, *, tests_later: bool = True) -> bytes:

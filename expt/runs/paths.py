@@ -117,9 +117,9 @@ class RunPaths:
         return self.checkpoints / "best.pt"
 
     @property
-    def within_epoch(self) -> Path:
-        """The checkpoint of a longer run, where `max_steps` has ended the epoch of `last`."""
-        return self.checkpoints / "within_epoch.pt"
+    def before_end(self) -> Path:
+        """The checkpoint of a longer run, where the end has ended an epoch or was evaluated."""
+        return self.checkpoints / "before_end.pt"
 
     @property
     def forked(self) -> Path:

@@ -45,11 +45,13 @@ class Host(TypedDict):
 
 
 class Best(TypedDict):
-    """The best epoch by the run's objective."""
+    """The best evaluation by the run's objective."""
 
     metric: str
     value: float
     epoch: int
+    step: NotRequired[int]
+    """Missing in older records."""
 
 
 class Objective(TypedDict):
@@ -60,9 +62,10 @@ class Objective(TypedDict):
 
 
 class StoppedEarly(TypedDict):
-    """The epoch after which a run has ended before its last, and why."""
+    """The epoch after which, or within which, a run has ended before its last, and why."""
 
     epoch: int
+    step: NotRequired[int]
     reason: str
 
 
@@ -193,6 +196,8 @@ class Record(Provenance, total=False):
     attempts: int
     until_epoch: int
     """The epoch after which this attempt pauses; missing where it goes to the run's end."""
+    micro_batch_size: int
+    """Samples at a time for which a worker had memory, of gradient_accumulation=auto."""
     resumed_from: Resumed
     weights_from: Begun
     forked_from: Forked
@@ -288,6 +293,18 @@ def result_of_any(paths: RunPaths) -> Record:
     return content
 
 
+def evaluated_tag(record: Record) -> str:
+    """Return the tag that each evaluation of the run has, but for the test at its end."""
+    return tags.metric("loss", (record.get("config") or {}).get("eval_split", "val"))
+
+
+def moment(record: Record, at: Mapping[str, Any]) -> str:
+    """Return when something was: an epoch, or a step where those are evaluated within epochs."""
+    config, step = record.get("config") or {}, at.get("step")
+    within = any(config.get(f"eval_every_{unit}") for unit in ("steps", "minutes"))
+    return f"step {step}" if within and step else f"epoch {at['epoch']}"
+
+
 def whole_epochs(record: Record) -> int:
     """Return how many epochs are done, those of the run that it is a fork of included."""
     before = record["forked_from"]["epoch"] if "forked_from" in record else 0
@@ -351,11 +368,14 @@ def so_far(paths: RunPaths, record: Record) -> Record:
     since = record["forked_from"]["step"] if "forked_from" in record else 0
     own = [point for point in points if point.step > since]
     bests = [point for point in own if point.tag == tags.best(name)]
-    # It is logged after each epoch.
+    # It is logged after each evaluation.
     first = next((point for point in bests if point.value == bests[-1].value), None)
+    best: Best | None = None
+    if first:
+        best = {"metric": name, "value": first.value, "epoch": first.epoch, "step": first.step}
     return {
         "metrics": last,
-        "best": {"metric": name, "value": first.value, "epoch": first.epoch} if first else None,
+        "best": best,
         "objective": {"name": name, "value": first.value if first else last.get(name)},
         "epoch_s": [point.value for point in own if point.tag == tags.EPOCH_S],
     }

@@ -1,22 +1,33 @@
-"""The result of a search: its best run, and of several goals the Pareto front."""
+"""The result of a search: its best run and Pareto front, and its study as Optuna has it."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from rich.console import Console
 from rich.table import Table
 
+from expt.config.identity import REPEATED
 from expt.errors import BAD_TRIALS, ConfigError, listed, warn
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord
-from expt.runs.sweep import place
-from expt.runs.view.text import cells, plain_table, say
-from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of, value_of
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, RUNNING, FoundRecord
+from expt.runs.sweep import by_objective, place
+from expt.runs.view.leaderboard import objective_of
+from expt.runs.view.text import cells, plain_table, say, setting
+from expt.search.space import Space
+from expt.search.trial import Goal, Limit, Reader, costs_of, goals_for, limits_of, value_of
+
+if TYPE_CHECKING:
+    import optuna
 
 NAMED = 3
 """Runs that violate a limit, and are named."""
@@ -83,6 +94,20 @@ def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
         return SearchRecord(goals_for(own, task), [])
 
 
+def best_of(
+    folder: Path, runs: Sequence[FoundRecord]
+) -> tuple[FoundRecord | None, list[FoundRecord]]:
+    """Return the best run of a sweep, and the Pareto front of a search of several goals.
+
+    None where no run has completed, or they were chosen by different metrics.
+    """
+    if (search := search_in(folder, runs)) is not None:
+        return search.best(runs), search.front(runs) if len(search.goals) > 1 else []
+    ranked = by_objective((run, run) for run in runs if run["status"] == COMPLETED)
+    same = len({run["objective"]["name"] for run in ranked}) == 1
+    return ranked[0] if same else None, []
+
+
 def bad_trials(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
     """Return the trials that failed because of their values, if any other trial did not."""
     if not any("search" in run and run["status"] in (COMPLETED, PRUNED) for run in runs):
@@ -127,3 +152,120 @@ def _table(front: Sequence[FoundRecord], found: SearchRecord) -> Table:
     for run in front:
         table.add_row(*cells(run["folder"].name, *(f"{value:.6g}" for value in found.values(run))))
     return table
+
+
+NEEDED, TOP = 10, 5
+"""Completed runs without which importance is noise, and how many of the best PED-ANOVA takes."""
+WIDE = 30
+"""A range whose ends differ by this factor is one of logarithms."""
+
+
+def study_of(
+    folder: Path, runs: Sequence[FoundRecord], file: Path | None = None
+) -> tuple[optuna.Study, list[Goal]]:
+    """Return the runs as a study of Optuna's, in memory or in its journal `file`, and the goals."""
+    if find_spec("optuna") is None:
+        raise ConfigError("a study needs the package optuna; pip install 'expt[search]'")
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    runs = sorted(runs, key=lambda run: (place(run), run.get("started", math.inf)))
+    task: Any = next((run["config"]["task"] for run in runs if run.get("objective")), None)
+    grid = SearchRecord(goals_for([objective_of(runs)], task), [])
+    search = search_in(folder, runs) or grid
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # experimental features
+        journal = optuna.storages.JournalStorage(JournalFileBackend(str(file))) if file else None
+        study = optuna.create_study(
+            storage=journal,
+            study_name=folder.absolute().name,
+            directions=["maximize" if goal.highest else "minimize" for goal in search.goals],
+        )
+        study.set_metric_names([goal.tag for goal in search.goals])
+        study.add_trials(_trials(runs, search))
+    return study, search.goals
+
+
+def _trials(
+    runs: Sequence[FoundRecord], search: SearchRecord
+) -> Iterator[optuna.trial.FrozenTrial]:
+    """Yield each run, with the typed settings in which they differ, but for seed and fold."""
+    from optuna.trial import TrialState, create_trial
+
+    states = {PRUNED: TrialState.PRUNED, RUNNING: TrialState.RUNNING}
+    states[INTERRUPTED] = TrialState.RUNNING
+    typed = [run.get("overrides") or {} for run in runs]
+    keys = [key for key in dict.fromkeys(itertools.chain(*typed)) if key not in REPEATED]
+    known = {key: [each[key] for each in typed if key in each] for key in keys}
+    axes = {key: _axis(each) for key, each in known.items() if len({*map(repr, each)}) > 1}
+    reader = Reader(space=Space(()), goals=search.goals, limits=search.limits)
+    for run, given in zip(runs, typed, strict=True):
+        if (read := reader.trial(RunPaths(run["folder"]), run)) is None:  # damaged
+            continue
+        done = read.status == COMPLETED and read.has_values
+        trial = create_trial(
+            state=TrialState.COMPLETE if done else states.get(read.status, TrialState.FAIL),
+            values=read.objectives if done else None,  # type: ignore[arg-type]
+            params={key: axes[key][1](given[key]) for key in axes if key in given},
+            distributions={key: axes[key][0] for key in axes if key in given},
+            intermediate_values={} if search.goals[1:] else {
+                epoch: search.goals[0].cost(cost) for epoch, cost in read.costs.items()
+            },
+            constraints=dict(read.violations),
+            user_attrs={"folder": str(run["folder"].absolute()), "status": read.status},
+        )  # fmt: skip
+        if "started" in run:
+            began = datetime.fromtimestamp(run["started"])
+            took_s = sum(run.get("epoch_s") or ()) + run.get("eval_s", 0.0)
+            ended = trial.datetime_complete and began + timedelta(seconds=took_s)
+            trial.datetime_start, trial.datetime_complete = began, ended
+        yield trial
+
+
+def _axis(
+    values: Sequence[Any],
+) -> tuple[optuna.distributions.BaseDistribution, Callable[[Any], Any]]:
+    """Return the distribution of a setting that has had these values, and what makes them its."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        return CategoricalDistribution([*dict.fromkeys(map(setting, values))]), setting
+    low, high = min(values), max(values)
+    is_log = low > 0 and high >= WIDE * low
+    if all(isinstance(value, int) for value in values):
+        return IntDistribution(low, high, log=is_log), int
+    return FloatDistribution(low, high, log=is_log), float
+
+
+def importance(folder: Path, runs: Sequence[FoundRecord]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return for each goal, by each of Optuna's evaluators, how much each setting mattered.
+
+    Raises ConfigError where too few runs say so.
+    """
+    study, goals = study_of(folder, runs)
+    from optuna import importance as of_optuna
+
+    done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    equal = " of equal settings" if done and not any(trial.params for trial in done) else ""
+    if len(done) < NEEDED or equal:
+        what = f"{len(done)} completed runs{equal}"
+        raise ConfigError(f"--importance: {folder} has {what}; it takes {NEEDED} that differ")
+    top, found = min(0.5, max(0.1, TOP / len(done))), dict[str, dict[str, dict[str, float]]]()
+    by: dict[str, Any] = {"ped_anova": of_optuna.PedAnovaImportanceEvaluator(target_quantile=top)}
+    if find_spec("sklearn"):
+        by["fanova"] = of_optuna.FanovaImportanceEvaluator(seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the target is to be low
+        for name, goal in itertools.product(by, goals):
+            cost = functools.partial(_cost, goals.index(goal), goal)
+            try:
+                weights = of_optuna.get_param_importances(study, evaluator=by[name], target=cost)
+            except RuntimeError as error:  # all have the same value
+                raise ConfigError(f"--importance: {goal.tag}: {error}") from None
+            found.setdefault(goal.tag, {})[name] = weights
+    return found
+
+
+def _cost(place: int, goal: Goal, trial: optuna.trial.FrozenTrial) -> float:
+    return goal.cost(trial.values[place])

@@ -11,7 +11,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from expt.config.rules import measured_each_epoch
+from expt.config.rules import measured_each_time
 from expt.config.schema import RunConfig
 from expt.config.search import Search as Settings
 from expt.errors import ConfigError
@@ -150,7 +150,12 @@ def rungs_of(settings: Settings, config: RunConfig, goals: Sequence[Goal]) -> Ru
         raise ConfigError(f"{key}: compares runs by one objective; name one, or leave rungs out")
     if config.fork:
         raise ConfigError(f"{key}: can't be used with fork={config.fork}; leave one out")
-    measured = measured_each_epoch(config)
+    if not config.evaluates_epochs:
+        raise ConfigError(
+            f"{key}: compares runs after whole epochs; leave out eval_every_steps and"
+            " eval_every_minutes, or rungs"
+        )
+    measured = measured_each_time(config)
     if goals[0].tag not in measured:
         raise ConfigError(
             f"{key}: objective={goals[0].tag} is not measured after each epoch; use one of"

@@ -15,7 +15,7 @@ from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.errors import BAD_TRIALS, ConfigError, OutOfMemory, did_you_mean
 from expt.runs import tags
-from expt.runs.metrics_file import MetricsReader, of_epochs
+from expt.runs.metrics_file import MetricsReader, at_best, of_epochs
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, DAMAGED, FAILED, PRUNED, Record, result_of_any
 from expt.runs.sweep import results_of_sweep
@@ -206,7 +206,7 @@ class Limit:
 
 
 def value_of(tag: str, record: Record, paths: RunPaths) -> float | None:
-    """Return a tag's value in the epoch whose checkpoint the run keeps as its best.
+    """Return a tag's value at the evaluation whose checkpoint the run keeps as its best.
 
     A tag of the whole run, such as its memory, or one that is measured at the end, has one value.
     """
@@ -218,7 +218,8 @@ def value_of(tag: str, record: Record, paths: RunPaths) -> float | None:
         return last
     if tag in tags.COMPARABLE:
         return _of_whole_run(tag, last, record, paths)
-    return of_epochs(paths, tag).get(best["epoch"], last) if best else last
+    value = at_best(paths, tag, best) if best else None
+    return last if value is None else value
 
 
 def _of_whole_run(tag: str, last: float, record: Record, paths: RunPaths) -> float:

@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Target
 from expt.config.kinds import Better, TargetMetric, Targets
+from expt.errors import ConfigError
 from expt.tasks.task import Facts, Task
 
 if TYPE_CHECKING:
@@ -47,4 +48,9 @@ class Config(Target):
 
         task: Task = user_code.build(self.target, Task, **self.kwargs)  # type: ignore[type-abstract]
         task.metrics = self.own_metrics
+        for name, how in task.reductions.items():
+            if how not in ("last", "max", "min"):
+                raise ConfigError(
+                    f"{type(task).__name__}.reductions: {name}: {how!r} is none of last, max, min"
+                )
         return task

@@ -44,6 +44,8 @@ class Sums:
         then. What `learns` adds training losses.
         """
         self._task, self._finite_only, self._learns = task, finite_only, learns
+        self.redoes = False
+        """Whether steps may begin again, and count once: `end_step` is to be called then."""
         self._terms, self._columns = task.sums, columns_of(task)
         size = 1 + max(columns.stop for columns in self._columns.values())
         # float64: a float32 sum over a large set would lose the last samples. MPS has none.
@@ -52,6 +54,7 @@ class Sums:
         """What was nan or infinite before the last log point: a difference to it would be nan."""
         self._logged = self._values.clone()
         """The values at the last log point."""
+        self._peaks = Peaks(task.reductions, device)
         self._kept: list[_Kept] = []
         self._of_step: list[_Kept] = []
         """What counts only if the step does."""
@@ -59,15 +62,15 @@ class Sums:
 
     @property
     def values(self) -> Tensor:
-        """The row of all sums so far [N]."""
+        """The row of all sums so far, and then of what is no sum [N]."""
         self._count()
-        return self._values + self._not_finite
+        return torch.cat((self._values + self._not_finite, self._peaks.values))
 
     @property
     def since_logged(self) -> Tensor:
-        """The row of the sums since the last log point [N]."""
+        """The row of those since the last log point [N]."""
         self._count()
-        return self._values - self._logged
+        return torch.cat((self._values - self._logged, self._peaks.since_logged))
 
     @torch.no_grad()
     def add(self, loss: Sum, outputs: Any, batch: Batch, begins_step: bool = True) -> None:
@@ -75,18 +78,22 @@ class Sums:
 
         Without weight only its place among the recent losses counts.
         """
+        if begins_step and self._of_step:  # memory did not suffice
+            self._of_step.clear()
+            self._recent.pop()
         row: list[Any] = [batch.size, loss[0].detach(), loss[1]]
         if not batch.weightless:
             terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch, self._terms)
             for name in self._terms:
                 row += terms[name]
+            row += self._peaks.row_of(terms)
         row = self._known(row)
         if self._learns:
             of_step = 0.0 if batch.weightless else row[1]
             self._recent.append(of_step if begins_step else self._recent.pop() + of_step)
         if batch.weightless:
             return
-        if self._finite_only:
+        if self._finite_only or self.redoes:
             finite = row[1].isfinite() if isinstance(row[1], Tensor) else math.isfinite(row[1])
             self._of_step.append(_Kept(row, finite))
             return
@@ -122,11 +129,14 @@ class Sums:
         rows = torch.cat(
             [self._column(each) for each in zip(*(k.row for k in self._kept), strict=True)], 1
         )
+        rows, peaks = rows.tensor_split((len(self._values),), dim=1)
         weights = [columns.stop for columns in self._columns.values()]
         rows[:, weights] = rows[:, weights].masked_fill(rows[:, weights] < 0, -math.inf)
         if self._finite_only:
             counts = self._column([kept.counts for kept in self._kept])
             rows = torch.where(counts > 0, rows, 0.0)
+            peaks = torch.where(counts > 0, peaks, -math.inf)
+        self._peaks.add(peaks)
         self._values.copy_(torch.cat((self._values[None], rows)).cumsum(0)[-1])
         self._kept.clear()
 
@@ -161,6 +171,7 @@ class Sums:
         self._not_finite += self._values - finite
         self._values.copy_(finite)
         self._logged.copy_(finite)
+        self._peaks.mark_logged()
         self._recent.clear()
 
     def first_not_finite(self) -> tuple[int, float] | None:
@@ -176,6 +187,7 @@ class Sums:
         """Start again from zero."""
         for row in (self._values, self._not_finite, self._logged):
             row.zero_()
+        self._peaks.rows.fill_(-math.inf)
         self._kept.clear()
         self._of_step.clear()
         self._recent.clear()
@@ -185,11 +197,13 @@ class Sums:
 
         Waits for the device.
         """
-        sums = self.values  # counts what was kept
+        sums = self.values[: len(self._values)]  # counts what was kept
+        peaks = {"peaks": self._peaks.rows.flatten().tolist()} if self._task.reductions else {}
         return {
             "sums": sums.tolist(),
             "finite": self._values.tolist(),
             "logged": self._logged.tolist(),
+            **peaks,
         }
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
@@ -201,6 +215,52 @@ class Sums:
         self._values.copy_(finite)
         self._not_finite.copy_(torch.where(sums.isfinite(), 0.0, sums))
         self._logged.copy_(logged)
+        if peaks := state.get("peaks"):
+            rows = torch.tensor(peaks, dtype=torch.float64)
+            self._peaks.rows.copy_(rows.view_as(self._peaks.rows))
+
+
+class Peaks:
+    """Numbers that are no sums: the largest of each, or the last; of the smallest the negative.
+
+    Of several workers' the largest counts, so that one that has counted nothing has -inf.
+    """
+
+    def __init__(self, reductions: Mapping[str, str], device: torch.device) -> None:
+        self._reductions = reductions
+        lasts = [how == "last" for how in reductions.values()]
+        self._is_last = torch.tensor(lasts, dtype=torch.bool, device=device)
+        self.rows = torch.full((2, len(lasts)), -math.inf, dtype=torch.float64, device=device)
+        """Those before the last log point, and since."""
+
+    @property
+    def values(self) -> Tensor:
+        """Those so far [N]."""
+        return self._after(*self.rows)
+
+    @property
+    def since_logged(self) -> Tensor:
+        """Those since the last log point [N]."""
+        return self.rows[1]
+
+    def row_of(self, terms: Mapping[str, Any]) -> list[Any]:
+        """Return what to count of a batch."""
+        signs = {name: -1 if how == "min" else 1 for name, how in self._reductions.items()}
+        return [sign * terms[name] for name, sign in signs.items()]
+
+    def add(self, rows: Tensor) -> None:
+        """Count the rows of several batches [n, N]."""
+        for row in rows if len(self._is_last) else ():
+            self.rows[1] = self._after(self.rows[1], row)
+
+    def mark_logged(self) -> None:
+        """Begin the next stretch between log points."""
+        self.rows[0] = self.values
+        self.rows[1] = -math.inf
+
+    def _after(self, before: Tensor, row: Tensor) -> Tensor:
+        counts = self._is_last & (row != -math.inf)
+        return torch.where(counts, row, torch.where(self._is_last, before, before.maximum(row)))
 
 
 def loss_is_finite(saved: Sequence[float]) -> bool:
@@ -262,6 +322,8 @@ def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages |
             )
         found = [value / weight if weight else math.nan for value in sums]
         means[name] = found[0] if len(found) == 1 else found
+    for (name, how), value in zip(task.reductions.items(), row[1 + its.stop :], strict=True):
+        means[name] = -value if how == "min" else value
     weight = row[columns[LOSS].stop]
     if task.weight_is_samples and weight != samples and math.isfinite(weight):
         raise _refusal(
@@ -302,8 +364,9 @@ def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]
         raise _refusal(
             task, "measure", f" gives {described(terms)}; return a dict of name: (sum, weight)"
         )
-    if terms.keys() != expected.keys():
-        given, named = ", ".join(terms) or "nothing", ", ".join(expected) or "none"
+    names = (*expected, *task.reductions)
+    if terms.keys() != {*names}:
+        given, named = ", ".join(terms) or "nothing", ", ".join(names) or "none"
         raise _refusal(
             task,
             "measure",
@@ -311,7 +374,9 @@ def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]
             ' `sums` what `derive` needs, e.g. {"hits": 1}, with the number of values of each',
         )
     for name, term in terms.items():
-        if problem := _problem(term, expected[name]):
+        if name in task.reductions and not isinstance(term, Real) and _problem((term, 1), 1):
+            raise _refusal(task, "measure", f": {name} is {described(term)}; give one real number")
+        if name in expected and (problem := _problem(term, expected[name])):
             raise _refusal(task, "measure", f": {name} {problem}")
     return terms
 

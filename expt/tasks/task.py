@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +57,11 @@ class Task(ABC):
     metrics: Mapping[str, str] = {}
     """What is reported besides the loss, and which way each is better, `min` or `max`; a custom
     task's YAML says it."""
+    reductions: Mapping[str, Literal["last", "max", "min"]] = {}
+    """The numbers of `measure` that are no sums, such as a temperature or a queue's length, and how
+    they are reduced: the last one, the largest or the smallest. Of several workers' last ones it is
+    the largest.
+    """
     weight_is_samples = False
     """Whether the loss's weight is the number of samples. It is known before the step then, and not
     summed over all workers."""
@@ -66,7 +71,7 @@ class Task(ABC):
     @property
     def sums(self) -> Mapping[str, int]:
         """The sums that `measure` returns, with the number of values of each; one per metric."""
-        return dict.fromkeys(self.metrics, 1)
+        return {name: 1 for name in self.metrics if name not in self.reductions}
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return what the model makes of a batch."""
@@ -85,8 +90,11 @@ class Task(ABC):
         """
         return self.loss(outputs, batch)
 
-    def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
-        """Return the sums of the other metrics, without gradients; see `sums`."""
+    def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Any]:
+        """Return the sums of the other metrics, without gradients; see `sums`.
+
+        Of what `reductions` names it is just the number.
+        """
         return {}
 
     def predict(self, outputs: Any) -> Any:
@@ -125,52 +133,57 @@ class Task(ABC):
 class PhasedTask(Task):
     """A task whose step has `phases`, each an update by a loss over parameters of its own.
 
-    A GAN in 2 lines of YAML and 13 of Python; its dataset gives {"image": ..., "noise":
+    A GAN in 2 lines of YAML and 14 of Python; its dataset gives {"image": ..., "noise":
     torch.randn(32)}, alike on any number of workers, for what a sample draws depends on the sample
-    only:
+    only, and its model has a `generator` and a `discriminator`:
 
         _target_: gan.Adversarial
-        metrics: {generator: min}
+        metrics: {generator: min, d_real: max}
 
         class Adversarial(expt.PhasedTask):
             phases = {"discriminator": "^discriminator", "generator": "^generator"}
 
-            def phase(self, name, model, batch):
-                real, fake = model(name, **batch.inputs)
+            def phase(self, name, model, batch, outputs):
                 if name == "generator":
+                    fake = model.discriminator(outputs["images"])
                     return functional.softplus(-fake).sum(), len(fake)
+                outputs["images"] = model.generator(batch.inputs["noise"])
+                real = model.discriminator(batch.inputs["image"])
+                fake = model.discriminator(outputs["images"])
+                outputs["d_real"] = real.sigmoid().sum(), len(real)
                 return (functional.softplus(-real) + functional.softplus(fake)).sum(), len(fake)
 
-        class GAN(nn.Module):
-            def forward(self, phase, image, noise):
-                fake = self.generator(noise)
-                real = None if phase == "generator" else self.discriminator(image)
-                return real, self.discriminator(fake)
-
     The one optimizer leaves parameters without a gradient as they are, its state included, so that
-    it is one for each phase; separate learning rates come from `optimizer.groups`. `model` is to be
-    called once in a phase. The reported loss is that of the first phase; the others are metrics by
-    their names.
+    it is one for each phase; separate learning rates come from `optimizer.groups`. The reported
+    loss is that of the first phase; the others are metrics by their names.
     """
 
     phases: Mapping[str, str] = {}
     """In their order: names, and regular expressions found in the names of the parameters that each
-    trains.
+    trains. A phase's gradients reach no others, without `detach`.
     """
 
     @abstractmethod
-    def phase(self, name: str, model: Callable[..., Any], batch: Batch) -> Sum:
-        """Return a phase's summed loss [] and its weight; without gradients in evaluations."""
+    def phase(self, name: str, model: Any, batch: Batch, outputs: dict[str, Any]) -> Sum:
+        """Return a phase's summed loss [] and its weight; without gradients in evaluations.
+
+        What it puts into `outputs` the step's later phases find there, with its graph; what is
+        there by the name of a metric, a sum and its weight, is measured. `model` and its parts may
+        be called in any way, as often as needed.
+        """
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
-        """Return the losses of all phases, by name."""
-        return {name: self.phase(name, model, batch) for name in self.phases}
+        """Return the losses of all phases, by name, and what else they have put there."""
+        outputs: dict[str, Any] = {}
+        for name in self.phases:
+            outputs[name] = self.phase(name, model, batch, outputs)
+        return outputs
 
     def loss(self, outputs: Any, batch: Batch) -> Sum:
         """Return that of the first phase."""
         first: Sum = outputs[next(iter(self.phases))]
         return first
 
-    def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
-        """Return the losses of the phases that `metrics` names."""
-        return {name: outputs[name] for name in self.sums if name in outputs}
+    def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Any]:
+        """Return what `metrics` names of the outputs."""
+        return {name: outputs[name] for name in (*self.sums, *self.reductions) if name in outputs}

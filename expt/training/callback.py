@@ -73,6 +73,12 @@ class Callback:
     generators are restored after it. An exception fails the run.
     """
 
+    every_steps: int | None = None
+    """After every how many optimizer steps `on_step_end` is called; `__init__` may set it."""
+
+    def on_step_end(self, view: View) -> None:
+        """Be called after each `every_steps`-th step, before a checkpoint of it is written."""
+
     def on_epoch_end(self, view: View) -> None:
         """Be called after each epoch's evaluation, before its checkpoint is written."""
 

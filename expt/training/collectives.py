@@ -92,16 +92,25 @@ def alone() -> Iterator[None]:
         dist.group.WORLD = everyone
 
 
-def sum_across_workers(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of every worker's `values`, as a new tensor, in one collective."""
+def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
+    """Return the sum of every worker's `values`, as a new tensor, in one collective.
+
+    Of the last `largest` it is the largest, in another.
+    """
     if not dist.is_initialized():
         return values
     total = values.clone()
     dist.all_reduce(total)
+    if largest:
+        peaks = values[-largest:].clone()
+        dist.all_reduce(peaks, dist.ReduceOp.MAX)
+        total[-largest:] = peaks
     return total
 
 
-def max_across_workers(values: Sequence[float], device: torch.device) -> list[float]:
+def max_across_workers(
+    values: Sequence[float], device: torch.device, group: dist.ProcessGroup | None = None
+) -> list[float]:
     """Return the largest of every worker's `values`, element by element, in one collective.
 
     Waits for the device.
@@ -109,7 +118,7 @@ def max_across_workers(values: Sequence[float], device: torch.device) -> list[fl
     if not dist.is_initialized():
         return list(values)
     largest = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
     return cast("list[float]", largest.tolist())
 
 
@@ -157,17 +166,47 @@ def broadcast_parameters(module: nn.Module) -> None:
     broadcast([*module.parameters(), *module.buffers()])
 
 
-@torch.no_grad()
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Copy rank 0's `tensors` into every worker's, one bucket of one data type at a time."""
+    """Copy rank 0's `tensors` into every worker's; a collective."""
+    if dist.is_initialized():
+        _change(tensors, lambda flat: dist.broadcast(flat, src=0))
+
+
+def average(
+    tensors: Iterable[torch.Tensor], mean: Callable[[torch.Tensor], object] | None = None
+) -> None:
+    """Replace `tensors` by their mean over all workers, such as `mean` makes of a vector."""
+    _change(tensors, mean or (lambda flat: dist.all_reduce(flat.div_(dist.get_world_size()))))
+
+
+def average_gradients(
+    mean: Callable[[torch.Tensor], object] | None, parameters: Sequence[nn.Parameter]
+) -> None:
+    """Average gradients over all workers, as `average`; where one is missing it counts as 0.
+
+    What no worker has stays missing. Waits for the device only where this worker lacks one.
+    """
     if not dist.is_initialized():
         return
+    lacking = [index for index, one in enumerate(parameters) if one.grad is None]
+    has = torch.ones(len(parameters), device=parameters[0].device)
+    for index in lacking:
+        has[index], parameters[index].grad = 0, torch.zeros_like(parameters[index])
+    average([has, *(cast("torch.Tensor", one.grad) for one in parameters)], mean)
+    for index in lacking:
+        if not has[index]:
+            parameters[index].grad = None
+
+
+@torch.no_grad()
+def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
+    """Change `tensors` in place, one bucket of one data type at a time."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for same in itertools.chain.from_iterable(map(_in_buckets, by_dtype.values())):
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        dist.broadcast(flat, src=0)
+        change(flat)
         parts = flat.split([tensor.numel() for tensor in same])
         for tensor, part in zip(same, parts, strict=True):
             tensor.copy_(part.view_as(tensor))

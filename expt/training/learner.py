@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,6 +58,8 @@ class Learner(Evaluator):
     """When the schedule advances; after an epoch that is once it has been evaluated."""
     compiled: bool = False
     gradient_accumulation: int = 1
+    fit: Callable[[Callable[[int], Any], Batch], Any] | None = None
+    """Calls the passes of a step with as many micro-batches as fit, then averages gradients."""
     interleaved: bool = False
     """Whether micro-batches are such that their statistics don't depend on the workers."""
     average_statistics: Callable[[], None] = lambda: None
@@ -81,6 +82,8 @@ class Learner(Evaluator):
     """Whether the optimizer computes the loss and its gradients itself, once or several times."""
     phases: Phases = dataclasses.field(default_factory=dict)
     """The updates of a step, and the parameters of each; empty where it is one of all."""
+    average_gradients: Callable[[Sequence[nn.Parameter]], None] = lambda _: None
+    """Averages a phase's gradients over all workers; a collective."""
 
     @property
     def evaluated(self) -> nn.Module:
@@ -185,7 +188,7 @@ def trained_names(module: nn.Module) -> frozenset[str]:
     return frozenset(name for name, one in module.named_parameters() if one.requires_grad)
 
 
-Phases = Mapping[str, frozenset[nn.Parameter]]
+Phases = Mapping[str, tuple[nn.Parameter, ...]]
 
 
 def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
@@ -196,7 +199,7 @@ def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
     named = {
         name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
     }
-    found: dict[str, frozenset[nn.Parameter]] = {}
+    found: dict[str, tuple[nn.Parameter, ...]] = {}
     for phase, pattern in phases.items():
         names = [name for name in named if re.search(pattern, name)]
         if not names:
@@ -204,32 +207,14 @@ def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
             raise ConfigError(
                 f"phases: {phase}: {pattern!r} is in no trained parameter's name.{hint}"
             )
-        found[phase] = frozenset(named[name] for name in names)
-    left = [
-        name
-        for name, parameter in named.items()
-        if not any(parameter in own for own in found.values())
-    ]
+        found[phase] = tuple(named[name] for name in names)
+    trained = {parameter for own in found.values() for parameter in own}
+    left = [name for name, parameter in named.items() if parameter not in trained]
     if left and phases:
         raise ConfigError(
             f"phases: no phase trains {', '.join(left[:3])}; let one find it, or freeze it"
         )
     return found
-
-
-@contextlib.contextmanager
-def training_only(
-    trained: frozenset[nn.Parameter], all_trained: Iterable[nn.Parameter]
-) -> Iterator[None]:
-    """Let no gradient reach other parameters than the `trained` within the body."""
-    others = [parameter for parameter in all_trained if parameter not in trained]
-    for parameter in others:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in others:
-            parameter.requires_grad_(True)
 
 
 def ema_of(

@@ -9,8 +9,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
-from expt.training.learner import Add, Evaluator, Learner, Position, training_only
+from expt.training.learner import Add, Evaluator, Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.parameter_groups import members
 
@@ -42,6 +42,8 @@ def train_epoch(
 ) -> None:
     """Train on `batches`, adding to the epoch's `sums`, until they end or the run does.
 
+    An optimizer that has `train` and `eval` is left in training.
+
     In each step `on_gradients` is called before the update, and `on_step` before the learning rate
     changes. Every `log_every` steps `on_log` gets the averages over all workers since the last
     time, and the images trained on per second, if any step since then was not left out.
@@ -58,7 +60,8 @@ def train_epoch(
         if learner.scheduler_interval == "step":
             learner.scheduler.step()
         if position.step % log_every == 0:
-            values = sums.averages_if_any(sum_across_workers(sums.since_logged))
+            total = sum_across_workers(sums.since_logged, len(learner.task.reductions))
+            values = sums.averages_if_any(total)
             now = time.perf_counter()
             if values is not None:  # else every step was left out
                 on_log(values, trained / (now - since))
@@ -66,7 +69,6 @@ def train_epoch(
             sums.mark_logged()
         if between_steps() or position.is_run_done:
             break
-    switch(learner.optimizer, "eval")
 
 
 def _train_step(
@@ -102,6 +104,8 @@ def _by_closure(
         def add(loss: Sum, outputs: Any, part: Batch, begins_step: bool) -> None:
             if is_first:
                 sums.add(loss, outputs, part, begins_step)
+            if begins_step:
+                sum_and_weight.clear()
             if not part.weightless:
                 both = (loss[0].detach(), torch.as_tensor(loss[1], device=loss[0].device))
                 sum_and_weight.append(torch.stack([each.double() for each in both]))
@@ -120,40 +124,62 @@ def _by_closure(
     return True
 
 
+class _Phase(NamedTuple):
+    """An update of a step that has several."""
+
+    name: str
+    trained: Sequence[nn.Parameter]
+    outputs: Sequence[dict[str, Any]]
+    """What it and earlier phases hand on, for each micro-batch."""
+
+
 def _through_phases(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> bool:
     """Update for each phase in order; return False only if every update was skipped."""
-    every = frozenset[nn.Parameter]().union(*learner.phases.values())
-    losses: dict[str, Sum] = {}
-    moved = False
-    for name, trained in learner.phases.items():
-        note = functools.partial(_note, losses, name)
-        with training_only(trained, every):
-            accumulate_gradients(learner, batch, note, phase=name)
-            on_gradients()
-            moved |= update(learner)
-    sums.add(learner.task.loss(losses, batch), losses, batch)
+    parts, moved = _micro_batches(learner, batch, learner.gradient_accumulation), False
+    outputs: list[dict[str, Any]] = [{} for _ in parts]
+    for name, parameters in learner.phases.items():
+        trained = [each for each in parameters if each.requires_grad]
+
+        def note(loss: Sum, found: Any, *_: object, name: str = name) -> None:
+            found[name] = loss[0].detach(), loss[1]
+
+        accumulate_gradients(learner, batch, note, _Phase(name, trained, outputs))
+        on_gradients()
+        moved |= update(learner)
+    for index, (part, found) in enumerate(zip(parts, outputs, strict=True)):
+        sums.add(learner.task.loss(found, part), found, part, index == 0)
     return moved
 
 
-def _note(losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch, __: bool) -> None:
-    if part.weightless and phase in losses:
-        return
-    before, total = losses.get(phase), loss[0].detach()
-    losses[phase] = (total, loss[1]) if before is None else (before[0] + total, before[1] + loss[1])
+def _micro_batches(learner: Learner, batch: Batch, count: int) -> list[Batch]:
+    size = learner.world_size
+    return micro_batches(batch, count, size, interleaved=learner.interleaved)
 
 
 def accumulate_gradients(
-    learner: Learner, batch: Batch, add: Add, phase: str | None = None
+    learner: Learner, batch: Batch, add: Add, phase: _Phase | None = None
 ) -> None:
     """Run forward and backward on this worker's share of a global batch.
 
-    `add` gets the loss and the outputs of each micro-batch, and whether it is the first. Waits for
-    nothing. Raises ConfigError as `_all_reduce`.
+    `add` gets the loss and the outputs of each micro-batch, and whether it is the first, which may
+    come again with `learner.fit`. Waits for nothing else. Raises ConfigError as `_all_reduce`.
     """
-    task, count = learner.task, learner.gradient_accumulation
-    parts = micro_batches(batch, count, learner.world_size, interleaved=learner.interleaved)
+    passes = functools.partial(_passes, learner, batch, add, phase)
+    count = learner.gradient_accumulation
+    weights = learner.fit(passes, batch) if learner.fit else passes(count)
+    if phase is not None:
+        learner.average_gradients(phase.trained)
+    if not learner.task.weight_is_samples:
+        _divide_by_weight(learner, batch.global_size, weights)
+
+
+def _passes(
+    learner: Learner, batch: Batch, add: Add, phase: _Phase | None, count: int
+) -> list[Tensor | float]:
+    """Run forward and backward on each of `count` micro-batches; return their weights."""
+    task, parts = learner.task, _micro_batches(learner, batch, count)
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
     whole_weight = learner.world_size / batch.global_size
@@ -163,17 +189,17 @@ def accumulate_gradients(
         with _all_reduce(learner, index) if last else _without_all_reduce(learner):
             with learner.precision.autocast():
                 if phase is not None:
-                    outputs = None
-                    loss = cast(PhasedTask, task).phase(phase, learner.parallel, part)
+                    outputs = phase.outputs[index]
+                    loss = cast(PhasedTask, task).phase(phase.name, learner.parallel, part, outputs)
                 else:
                     outputs = task.forward(learner.parallel, part)
                     loss = task.training_loss(outputs, part)
             check_loss(loss, task)
-            learner.precision.backward(loss[0], 0.0 if part.weightless else whole_weight)
+            weight = 0.0 if part.weightless else whole_weight
+            learner.precision.backward(loss[0], weight, phase.trained if phase else ())
         add(loss, outputs, part, index == 0)
         weights.append(0.0 if part.weightless else loss[1])
-    if not task.weight_is_samples:
-        _divide_by_weight(learner, batch.global_size, weights)
+    return weights
 
 
 def update(learner: Learner) -> bool:
@@ -247,7 +273,7 @@ def warm_up_buckets(
     nothing for fewer than three workers. The effect on buffers must be undone.
     """
     # Where it looks for unused parameters, as for phases, it sorts nothing.
-    if learner.world_size <= 2 or learner.phases or learner.shards > 1:
+    if learner.world_size <= 2 or learner.phases or learner.shards > 1 or learner.fit:
         return
     part = max(learner.gradient_accumulation, batch_size // learner.world_size)
     accumulate_gradients(
@@ -272,8 +298,14 @@ def _all_reduce(learner: Learner, earlier: int) -> Iterator[None]:
     yield
     for hook in hooks:
         hook.remove()
-    if unused := {p for p in trained if p.grad is None or (earlier and p not in reached)}:
-        names = [name for name, p in learner.module.named_parameters() if p in unused]
+    unused = {p for p in trained if p.grad is None or (earlier and p not in reached)}
+    refuse_unused(learner.module, unused)
+
+
+def refuse_unused(module: nn.Module, unused: set[Tensor]) -> None:
+    """Raise ConfigError where there are `unused` parameters."""
+    if unused:
+        names = [name for name, p in module.named_parameters() if p in unused]
         raise ConfigError(
             f"these parameters got no gradient, they took no part in the loss: {listed(names)};"
             " use ddp.find_unused_parameters=true, or remove them from the model"
@@ -315,7 +347,8 @@ def evaluate(
                 learner.extra_metrics.update(task, found[0], batch)
                 if observe is not None:
                     observe(batch, found[0])
-    averages = sums.averages(sum_across_workers(sums.values))
+    total = sum_across_workers(sums.values, len(learner.task.reductions))
+    averages = sums.averages(total)
     extra = learner.extra_metrics.compute(gather_across_workers)
     return dataclasses.replace(averages, values={**averages.values, **extra}) if extra else averages
 

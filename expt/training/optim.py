@@ -284,13 +284,19 @@ def plan(config: groups.Scheduler, *, steps_per_epoch: int, total_steps: int) ->
     return given
 
 
-def advance_after_epoch(
+def advance_after_epoch(scheduler: LRScheduler) -> None:
+    """Advance a schedule that counts epochs."""
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        scheduler.step()
+
+
+def advance_after_evaluation(
     scheduler: LRScheduler,
     values: Mapping[str, float],
     better: Mapping[str, Better],
     measured: Mapping[str, float],
 ) -> None:
-    """Advance a schedule that counts epochs, by the `values` that the epoch's evaluation gave.
+    """Advance a schedule that looks at metrics, by the `values` that an evaluation gave.
 
     A plateau gets its metric of all that was `measured`, by tag; a custom ReduceLROnPlateau the
     loss, with mode=max the first metric that is `better` so. Raises ConfigError if none is.
@@ -305,8 +311,6 @@ def advance_after_epoch(
                 " higher; use mode=min"
             )
         scheduler.step(values[metric])
-    else:
-        scheduler.step()
 
 
 def lr_factor(

@@ -20,7 +20,7 @@ import ctypes
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -92,14 +92,14 @@ def _compiler_set_aside() -> Iterator[None]:
         del torch._dynamo
 
 
-def backward(loss: Tensor, weight: float) -> None:
-    """Add the gradients of `(loss * weight).backward()`, to the bit, for `loss` []."""
+def backward(loss: Tensor, weight: float, of: Sequence[Tensor] = ()) -> None:
+    """Add the gradients of `(loss * weight).backward()`, to the bit, for `loss` [], `of` these."""
     run = _engine()
     # Other kinds of tensors may have a `backward` of their own
     if run is None or type(loss) is not Tensor:
-        (loss * weight).backward()
+        (loss * weight).backward(inputs=of or None)
         return
-    _run(run, loss, _gradient(weight, loss.dtype, loss.device))
+    _run(run, loss, _gradient(weight, loss.dtype, loss.device), of)
 
 
 @functools.cache  # of an epoch's batches, and the last of it; a CUDA graph reads it where it lies
@@ -122,14 +122,16 @@ def _engine() -> Callable[..., Any] | None:
     return run
 
 
-def _run(run: Callable[..., Any], loss: Tensor, gradient: Tensor) -> None:
+def _run(
+    run: Callable[..., Any], loss: Tensor, gradient: Tensor, of: Sequence[Tensor] = ()
+) -> None:
     keep_graph = create_graph = False
     run(
         (loss,),
         (gradient,),
         keep_graph,
         create_graph,
-        (),
+        tuple(of),
         allow_unreachable=True,
         accumulate_grad=True,
     )

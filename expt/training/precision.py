@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -63,10 +63,12 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self.dtype)
 
-    def backward(self, loss: torch.Tensor, weight: float = 1.0) -> None:
-        """Add the gradients of `loss` times `weight`, scaled if in float16."""
+    def backward(
+        self, loss: torch.Tensor, weight: float = 1.0, of: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """Add the gradients of `loss` times `weight`, `of` these or all, scaled if in float16."""
         if self._short_backward:
-            backward(loss, weight)
+            backward(loss, weight, of)
             return
         loss = loss * weight
         if self._skip:
@@ -76,7 +78,7 @@ class Precision:
             # Else the gradients say so, which here may be too large for float16 alone
             if self.scaler.is_enabled():
                 self._spoilt += ~loss.detach().isfinite()
-        self.scaler.scale(loss).backward()
+        self.scaler.scale(loss).backward(inputs=of or None)
 
     def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
         """Clip and apply the gradients, then drop them; return whether the update was made.

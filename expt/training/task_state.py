@@ -1,4 +1,4 @@
-"""The state of a custom task in checkpoints: each worker's own."""
+"""The state of a custom task, or of a stream's loader, in checkpoints: each worker's own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from expt.data.checked_samples import in_words
+from expt.data.loading import Loader
 from expt.runs import checkpoint
 from expt.tasks.task import Task
 
 
-def task_state(task: Task) -> dict[str, Any]:
+def task_state(task: Task | Loader, key: str = "task") -> dict[str, Any]:
     """Return what a checkpoint holds of a worker's task: nothing where it has no state."""
     whose = f"{type(task).__name__}.state_dict"
     try:
@@ -25,14 +26,18 @@ def task_state(task: Task) -> dict[str, Any]:
         return {}
     file = io.BytesIO()  # bytes, which tensors leave for the devices that they came from
     torch.save(checkpoint.without_numpy(state), file)
-    return {"task": {"class": type(task).__qualname__, "state": file.getvalue()}}
+    return {key: {"class": type(task).__qualname__, "state": file.getvalue()}}
 
 
 def load_task_state(
-    task: Task, workers: Sequence[Mapping[str, Any]], device: torch.device, rank: int = 0
+    task: Task | Loader,
+    workers: Sequence[Mapping[str, Any]],
+    device: torch.device,
+    rank: int = 0,
+    key: str = "task",
 ) -> None:
     """Load what the worker's task has saved; of more workers than there were, that of another."""
-    saved = [one["task"] for one in workers if "task" in one]
+    saved = [one[key] for one in workers if key in one]
     if not saved or saved[0]["class"] != type(task).__qualname__:
         return
 

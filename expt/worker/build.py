@@ -28,9 +28,10 @@ from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo, EvaluationData
 from expt.data.cache import cache_dir, digest
+from expt.data.custom import refuse_shuffled
 from expt.data.fingerprint import refuse_missing
 from expt.data.loading import Batch, Loader, Shard, mapped
-from expt.data.samples import IterableLoader, refuse_shuffled
+from expt.data.samples import IterableLoader, UncountedLoader
 from expt.errors import ConfigError, described, warn
 from expt.models import build as model_build
 from expt.models.build import freeze
@@ -40,13 +41,14 @@ from expt.runs.result import read_result
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
 from expt.training import collectives, optim
-from expt.training.collectives import Worker
+from expt.training.collectives import Worker, average_gradients
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of, trained_names
 from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
 from expt.training.sharding import outline as outline_of
 from expt.worker import parallel, watchdog
+from expt.worker.record import EarlyStop, History
 
 
 @progress.phase("reading the data")
@@ -63,13 +65,20 @@ def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lam
             drop_last=config.drop_last,
             channels_last=config.channels_last,
             num_workers=num_readers(config),
-            batch_parts=config.world_size * config.gradient_accumulation,
+            batch_parts=config.world_size * config.micro_batches,
             eval_batch_size=config.samples_per_evaluation,
+            epoch_steps=config.steps_of_uncounted,
             mixup=config.mixup,
             cutmix=config.cutmix,
+            overfit_batches=config.overfit_batches,
         )
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
-    if worker.rank == 0 and config.eval_split == "val":
+    if config.epoch_steps and not isinstance(data.train, UncountedLoader):
+        raise ConfigError(
+            f"epoch_steps={config.epoch_steps}: is of a dataset without __len__; use"
+            " epoch_steps=null, or eval_every_steps to evaluate within an epoch"
+        )
+    if worker.rank == 0 and config.eval_split == "val" and not config.dataset.may_have_val:
         refuse_shuffled(config.dataset, data.val, config.seed)
     return data
 
@@ -86,19 +95,38 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
 
     One worker of a machine constructs a custom one before all others, and one looks at pictures.
     """
-    dataset, done = config.dataset, threading.Event()
-    custom = dataset.custom_class
-    if not (custom or dataset.looks_when_opened):
+    custom = config.dataset.custom_class
+    if not (custom or config.dataset.looks_when_opened):
         yield
         return
+    with (
+        patiently(config, worker, beat) as meet,
+        _turn(custom, worker, meet) if custom else contextlib.nullcontext(),
+    ):
+        yield
+
+
+def reading_past(
+    config: RunConfig, loader: Loader, worker: Worker, beat: Callable[[], None]
+) -> contextlib.AbstractContextManager[object]:
+    """Give a stream its time to go to where a checkpoint was written; a collective."""
+    reads = isinstance(loader, UncountedLoader)
+    return patiently(config, worker, beat) if reads else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def patiently(
+    config: RunConfig, worker: Worker, beat: Callable[[], None]
+) -> Iterator[Callable[[], object]]:
+    """Give what is done with a dataset its time, until all workers have done it; a collective."""
+    custom, done = config.dataset.custom_class, threading.Event()
     meet = collectives.patient_barrier()
-    name = f"dataset._target_={custom}" if custom else f"dataset={dataset.name}"
+    name = f"dataset._target_={custom}" if custom else f"dataset={config.dataset.name}"
     about = done, beat, config.timeout_s, f"{name}: rank {worker.rank}"
     beats = threading.Thread(target=_beat_until, args=about, name="construction", daemon=True)
     beats.start()
     try:
-        with _turn(custom, worker, meet) if custom else contextlib.nullcontext():
-            yield
+        yield meet
         meet()  # all have it
     finally:
         done.set()
@@ -195,10 +223,11 @@ def build_learner(
         trained=trained_names(module),
         has_closure=_has_closure(optimizer, config, precision, phases),
         phases=phases,
+        average_gradients=functools.partial(average_gradients, memory.average if memory else None),
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
         compiled=bool(compiled),
-        gradient_accumulation=config.gradient_accumulation,
+        **parallel.accumulation(config, module, optimizer, task, worker),
         interleaved=config.batch_norm != "per_worker",
         ema=ema,
         **all_reduce,
@@ -285,10 +314,11 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
     if not task.phases:
         return {}
     name = type(task).__name__
-    if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:
+    refused = config.on_nan == "skip" or config.ddp.comm_hook
+    if refused or config.strategy != "ddp" or config.gradient_accumulation == "auto":
         raise ConfigError(
-            f"{name}.phases: go with strategy=ddp only, and with neither on_nan=skip nor"
-            " ddp.static_graph=true; leave them out"
+            f"{name}.phases: go with strategy=ddp only, and without on_nan=skip, ddp.comm_hook and"
+            " gradient_accumulation=auto; leave them out"
         )
     return parameters_of(task.phases, module)
 
@@ -321,6 +351,18 @@ def build_position(config: RunConfig, data: Data) -> Position:
     each = len(data.train)
     total = total_steps(config, each)
     return Position(each, total, epochs=config.epochs, max_steps=config.max_steps)
+
+
+def build_history(config: RunConfig) -> History:
+    """Build what remembers the run's numbers."""
+    better = metrics_of(config.task)[config.objective.partition("/")[0]]
+    return History(config.objective, better, keep_best=config.checkpoint.keep_best)
+
+
+def build_early_stop(config: RunConfig) -> EarlyStop:
+    """Build what ends the run early, if that is wanted."""
+    by_epochs = config.evaluates_epochs
+    return EarlyStop(config.early_stop, metrics_of(config.task), by_epochs=by_epochs)
 
 
 def build_observer(

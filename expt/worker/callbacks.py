@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from expt.config import secrets, user_code
 from expt.config.constraints import Target
 from expt.config.user_code import own_frame
-from expt.errors import ExptError, RunFailed, did_you_mean, warn
+from expt.errors import ConfigError, ExptError, RunFailed, did_you_mean, warn
 from expt.runs import checkpoint, tags
 from expt.training import batch_norm, collectives
 from expt.training.callback import Callback, View
@@ -44,6 +44,24 @@ class Callbacks:
                     built := user_code.build(target.target, Callback, **target.kwargs)
                 )
                 self._warn_of_unknown(index, type(built))
+        mine = [self._step_interval(index, each) for index, each in enumerate(self.built)]
+        # All know it: of a sharded model they gather the copy that a callback gets
+        self._every: list[int] = collectives.from_rank_0(mine, self._device) if targets else mine
+
+    def _step_interval(self, index: int, callback: Callback) -> int:
+        """Return after every how many steps it is called; 0 for none."""
+        every, has_method = callback.every_steps, type(callback).on_step_end != Callback.on_step_end
+        if (type(every) is int and every > 0) or (every is None and not has_method):
+            return every or 0
+        raise ConfigError(
+            f"callbacks.{index}: {type(callback).__name__}.every_steps={every!r}: on_step_end needs"
+            " a whole number of steps from 1; give every_steps one, in the class or in __init__"
+        )
+
+    @property
+    def are_due(self) -> bool:
+        """Whether one is called after the last step."""
+        return any(every and self._position.step % every == 0 for every in self._every)
 
     def _warn_of_unknown(self, index: int, cls: type[Callback]) -> None:
         """Warn of methods on_... that are never called."""
@@ -56,8 +74,11 @@ class Callbacks:
                 )
 
     def call(self, moment: str, model: nn.Module, record: Record, split: str) -> None:
-        """Call the method `moment` of each, after the training or evaluation of an epoch."""
+        """Call the method `moment` of each, after a step, or after an epoch or its evaluation."""
         for index, callback in enumerate(self.built):
+            every = self._every[index]
+            if moment == "on_step_end" and (not every or self._position.step % every):
+                continue
             with self._apart(index, moment):
                 getattr(callback, moment)(self._view(model, record, split))
 
@@ -82,17 +103,14 @@ class Callbacks:
     @contextlib.contextmanager
     def _apart(self, index: int, moment: str) -> Iterator[None]:
         """Forbid collectives, restore random numbers, and name the callback in its errors."""
-        before = random_state.state_dict(self._device)
         try:
-            with collectives.alone():
+            with collectives.alone(), random_state.kept(self._device):
                 yield
         except ExptError:
             raise
         except Exception as error:
             whose = f"callbacks.{index}: {self._targets[index].target}.{moment}"
             raise RunFailed(f"{whose} raised {secrets.said(error)}{_place(error)}") from error
-        finally:
-            random_state.load_state_dict(before, self._device)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the state of each with its class; raise ConfigError for what can't be saved."""

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from expt import progress
 from expt.config.schema import RunConfig
-from expt.data.loading import leaves
+from expt.data.loading import Loader, leaves
 from expt.machine import available_memory
 from expt.models.partial_load import load_all
 from expt.runs import checkpoint, checkpoint_file
@@ -67,14 +67,16 @@ class Checkpoints:
         state: Mapping[str, Any],
         about: Callable[[], Mapping[str, Any]],
         *,
-        is_best: bool = False,
-        keeps_best: bool = False,
+        bests: Sequence[int] = (),
         target: Path | None = None,
     ) -> None:
-        """Begin to write `state` and rank 0's `about`, to `target` or last.pt; a collective."""
+        """Begin to write `state` and rank 0's `about`, to `target` or last.pt; a collective.
+
+        Where it is one of the best, `bests` are the steps of all that are kept, the best first.
+        """
         owned = self._shards > 1
         if owned and self._parted and self._writes_parts(state):
-            which = {"is_best": is_best, "keeps_best": keeps_best, "target": target}
+            which = {"bests": bests, "target": target}
             return self._save_parts(self._parted, state, about, which)
         if owned:
             state = gathered(state, keep=self._worker.rank == 0)
@@ -84,7 +86,7 @@ class Checkpoints:
         if target is not None:
             checkpoint.save(target, known)
         else:
-            self._whole.save(known, is_best=is_best, keeps_best=keeps_best, owned=owned)
+            self._whole.save(known, bests=bests, owned=owned)
 
     def _save_parts(
         self,
@@ -140,6 +142,8 @@ class Snapshot:
     position: Position
     sums: Sums
     worker: Worker
+    loader: Loader | None = None
+    """of the training samples"""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after a step; a collective."""
@@ -147,6 +151,7 @@ class Snapshot:
             "rng": random_state.state_dict(self.worker.device),
             **self.sums.state_dict(),
             **task_state(self.learner.task),
+            **self._of_loader(),
         }
         return {
             **self._of_learner(),
@@ -154,6 +159,9 @@ class Snapshot:
             "position": self.position.state_dict(),
             "workers": collectives.gather_across_workers(mine),
         }
+
+    def _of_loader(self) -> dict[str, Any]:
+        return {} if self.loader is None else task_state(self.loader, "loader")
 
     def _of_learner(self) -> dict[str, Any]:
         learner = self.learner
@@ -169,7 +177,9 @@ class Snapshot:
 
     def refuse_unreadable(self) -> None:
         """Raise ConfigError for what a checkpoint of now would not give back."""
-        for key, state in {**self._of_learner(), **task_state(self.learner.task)}.items():
+        task_state(self.learner.task)  # which raise the same
+        self._of_loader()
+        for key, state in self._of_learner().items():
             checkpoint.refuse_unreadable(state, key)
 
     def load_state_dict(self, state: State) -> None:
@@ -189,6 +199,8 @@ class Snapshot:
         """Load what each worker's task had, had summed up in the epoch, and its random numbers."""
         rank = self.worker.rank
         load_task_state(self.learner.task, workers, self.worker.device, rank)
+        if self.loader is not None:
+            load_task_state(self.loader, workers, self.worker.device, rank, "loader")
         if sums and len(workers) == self.worker.world_size:
             self.sums.load_state_dict(workers[rank])
         elif sums and rank == 0:  # only their total over all workers counts
@@ -279,10 +291,12 @@ class _Slots(dict[Place, torch.Tensor]):
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:
     rows = {key: [worker[key] for worker in workers] for key in ("sums", "finite", "logged")}
-    return {
+    total = {
         key: torch.tensor(numbers, dtype=torch.float64).sum(0).tolist()
         for key, numbers in rows.items()
     }
+    peaks = [*map(max, zip(*(worker.get("peaks", ()) for worker in workers), strict=True))]
+    return total | ({"peaks": peaks} if peaks else {})
 
 
 def _load_schedule(learner: Learner, saved: State) -> None:

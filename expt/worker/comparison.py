@@ -17,7 +17,7 @@ import dataclasses
 import gc
 import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ def compare(
         amp=False,
         compile=False,
         callbacks=(),
-        gradient_accumulation=min(config.gradient_accumulation, 2 if batch.size >= 4 else 1),
+        gradient_accumulation=min(config.micro_batches, 2 if batch.size >= 4 else 1),
         ddp=dataclasses.replace(config.ddp, shared_memory=False),
         sharding=dataclasses.replace(config.sharding, param_dtype="auto", reduce_dtype="float32"),
     )
@@ -189,8 +189,8 @@ class _Scaled(Precision):
 
     factor = 1.0
 
-    def backward(self, loss: Tensor, weight: float = 1.0) -> None:
-        super().backward(loss, weight * self.factor)
+    def backward(self, loss: Tensor, weight: float = 1.0, of: Sequence[Tensor] = ()) -> None:
+        super().backward(loss, weight * self.factor, of)
 
 
 class _Comparison:

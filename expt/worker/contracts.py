@@ -13,7 +13,7 @@ from torch import Tensor
 from expt.data.loading import Batch, mapped
 from expt.errors import ConfigError, ExptError, first_line, warn
 from expt.tasks.sums import LOSS, method_of
-from expt.tasks.task import PhasedTask, Task
+from expt.tasks.task import Task
 from expt.training import batch_norm, collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
@@ -128,8 +128,10 @@ def _sums(task: Task, module: Any, batch: Batch, *, predicted: bool) -> dict[str
     outputs = task.forward(module, batch)
     if predicted:
         batch = batch._replace(targets=outputs.argmax(1))
-    phases = outputs if isinstance(task, PhasedTask) else {}
-    found = {**phases, LOSS: task.loss(outputs, batch), **task.measure(outputs, batch)}
+    phases = {name: outputs[name] for name in task.phases}
+    measured = task.measure(outputs, batch)
+    measured = {name: each for name, each in measured.items() if name not in task.reductions}
+    found = {**phases, LOSS: task.loss(outputs, batch), **measured}
     if type(task).training_loss is not Task.training_loss:
         found[TRAINING] = task.training_loss(outputs, batch)
     return {

@@ -111,7 +111,7 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
 
 
 def _single_sample(config: RunConfig) -> str:
-    parts = config.world_size * config.gradient_accumulation
+    parts = config.world_size * config.micro_batches
     fix = f"drop_last=true, or a batch_size that leaves more than one of {config.batch_size} over"
     if config.batch_size // parts == 1 or config.drop_last:
         fix = f"batch_size={2 * parts} or more"
@@ -144,7 +144,7 @@ def _to_need_less(config: RunConfig) -> str:
     """Return what to set where memory was short."""
     dp = config.strategy == "dp"  # one worker shares its batch out among GPUs
     size, name = (config.num_gpus, "GPUs") if dp else (config.world_size, "workers")
-    each, parts = config.batch_size // size, config.gradient_accumulation
+    each, parts = config.batch_size // size, config.micro_batches
     part = each // parts  # a micro-batch
     now = f"batch_size={config.batch_size} is {each} samples on each of {size} {name}"
     now += f", {part} at a time" if part != each else ""

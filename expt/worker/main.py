@@ -137,13 +137,15 @@ def run_as(
         require(worker.gpus)
     set_precision(config.matmul_precision)
     store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
-    with collectives.process_group(
+    group = collectives.process_group(
         worker,
         backend=config.backend,
         timeout_s=config.timeout_s,
         store=store,
         ends_with_process=signals.is_driven(),
-    ):
+    )
+    anomalies = config.detect_anomaly or torch.is_anomaly_enabled()
+    with group, torch.autograd.set_detect_anomaly(anomalies):
         beat()
         if isinstance(instead, Evaluation):
             return evaluation.measure_weights(instead, config, paths, worker, beat)

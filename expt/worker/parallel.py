@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import gc
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.build import Data
-from expt.data.loading import named_leaves
+from expt.data.loading import Batch, named_leaves
 from expt.errors import ConfigError, first_line, listed, warn
+from expt.tasks.task import Task
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of
+from expt.training.loop import in_parts, refuse_unused
+from expt.training.parameter_groups import members
 from expt.training.precision import Precision
 from expt.training.sharding import gathered
 from expt.training.shared_memory import SharedMemory, average_gradients
 from expt.worker import random_state
 from expt.worker.rank_health import UNEQUAL
 
+T = TypeVar("T")
+
 
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
     """Raise ConfigError where batch_norm=sync would count padding of an epoch's last batch."""
-    left, parts = samples % config.batch_size, config.world_size * config.gradient_accumulation
+    left, parts = samples % config.batch_size, config.world_size * config.micro_batches
     if config.batch_norm != "sync" or config.world_size == 1 or config.drop_last:
         return
-    if left % parts and (config.gradient_accumulation > 1 or left < config.world_size):
+    if left % parts and (config.micro_batches > 1 or left < config.world_size):
         raise ConfigError(
             f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which can't"
             f" be cut into {parts} equal micro-batches of {config.world_size} workers; use"
@@ -151,7 +160,7 @@ def parallelise(
 ) -> tuple[nn.Module, Callable[[int], float | None]]:
     """Return the model that is trained, and what measures the averaging of gradients; see Learner.
 
-    With `phases` some parameters are unused in a backward pass.
+    With `phases` each averages its own; see collectives.average_gradients.
     """
     if config.strategy == "dp":
         if worker.world_size > 1:  # as torchrun starts it
@@ -160,17 +169,20 @@ def parallelise(
             )
         within = Autocast(module, precision.autocast)
         return nn.DataParallel(within, list(worker.gpus) or None), lambda _: None
-    if config.is_sharded:
-        return module, lambda _: None  # it waits within the passes
+    if config.is_sharded or config.gradient_accumulation == "auto":
+        return module, lambda _: None  # it waits within the passes, or averages in Fitting
     if worker.world_size == 1 or not any(
         parameter.requires_grad for parameter in module.parameters()
     ):
         return module, lambda _: 0.0
+    if phases:
+        collectives.broadcast_parameters(module)
+        return module, lambda _: memory.spent_s if memory else None
     data_parallel = patches.data_parallel if config.patches.unguarded else DistributedDataParallel
     parallel = data_parallel(
         module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
-        find_unused_parameters=config.ddp.find_unused_parameters or phases,
+        find_unused_parameters=config.ddp.find_unused_parameters,
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
@@ -235,6 +247,7 @@ def build_shared_memory(
         if p.requires_grad
     )
     wanted = config.ddp.shared_memory and not config.ddp.comm_hook and not config.is_sharded
+    wanted &= config.gradient_accumulation != "auto"
     if not (wanted and one_machine and plain and shared_memory.is_supported()):
         return None
     return SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
@@ -382,3 +395,98 @@ def copy_whole(outline: nn.Module, evaluated: nn.Module, worker: Worker) -> nn.M
     whole = sharding.outline(outline)
     whole.load_state_dict(state, assign=True)
     return whole.to(worker.device)
+
+
+def accumulation(config: RunConfig, *built: Any) -> dict[str, Any]:
+    """Return the fields of a Learner that say how it accumulates gradients; a collective."""
+    is_auto = config.gradient_accumulation == "auto"
+    fit = Fitting(config, *built) if is_auto else None
+    return {"gradient_accumulation": config.micro_batches, "fit": fit}
+
+
+class Fitting:
+    """Runs a step's passes for gradient_accumulation=auto, and averages their gradients.
+
+    Where one worker lacks memory all halve what they train on at a time, and begin the step again.
+    None waits for another before all are known to have their gradients.
+    """
+
+    def __init__(
+        self, config: RunConfig, module: nn.Module, optimizer: Optimizer, task: Task, worker: Worker
+    ) -> None:
+        """Give all workers rank 0's weights; a collective."""
+        self._module, self._optimizer, self._task = module, optimizer, task
+        self._worker, self._is_alone = worker, worker.world_size == 1
+        self._allows_unused = config.ddp.find_unused_parameters
+        self.at_a_time: int | None = None
+        """The samples that a worker trains on at a time; None is its share of a batch."""
+        norms = any(isinstance(one, nn.SyncBatchNorm) for one in module.modules())
+        if norms and not self._is_alone:
+            raise ConfigError(
+                "gradient_accumulation=auto: in the model's SyncBatchNorm workers wait for one"
+                " that may lack memory; give a number"
+            )
+        # To ask GPUs would wait for them
+        self._group: Any = None if self._is_alone else dist.new_group(backend="gloo")
+        collectives.broadcast_parameters(module)
+
+    def __call__(self, passes: Callable[[int], T], batch: Batch) -> T:
+        """Return what `passes` does for a number of micro-batches."""
+        share, before = -(-batch.global_size // self._worker.world_size), self.at_a_time
+        while True:
+            restore, size, found = self._noted(), min(self.at_a_time or share, share), None
+            try:
+                found = passes(-(-share // size))
+            except torch.OutOfMemoryError:
+                if size == 1 or len(in_parts(batch, batch.size / 2)) == 1:
+                    raise
+            if self._averages(has_all=found is not None) and found is not None:
+                break
+            # Out of the `except`: its traceback would keep what was allocated
+            self.at_a_time = -(-size // 2)
+            self._optimizer.zero_grad(set_to_none=True)
+            restore()
+            gc.collect()
+            if self._worker.device.type == "cuda":
+                torch.cuda.empty_cache()
+        if self.at_a_time != before and self._worker.rank == 0:
+            norms = ", over which its batch norms normalise" * batch_norm.is_in(self._module)
+            warn(
+                f"gradient_accumulation=auto: out of memory with {min(before or share, share)}"
+                f" samples at a time; from this step on there are {self.at_a_time}{norms}"
+            )
+        return found
+
+    def _averages(self, *, has_all: bool) -> bool:
+        """Average the gradients, and return whether, if every worker has all of its own."""
+        if self._is_alone:
+            return has_all
+        trained = [p for p in members(self._optimizer.param_groups) if p.requires_grad]
+        mine = [not has_all, *(p.grad is not None for p in trained)]
+        lacks, *used = collectives.max_across_workers(mine, torch.device("cpu"), self._group)
+        reached = [p for p, is_used in zip(trained, used, strict=True) if is_used]
+        if not lacks:
+            refuse_unused(self._module, set() if self._allows_unused else {*trained} - {*reached})
+            for parameter in reached:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            collectives.average(p.grad for p in reached if p.grad is not None)
+        return not lacks
+
+    def _noted(self) -> Callable[[], None]:
+        """Copy what a forward pass may change, as checkpoints have it; return what restores it."""
+        random = random_state.state_dict(self._worker.device)
+        parameters = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
+        model = {
+            name: copy.deepcopy(one)
+            for name, one in self._module.state_dict().items()
+            if name not in parameters
+        }
+        task = copy.deepcopy(self._task.state_dict())
+
+        def restore() -> None:
+            random_state.load_state_dict(random, self._worker.device)
+            self._module.load_state_dict(model, strict=False)
+            self._task.load_state_dict(task)
+
+        return restore

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,16 @@ def load_state_dict(state: Mapping[str, Any], device: torch.device) -> None:
     torch.set_rng_state(_from_bytes(state["torch"]))
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(_from_bytes(state["cuda"]), device)
+
+
+@contextlib.contextmanager
+def kept(device: torch.device) -> Iterator[None]:
+    """Restore the state of all random number generators after the body."""
+    before = state_dict(device)
+    try:
+        yield
+    finally:
+        load_state_dict(before, device)
 
 
 def _bytes(state: torch.Tensor) -> bytes:

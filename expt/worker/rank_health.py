@@ -68,6 +68,10 @@ class RankHealth:
         self._began, self._from_step = time.perf_counter(), self._position.step
         self._all_reduce_s = self._learner.all_reduce_s(self._steps)
 
+    def leave_out(self, seconds: float) -> None:
+        """Leave seconds of the epoch out, in which nothing was trained."""
+        self._began += seconds
+
     def end_epoch(self, sums: Tensor, *, wish: Callable[[], bool]) -> Tensor:
         """Return the sum of `sums` over all workers; the same collective gathers the readings."""
         device, size = self._worker.device, self._worker.world_size
@@ -87,9 +91,10 @@ class RankHealth:
         weights = checksum(self._learner.module.parameters() if self._check_weights else ())
         own = row(mine, weights, rank=self._worker.rank, world_size=size, device=device)
         self.spent_s += time.perf_counter() - now
-        total = collectives.sum_across_workers(torch.cat([sums, own]))
-        self.readings = readings(total[len(sums) :])
-        return total[: len(sums)]
+        largest = len(self._learner.task.reductions)
+        total = collectives.sum_across_workers(torch.cat([own, sums]), largest)
+        self.readings = readings(total[: len(own)])
+        return total[len(own) :]
 
 
 def reading(

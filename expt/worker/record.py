@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypedDict
+from typing import Any
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import (
     COMPLETED,
+    Best,
     StoppedEarly,
     cost_until_now,
     read_result,
@@ -160,52 +161,81 @@ class Record:
         return cost_until_now(read_result(self._paths)) if self._metrics else {}
 
 
-class Best(TypedDict):
-    """The best value of the objective so far."""
-
-    metric: str
-    value: float
-    epoch: int
-
-
 class History:
     """The numbers of a run, over all its attempts."""
 
     def __init__(
-        self, objective: str, better: Better, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        objective: str,
+        better: Better,
+        *,
+        keep_best: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._objective, self._better, self._clock = objective, better, clock
+        self._keep_best = keep_best
         self.last: dict[str, float] = {}
         """The last value of each tag."""
-        self.best: Best | None = None
+        self.bests: list[Best] = []
+        """The best evaluations, whose checkpoints are kept, the best first."""
         self.epoch_s: list[float] = []
         self.eval_s = 0.0
         """The seconds of all evaluations."""
+        self.evaluated_at, self._evaluated_s = 0, 0.0
+        """The step of the last evaluation, and the seconds of training until then."""
         self._epoch_began, self._earlier_s = clock(), 0.0
+        self.is_within_epoch = False
+        """Whether an epoch has begun to be trained, and its numbers are still to come."""
         self._warned = False
+
+    @property
+    def best(self) -> Best | None:
+        """The best value of the objective so far."""
+        return self.bests[0] if self.bests else None
 
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue it after an earlier attempt."""
-        self._epoch_began = self._clock() - self._earlier_s
+        self._epoch_began, self.is_within_epoch = self._clock() - self._earlier_s, True
 
     def end_epoch(self) -> float:
         """Return the seconds of the epoch's training, which has ended."""
-        self.epoch_s.append(self._clock() - self._epoch_began)
-        self._earlier_s = 0.0
+        self.epoch_s.append(self._of_epoch_s)
+        self._earlier_s, self.is_within_epoch = 0.0, False
         return self.epoch_s[-1]
 
-    def note_best(self, epoch: int) -> bool:
-        """Return whether the last value of the objective is the best so far."""
-        value, best = self.last.get(self._objective), self.best["value"] if self.best else None
-        if value is None or not is_better(value, best, self._better):
+    def leave_out(self, seconds: float) -> None:
+        """Leave seconds of the epoch out, in which nothing was trained."""
+        self._epoch_began += seconds
+
+    @property
+    def _of_epoch_s(self) -> float:
+        return self._clock() - self._epoch_began if self.is_within_epoch else 0.0
+
+    @property
+    def trained_s(self) -> float:
+        """The seconds of training until now."""
+        return sum(self.epoch_s) + self._of_epoch_s
+
+    @property
+    def unevaluated_s(self) -> float:
+        """The seconds of training since the last evaluation."""
+        return self.trained_s - self._evaluated_s
+
+    def note_evaluation(self, epoch: int, step: int) -> bool:
+        """Note an evaluation; return whether it is one of the best until now."""
+        self.evaluated_at, self._evaluated_s = step, self.trained_s
+        value = self.last.get(self._objective)
+        if value is None or not math.isfinite(value):
             return False
-        self.best = {"metric": self._objective, "value": value, "epoch": epoch}
-        return True
+        found: Best = {"metric": self._objective, "value": value, "epoch": epoch, "step": step}
+        place = sum(not is_better(value, each["value"], self._better) for each in self.bests)
+        self.bests = [*self.bests[:place], found, *self.bests[place:]][: self._keep_best]
+        return found in self.bests
 
     def why_no_best(self, epoch: int) -> str | None:
         """Return the warning, once, that the objective is not finite and no epoch is the best."""
         value = self.last.get(self._objective)
-        if self._warned or self.best or value is None:
+        if self._warned or self.bests or value is None:
             return None
         self._warned = True
         return (
@@ -221,17 +251,25 @@ class History:
         shown = {"metrics": self.last, "best": self.best, "epoch_s": self.epoch_s}
         return {**shown, "objective": objective}
 
-    def state_dict(self, *, within_epoch: bool) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state, with the time of an epoch that has not ended."""
-        elapsed_s = self._clock() - self._epoch_began if within_epoch else 0.0
-        times = {"epoch_s": self.epoch_s, "eval_s": self.eval_s, "elapsed_s": elapsed_s}
-        return {"best": self.best, "last": self.last, **times}
+        times = {"epoch_s": self.epoch_s, "eval_s": self.eval_s, "elapsed_s": self._of_epoch_s}
+        evaluated = {"evaluated_at": self.evaluated_at, "evaluated_s": self._evaluated_s}
+        bests = {"best": self.best, "bests": self.bests}
+        return {**bests, "last": self.last, **times, **evaluated}
 
     def load_state_dict(self, state: Mapping[str, Any], *, has_best: bool = True) -> None:
         """Load what `state_dict` returned; without `has_best` the weights of the best are gone."""
-        self.best, self.last = state["best"] if has_best else None, dict(state["last"])
+        # Older checkpoints have the best only, without its step
+        best = [dict(state["best"], step=0)] if state["best"] else []
+        self.bests = list(state.get("bests", best)) if has_best else []
+        self.last = dict(state["last"])
         self.epoch_s, self.eval_s = list(state["epoch_s"]), state["eval_s"]
+        self.evaluated_at = state.get("evaluated_at", 0)
+        self._evaluated_s = state.get("evaluated_s", 0.0)
         self._earlier_s = state["elapsed_s"]
+        self._epoch_began = self._clock() - self._earlier_s
+        self.is_within_epoch = self._earlier_s > 0
 
 
 def is_better(value: float, than: float | None, better: Better) -> bool:
@@ -244,55 +282,78 @@ def is_better(value: float, than: float | None, better: Better) -> bool:
 class EarlyStop:
     """The patience with a metric, which all workers know; without settings it is never due."""
 
-    def __init__(self, settings: Settings | None, better: Mapping[str, Better]) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Settings | None, better: Mapping[str, Better], *, by_epochs: bool = True
+    ) -> None:
+        """With `by_epochs` each evaluation is of an epoch, and is called so."""
+        self._settings, self._by_epochs = settings, by_epochs
         self._better = better[settings.metric.partition("/")[0]] if settings else "min"
         self._best: float | None = None
-        self._best_epoch = self._epoch = 0
+        self._last = math.nan
+        self._waited = 0
+        """Evaluations without an improvement."""
+        self._best_at = self._at = (0, 0)
+        """The epoch and step of the best, and of the last."""
 
-    def look(self, values: Mapping[str, float], epoch: int) -> None:
-        """Take in the values after `epoch`, by their tags."""
+    def look(self, values: Mapping[str, float], epoch: int, step: int) -> None:
+        """Take in the values of an evaluation, by their tags."""
         if self._settings is None:
             return
-        metric, self._epoch = self._settings.metric, epoch
+        self._last, self._at = values[self._settings.metric], (epoch, step)
+        self._waited += 1
         margin = self._settings.min_delta * (1 if self._better == "min" else -1)
-        if is_better(values[metric] + margin, self._best, self._better):
-            self._best, self._best_epoch = values[metric], epoch
+        if is_better(self._last + margin, self._best, self._better):
+            self._best, self._best_at, self._waited = self._last, self._at, 0
 
     @property
     def is_due(self) -> bool:
-        """Whether so many epochs have brought no improvement."""
-        return self.may_be_due(self._epoch)
+        """Whether so many evaluations have brought no improvement, or the last is good enough."""
+        return self._has_waited(self._waited) or self._is_good_enough
 
-    def may_be_due(self, epoch: int) -> bool:
-        """Return whether it is due after `epoch` if that brings no improvement."""
-        waited = epoch - self._best_epoch
-        return self._settings is not None and waited >= self._settings.patience
+    @property
+    def may_be_due(self) -> bool:
+        """Whether it may be due after one more evaluation."""
+        can_be_enough = self._settings is not None and self._settings.threshold is not None
+        return self._has_waited(self._waited + 1) or can_be_enough
+
+    def _has_waited(self, evaluations: int) -> bool:
+        patience = self._settings.patience if self._settings else None
+        return patience is not None and evaluations >= patience
+
+    @property
+    def _is_good_enough(self) -> bool:
+        threshold = self._settings.threshold if self._settings else None
+        if threshold is None or not math.isfinite(self._last):
+            return False
+        return self._last <= threshold if self._better == "min" else self._last >= threshold
 
     @property
     def stopped(self) -> StoppedEarly | None:
         """The entry of result.json, where it is due."""
         if self._settings is None or not self.is_due:
             return None
-        count, delta = self._epoch - self._best_epoch, self._settings.min_delta
-        best = ""
-        if self._best is not None:
-            best = f"; its best was {self._best:.4f} in epoch {self._best_epoch}"
-        for_epochs = f"for {count} epoch{'s' if count > 1 else ''}"
-        by = f" by more than {delta:g}" if delta else ""
-        return {
-            "epoch": self._epoch,
-            "reason": f"{self._settings.metric} has not improved{by} {for_epochs}{best}",
-        }
+        (epoch, step), metric = self._at, self._settings.metric
+        if self._is_good_enough:
+            reason = f"{metric} is {self._last:.4f}, early_stop.threshold is"
+            reason += f" {self._settings.threshold:g}"
+        else:
+            by = f" by more than {delta:g}" if (delta := self._settings.min_delta) else ""
+            noun = "epoch" if self._by_epochs else "evaluation"
+            count = f"{self._waited} {noun}{'s' if self._waited > 1 else ''}"
+            reason = f"{metric} has not improved{by} for {count}"
+            at = "in epoch {}" if self._by_epochs else "at step {1}"
+            if self._best is not None:
+                reason += f"; its best was {self._best:.4f} {at.format(*self._best_at)}"
+        return {"epoch": epoch, "step": step, "reason": reason}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best so far, and when it was."""
+        """Return the best so far, when it was, and how long ago."""
         metric = self._settings.metric if self._settings else None
-        epochs = {"best_epoch": self._best_epoch, "epoch": self._epoch}
-        return {"metric": metric, "best": self._best, **epochs}
+        moments = {"best_at": self._best_at, "at": self._at, "waited": self._waited}
+        return {"metric": metric, "best": self._best, "last": self._last, **moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned; count anew where the metric is another now."""
-        if self._settings and state["metric"] == self._settings.metric:
-            self._best, self._best_epoch = state["best"], state["best_epoch"]
-            self._epoch = state["epoch"]
+        if self._settings and state["metric"] == self._settings.metric and "waited" in state:
+            self._best, self._last, self._waited = state["best"], state["last"], state["waited"]
+            self._best_at, self._at = tuple(state["best_at"]), tuple(state["at"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from expt import progress
 from expt.config import constraints, user_code
@@ -19,12 +22,13 @@ from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import tags
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, read_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, train_epoch, warm_up_buckets
-from expt.training.optimizer_state import in_use
+from expt.training.optimizer_state import in_use, switch
+from expt.training.task_state import load_task_state, task_state
 from expt.worker import (
     build,
     comparison,
@@ -38,9 +42,10 @@ from expt.worker import (
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
+from expt.worker.parallel import Fitting
 from expt.worker.rank_health import RankHealth
-from expt.worker.record import EarlyStop, History, Record, tagged
-from expt.worker.steps import Agreement, SaveTimes, StepProfiler, Steps
+from expt.worker.record import EarlyStop, Record, tagged
+from expt.worker.steps import Agreement, SaveTimes, StepProfiler, Steps, TrainingTimes
 
 Observe = Callable[..., Dashboard]
 """What builds the observer, with the arguments of worker.build.build_observer."""
@@ -84,13 +89,14 @@ class Run:
         self.position = build.build_position(config, self.data)
         self.plan = optim.plan(config.scheduler, **self.position.length)
         self.sums = Sums(self.learner.task, worker.device, finite_only=config.on_nan == "skip")
-        self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
+        self.sums.redoes = self.learner.fit is not None
+        self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
-        self._is_at_best = False  # whether this process has just trained the best epoch
-        self.history = History(
-            config.objective, self.directions[config.objective.partition("/")[0]]
-        )
-        self.early_stop = EarlyStop(config.early_stop, self.directions)
+        self._is_at_best, self._is_time_up = False, False
+        self.history = build.build_history(config)
+        self.early_stop = build.build_early_stop(config)
+        self.times, self._agreed = TrainingTimes(config), set[str]()
+        self._batches: TimedBatches | None = None  # those left of the epoch
         self.health = RankHealth(
             self.learner, self.position, worker, check_weights=config.tensorboard.health
         )
@@ -113,7 +119,8 @@ class Run:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
         begun: Mapping[str, Any] = {}
         if source is not None:
-            self._resume(source)
+            with build.reading_past(self.config, self.data.train, self.worker, self.beat):
+                self._resume(source)
         else:
             begun = first_weights.begin_with(
                 self.config, self.learner.module, self.worker, self.data.info.told
@@ -127,19 +134,10 @@ class Run:
                 weights_from={**read_result(self.paths).get("weights_from", file), **begun}
             )
         while not (self.is_done or self.is_pruned or self.agreement.stopping):
-            if self._train_epoch():
-                values = self._evaluate(self.config.eval_split)
-                if self.learner.scheduler_interval == "epoch":
-                    optim.advance_after_epoch(
-                        self.learner.scheduler, values.values, self.directions, self.history.last
-                    )
-                rank_health.refuse_unequal(
-                    self.health.readings, self.position.epoch, self.learner.shards
-                )
-                self._is_at_best = self.history.note_best(self.position.epoch)
-                self.record.best()
-                self._call_back("on_epoch_end", self.config.eval_split)
-                self._save_after_epoch(is_best=self._is_at_best)
+            self._train_on()
+            self._take_stock()
+        if self.is_done:
+            self._end_run()
         self.steps.close()
         self.checkpoints.wait()
         first_weights.release_fork(self.paths, self.worker)
@@ -153,7 +151,7 @@ class Run:
     @property
     def is_done(self) -> bool:
         """Whether there is nothing more to train."""
-        return self.position.is_run_done or self.early_stop.is_due
+        return self.position.is_run_done or self.early_stop.is_due or self._is_time_up
 
     @property
     def is_pruned(self) -> bool:
@@ -179,7 +177,10 @@ class Run:
             self.early_stop.load_state_dict(
                 saved.get("early_stop") or EarlyStop(None, {}).state_dict()
             )
+            self._is_time_up = self.times.is_over(sum(saved["epoch_s"]) + saved["elapsed_s"])
         self.callbacks.load_state_dict(saved.get("callbacks", []))
+        if isinstance(self.learner.fit, Fitting):
+            self.learner.fit.at_a_time = saved.get("micro_batch_size")
         self.learner.precision.skipped.fill_(
             saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0))
         )
@@ -201,8 +202,8 @@ class Run:
         self.record.begin(**position.length, data=self.data.info.told, **compared)
         self.beat()
 
-    def _train_epoch(self) -> bool:
-        """Train to the epoch's end, and log it; return whether it ended, or was stopped."""
+    def _begin_epoch(self) -> TimedBatches:
+        """Begin an epoch, or continue one; return its batches."""
         position = self.position
         if not position.is_within_epoch:
             position.begin_epoch()
@@ -212,32 +213,118 @@ class Run:
         epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
         if position.step == 0 and isinstance(self.config.task, constraints.Target):
             epoch = contracts.tried(epoch, self.learner, self.worker)
-        batches = TimedBatches(self.observer.watch(epoch))
+        return TimedBatches(self.observer.watch(epoch))
+
+    def _train_on(self) -> None:
+        """Train until something is due: an evaluation, a checkpoint, the epoch's or run's end."""
+        if self._batches is None:
+            self._batches = self._begin_epoch()
+        self._is_at_best = False  # whether the model has the weights of the best evaluation
         train_epoch(
             self.learner,
-            batches,
-            position,
+            self._batches,
+            self.position,
             self.sums,
             log_every=self.config.log_every,
             on_gradients=self.observer.before_update,
             on_step=self._note_step,
             on_log=self._log_within_epoch,
-            between_steps=self._save_if_due,
+            between_steps=self._is_due,
         )
-        if position.steps_left_in_epoch:
+
+    def _is_due(self) -> bool:
+        """Return whether there is more to do after this step than the next; see _take_stock."""
+        if not self._has_probed:  # an optimizer has its state now
+            self.snapshot.refuse_unreadable()
+            self._has_probed = True
+        if self.callbacks.are_due:
+            with in_use(self.learner.optimizer):
+                self._call_back("on_step_end", self.config.eval_split)
+        position = self.position
+        self._agreed = self.agreement.after_step(self._wishes())
+        if not position.steps_left_in_epoch:  # the batches end, and what they have open is closed
             return False
-        if position.is_within_epoch:
-            self._save_unfinished_epoch()
+        by_steps = self.times.evaluates(position) or self.save_times.is_due_by_steps(position)
+        return by_steps or bool(self._agreed) or self.agreement.stopping
+
+    def _wishes(self) -> set[str]:
+        """Return what is due by this worker's clock; that of training is rank 0's."""
+        wishes = {"save"} if self.save_times.is_due_by_clock() else set[str]()
+        if self.times.counts and self.worker.rank == 0:
+            if self.times.evaluates_by_clock(self.history.unevaluated_s):
+                wishes.add("evaluate")
+            if self.times.is_over(self.history.trained_s):
+                wishes.add("end")
+        return wishes
+
+    def _take_stock(self) -> None:
+        """End the epoch, evaluate and save, each if it is due."""
+        ends_epoch = not self.position.is_within_epoch
+        if ends_epoch:
+            self._end_epoch()
+        with self._in_use() as weights:
+            is_kept = False
+            if self.times.evaluates(self.position) or "evaluate" in self._agreed:
+                is_kept = self._judge()
+            if ends_epoch:
+                self._call_back("on_epoch_end", self.config.eval_split)
+            due = self.save_times.is_due(self.position) or self.is_pruned
+            agreed = self.agreement.meet({*self._wishes(), *(["save"] if due else [])})
+            self._is_time_up |= "end" in agreed or "end" in self._agreed
+            if ends_epoch:
+                rank_health.refuse_unequal(
+                    self.health.readings, self.position.epoch, self.learner.shards
+                )
+            due = "save" in agreed or self.agreement.stopping
+            if is_kept or (self._has_ended if self.is_done else due):
+                self._save(weights, self.history.bests if is_kept else ())
+
+    def _end_run(self) -> None:
+        """End the epoch and evaluate, where neither would be due if the run were longer.
+
+        Before that the state is saved from which a longer one continues.
+        """
+        if self._has_ended:
+            return
+        earlier, is_within_epoch = self.history.bests, self.history.is_within_epoch
+        is_evaluated = self.history.evaluated_at == self.position.step
+        with self._in_use() as weights:
+            self._save(weights, target=self.paths.before_end)
+        if is_within_epoch:
+            self._end_epoch()
+            self._is_at_best = False  # they are rounded anew where an optimizer has others
+        is_kept = not is_evaluated and self._judge()
+        if is_within_epoch:
+            self._call_back("on_epoch_end", self.config.eval_split)
+        self._save([], [*self.history.bests, *earlier] if is_kept else ())
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the epoch and an evaluation have ended with the last step."""
+        history = self.history
+        return history.evaluated_at == self.position.step and not history.is_within_epoch
+
+    def _in_use(self) -> contextlib.AbstractContextManager[list[Tensor]]:
+        """Have the weights to be used, which all are after an epoch; see in_use."""
+        if self.history.is_within_epoch:
+            return in_use(self.learner.optimizer)
+        return contextlib.nullcontext([])
+
+    def _end_epoch(self) -> None:
+        """Log the epoch's numbers, whether all of its steps are done or the run ends within it."""
+        switch(self.learner.optimizer, "eval")
         self.first_steps.refuse_late()
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
-        self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
+        waited_s = self._batches.waited_s if self._batches else 0.0
+        self._batches = None
+        self._log_epoch(self.sums.averages(total), self.history.end_epoch(), waited_s)
         if self.config.tensorboard.health:
             self.record.log(
                 rank_health.scalars(self.health.readings, self.learner.shards), all_of="ranks/"
             )
-        may_end = position.is_run_done or self.early_stop.may_be_due(position.epoch)
-        self.observer.end_epoch(review=bool(self.health.readings[0].wish), may_end=may_end)
-        return True
+        self.observer.end_epoch()
+        if self.learner.scheduler_interval == "epoch":
+            optim.advance_after_epoch(self.learner.scheduler)
 
     def _note_step(self) -> None:
         self.steps.done()
@@ -268,6 +355,36 @@ class Run:
             points[tags.SKIPPED_STEPS] = self.learner.precision.skipped.item()
         self.record.log(points)
 
+    def _judge(self) -> bool:
+        """Evaluate; return whether it is one of the best, whose checkpoints are kept."""
+        position, history, began = self.position, self.history, time.perf_counter()
+        wishes = self.config.tensorboard.images is True or (
+            not history.is_within_epoch and bool(self.health.readings[0].wish)
+        )
+        may_end = position.is_run_done or self._is_time_up or self.early_stop.may_be_due
+        self.observer.expect_evaluation(review=wishes, may_end=may_end)
+        with contextlib.nullcontext() if self.config.evaluates_epochs else self._unchanged():
+            values = self._evaluate(self.config.eval_split)
+        if self.learner.scheduler_interval == "epoch":
+            optim.advance_after_evaluation(
+                self.learner.scheduler, values.values, self.directions, history.last
+            )
+        if history.is_within_epoch:
+            for clock in (history, self.health, self.observer):
+                clock.leave_out(time.perf_counter() - began)
+        is_kept = history.note_evaluation(position.epoch, position.step)
+        self._is_at_best = is_kept and history.bests[0]["step"] == position.step
+        self.record.best()
+        return is_kept
+
+    @contextlib.contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Let training go on after the body as if it had not been."""
+        task = task_state(self.learner.task)
+        with random_state.kept(self.worker.device):
+            yield
+        load_task_state(self.learner.task, [task], self.worker.device)
+
     def _evaluate(self, split: str) -> Averages:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
@@ -281,7 +398,7 @@ class Run:
             tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
         )
         if split == self.config.eval_split:
-            self.early_stop.look(self.history.last, self.position.epoch)
+            self.early_stop.look(self.history.last, self.position.epoch, self.position.step)
         self.observer.end_evaluation(split, is_last=self.is_done)
         self._call_back("on_evaluation_end", split)
         return values
@@ -291,41 +408,19 @@ class Run:
         copy = self.learner.copy_evaluated
         self.callbacks.call(moment, copy() if copy else self.learner.evaluated, self.record, split)
 
-    def _save_after_epoch(self, *, is_best: bool) -> None:
-        ends = self.is_done or self.is_pruned
-        due = is_best or ends or self.save_times.is_due_after_epoch(self.position)
-        due = self.agreement.meet(save=due)
-        if due or self.agreement.stopping:
-            self._save(is_best=is_best)
+    def _save(
+        self, weights: list[Tensor], bests: Sequence[Best] = (), *, target: Path | None = None
+    ) -> None:
+        """Begin to write a checkpoint; a collective.
 
-    def _save_if_due(self) -> bool:
-        """Save a checkpoint within the epoch if one is due; return whether training is to stop."""
-        if not self._has_probed:  # an optimizer has its state now
-            self.snapshot.refuse_unreadable()
-            self._has_probed = True
-        due = self.agreement.after_step(save=self.save_times.is_due_by_clock())
-        if not self.position.steps_left_in_epoch:  # the end of the epoch has its own checkpoint
-            return False
-        if due or self.agreement.stopping or self.save_times.is_due_by_steps(self.position):
-            with in_use(self.learner.optimizer) as weights:
-                one_has_all = weights and self.learner.shards == 1
-                self._save({TRAINED: weights} if one_has_all else {})
-        return self.agreement.stopping
-
-    def _save(self, more: Mapping[str, Any] | None = None, *, is_best: bool = False) -> None:
-        """Begin to write a checkpoint, with `more`; a collective."""
-        about = functools.partial(self._about, is_best=is_best)
-        self.checkpoints.save(
-            {**self._state(), **(more or {})},
-            about,
-            is_best=is_best,
-            keeps_best=self.position.is_within_epoch,
-        )
-
-    def _save_unfinished_epoch(self) -> None:
-        """Save the state where max_steps ends a run within an epoch, so that it can be extended."""
-        about = functools.partial(self._about, is_best=False)
-        self.checkpoints.save(self._state(), about, target=self.paths.within_epoch)
+        `weights` are those that the optimizer trains at, if they are others, and `bests` those to
+        be kept where this is one of them.
+        """
+        state = self._state()
+        if weights and self.learner.shards == 1:  # one worker has all
+            state[TRAINED] = weights
+        steps = [best["step"] for best in bests]
+        self.checkpoints.save(state, self._about, bests=steps, target=target)
 
     def _state(self) -> dict[str, Any]:
         """Return the state of training for a checkpoint; a collective."""
@@ -341,12 +436,12 @@ class Run:
         self.save_times.saved()
         return state
 
-    def _about(self, *, is_best: bool) -> dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
         """Return what rank 0 adds to a checkpoint."""
-        history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
+        history, step = self.history.state_dict(), self.position.step
         more = {
             **self.record.state_dict(),
-            "is_best": is_best,
+            "evaluated": next((one for one in self.history.bests if one["step"] == step), None),
             "config": shown(self.config),
             "plan": self.plan,
             "data": self.data.info.told,
@@ -356,7 +451,13 @@ class Run:
             more["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:
             more["callbacks"] = self.callbacks.state_dict()
-        return {**history, **more}
+        return {**history, **more, **self._micro_batch}
+
+    @property
+    def _micro_batch(self) -> dict[str, int]:
+        """What gradient_accumulation=auto has found."""
+        size = self.learner.fit.at_a_time if isinstance(self.learner.fit, Fitting) else None
+        return {"micro_batch_size": size} if size else {}
 
     def _refuse_loss(self, values: Averages) -> None:
         if values.has_weight and not math.isfinite(values.loss):
@@ -369,7 +470,7 @@ class Run:
         )
 
     def _test(self) -> None:
-        """Test the weights of the best checkpoint, unless each epoch was evaluated by the test."""
+        """Test the weights of the best checkpoint, unless all evaluations were of the test set."""
         if self.config.eval_split == "test" or self.data.test is None:
             return
         if not self._is_at_best:  # else the model has these weights
@@ -381,10 +482,18 @@ class Run:
         images = self.position.samples(self.config.batch_size, self.data.train.size)
         return {
             **history.reached,
-            "stopped_early": None if self.position.is_run_done else self.early_stop.stopped,
+            **self._micro_batch,
+            "stopped_early": None if self.position.is_run_done else self._stopped(),
             "eval_s": history.eval_s,
             "dashboard_s": self.observer.spent_s + self.health.spent_s,
             "samples_per_s": images / trained_s if trained_s else None,
             "first_step_s": self.steps.first_s,
             "steps": steps,
         }
+
+    def _stopped(self) -> StoppedEarly | None:
+        """Return why the run has ended before its last step."""
+        if not self._is_time_up:
+            return self.early_stop.stopped
+        reason = f"max_minutes={self.config.max_minutes:g} of training are over"
+        return {"epoch": self.position.epoch, "step": self.position.step, "reason": reason}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from expt import progress, signals
-from expt.config.schema import Checkpoint
+from expt.config.schema import Checkpoint, RunConfig
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
@@ -80,18 +81,46 @@ class SaveTimes:
         every = self._settings.every_steps
         return bool(every and position.step % every == 0)
 
-    def is_due_after_epoch(self, position: Position) -> bool:
-        """Return whether one is due, for any reason, at the end of an epoch."""
+    def is_due(self, position: Position) -> bool:
+        """Return whether one is due for any reason."""
         every = self._settings.every_epochs
-        by_epochs = bool(every and position.epoch % every == 0)
+        by_epochs = bool(every and not position.is_within_epoch and position.epoch % every == 0)
         return by_epochs or self.is_due_by_steps(position) or self.is_due_by_clock()
+
+
+class TrainingTimes:
+    """When an evaluation, and the end, are due; minutes are those of training."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._by_epochs, self._every_steps = config.evaluates_epochs, config.eval_every_steps
+        self._every_s = math.inf if (every := config.eval_every_minutes) is None else every * 60
+        self._end_s = math.inf if (end := config.max_minutes) is None else end * 60
+        self.counts = not math.isinf(min(self._every_s, self._end_s))
+        """Whether minutes count at all."""
+
+    def evaluates(self, position: Position) -> bool:
+        """Return whether an evaluation is due after the last step, whatever the clock says."""
+        if self._by_epochs:
+            return not position.is_within_epoch
+        return self._every_steps is not None and position.step % self._every_steps == 0
+
+    def evaluates_by_clock(self, since_s: float) -> bool:
+        """Return whether one is due after so many seconds of training since the last."""
+        return since_s >= self._every_s
+
+    def is_over(self, trained_s: float) -> bool:
+        """Return whether the run ends after so many seconds of training."""
+        return trained_s >= self._end_s
 
 
 MEET_EVERY_S = 0.3
 
 
+WISHES = ("save", "evaluate", "end")
+
+
 class Agreement:
-    """A collective of all workers, a few times a second, that decides when to save and stop."""
+    """A collective of all workers, a few times a second: what each does by its clock, all do."""
 
     def __init__(
         self, worker: Worker, *, asked_to_stop: Callable[[], bool] = signals.asked
@@ -101,27 +130,29 @@ class Agreement:
         self.stopping = False
         """Whether the workers have agreed to stop, because one got a signal."""
 
-    def after_step(self, *, save: bool) -> bool:
-        """Return whether a worker wants to `save`; False where they don't meet after this step."""
+    def after_step(self, wishes: set[str]) -> set[str]:
+        """Return the wishes of all; none where they don't meet after this step."""
         self._steps += 1
         if self._worker.world_size > 1 and self._steps < self._due:
-            return False
-        return self.meet(save=save)
+            return set()
+        return self.meet(wishes)
 
-    def meet(self, *, save: bool) -> bool:
-        """Return whether a worker wants to `save`; a collective."""
+    def meet(self, wishes: set[str]) -> set[str]:
+        """Return those of WISHES that a worker has; a collective."""
         stop = self._asked_to_stop()
         if self._worker.world_size > 1:
             now = time.perf_counter()
             step_s = (now - self._since) / max(1, self._steps)
-            found = collectives.max_across_workers(
-                [float(save), float(stop), step_s], self._worker.device
+            mine = [float(wish in wishes) for wish in WISHES]
+            *all_wishes, stops, slowest_s = collectives.max_across_workers(
+                [*mine, float(stop), step_s], self._worker.device
             )
-            save, stop, slowest_s = found[0] > 0, found[1] > 0, found[2]
+            wishes = {wish for wish, has in zip(WISHES, all_wishes, strict=True) if has}
+            stop = stops > 0
             self._steps, self._since = 0, now
             self._due = max(1, min(1000, int(MEET_EVERY_S / max(slowest_s, 1e-6))))
         self.stopping |= stop
-        return save
+        return wishes
 
 
 WARMUP_STEPS, TRACED_STEPS = 5, 5

@@ -54,14 +54,14 @@ EVERY_KEY = (
     ("model=transformer", "dataset=text", "dataset.root=t.txt", "task=language_model"),
 )
 IN_NO_IDENTITY = {
-    "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every",
+    "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every", "detect_anomaly",
     "log_every", "threads", "eval_batch_size",
     "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
     "dataset.max_categories",
 }  # fmt: skip
 """With all keys below the following."""
-NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", "mlflow", "wandb")
+NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", "mlflow", "wandb", "trackio")
 WITHOUT_EFFECT = {  # as no other key is set with which they have one
     "base_batch_size", "batch_norm_group", "dataset.augment.padding_mode", "dataset.fold",
     "ddp.find_unused_parameters", "ddp.static_graph", "ddp.gradient_as_bucket_view",
@@ -282,7 +282,7 @@ def test_hyperparameters_carry_the_keys_that_a_person_types() -> None:
         ("ddp.comm_hook", {"bf16", "fp16", "powersgd", "null"}),
         ("optimizer.nesterov", {"true", "false"}),
         ("tensorboard.graph", {"true", "false", "auto"}),
-        ("send", {"mlflow", "wandb"}),
+        ("send", {"mlflow", "wandb", "trackio"}),
         ("epochs", set()),
         ("model", set()),
         ("model.nowhere", set()),

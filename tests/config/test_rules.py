@@ -119,6 +119,29 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
             "gradient_accumulation": 3},
         "batch_norm_group=5: ",
     ),
+    "micro-batches of shards": (
+        machine(0), {"gradient_accumulation": "auto"},
+        {"gradient_accumulation": "auto", "strategy": "fsdp", "world_size": 2},
+        "gradient_accumulation=auto: ",
+    ),
+    "statistics of micro-batches": (
+        machine(0), {"batch_norm": "sync"},
+        {"gradient_accumulation": "auto", "batch_norm": "sync"}, "gradient_accumulation=auto: ",
+    ),
+    "compressed micro-batches": (
+        machine(0), {"ddp": {"comm_hook": "bf16"}},
+        {"gradient_accumulation": "auto", "ddp": {"comm_hook": "bf16"}},
+        "gradient_accumulation=auto: ",
+    ),
+    "micro-batches in CUDA graphs": (
+        machine(1), {"gradient_accumulation": "auto", "compile": True},
+        {"gradient_accumulation": "auto", "compile": "reduce-overhead"},
+        "gradient_accumulation=auto: ",
+    ),
+    "a test of few batches": (
+        machine(0), {"overfit_batches": 2}, {"overfit_batches": 2, "eval_split": "test"},
+        "overfit_batches=2: ",
+    ),
     "powersgd after a nan": (
         machine(0), {"on_nan": "stop", "ddp": {"comm_hook": "powersgd"}},
         {"on_nan": "skip", "ddp": {"comm_hook": "powersgd"}}, "on_nan=skip: ",
@@ -177,6 +200,15 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         machine(0), {"early_stop": {"metric": "loss/train", "patience": 1}},
         {"early_stop": {"metric": "loss/test", "patience": 1}},
         "early_stop.metric=loss/test: ",
+    ),
+    "a metric that is new at each evaluation": (
+        machine(0), {"early_stop": {"metric": "loss/val", "threshold": 0.1}, "eval_every_steps": 9},
+        {"early_stop": {"metric": "loss/train", "patience": 1}, "eval_every_steps": 9},
+        "early_stop.metric=loss/train: ",
+    ),
+    "an early stop that says when": (
+        machine(0), {"early_stop": {"metric": "loss/val", "threshold": 0.0}},
+        {"early_stop": {"metric": "loss/val", "min_delta": 0.1}}, "early_stop.patience=null: ",
     ),
     "a metric that evaluations alone measure": (
         machine(0), {"task": {"metrics": {"auroc": AUROC}}, "early_stop": {"metric": "auroc/val",

@@ -12,7 +12,7 @@ from tests.conftest import Configured
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["send=mlflo"], "send=[mlflo]: input should be 'mlflow' or 'wandb'"),
+        (["send=mlflo"], "send=[mlflo]: input should be 'mlflow', 'wandb' or 'trackio'"),
         (["mlflow.tracking_uri='https://me:word@host/'"], "=https://host/: a password would"),
         (["wandb.mode=onlin"], "wandb.mode=onlin: input should be 'online' or 'offline'"),
     ],
@@ -39,5 +39,7 @@ def test_a_password_of_the_environment_is_used_and_not_written(
     assert config.mlflow.tracking_uri == "https://me:word@host"
     assert shown(config)["mlflow"]["tracking_uri"] == "${oc.env:OUR_MLFLOW}"
     assert not {
-        key for key in hyperparameters(shown(config)) if key.startswith(("send", "mlflow", "wandb"))
+        key
+        for key in hyperparameters(shown(config))
+        if key.startswith(("send", "mlflow", "wandb", "trackio"))
     }

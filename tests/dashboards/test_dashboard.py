@@ -62,7 +62,9 @@ class Watched:
         self.dashboard.watch(iter(()))
         self.clock.now += seconds
         self.position.step += 10
-        self.dashboard.end_epoch(review=self.dashboard.wants_review(), may_end=may_end)
+        wish = self.dashboard.wants_review()
+        self.dashboard.end_epoch()
+        self.dashboard.expect_evaluation(review=wish, may_end=may_end)
         self.dashboard.review()
         self.dashboard.end_evaluation("val", is_last=ends)
         return len(self.pictures.drawn) > before
@@ -116,7 +118,7 @@ def test_pictures_that_are_asked_for_are_drawn_and_those_that_are_not_never(watc
 def test_all_ranks_look_on_where_rank_0_wishes(watch: Watch) -> None:
     other = watch(rank_0=False)
     for wish in (True, False):
-        other.dashboard.end_epoch(review=wish)
+        other.dashboard.expect_evaluation(review=wish)
         assert (other.dashboard.review() is not None) == wish
 
 

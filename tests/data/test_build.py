@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from expt.data.build import Data, build
 from expt.data.fingerprint import content_of
@@ -333,10 +333,6 @@ class Named(Own):
     classes = ("a", "b", "c", "d")
 
 
-class Endless(IterableDataset[Any]):
-    pass
-
-
 def own(name: str = "Own", num_classes: int = 3, **kwargs: Any) -> Custom:
     return Custom(
         target=f"{__name__}.{name}", num_classes=num_classes, kwargs={"size": 40, **kwargs}
@@ -403,7 +399,6 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
     [
         (own(colour=1), r"cannot be built as Own\(size=40, colour=1, train=True\)"),
         (own("Named"), "dataset.num_classes=3: .*Named.classes has 4; use dataset.num_classes=4"),
-        (own("Endless"), r"must have __len__; where an epoch ends"),
         (own("Path"), "is not a subclass of torch.utils.data"),
         (own(size=0), "its train part has no samples"),
         (dataclasses.replace(own(), test={"part": 1}), "takes no 'part' of .*dataset.test="),

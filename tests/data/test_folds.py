@@ -47,6 +47,7 @@ def test_images_have_folds_of_equal_classes_and_the_test_set_stays() -> None:
         assert data.test is not None
         found.append(torch.cat([batch.targets for batch in data.val.evaluation()]).bincount())
         tests.append(torch.cat([batch.inputs for batch in data.test.evaluation()]))
+        assert data.info.val_size is not None
         assert (data.info.train_size + data.info.val_size, data.info.test_size) == (1437, 360)
     counts = torch.stack(found)
     assert (counts.max(0).values - counts.min(0).values).max() <= 1

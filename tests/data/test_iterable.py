@@ -67,11 +67,6 @@ class Pictures(IterableDataset[tuple[Tensor, int]]):
             yield torch.full((1, 2, 2), number / 12), number % (self.most + 1)
 
 
-class Unknown(IterableDataset[Any]):
-    def __init__(self, train: bool) -> None:
-        pass
-
-
 def data_of(
     kind: type,
     rank: int = 0,
@@ -240,11 +235,6 @@ def test_one_that_ends_before_its_length_is_told(num_workers: int) -> None:
     with pytest.raises(DataError, match=r"^the dataset ended after 23 samples"):
         list(data_of(Numbers, num_workers=num_workers, said=30).train.epoch(1))
     assert len(list(data_of(Numbers, said=10).train.epoch(1))) == 2, "the rest is not asked for"
-
-
-def test_one_of_unknown_length_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"must have __len__; where an epoch ends"):
-        data_of(Unknown)
 
 
 def test_it_cannot_be_drawn_from_by_class() -> None:

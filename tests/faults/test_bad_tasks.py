@@ -76,6 +76,9 @@ class Stream(torch.utils.data.IterableDataset):
     def __init__(self, train, kind):
         pass
 
+    def __iter__(self):
+        yield torch.zeros(3), 0.0
+
 
 class NoLoss(expt.Task):
     pass
@@ -214,7 +217,7 @@ CASES = {
     "no samples": Bad(f"{ROWS}empty",
         "dataset._target_=bad_tasks.Rows: its train part has no samples"),
     "a stream": Bad("task=own model=net dataset=stream",
-        "must have __len__; where an epoch ends, and wh"),
+        "has no __len__ that says where an epoch ends; give epoch_steps"),
     "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch (NoneType) must"),
     "a collate that fails": Bad(f"{ROWS}'wrong collate'",
         "AttributeError: 'list' object has no attribute 'nothing';"),

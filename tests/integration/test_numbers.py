@@ -13,7 +13,7 @@ from expt.data.kinds.originals import Digits
 from expt.models.vision import MLP
 from tests.conftest import Trained, as_typed
 
-SEED, BATCH, STEPS, LR, MOMENTUM = 3, 48, 30, 0.05, 0.9
+SEED, BATCH, STEPS, LR, MOMENTUM, EVERY = 3, 48, 30, 0.05, 0.9, 11
 MEAN, STD = 0.3053, 0.3760
 DIGITS = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=(MEAN,), std=(STD,))
 
@@ -23,15 +23,15 @@ def _images(arrays: Arrays, indices: torch.Tensor) -> tuple[torch.Tensor, torch.
     return (images - MEAN) / STD, torch.from_numpy(np.array(arrays.labels))[indices]
 
 
-def reference() -> tuple[list[float], float]:
-    """Loss of each step, and the final accuracy on the held-out images, of a loop without expt's
-    training code."""
+def reference() -> tuple[list[float], dict[int, float]]:
+    """Loss of each step, and the accuracy on the held-out images after each EVERY and at the end,
+    of a loop without expt's training code."""
     arrays = DIGITS.load("train")
     train, val = indexing.split(len(arrays.labels), 0.1, None)
     torch.manual_seed(SEED)
     net = MLP(channels=1, image_size=(8, 8), num_classes=10)
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
-    losses: list[float] = []
+    losses, accuracy = list[float](), dict[int, float]()
     epoch = 0
     while len(losses) < STEPS:
         epoch += 1
@@ -43,14 +43,16 @@ def reference() -> tuple[list[float], float]:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            if len(losses) == STEPS:
+            if (step := len(losses)) % EVERY == 0 or step == STEPS:
+                images, labels = _images(arrays, val)
+                accuracy[step] = float((net(images).argmax(1) == labels).double().mean())
+            if step == STEPS:
                 break
-    images, labels = _images(arrays, val)
-    return losses, float((net(images).argmax(1) == labels).double().mean())
+    return losses, accuracy
 
 
 def test_the_loss_curve_is_that_of_a_plain_loop(trained: Trained) -> None:
-    size = f"batch_size={BATCH} max_steps={STEPS} seed={SEED} world_size=4"
+    size = f"batch_size={BATCH} max_steps={STEPS} seed={SEED} world_size=4 eval_every_steps={EVERY}"
     done = trained(*as_typed(f"{size} log_every=1 threads=1"))
     losses, accuracy = reference()
     curve = dict(done.curve("running/loss"))
@@ -60,4 +62,5 @@ def test_the_loss_curve_is_that_of_a_plain_loop(trained: Trained) -> None:
     of_epochs = dict(done.curve("loss/train"))
     assert of_epochs[per_epoch] == pytest.approx(np.mean(losses[:per_epoch]), abs=1e-4)
     # 143 held-out images don't divide by 4.
-    assert done.result["metrics"]["accuracy/val"] == pytest.approx(accuracy, abs=1e-12)
+    assert dict(done.curve("accuracy/val")) == pytest.approx(accuracy, abs=1e-12)
+    assert done.result["best"]["step"] == max(accuracy, key=lambda step: accuracy[step])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from expt.command import plan as command
@@ -30,6 +31,13 @@ class Decides(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         found: Tensor = self.layer(images.flatten(1))
         return found if float(found.sum()) > 0 else -found
+
+
+class Double(nn.Sequential):
+    """Computes in float64."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 10, dtype=torch.float64))
 
 
 def config(*words: str, gpus: int = 8) -> RunConfig:
@@ -69,9 +77,14 @@ def test_hsdp_is_planned_for_the_shards_that_are_named() -> None:
     assert found["hsdp", False].gradients == found["ddp", False].gradients / 2
 
 
+def test_a_model_in_double_gets_its_samples_so() -> None:
+    found = planned(config("~model", f"+model._target_={__name__}.Double"))
+    assert found.plans[0].gradients == 8 * found.num_parameters
+
+
 def test_a_model_that_reads_its_numbers_is_refused() -> None:
     with pytest.raises(ConfigError, match="Decides"):
-        planned(config(f"+model._target_={__name__}.Decides"))
+        planned(config("~model", f"+model._target_={__name__}.Decides"))
 
 
 @pytest.mark.parametrize("words", [["model=mlp,convnet"], ["epocs=3"], ["--vocabulary", "0"]])

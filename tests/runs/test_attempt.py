@@ -163,7 +163,7 @@ def test_what_it_came_to_before_its_end_is_kept(tmp_path: Path) -> None:
             "best/accuracy/val": 0.7,
             "running/loss": 0.25,
         },
-        "best": {"metric": "accuracy/val", "value": 0.7, "epoch": 2},
+        "best": {"metric": "accuracy/val", "value": 0.7, "epoch": 2, "step": 16},
         "objective": {"name": "accuracy/val", "value": 0.7},
         "epoch_s": [2.0, 4.0, 6.0],
     }

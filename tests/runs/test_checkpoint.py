@@ -104,7 +104,7 @@ def test_the_first_is_read_back_when_it_is_written(
     monkeypatch.setattr(checkpoint, "load", lambda path, **_: written.append(path))
     writer = checkpoint.Writer(tmp_path / "last.pt", tmp_path / "best.pt", keep=0)
     for step in (1, 2):
-        writer.save(state(step), is_best=True)
+        writer.save({**state(step), "position": {"step": step}}, bests=[step])
     writer.wait()
     assert written == [tmp_path / "last.pt"]
 

@@ -23,13 +23,14 @@ from tests.requests import checkpoint_state, continued, resumed
 
 def state(config: RunConfig, step: int, best: int | None, **more: Any) -> dict[str, Any]:
     """What a checkpoint says after `step` steps, when the best was reached at another."""
-    reached = best and {"metric": "loss/val", "value": 1 / best, "epoch": best}
+    reached = best and {"metric": "loss/val", "value": 1 / best, "epoch": best, "step": best}
     known = {
         "position": {"epoch": 1, "step": step, "step_in_epoch": 0},
         "steps_per_epoch": 10,
         "metrics_bytes": 10 * step,
         "best": reached,
-        "is_best": best == step,
+        "bests": [reached] if reached else [],
+        "evaluated": reached if best == step else None,
     }
     return checkpoint_state(config, step, **{**known, **more})
 

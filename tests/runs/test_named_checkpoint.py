@@ -24,7 +24,8 @@ STATE: dict[str, Any] = {
     "steps_per_epoch": 10,
     "metrics_bytes": 0,
     "best": None,
-    "is_best": False,
+    "bests": [],
+    "evaluated": None,
 }
 
 

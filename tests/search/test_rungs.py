@@ -317,6 +317,7 @@ def test_the_median_is_that_of_completed_trials_at_the_same_epoch() -> None:
         ({}, (), ["speed/samples_per_s"], "search.rungs=asha"),
         ({}, (), ["loss/val", "accuracy/val"], "search.rungs=asha"),
         ({}, ("fork=a",), ["loss/val"], "search.rungs=asha"),
+        ({}, ("eval_every_steps=9",), ["loss/val"], "search.rungs=asha"),
         ({"min_epochs": 3}, ("epochs=3",), ["loss/val"], "search.min_epochs=3"),
         ({"rungs": "median", "min_epochs": 9}, ("epochs=3",), ["loss/val"], "search.min_epochs=9"),
     ],

@@ -337,7 +337,7 @@ class Own(Plain):
 class Phased(PhasedTask):
     phases = {"one": "."}
 
-    def phase(self, name: str, model: Any, batch: Batch) -> Sum:
+    def phase(self, name: str, model: Any, batch: Batch, outputs: Any) -> Sum:
         return model(batch.inputs).sum(), math.nan
 
 
@@ -396,3 +396,30 @@ def test_an_epoch_without_any_weight_is_refused() -> None:
         refuse_weightless(nothing, Plain(), 3)
     sums.add((torch.tensor(0.0), 0.5), outputs, Batch(outputs, None, 2))
     refuse_weightless(sums.averages(sums.values), Plain(), 3)
+
+
+class Peaks(Plain):
+    metrics = {"high": "max", "now": "max"}
+    reductions = {"high": "max", "now": "last"}
+
+    def measure(self, outputs: torch.Tensor, batch: Batch) -> Any:
+        return {"high": outputs if len(outputs) > 2 else outputs.max(), "now": float(outputs[0])}
+
+
+def test_numbers_that_are_no_sums_of_steps_that_count() -> None:
+    """Of a step that is left out there is none; a stretch has its own, and so when resumed."""
+    sums, loss = Sums(Peaks(), CPU, finite_only=True), (torch.tensor(1.0), 1)
+    for value, left_out in ((3.0, False), (1.0, False), (9.0, True)):
+        outputs = torch.tensor([value, 0.0])
+        sums.add(loss, outputs, Batch(outputs, None, 1))
+        sums.end_step(torch.tensor(left_out))
+    assert sums.since_logged[-2:].tolist() == [3, 1]
+    sums.mark_logged()
+    resumed = Sums(Peaks(), CPU)
+    resumed.load_state_dict(sums.state_dict())
+    outputs = torch.tensor([2.0, -1.0])
+    resumed.add(loss, outputs, Batch(outputs, None, 1))
+    assert (resumed.since_logged[-2:].tolist(), resumed.values[-2:].tolist()) == ([2, 2], [3, 2])
+    resumed.reset()
+    with pytest.raises(ConfigError, match=r"^Peaks\.measure: high is "):
+        resumed.add(loss, torch.ones(3), Batch(outputs, None, 1))

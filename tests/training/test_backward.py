@@ -63,7 +63,9 @@ def test_where_the_loss_is_scaled_the_pass_is_torchs(
     settings: dict[str, Any], short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = list[float]()
-    monkeypatch.setattr("expt.training.precision.backward", lambda _, weight: found.append(weight))
+    monkeypatch.setattr(
+        "expt.training.precision.backward", lambda _, weight, of: found.append(weight)
+    )
     for wanted in (False, True):
         precision = Precision(
             settings["amp"], CPU, skip_non_finite=settings.get("skip", False), short_backward=wanted

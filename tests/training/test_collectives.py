@@ -54,7 +54,12 @@ def all_of_them(rank: int) -> dict[str, Any]:
     told: dict[str, Any] = collectives.from_rank_0(
         {"x": torch.tensor([2.5]), "y": "text"} if rank == 0 else None, CPU
     )
+    grads = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    grads[0].grad = mine.clone()
+    grads[1].grad = None if rank else torch.tensor([3.0, 6.0])
+    collectives.average_gradients(None, grads)
     return {
+        "grads": [None if one.grad is None else one.grad.tolist() for one in grads],
         "sum": collectives.sum_across_workers(mine).tolist(),
         "max": collectives.max_across_workers([float(rank), -float(rank)], CPU),
         "told": (told["x"].tolist(), told["y"]),
@@ -74,6 +79,7 @@ def test_every_rank_comes_to_the_same(
     for rank, found in enumerate(together(tmp_path, 3, lambda worker: all_of_them(worker.rank))):
         own = rank + 7
         assert found == {
+            "grads": [pytest.approx([2.0, 10.0]), [1.0, 2.0], None],
             "sum": [6.0, 30.0],
             "max": [2.0, 0.0],
             "told": ([2.5], "text"),
@@ -90,6 +96,7 @@ def test_a_single_worker_talks_to_itself() -> None:
     with collectives.process_group(alone, backend="gloo", timeout_s=1.0):
         assert not dist.is_initialized()
         assert all_of_them(0) == {
+            "grads": [[1.0, 10.0], [3.0, 6.0], None],
             "sum": [1.0, 10.0],
             "max": [0.0, 0.0],
             "told": ([2.5], "text"),

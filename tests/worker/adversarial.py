@@ -34,19 +34,17 @@ class GAN(nn.Module):
         self.generator = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
         self.discriminator = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
 
-    def forward(self, phase: str, point: Tensor, noise: Tensor) -> tuple[Tensor | None, Tensor]:
-        fake = self.generator(noise)
-        real = None if phase == "generator" else self.discriminator(point)
-        return real, self.discriminator(fake)
-
 
 class Adversarial(expt.PhasedTask):
     phases = {"discriminator": "^discriminator", "generator": "^generator"}
 
-    def phase(self, name: str, model: Any, batch: Batch) -> Sum:
-        real, fake = model(name, **batch.inputs)
+    def phase(self, name: str, model: Any, batch: Batch, outputs: dict[str, Any]) -> Sum:
         if name == "generator":
+            fake = model.discriminator(outputs["points"])
             return softplus(-fake).sum(), len(fake)
+        points = outputs["points"] = model.generator(batch.inputs["noise"])
+        real, fake = model.discriminator(batch.inputs["point"]), model.discriminator(points)
+        outputs["d_real"] = real.sigmoid().sum(), len(real)
         return (softplus(-real) + softplus(fake)).sum(), len(fake)
 
 

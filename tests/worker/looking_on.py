@@ -53,6 +53,25 @@ class Noting(expt.Callback):
         assert not view.model.training  # a copy, kept
 
 
+class Stepping(expt.Callback):
+    """Sums up losses at every few steps, and keeps its number of calls."""
+
+    def __init__(self, every: Any = 3) -> None:
+        self.every_steps, self.calls = every, 0
+
+    def on_step_end(self, view: expt.View) -> None:
+        torch.rand(3)
+        self.calls += 1
+        assert not view.model.training
+        view.scalar("mine/calls", self.calls + view.metrics["running/loss"])
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
 class Mistyped(expt.Callback):
     def on_epoch_ends(self, view: expt.View) -> None:
         """Whatever."""

@@ -298,3 +298,43 @@ class OddMemory(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits."""
         return nn.functional.linear(images.flatten(1) * self.scale[0], self.weight)
+
+
+class Hungry(Net):
+    """Has memory for so many samples in training, `where` it lacks it, from a step on."""
+
+    steps: Tensor
+
+    def __init__(self, most: int, rank: int = -1, where: str = "forward", begin: int = 1) -> None:
+        super().__init__()
+        self.most, self.rank, self.where, self.begin = most, rank, where, begin
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def more(self, inside: Tensor) -> Tensor:
+        if not self.training:
+            return inside
+        self.steps += 1
+        if self.where == "forward":
+            self.allocate(inside)
+        else:
+            inside.register_hook(self.allocate)
+        return inside
+
+    def allocate(self, inside: Tensor) -> None:
+        here = self.rank in (-1, dist.get_rank() if dist.is_initialized() else 0)
+        if here and len(inside) > self.most and self.steps >= self.begin:
+            raise torch.OutOfMemoryError("CUDA out of memory, on purpose")
+
+
+class HungrySequence(Hungry):
+    """With statistics and random numbers, which a forward pass without memory has changed."""
+
+    def layer(self, width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.3))
+
+
+class Undefined(Net):
+    """Has a gradient that is nan."""
+
+    def more(self, inside: Tensor) -> Tensor:
+        return inside + 0 * (inside - inside.detach()).sqrt()

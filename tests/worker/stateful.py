@@ -349,3 +349,27 @@ class EpochsSaved(Epochs):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.count = state["count"]
+
+
+class Peaked(expt.Task):
+    """Measures numbers that are no sums; one is of the steps done."""
+
+    reductions = {"widest": "max", "lowest": "min", "steps": "last"}
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, int]:
+        self.steps += outputs.requires_grad
+        return functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
+
+    def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Any]:
+        hits = outputs.argmax(1) == batch.targets
+        peaks = {"widest": outputs.max(), "lowest": outputs.min(), "steps": self.steps}
+        return {"hits": (hits.sum(), len(hits)), **peaks}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]

@@ -12,17 +12,19 @@ from expt.worker.steps import Agreement
 from tests.ranks import together
 from tests.worker.conftest import ALONE
 
+NONE = set[str]()
+
 
 def test_a_single_worker_decides_after_every_step() -> None:
     asked: list[bool] = []
     alone = Agreement(ALONE, asked_to_stop=lambda: bool(asked))
-    assert [alone.after_step(save=save) for save in (False, True, False)] == [False, True, False]
+    assert [alone.after_step(wishes) for wishes in (NONE, {"save"}, NONE)] == [NONE, {"save"}, NONE]
     assert not alone.stopping
     asked.append(True)
-    assert not alone.after_step(save=False)
+    assert not alone.after_step(set())
     assert alone.stopping
     asked.clear()
-    assert not alone.meet(save=False)
+    assert not alone.meet(set())
     assert alone.stopping, "what was agreed on stays"
 
 
@@ -40,25 +42,27 @@ def test_all_save_and_stop_after_the_same_step(
 ) -> None:
     """The slower's step takes 0.125 s: they meet after the first, then after each second."""
 
-    def each(worker: Worker) -> list[tuple[bool, bool]]:
-        clock, done = Clock(), list[tuple[bool, bool]]()
+    def each(worker: Worker) -> list[tuple[set[str], bool]]:
+        clock, done = Clock(), list[tuple[set[str], bool]]()
         monkeypatch.setattr(agreement, "time", clock)
         asked = Agreement(worker, asked_to_stop=lambda: worker.rank == 0 and len(done) >= 3)
         for _ in range(6):
             clock.now += 0.125 if worker.rank == 1 else 0.001
-            done.append((asked.after_step(save=worker.rank == 1), asked.stopping))
-        return [*done, (asked.meet(save=False), asked.stopping)]
+            wishes = ({"end"}, {"save"})[worker.rank]
+            done.append((asked.after_step(wishes), asked.stopping))
+        return [*done, (asked.meet(set()), asked.stopping)]
 
     both = together(tmp_path, 2, each)
+    of_both = {"save", "end"}
     expected = [
-        (True, False),
-        (False, False),
-        (True, False),
-        (False, False),
-        (True, True),
-        (False, True),
+        (of_both, False),
+        (NONE, False),
+        (of_both, False),
+        (NONE, False),
+        (of_both, True),
+        (NONE, True),
     ]
-    assert both == [[*expected, (False, True)]] * 2
+    assert both == [[*expected, (NONE, True)]] * 2
 
 
 def test_fast_steps_do_not_put_a_meeting_off_for_ever(
@@ -67,6 +71,6 @@ def test_fast_steps_do_not_put_a_meeting_off_for_ever(
     def each(worker: Worker) -> list[int]:
         monkeypatch.setattr(agreement, "time", Clock())  # a step takes no time at all
         asked = Agreement(worker, asked_to_stop=lambda: False)
-        return [step for step in range(1, 2002) if asked.after_step(save=True)]
+        return [step for step in range(1, 2002) if asked.after_step({"save"})]
 
     assert together(tmp_path, 2, each) == [[1, 1001, 2001]] * 2

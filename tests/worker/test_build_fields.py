@@ -130,7 +130,9 @@ def test_the_length_of_the_run() -> None:
 
 def test_the_backward_pass_is_torchs_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = list[float]()
-    monkeypatch.setattr("expt.training.precision.backward", lambda _, weight: taken.append(weight))
+    monkeypatch.setattr(
+        "expt.training.precision.backward", lambda _, weight, of: taken.append(weight)
+    )
     for override in ("patches.backward=true", "patches.backward=false"):
         _, learner = built(override)
         loss = next(learner.module.parameters()).sum()

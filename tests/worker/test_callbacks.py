@@ -17,7 +17,7 @@ from expt.training.learner import Position
 from expt.worker.callbacks import Callbacks, as_bytes
 from expt.worker.run import Run
 from tests.conftest import as_typed
-from tests.worker.conftest import TrainAlone, Trained, TrainTogether
+from tests.worker.conftest import TrainAlone, Trained, TrainTogether, stopped_and_resumed
 from tests.worker.looking_on import Busy, Noting
 from tests.worker.test_run import TURNING, measured, values
 
@@ -42,6 +42,25 @@ def test_no_number_depends_on_it(train_alone: TrainAlone) -> None:
     assert without_own(done) == values(plain)
     assert len(done.curve("mine/sum")) == 2 * 2
     assert "callbacks" not in checkpoint.load(plain.folder / "checkpoints" / "last.pt")
+
+
+def test_it_is_called_after_every_few_steps(
+    train_alone: TrainAlone, train_together: TrainTogether
+) -> None:
+    """The same when resumed after a step that it was called at, and on two workers."""
+    noisy = (*NOISY, "log_every=1", words("Stepping", "Busy"))
+    done = train_alone(*noisy, name="done")
+    assert [step for step, _ in done.curve("mine/calls")] == [3, 6, 9, 12, 15, 18]
+    assert without_own(done) == values(train_alone(*NOISY, "log_every=1", name="plain"))
+    assert values(stopped_and_resumed(train_alone, *noisy, step=12)) == values(done)
+    two = train_together(2, *TURNING, "epochs=1", "log_every=1", words("Stepping"), name="two")
+    assert len(two.curve("mine/calls")) == 3
+
+
+@pytest.mark.parametrize("every", ["0", "true", "null", "2.5"])
+def test_a_callback_of_steps_says_how_often(every: str, train_alone: TrainAlone) -> None:
+    with pytest.raises(ConfigError, match=r"^callbacks\.0: Stepping\.every_steps="):
+        train_alone(f"callbacks=[{{_target_: {OWN}.Stepping, every: {every}}}]")
 
 
 def test_a_class_may_come_and_go_between_two_parts_of_a_run(train_alone: TrainAlone) -> None:

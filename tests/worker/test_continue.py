@@ -62,6 +62,16 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("early_stop={metric: loss/val, patience: 1}", "optimizer.lr=3"),
         ("epochs=2", "epochs=9", "epochs=12")
     ),
+    "evaluations within epochs, ended at and between them, at epochs' ends and within": (
+        ("eval_every_steps=4", "scheduler=plateau", "scheduler.patience=0", "optimizer.lr=0.5",
+            "checkpoint.keep_best=2", "model.dropout=0.2"),
+        ("max_steps=8", "epochs=1", "max_steps=15", "epochs=3"),
+    ),
+    "an early stop within an epoch, and a result that is good enough": (
+        ("eval_every_steps=3",),
+        ("early_stop={metric:loss/val,patience:1,min_delta:0.4}",
+            "early_stop={metric:accuracy/val,threshold:0.9}", "epochs=3"),
+    ),
 }  # fmt: skip
 
 
@@ -100,6 +110,7 @@ def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
             "epoch_s",
             "eval_s",
             "elapsed_s",
+            "evaluated_s",
             "metrics_bytes",
             "provenance",
             "last",

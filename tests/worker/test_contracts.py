@@ -100,7 +100,7 @@ class Phases(expt.PhasedTask):
 
     phases = {"first": "weight", "second": "bias"}
 
-    def phase(self, name: str, model: Callable[..., Any], batch: Batch) -> Any:
+    def phase(self, name: str, model: Any, batch: Batch, outputs: Any) -> Any:
         return (total if name == "first" else mean)(model(batch.inputs), batch)
 
 

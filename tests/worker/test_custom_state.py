@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from expt.errors import ConfigError
 from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
 from expt.worker.custom_code import FirstSteps
-from tests.conftest import Configured
+from tests.conftest import Configured, usual
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
 from tests.worker.stateful import Half, Saved, Warm
+from tests.worker.test_run import values
 
 OWN, HOOKS = "tests.worker.stateful", ("_forward_hooks", "_forward_pre_hooks")
 
@@ -141,3 +145,44 @@ def test_another_number_of_workers_and_another_task_take_it() -> None:
     tasks[0].seen = object()  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"Saved\.state_dict"):
         task_state(tasks[0])
+
+
+def test_numbers_that_are_no_sums(
+    train_alone: TrainAlone, train_together: TrainTogether, configured: Configured
+) -> None:
+    """Those since each log point, and of the epoch; a plain loop's, on two workers and resumed."""
+    metrics = "+task.metrics={widest: max, lowest: min, steps: max, hits: max}"
+    words = ("~task", f"+task._target_={OWN}.Peaked", metrics, "epochs=2", "objective=loss/val")
+    words += ("model=mlp", "model.dropout=0", "log_every=2", "batch_size=256")
+    modules: list[Any] = []
+    one = train_alone(*words, before=lambda run: modules.append(copy.deepcopy(run.learner)))
+    seen: list[list[tuple[float, float]]] = []
+    learner, train = modules[0], build.build_data(configured(*usual(words)), ALONE).train
+    for epoch in (1, 2):
+        seen.append([])
+        for batch in train.epoch(epoch):
+            outputs = learner.module(batch.inputs)
+            seen[-1].append((outputs.max().item(), outputs.min().item()))
+            functional.cross_entropy(outputs, batch.targets).backward()
+            learner.optimizer.step()
+            learner.optimizer.zero_grad()
+            learner.scheduler.step()
+    steps = [pair for epoch in seen for pair in epoch]
+    pairs = [steps[at : at + 2] for at in range(0, len(steps), 2)]
+    expected = {
+        "running/widest": [max(largest for largest, _ in pair) for pair in pairs],
+        "widest/train": [max(largest for largest, _ in epoch) for epoch in seen],
+        "lowest/train": [min(smallest for _, smallest in epoch) for epoch in seen],
+        "steps/train": [len(seen[0]), len(steps)],
+        "running/steps": [*range(2, len(steps) + 1, 2)],
+    }
+    resumed = stopped_and_resumed(train_alone, *words, step=7)
+    for run in (one, train_together(2, *words, name="two"), resumed):
+        for tag, numbers in expected.items():
+            assert [value for _, value in run.curve(tag)] == pytest.approx(numbers, abs=1e-4), tag
+    assert values(resumed) == values(one)
+    first = train_together(2, *words, "max_steps=7", name="both")
+    source = RunPaths(first.folder).before_end
+    found = train_alone(*words, name="both", source=source)
+    widest = found.curve("widest/train")[-1][1]
+    assert widest == pytest.approx(expected["widest/train"][-1], abs=1e-4)

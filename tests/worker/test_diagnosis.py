@@ -32,7 +32,7 @@ def test_what_is_to_be_tried_where_memory_is_short_is_accepted(
     assert len(suggested) == 2
     for word in suggested:
         config = configured(*now, word)
-        at_a_time = config.batch_size / config.world_size / config.gradient_accumulation
+        at_a_time = config.batch_size / config.world_size / config.micro_batches
         assert at_a_time <= batch_size / world_size / parts / 2
 
 

@@ -20,15 +20,15 @@ BETTER: dict[str, Better] = {"loss": "min", "accuracy": "max"}
 
 
 def due_after(
-    values: list[float], metric: str = "loss/val", patience: int = 2, min_delta: float = 0.0
+    values: list[float], metric: str = "loss/val", patience: int | None = 2, **more: float
 ) -> int | None:
     """The epoch after which it is due; state travels through a checkpoint in each."""
-    settings = Settings(metric=metric, patience=patience, min_delta=min_delta)
+    settings = Settings(metric=metric, patience=patience, **more)
     state = EarlyStop(settings, BETTER).state_dict()
     for epoch, value in enumerate(values, 1):
         subject = EarlyStop(settings, BETTER)
         subject.load_state_dict(state)
-        subject.look({metric: value, "other": 0.0}, epoch)
+        subject.look({metric: value, "other": 0.0}, epoch, 7 * epoch)
         state = subject.state_dict()
         if subject.is_due:
             return epoch
@@ -52,6 +52,9 @@ def due_after(
         ([0.5, 0.6, 0.7, 0.8], {"metric": "accuracy/val", "min_delta": 0.25}, 3),
         ([NAN, NAN, 1.0], {}, 2),
         ([2.0, NAN, 1.0, 1.5], {}, None),
+        ([0.3, 0.1, NAN, 0.0, -0.1], {"patience": None, "threshold": 0.0}, 4),
+        ([0.5, 0.89, 0.9], {"metric": "accuracy/val", "patience": None, "threshold": 0.9}, 3),
+        ([0.5, 0.4, 0.3, 0.95], {"metric": "accuracy/val", "threshold": 0.9}, 3),
     ],
 )
 def test_it_is_due_after_so_many_epochs_without_an_improvement(
@@ -63,7 +66,7 @@ def test_it_is_due_after_so_many_epochs_without_an_improvement(
 def test_without_settings_it_is_never_due() -> None:
     subject = EarlyStop(None, BETTER)
     for epoch in range(1, 100):
-        subject.look({}, epoch)
+        subject.look({}, epoch, epoch)
     assert not subject.is_due
     assert subject.stopped is None
 
@@ -71,9 +74,9 @@ def test_without_settings_it_is_never_due() -> None:
 def test_another_metric_is_counted_anew() -> None:
     subject = EarlyStop(Settings(metric="accuracy/val", patience=1), BETTER)
     loss = EarlyStop(Settings(metric="loss/val", patience=1), BETTER)
-    loss.look({"loss/val": 0.1}, 4)
+    loss.look({"loss/val": 0.1}, 4, 40)
     subject.load_state_dict(loss.state_dict())
-    subject.look({"accuracy/val": 0.05}, 5)
+    subject.look({"accuracy/val": 0.05}, 5, 50)
     assert not subject.is_due
 
 

@@ -34,14 +34,14 @@ def test_lower_or_higher_is_better_and_what_is_not_finite_never(
 
 def test_the_best_is_kept_with_its_epoch() -> None:
     history = History("loss/val", "min")
-    assert history.note_best(0) is False, "nothing was evaluated"
+    assert history.note_evaluation(0, 0) is False, "nothing was evaluated"
     assert history.reached["objective"] == {"name": "loss/val", "value": None}
     improved = []
     for epoch, loss in enumerate([0.9, 0.4, 0.7], start=1):
         history.last["loss/val"] = loss
-        improved.append(history.note_best(epoch))
+        improved.append(history.note_evaluation(epoch, 10 * epoch))
     assert improved == [True, True, False]
-    assert history.best == {"metric": "loss/val", "value": 0.4, "epoch": 2}
+    assert history.best == {"metric": "loss/val", "value": 0.4, "epoch": 2, "step": 20}
     assert history.reached["objective"] == {"name": "loss/val", "value": 0.4}, "not the last value"
 
 
@@ -56,7 +56,7 @@ def test_an_objective_that_no_epoch_can_be_best_by_is_told_once(value: float) ->
     assert history.why_no_best(2) is None
     later = History("acc/val", "max")
     later.last["acc/val"] = 0.5
-    later.note_best(1)
+    later.note_evaluation(1, 10)
     later.last["acc/val"] = value
     assert later.why_no_best(2) is None, "epoch 1 is the best"
 
@@ -76,7 +76,7 @@ def test_the_time_of_an_epoch_counts_both_attempts() -> None:
     first.begin_epoch()
     now = 105.0
     first.last, first.eval_s = {"loss/val": 1.0}, 0.5
-    state = first.state_dict(within_epoch=True)
+    state = first.state_dict()
     assert state["elapsed_s"] == 2.0
     second = History("loss/val", "min", clock=lambda: now)
     second.load_state_dict(state)
@@ -88,7 +88,7 @@ def test_the_time_of_an_epoch_counts_both_attempts() -> None:
     second.begin_epoch()
     now = 1005.0
     assert second.end_epoch() == 1.0, "the epoch after counts from zero"
-    assert second.state_dict(within_epoch=False)["elapsed_s"] == 0.0
+    assert second.state_dict()["elapsed_s"] == 0.0
     assert first.epoch_s == [3.0], "the second has a list of its own"
 
 
@@ -102,5 +102,5 @@ def test_a_best_whose_weights_are_gone_is_no_best() -> None:
     history = History("loss/val", "min")
     history.load_state_dict({**state, "elapsed_s": 0.0}, has_best=False)
     history.last = {"loss/val": 0.9}
-    assert history.note_best(2)
+    assert history.note_evaluation(2, 20)
     assert history.reached["objective"]["value"] == 0.9

@@ -15,7 +15,7 @@ from expt.runs import checkpoint
 from expt.training.learner import parameters_of
 from expt.worker import build
 from tests.conftest import Configured, as_typed
-from tests.worker.adversarial import GAN, Adversarial, Partial
+from tests.worker.adversarial import GAN, Partial
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
 from tests.worker.test_run import values
 
@@ -27,7 +27,7 @@ WORDS = (
     *as_typed(
         "epochs=2 batch_size=16 drop_last=false log_every=1 optimizer=adam optimizer.lr=0.02"
     ),
-    "+task.metrics={generator: min}",
+    "+task.metrics={generator: min, d_real: max}",
     "optimizer.groups=[{match: '^generator', lr_scale: 0.5}]",
 )
 
@@ -43,21 +43,23 @@ def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Config
         optim.Adam(model.discriminator.parameters(), 0.02),
         optim.Adam(model.generator.parameters(), 0.01),
     )
-    losses: list[list[float]] = [[], []]
+    losses: list[list[float]] = [[], [], []]
     for epoch in (1, 2):
         for batch in build.build_data(config, ALONE).train.epoch(epoch):
-            for optimizer, seen, name in zip(optimizers, losses, Adversarial.phases, strict=True):
-                real, fake = model(name, **batch.inputs)
-                loss = (
-                    softplus(-fake).mean()
-                    if real is None
-                    else (softplus(-real) + softplus(fake)).mean()
-                )
-                model.zero_grad()
-                loss.backward()
-                optimizer.step()
-                seen.append(loss.item())
-    for name, seen in zip(("loss", "generator"), losses, strict=True):
+            points = model.generator(batch.inputs["noise"])
+            real = model.discriminator(batch.inputs["point"])
+            loss = (softplus(-real) + softplus(model.discriminator(points.detach()))).mean()
+            model.zero_grad()
+            loss.backward()
+            optimizers[0].step()
+            again = softplus(-model.discriminator(points)).mean()
+            model.zero_grad()
+            again.backward()
+            optimizers[1].step()
+            found = loss.item(), again.item(), real.sigmoid().mean().item()
+            for seen, value in zip(losses, found, strict=True):
+                seen.append(value)
+    for name, seen in zip(("loss", "generator", "d_real"), losses, strict=True):
         assert [value for _, value in done.curve(f"running/{name}")] == pytest.approx(
             seen, abs=1e-5
         )
@@ -82,7 +84,7 @@ def test_the_same_on_any_number_of_workers(
         train_together(4, *WORDS, "ddp.shared_memory=false", "epochs=1", name="four"),
     ]
     for run in runs:
-        for tag in ("running/loss", "running/generator", "loss/train", "loss/val", "generator/val"):
+        for tag in ("running/loss", "running/d_real", "loss/train", "loss/val", "generator/val"):
             curve = dict(run.curve(tag))
             expected = {step: value for step, value in one.curve(tag) if step <= max(curve)}
             assert curve == pytest.approx(expected, abs=1e-4), (run.folder, tag)
@@ -94,6 +96,7 @@ def test_the_same_on_any_number_of_workers(
         ("Forgetful", [], r"^phases: generator: '\^genrator' .* Did you mean 'generator'"),
         ("Partial", [], r"^phases: no phase trains generator\.0\.weight, generator\.0\.bias,"),
         ("Adversarial", ["on_nan=skip"], r"^Adversarial\.phases: "),
+        ("Adversarial", ["gradient_accumulation=auto"], r"^Adversarial\.phases: "),
     ],
 )
 def test_phases_that_cannot_be_meant(

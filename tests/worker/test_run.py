@@ -19,10 +19,18 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
+from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, as_typed
 from tests.data.test_build import write_folder
-from tests.worker.conftest import ALONE, TrainAlone, Trained, TrainTogether, stop_at
+from tests.worker.conftest import (
+    ALONE,
+    TrainAlone,
+    Trained,
+    TrainTogether,
+    stop_at,
+    stopped_and_resumed,
+)
 from tests.worker.sharded import Observer
 
 TURNING = as_typed(
@@ -69,6 +77,7 @@ def test_the_best_epoch_is_saved_tested_and_the_objective(turning: Trained) -> N
         "metric": "loss/val",
         "value": losses[best],
         "epoch": list(losses).index(best) + 1,
+        "step": best,
     }
     assert result["objective"] == {"name": "loss/val", "value": losses[best]}
     improved = [min(list(losses.values())[: number + 1]) for number in range(len(losses))]
@@ -148,7 +157,7 @@ class Watching(Observer):
     def wants_review(self) -> bool:
         return True
 
-    def end_epoch(self, *, review: bool, may_end: bool = False) -> None:
+    def expect_evaluation(self, *, review: bool, may_end: bool = False) -> None:
         self.moments.append(f"epoch, {review}, {may_end}")
 
     def end_evaluation(self, split: str, *, is_last: bool = False) -> None:
@@ -243,9 +252,9 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
     def watch(run: Run) -> None:
         write = run.checkpoints.save
 
-        def save(state: Any, about: Any, *, is_best: bool, keeps_best: bool) -> None:
-            saved.append((state["position"]["step"], is_best))
-            write(state, about, is_best=is_best, keeps_best=keeps_best)
+        def save(state: Any, about: Any, *, bests: Any, target: None) -> None:
+            saved.append((state["position"]["step"], bool(bests)))
+            write(state, about, bests=bests)
 
         run.checkpoints.save = save  # type: ignore[method-assign, assignment]
 
@@ -268,7 +277,8 @@ def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(
     assert stopped.status == "interrupted"
     assert (stopped.result["status"], stopped.result["resumable"]) == ("interrupted", True)
     reached = stopped.result["metrics"]["accuracy/val"]
-    assert stopped.result["best"] == {"metric": "accuracy/val", "value": reached, "epoch": 1}
+    best = {"metric": "accuracy/val", "value": reached, "epoch": 1, "step": 5}
+    assert stopped.result["best"] == best
     assert (stopped.result["objective"]["value"], len(stopped.result["epoch_s"])) == (reached, 1)
     elapsed_s = checkpoint.load(stopped.folder / "checkpoints" / "last.pt")["elapsed_s"]
     resumed = train_alone(*words, source=stopped.folder / "checkpoints" / "last.pt")
@@ -421,3 +431,39 @@ def test_two_workers_drop_other_units_and_evaluate_one_model(
         pytest.approx(loss, rel=1e-5),
         pytest.approx(accuracy),
     )
+
+
+def test_the_first_batches_again_and_again(
+    train_together: TrainTogether, train_alone: TrainAlone, configured: Configured
+) -> None:
+    """Those of the first epoch, also when resumed; nothing else is evaluated or tested."""
+    words = (*TURNING, "optimizer.momentum=0.0", "log_every=1")
+    begun: list[nn.Module] = []
+    train_alone(
+        *words,
+        *("max_steps=1", "overfit_batches=3"),
+        name="begun",
+        before=lambda run: begun.append(copy.deepcopy(run.learner.module)),
+    )
+    model, losses, evaluated = begun[0], list[float](), list[float]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.2)
+    batches = [*build.build_data(configured(*words), ALONE).train.epoch(1)][:3]
+    for _ in range(5):
+        for batch in batches:
+            loss = functional.cross_entropy(model(batch.inputs), batch.targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        with torch.no_grad():
+            each = [functional.cross_entropy(model(one.inputs), one.targets) for one in batches]
+        evaluated.append(torch.stack(each).mean().item())
+    words = (*words, "overfit_batches=3")
+    for done in (
+        train_together(2, *words, name="two"),
+        stopped_and_resumed(train_alone, *words, step=8),
+    ):
+        for tag, expected in (("running/loss", losses), ("loss/val", evaluated)):
+            found = [value for _, value in done.curve(tag)]
+            assert found == pytest.approx(expected, rel=1e-4), tag
+        assert not done.curve("loss/test")

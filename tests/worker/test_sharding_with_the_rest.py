@@ -76,7 +76,7 @@ def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(
         paths = RunPaths(tmp_path / name)
         parted = bool(paths.parts)
         source = continued(whole, paths)
-        assert source == (paths.last if name == "pruned" else paths.within_epoch)
+        assert source == (paths.last if name == "pruned" else paths.before_end)
         assert parted == (kind == "true")
         sources[name] = source
 

@@ -1,4 +1,4 @@
-"""Numbers by epoch: as records, as a table of pandas, as curves of matplotlib."""
+"""Numbers by evaluation: as records, as a table of pandas, as curves of matplotlib."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from expt.config.kinds import metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
-from expt.runs.result import Record, read_result
+from expt.runs.result import Record, evaluated_tag, read_result
 from expt.runs.view.query import best_first
 from expt.runs.view.text import shown_path
 
@@ -30,18 +30,21 @@ _STYLES = {"train": "--", "val": "-", "test": "o"}
 class History(list[dict[str, float]]):
     """A run's epochs in order: each a dict of `epoch`, `step` and the last value of every tag.
 
-    `history["loss/val"]` is the curve of one tag: a value for each epoch that has one.
+    Of a run that is evaluated within epochs each is until an evaluation. `history["loss/val"]` is
+    the curve of one tag: a value for each that has one.
     """
 
     @classmethod
     def of(cls, paths: RunPaths) -> History:
         """Read the history of a run; it is empty where nothing is measured yet."""
-        epochs: dict[int, dict[str, float]] = {}
+        rows, ends, tag = cls(), True, evaluated_tag(read_result(paths))
         for point in MetricsReader(paths).read():
-            epochs.setdefault(point.epoch, {"epoch": point.epoch}).update(
-                {"step": point.step, point.tag: point.value}
-            )
-        return cls(epochs[number] for number in sorted(epochs))
+            if ends and (not rows or point.step > rows[-1]["step"]):
+                rows.append({})
+                ends = False
+            rows[-1].update({"epoch": point.epoch, "step": point.step, point.tag: point.value})
+            ends = ends or point.tag == tag
+        return rows
 
     @overload  # type: ignore[override]
     def __getitem__(self, at: str) -> list[float]: ...
@@ -97,17 +100,19 @@ def figure(
 
 
 def _draw(axes: Any, metric: str, record: Record, history: History) -> None:
-    best = record.get("best")
+    best, unit = record.get("best"), "epoch"
+    if len({row["epoch"] for row in history}) < len(history):  # evaluated within epochs
+        unit = "step"
     for split, style in _STYLES.items():
         tag = f"{metric}/{split}"
-        points = [(epoch["epoch"], epoch[tag]) for epoch in history if tag in epoch]
+        points = [(row[unit], row[tag]) for row in history if tag in row]
         if len(points) == 1:
             style = "o-"
             if split == "test" and best:  # measured at the end, of the best epoch's weights
-                points = [(best["epoch"], points[0][1])]
+                points = [(best[unit], points[0][1])]  # type: ignore[literal-required]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=split, linewidth=1.3)
-    axes.set(title=metric, xlabel="epoch")
+    axes.set(title=metric, xlabel=unit)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     if axes.lines:

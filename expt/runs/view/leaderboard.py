@@ -19,7 +19,7 @@ from rich.table import Table
 from expt.config.identity import REPEATED
 from expt.errors import printable
 from expt.runs.attempt import in_one_line
-from expt.runs.metrics_file import of_epochs
+from expt.runs.metrics_file import at_best
 from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import COMPLETED, PRUNED, FoundRecord, device_s
 from expt.runs.sweep import place, results_of_sweep
@@ -312,13 +312,14 @@ def objective_of(runs: Sequence[FoundRecord]) -> str:
 
 
 def value_of(run: FoundRecord, tag: str) -> float | None:
-    """Return the objective, or `tag` in the epoch whose checkpoint the run keeps."""
+    """Return the objective, or `tag` at the evaluation whose checkpoint the run keeps."""
     if (objective := run.get("objective")) and objective["name"] == tag:
         return objective["value"]
     last, best = (run.get("metrics") or {}).get(tag), run.get("best")
     if last is None or not best:
         return last
-    return of_epochs(RunPaths(run["folder"]), tag).get(best["epoch"], last)
+    value = at_best(RunPaths(run["folder"]), tag, best)
+    return last if value is None else value
 
 
 def _cell(value: Any) -> str:

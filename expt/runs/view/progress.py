@@ -20,7 +20,7 @@ from expt.progress import EVERY_S
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths
-from expt.runs.result import read_result
+from expt.runs.result import evaluated_tag, read_result
 from expt.runs.view.text import duration, say
 
 REFRESH_S = 0.1
@@ -35,8 +35,8 @@ _KEPT_LONGEST = ("test", "val", "loss", "objective")
 _NEVER_LEFT_OUT = ("left", "best")
 
 
-class EpochEnd(NamedTuple):
-    """The numbers of an epoch that has ended, evaluation included."""
+class Line(NamedTuple):
+    """The numbers of an epoch that has ended, evaluation included, or of an evaluation within."""
 
     epoch: int
     step: int
@@ -55,10 +55,11 @@ class RunState:
         self._resumed_at = 0
         self.values: dict[str, float] = {}
         """The newest of each tag."""
-        self.of_epoch: dict[str, float] = {}
-        """The newest of each tag, of the epoch under way only."""
-        self._ended: list[EpochEnd] = []
+        self.of_line: dict[str, float] = {}
+        """The newest of each tag, since the last line only."""
+        self._ended: list[Line] = []
         self._last_ended, self._best = 0, math.nan
+        self._ends = {tags.EPOCH_S}  # tags that make a line
         self.noun, self.found = "image", list[str]()
         self.step = self.epoch = self.total_steps = self._per_epoch = 0
 
@@ -68,13 +69,14 @@ class RunState:
         if points and not self.total_steps:
             self._read_result()
         for point in points:
-            if point.epoch != self.epoch:
-                self._end_epoch()
-                self.of_epoch = {}
-            self.values[point.tag] = self.of_epoch[point.tag] = point.value
+            if point.step != self.step:
+                self._end_line()
+                if self._last_ended == self.step:
+                    self.of_line = {}
+            self.values[point.tag] = self.of_line[point.tag] = point.value
             self.step, self.epoch = point.step, point.epoch
             if point.tag.startswith(BEST):
-                self._end_epoch()
+                self._end_line()
         if self._began is None and self.step > self._resumed_at:
             # The time left is that of the steps, not of the start.
             self._began = time.monotonic(), self.step
@@ -89,6 +91,7 @@ class RunState:
         self.total_steps = result.get("total_steps", 0)
         self._per_epoch = result.get("steps_per_epoch", 0)
         self.noun = noun_of(result)
+        self._ends.add(evaluated_tag(result))
         if self._per_epoch:
             self.epochs = -(-self.total_steps // self._per_epoch)
 
@@ -96,22 +99,22 @@ class RunState:
         """Return whether it is an epoch's last, whose numbers come with those of the epoch."""
         return bool(self._per_epoch and step % self._per_epoch == 0)
 
-    def _end_epoch(self) -> None:
-        if tags.EPOCH_S not in self.of_epoch or self._last_ended >= self.epoch:
+    def _end_line(self) -> None:
+        if not self._ends & self.of_line.keys() or self._last_ended >= self.step:
             return
-        self._last_ended = self.epoch
-        bests = (each for each in self.of_epoch.items() if each[0].startswith(BEST))
+        self._last_ended = self.step
+        bests = (each for each in self.of_line.items() if each[0].startswith(BEST))
         tag, best = next(bests, ("", math.nan))
         is_new = best not in (self._best, math.nan)
-        is_best = is_new and self.of_epoch.get(tag.removeprefix(BEST)) == best
+        is_best = is_new and self.of_line.get(tag.removeprefix(BEST)) == best
         self._best = best
         if self.step > self._resumed_at:
-            self._ended.append(EpochEnd(self.epoch, self.step, dict(self.of_epoch), is_best))
+            self._ended.append(Line(self.epoch, self.step, dict(self.of_line), is_best))
 
-    def take_ended(self, *, last: bool = False) -> list[EpochEnd]:
-        """Return the epochs that have ended since; at the `last` call also one without a best."""
+    def take_ended(self, *, last: bool = False) -> list[Line]:
+        """Return the lines that have ended since; at the `last` call also one without a best."""
         if last:
-            self._end_epoch()
+            self._end_line()
         ended, self._ended = self._ended, []
         return ended
 
@@ -188,12 +191,12 @@ class RunDisplay:
             self._line_at, self._line_step = now, end.step
             while steps and steps[0][1] < end.step:  # both in order, however late one looks
                 self._print(*steps.pop(0))
-            self._print_epoch(end, left=end is ended[-1])
+            self._print_line(end, left=end is ended[-1])
         for step in steps:
             self._print(*step)
         if not points or not state.total_steps:
             return
-        words = {**in_words(state.of_epoch, state.noun), **self._left()}
+        words = {**in_words(state.of_line, state.noun), **self._left()}
         within = not state.ends_epoch(state.step) and state.step > self._line_step
         if self._bar and self._task is not None:
             self._show_progress(self._bar, words)
@@ -224,14 +227,19 @@ class RunDisplay:
             due.append((epoch, step, "  ".join(in_words(values, self._state.noun).values())))
         return due
 
-    def _print_epoch(self, end: EpochEnd, *, left: bool) -> None:
-        values = {tag: value for tag, value in end.values.items() if not _is_running(tag)}
+    def _print_line(self, end: Line, *, left: bool) -> None:
+        ends_epoch = tags.EPOCH_S in end.values
+        values = {
+            tag: value for tag, value in end.values.items() if not (ends_epoch and _is_running(tag))
+        }
         words = {**in_words(values, self._state.noun), **({"best": "best"} if end.is_best else {})}
         if not self._console.is_terminal:
             words |= self._left() if left else {}
             self._print(end.epoch, end.step, "  ".join(words.values()))
             return
         label = f"epoch {end.epoch:>{len(str(self._state.epochs))}}/{self._state.epochs}  "
+        if not ends_epoch:
+            label += f"step {end.step}/{self._state.total_steps}  "
         text = label + self._fitted(words, self._console.width - len(label))
         say(self._console, text, "bold" if end.is_best else "")
 
@@ -335,6 +343,7 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> dict[str, str]
     running = tags.running("")
     trained = [tag.removesuffix("/train") for tag in values if tag.endswith("/train")]
     trained += [tag.removeprefix(running) for tag in values if tag.startswith(running)]
+    trained += [tag.rpartition("/")[0] for tag in values if tag.endswith(("/val", "/test"))]
     metric = next((name for name in trained if name != "loss"), "loss")
     short = "acc" if metric == "accuracy" else metric
     val, test = tags.metric(metric, "val"), tags.metric(metric, "test")

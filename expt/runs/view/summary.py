@@ -25,6 +25,7 @@ from expt.runs.result import (
     ByClass,
     Forked,
     Record,
+    moment,
     read_result,
     result_of_any,
     whole_epochs,
@@ -99,7 +100,9 @@ def _epoch_of(split: str, result: Record) -> str:
     """Train and val are of the last epoch; test at a run's end is of the best checkpoint."""
     last, best = whole_epochs(result), result.get("best")
     each_epoch = split != "test" or (result.get("config") or {}).get("eval_split") == "test"
-    return f"{last}, the last" if each_epoch or not best else f"{best['epoch']}, the best"
+    if each_epoch or not best:
+        return f"{last}, the last"
+    return f"{moment(result, best).removeprefix('epoch ')}, the best"
 
 
 def epochs_done(result: Record) -> str:
@@ -119,9 +122,11 @@ def _facts(result: Record) -> Iterator[str]:
     speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
     yield f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {_where(result)}, {speed}"
     if best := result.get("best"):
-        yield f"best         {best['metric']} {best['value']:.4f} in epoch {best['epoch']}"
+        at = moment(result, best)
+        where = f"{'at' if at.startswith('step') else 'in'} {at}"
+        yield f"best         {best['metric']} {best['value']:.4f} {where}"
     if stopped := result.get("stopped_early"):
-        yield f"stopped      after epoch {stopped['epoch']}: {stopped['reason']}"
+        yield f"stopped      after {moment(result, stopped)}: {stopped['reason']}"
 
 
 def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
@@ -138,7 +143,8 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
         dataset = "" if about["own_data"] else f"{about['dataset']} "
         known = record["metrics"]
         numbers = (_number(known.get(f"{each}/{about['split']}", "")) for each in metrics)
-        epoch = f"{about['epoch']}, the {about['checkpoint']}"
+        of = moment(read_result(RunPaths(Path(about["run"]))), about).removeprefix("epoch ")
+        epoch = f"{of}, the {about['checkpoint']}"
         samples = f"{about['samples']:,}"
         table.add_row(*cells(*name, dataset + about["split"], *numbers, samples, epoch))
     console.print(table)

@@ -1,0 +1,127 @@
+"""`--json`: one document on stdout, whatever becomes of the command, and all else on stderr."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from expt.runs.paths import RunPaths
+from expt.runs.result import FoundRecord
+from tests.conftest import ended, python, run, start
+from tests.dashboards.folders import measure, record
+
+QUICK = ("model=mlp", "epochs=1", "dataset.train_limit=128")
+
+
+def document(done: subprocess.CompletedProcess[str]) -> Any:
+    """The only thing on stdout, by a reader that takes no word that JSON does not have."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    assert done.stdout.count("\n") == 1, done.stdout
+    content = json.loads(done.stdout, parse_constant=refuse)
+    assert content["exit_code"] == done.returncode, done.stderr
+    return content
+
+
+def asked(*words: str, cwd: Path, **extra: str) -> Any:
+    return document(run(*words, "--json", cwd=cwd, **extra))
+
+
+def test_a_run_an_evaluation_and_a_list_of_runs(tmp_path: Path) -> None:
+    done = run(*QUICK, "hydra.run.dir=one", "--json", cwd=tmp_path)
+    found = document(done)
+    (of_run,), written = found["runs"], json.loads((tmp_path / "one/result.json").read_text())
+    assert of_run.pop("folder") == str(tmp_path / "one")
+    assert of_run == {key: written[key] for key in of_run}
+    assert written.keys() - of_run.keys() == {"git", "versions", "hardware", "hosts"} & {*written}
+    assert found["error"] is None
+    assert "run folder   one" in done.stderr
+    measured = asked("evaluate", "one", "split=val", cwd=tmp_path)["evaluations"][0]
+    assert measured["metrics"]["accuracy/val"] == of_run["metrics"]["accuracy/val"]
+    listed = asked("report", ".", "--filter", "model=mlp", cwd=tmp_path)["runs"]
+    assert [each["metrics"] for each in listed] == [of_run["metrics"]]
+    predicted = asked("predict", "one", "--split", "test", "--top", "1", cwd=tmp_path)
+    assert len(predicted["predictions"]) == 360
+
+
+def test_a_sweep_names_its_best_run_also_where_another_fails(tmp_path: Path) -> None:
+    words = ("-m", *QUICK, "optimizer.lr=0.1,1e-6,1e30", "hydra.sweep.dir=grid", "-q")
+    found = asked(*words, cwd=tmp_path)
+    assert (found["exit_code"], found["error"]["kind"]) == (1, "SweepFailed")
+    assert {Path(each["folder"]).name: each["status"] for each in found["runs"]} == {
+        "lr=0.1": "completed",
+        "lr=1e-06": "completed",
+        "lr=1e+30": "failed",
+    }
+    assert found["best_run"] == str(tmp_path / "grid/lr=0.1")
+    again = asked("report", "grid", cwd=tmp_path)
+    assert (again["runs"], again["best_run"]) == (found["runs"], found["best_run"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "kind"),
+    [
+        (("epocs=1",), 2, "ConfigError"),
+        (("report", "nowhere"), 2, "ConfigError"),
+        (("report", "--no-such"), 2, "ConfigError"),
+        ((*QUICK, "optimizer.lr=1e30"), 1, "Diverged"),
+    ],
+)
+def test_an_error_is_in_it(words: tuple[str, ...], code: int, kind: str, tmp_path: Path) -> None:
+    done = run(*words, "--json", cwd=tmp_path)
+    found = document(done)
+    assert (found["exit_code"], found["error"]["kind"]) == (code, kind)
+    assert f"error: {found['error']['message'].splitlines()[0]}" in done.stderr
+    assert [each["status"] for each in found["runs"]] == (["failed"] if code == 1 else [])
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    process = start(*QUICK, "epochs=100000", "hydra.run.dir=one", "--json", cwd=tmp_path)
+    while not RunPaths(tmp_path / "one").last.exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    found = document(ended(process))
+    assert (found["exit_code"], found["error"]["kind"]) == (130, "Interrupted")
+    assert "resume=auto" in found["error"]["message"]
+    assert found["runs"][0]["status"] == "interrupted"
+
+
+def test_what_is_no_number_is_null_and_a_plan_and_the_machine(tmp_path: Path) -> None:
+    paths = record(tmp_path / "run", status="completed", metrics={"loss/val": float("nan")})
+    measure(paths, 1)
+    assert asked("report", "run", cwd=tmp_path)["runs"][0]["metrics"] == {"loss/val": None}
+    plan = asked("plan", *QUICK, "gpus=0", cwd=tmp_path)["plan"]["plans"][0]
+    parts = ("parameters", "gradients", "states", "activations")
+    assert plan["total"] == sum(plan[key] for key in parts) > 0
+
+
+def test_a_library_that_prints_and_a_process_that_it_starts_are_on_stderr(tmp_path: Path) -> None:
+    program = (
+        "import os; from expt.command import terminal\n"
+        "with terminal.document(wanted=True): os.system('echo a'); print('b'); 1 / 0"
+    )
+    done = python(program, cwd=tmp_path)
+    assert json.loads(done.stdout)["error"]["kind"] == "ZeroDivisionError"
+    assert done.stderr.split()[:2] == ["a", "b"]
+
+
+def test_the_page_for_programs_names_fields_that_there_are() -> None:
+    text = (Path(__file__).parents[2] / "docs/programs.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    table = text.partition("## A run's record")[2].partition("\n## ")[0]
+    fields = [
+        name
+        for row in re.findall(r"^\| (`.*?) \| ", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    ]
+    assert len(fields) > 12
+    assert {*fields} <= {*get_type_hints(FoundRecord)}

@@ -1,0 +1,289 @@
+"""An IterableDataset without __len__: pass after pass, on any number of workers, and resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import IterableDataset
+
+from expt.config.kinds import Augment
+from expt.data import build
+from expt.data.build import Data
+from expt.data.kinds.custom import Custom
+from expt.data.loading import Batch, LoaderOptions, Shard
+from expt.data.samples import UncountedLoader
+from expt.data.stream import in_process
+from expt.errors import ConfigError, Killed
+from expt.runs.paths import RunPaths
+from expt.training.collectives import Worker
+from expt.worker import steps
+from expt.worker.build import build_data
+from expt.worker.run import Run
+from tests.conftest import Configured, RunFolder, as_typed
+from tests.ranks import together
+from tests.worker.conftest import ALONE, TrainAlone, stop_at, train_alone
+from tests.worker.test_run import values
+
+__all__ = ["train_alone"]
+
+SIZE, BATCH, STEPS = 23, 4, 9
+
+
+class Numbers(IterableDataset[tuple[Tensor, Tensor]]):
+    """Its numbers in order, each with some noise and the pass."""
+
+    def __init__(self, train: bool, size: int = SIZE) -> None:
+        self.size, self.epoch, self.numbers = size if train else 7, -1, slice(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(self.size)[self.numbers]:
+            noise = torch.rand(()) + random.random()
+            yield torch.tensor([number, noise, self.epoch]), torch.tensor(float(number))
+
+
+class Kept(Numbers):
+    """With a state, by which a pass goes on: nobody begins it anew but who loads an earlier one."""
+
+    at, reads = 0, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while self.at < self.size:
+            self.at += 1
+            type(self).reads += 1
+            noise = torch.rand(()) + random.random()
+            yield torch.tensor([self.at - 1, noise, self.epoch]), torch.tensor(self.at - 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Shards(Numbers):
+    """Of which each worker gets its own, as Hugging Face's have it."""
+
+    def shard(self, num_shards: int, index: int) -> Shards:
+        self.numbers = slice(index, None, num_shards)
+        return self
+
+
+class Pictures(IterableDataset[tuple[Tensor, int]]):
+    def __init__(self, train: bool) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        for number in range(SIZE):
+            yield torch.full((1, 6, 6), number / SIZE), number % 4
+
+
+def data_of(kind: type, rank: int = 0, workers: int = 1, readers: int = 0, **more: Any) -> Data:
+    keys: dict[str, Any] = {"train": {"train": True}, "val": {"train": False}}
+    keys |= {"num_classes": 4 if kind is Pictures else None, "num_workers": readers or "auto"}
+    own = Custom(target=f"{__name__}.{kind.__name__}", kwargs={}, **{**keys, **more.pop("own", {})})
+    how: dict[str, Any] = {"batch_size": BATCH, "seed": 3, "drop_last": True, "epoch_steps": STEPS}
+    how |= {"channels_last": False, "device": torch.device("cpu"), "num_workers": readers, **more}
+    return build.build(own, shard=Shard(rank, workers), **how)
+
+
+def rows(batches: list[Batch]) -> list[list[float]]:
+    return [row for batch in batches for row in batch.inputs.flatten(1).tolist()]
+
+
+def global_rows(parts: list[list[Batch]]) -> list[list[float]]:
+    """Of each batch those of all workers."""
+    return [row for several in zip(*parts, strict=True) for row in rows([*several])]
+
+
+@pytest.mark.parametrize("kind", [Numbers, Kept])
+def test_pass_follows_pass_alike_on_any_number_of_workers(kind: type) -> None:
+    train = data_of(kind).train
+    assert (len(train), train.size) == (STEPS, STEPS * BATCH)
+    epochs = [rows([*train.epoch(epoch)]) for epoch in (1, 2, 3)]
+    found = [row for epoch in epochs for row in epoch]
+    assert [row[0] for row in found] == [number % SIZE for number in range(3 * STEPS * BATCH)]
+    assert [row[2] for row in found] == [1 + at // SIZE for at in range(len(found))]
+    assert len({row[1] for row in found}) == len(found), "drawn anew for each"
+    for workers, readers in ((2, 0), (4, 0), (2, 1)):
+        several = [data_of(kind, rank, workers, readers).train for rank in range(workers)]
+        for number, epoch in enumerate(epochs, 1):
+            assert global_rows([[*each.epoch(number)] for each in several]) == epoch
+
+
+def test_an_own_shard_is_read_by_one_worker_only() -> None:
+    several = [data_of(Shards, rank, 2).train for rank in range(2)]
+    parts = [rows([*each.epoch(epoch)]) for epoch in (1, 2) for each in several]
+    for index in range(2):
+        mine = [row[0] for row in parts[index] + parts[2 + index]]
+        assert mine == [range(index, SIZE, 2)[at % len(range(index, SIZE, 2))] for at in
+                        range(STEPS * BATCH)]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Numbers, Shards, Kept])
+@pytest.mark.parametrize("readers", [0, 1])
+def test_an_evaluation_is_one_pass_and_has_each_sample_once(kind: type, readers: int) -> None:
+    several = [data_of(kind, rank, 2, readers, eval_batch_size=2).val for rank in range(2)]
+    found = []
+    for _ in range(2):
+        parts = [[*each.evaluation()] for each in several if each is not None]
+        assert all(parts)
+        found.append([row for part in parts for row in rows(part)])
+    assert found[0] == found[1]
+    assert sorted((row[0], row[2]) for row in found[0]) == [(number, 0) for number in range(7)]
+    whole = data_of(kind).val
+    assert whole is not None
+    assert sorted(rows([*whole.evaluation()])) == sorted(found[0]) or kind is Shards
+
+
+@pytest.mark.parametrize("kind", [Numbers, Shards, Kept])
+@pytest.mark.parametrize("readers", [0, 1])
+def test_it_goes_on_where_its_state_was_kept(
+    kind: type, readers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(2):
+        uncut = [data_of(kind, rank, 2, readers).train for _ in range(2)]
+        [*uncut[0].epoch(1)], [*uncut[1].epoch(1)]
+        first = uncut[0].epoch(2)
+        early = [next(first) for _ in range(5)]
+        again = data_of(kind, rank, 2, readers).train
+        assert isinstance(again, UncountedLoader)
+        next(again.epoch(1))  # as a comparison does, before the state is loaded
+        Kept.reads = 0
+        again.load_state_dict(uncut[0].state_dict())
+        late = rows([*again.epoch(2, skip=5)])
+        assert kind is not Kept or Kept.reads == (0 if readers else 4 * BATCH)
+        assert rows(early) + late == rows([*uncut[1].epoch(2)])
+        assert rows([*again.epoch(3)]) == rows([*uncut[1].epoch(3)])
+    told = re.findall(
+        r"warning: \w+: has no state_dict .* takes \d+\.\d s", capsys.readouterr().err
+    )
+    assert len(told) == (0 if kind is Kept or readers else 1)
+    if kind is Shards:
+        with pytest.raises(ConfigError, match=r"^world_size=1: .* use world_size=2 "):
+            data_of(kind).train.load_state_dict(again.state_dict())
+
+
+def test_images_are_augmented_and_mixed_alike_on_any_number_of_workers() -> None:
+    own = {"augment": Augment(crop_padding=2, flip=True), "mean": (0.5,), "std": (0.5,)}
+    one = data_of(Pictures, mixup=0.4, own=own)
+    assert one.info.shapes["num_classes"] == 4
+    assert (one.info.train_size, one.info.val_size) == (STEPS * BATCH, None)
+    epoch = rows([*one.train.epoch(1)])
+    several = [data_of(Pictures, rank, 2, mixup=0.4, own=own).train for rank in range(2)]
+    assert global_rows([[*each.epoch(1)] for each in several]) == epoch
+    plain = rows([*data_of(Pictures, own={**own, "augment": Augment()}).train.epoch(1)])
+    assert epoch != plain
+
+
+@pytest.mark.parametrize(
+    ("own", "more", "said"),
+    [
+        ({}, {"epoch_steps": None}, r"has no __len__ .* give epoch_steps, or max_steps"),
+        ({"train_limit": 3}, {}, r"^dataset\.train_limit=3: needs a dataset with __len__"),
+        ({"folds": 3, "fold": 0}, {}, r"^dataset\.folds=3: needs a dataset with __len__"),
+        ({"sampling": "balanced"}, {}, r"^dataset\.sampling=balanced: needs the class"),
+        ({"augment": Augment(flip="alternate")}, {}, r"^dataset\.augment\.flip=alternate"),
+    ],
+)
+def test_what_needs_a_length_is_refused(own: Any, more: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        data_of(Pictures, own=own, **more)
+
+
+OWN = f"+dataset={{_target_: {__name__}.%s, val: {{train: false}}}}"
+LINEAR = as_typed("task=regression model=mlp model.hidden=[] optimizer.lr=0.001")
+STEPWISE = as_typed("batch_size=4 epoch_steps=9 epochs=3 log_every=1 optimizer.momentum=0")
+WORDS = ("~dataset", *LINEAR, *STEPWISE)
+
+
+def test_a_length_of_epochs_is_of_a_dataset_without_one(configured: Configured) -> None:
+    with pytest.raises(ConfigError, match=r"^epoch_steps=9: is of a dataset without __len__"):
+        build_data(configured("epoch_steps=9"), ALONE)
+    own = f"+dataset={{_target_: {__name__}.Numbers}}"
+    with pytest.raises(ConfigError, match=r"^dataset\.val_fraction=0\.1: .*dataset\.val="):
+        build_data(configured(*WORDS, own), ALONE)
+
+
+@pytest.mark.parametrize("kind", ["Numbers", "Kept"])
+def test_a_run_on_it_has_the_numbers_of_a_plain_loop_and_resumes_to_the_same_bits(
+    kind: str,
+    train_alone: TrainAlone,
+    tmp_path: Path,
+    configured: Configured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps, "MEET_EVERY_S", 0.0)
+    words, weights = (*WORDS, OWN % kind), dict[str, Tensor]()
+
+    def note(run: Run) -> None:
+        weights.update({name: one.clone() for name, one in run.learner.module.state_dict().items()})
+
+    done = train_alone(*words, before=note)
+    weight, bias = (one.requires_grad_() for one in weights.values())
+    losses = [loss for _, loss in done.curve("running/loss")]
+    for batch, loss in zip(data_of(Numbers, seed=0).train.epoch(1), losses, strict=False):
+        outputs = functional.linear(batch.inputs, weight, bias)[:, 0]
+        mine = functional.mse_loss(outputs, batch.targets)
+        assert mine.item() == pytest.approx(loss, rel=1e-5)
+        for one, grad in zip(
+            (weight, bias), torch.autograd.grad(mine, (weight, bias)), strict=True
+        ):
+            one.data -= 0.001 * grad
+    for size in (1, 2):
+        config = dataclasses.replace(configured(*words), world_size=size)
+        name = f"{size} workers"
+        paths = RunPaths(tmp_path / name)
+        paths.folder.mkdir()
+
+        def each(worker: Worker, paths: RunPaths = paths, config: Any = config) -> list[str]:
+            ends = []
+            for source in (None, paths.last):
+                run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None)
+                if source is None:  # within the second epoch, and the third pass
+                    stop_at(14)(run)
+                ends.append(run.train(source))
+            return ends
+
+        (tmp_path / f"store {size}").mkdir()
+        ends = [each(ALONE)] if size == 1 else together(tmp_path / f"store {size}", size, each)
+        assert ends == [["interrupted", "completed"]] * size
+        again = RunFolder(paths.folder)
+        assert size == 2 or values(again) == values(done)
+        found = [loss for _, loss in again.curve("running/loss")]
+        assert found == pytest.approx(losses, rel=1e-5)
+
+
+def test_a_reader_that_is_killed_ends_the_run() -> None:
+    def items() -> Iterator[int]:
+        yield os.getpid()
+        signal.pause()
+
+    found = in_process(items, 1)
+    os.kill(next(found), signal.SIGKILL)
+    with pytest.raises(Killed):
+        next(found)
+
+
+def test_all_of_it_can_be_evaluated() -> None:
+    own = Custom(target=f"{__name__}.Numbers", kwargs={}, val={"train": False})
+    trained_on = {"channels": 1, "image_size": (1, 3), "num_classes": 1}
+    options = LoaderOptions(batch_size=5, device=torch.device("cpu"))
+    sizes = {}
+    for split in ("train", "val", "test", "all"):
+        found = build.load(own, None, split, trained_on, options, own=True)
+        sizes[split] = sum(batch.size for batch in found.evaluation())
+    assert sizes == {"train": SIZE, "val": 7, "test": 7, "all": SIZE + 14}

@@ -1,0 +1,148 @@
+"""Evaluations within epochs: training does not notice them, and what they decide is resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import expt
+from expt.runs import checkpoint
+from expt.runs.named_checkpoint import whole
+from expt.runs.paths import RunPaths
+from expt.worker.run import Run
+from tests.conftest import Configured, RunFolder, as_typed
+from tests.conftest import Trained as TrainInWorkers
+from tests.integration.test_resume import _assert_equal, _kill_at, _same
+from tests.worker.conftest import TrainAlone, TrainTogether
+from tests.worker.test_continue import SHORT, _assert_same, _longer
+from tests.worker.test_toggled import TOGGLED
+
+FEW = ("dataset.train_limit=320", "batch_size=32", "log_every=3")
+
+
+def _draws(run: Run) -> None:
+    """Let each evaluation draw random numbers, as a custom model or metric may."""
+
+    def draw(module: nn.Module, *_: object) -> None:
+        if not module.training:
+            torch.rand(1)
+
+    run.learner.module.register_forward_hook(draw)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [as_typed("model=convnet model.dropout=0.3 ema=0.9 epochs=2"), (*TOGGLED, "epochs=2")],
+    ids=["batch norm, dropout and an average", "an optimizer that trains at other weights"],
+)
+def test_training_does_not_notice_an_evaluation(
+    words: tuple[str, ...], train_alone: TrainAlone
+) -> None:
+    often, never = (
+        train_alone(*FEW, *words, f"eval_every_steps={steps}", name=f"{steps}", before=_draws)
+        for steps in (4, 99)
+    )
+    assert [step for step, _ in often.curve("loss/val")] == [4, 8, 12, 16, 20]
+    assert [step for step, _ in never.curve("loss/val")] == [20]
+    for tag in ("running/loss", "loss/train", "accuracy/train", "lr"):
+        assert often.curve(tag) == never.curve(tag)
+    states = [checkpoint.load(done.run.paths.last) for done in (often, never)]
+    for key in ("model", "optimizer", "workers"):
+        assert _same(*(state[key] for state in states)), key
+    assert often.curve("loss/val")[-1] == never.curve("loss/val")[-1]
+
+
+def test_any_number_of_workers_evaluates_the_same(train_together: TrainTogether) -> None:
+    words = (*FEW, *as_typed("epochs=2 eval_every_steps=3 scheduler=plateau"))
+    words = (*words, *as_typed("scheduler.patience=0 scheduler.min_delta=0.3"))
+    one, two = (train_together(size, *words, name=f"{size}") for size in (1, 2))
+    for tag in ("accuracy/val", "loss/val", "lr", "loss/train"):
+        steps, values = zip(*one.curve(tag), strict=True)
+        assert tuple(step for step, _ in two.curve(tag)) == steps
+        assert [value for _, value in two.curve(tag)] == pytest.approx(values, abs=1e-3), tag
+    assert len({value for _, value in one.curve("lr")}) > 1, "the plateau counts evaluations"
+
+
+def _ticking(run: Run) -> None:
+    """Let each step take ten seconds, by the clock of training."""
+    seconds, note = [0.0], run._note_step
+
+    def tick() -> None:
+        seconds[0] += 10
+        note()
+
+    run.history._clock = lambda: seconds[0]
+    run._note_step = tick  # type: ignore[method-assign]
+
+
+def test_minutes_of_training_decide_and_count_on_after_a_resume(
+    train_alone: TrainAlone, configured: Configured, tmp_path: Path
+) -> None:
+    words = (*SHORT, *as_typed("epochs=9 eval_every_minutes=0.45 model.dropout=0.2"))
+    short = train_alone(*words, "max_minutes=1.95", name="longer", before=_ticking)
+    assert [step for step, _ in short.curve("loss/val")] == [3, 6, 9, 12]
+    assert (short.status, short.result["steps"]) == ("completed", 12)
+    assert short.result["stopped_early"] == {
+        "epoch": 2,
+        "step": 12,
+        "reason": "max_minutes=1.95 of training are over",
+    }
+    assert len(short.curve("loss/test")) == 1
+    paths = RunPaths(tmp_path / "longer")
+    points = short.points
+    again = _longer(train_alone, configured, paths, *words, "max_minutes=1.95")
+    assert (again.status, again.points) == ("completed", points), "nothing is left to train"
+    longer = _longer(train_alone, configured, paths, *words, "max_steps=26")
+    at_once = train_alone(*words, "max_steps=26", name="at_once", before=_ticking)
+    _assert_weights_same(longer, at_once)
+
+
+def _assert_weights_same(first: RunFolder, second: RunFolder) -> None:
+    states = [checkpoint.load(RunPaths(each.folder).last) for each in (first, second)]
+    for key in ("model", "optimizer", "workers", "position"):
+        assert _same(*(state[key] for state in states)), key
+    assert first.curve("loss/train") == second.curve("loss/train")
+
+
+def test_the_best_evaluations_keep_their_checkpoints(train_alone: TrainAlone) -> None:
+    words = (*FEW, *as_typed("epochs=2 eval_every_steps=2 checkpoint.keep_best=3"))
+    done = train_alone(*words, "objective=loss/val", "optimizer.lr=0.6")
+    losses = dict(done.curve("loss/val"))
+    best, *others = sorted(losses, key=lambda step: losses[step])[:3]
+    assert done.result["best"]["step"] == best
+    names = {path.name for path in done.run.paths.checkpoints.glob("best*.pt")}
+    assert names == {"best.pt", *(f"best-{step}.pt" for step in others)}
+    for step in (best, *others):
+        found = whole("weights", "RUN", done.folder, f"{step}").state
+        assert (found["position"]["step"], found["evaluated"]["value"]) == (step, losses[step])
+
+
+KILLED = (
+    *as_typed("epochs=3 dataset.train_limit=640 model.dropout=0.3 log_every=1 threads=1"),
+    *as_typed("eval_every_steps=7 scheduler=plateau scheduler.patience=0 optimizer.lr=0.3"),
+    *as_typed("checkpoint.every_steps=6 checkpoint.every_epochs=null checkpoint.keep_best=2"),
+    "early_stop={metric: loss/val, patience: 5, min_delta: 0.2}",
+)
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_after_an_evaluation_goes_on_to_the_same_bits(
+    workers: int, tmp_path: Path, trained: TrainInWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = (*KILLED, f"world_size={workers}")
+    _kill_at(tmp_path / "killed", words, 14, EXPT_FAULT="0:15:hang")
+    resumed, whole_run = trained("resume=auto", name="killed"), trained(*words, name="whole")
+    assert resumed.result["resumed_from"]["step"] % 10
+    _assert_equal(resumed, whole_run)
+    _assert_same(resumed, whole_run)
+    assert resumed.result["best"]["step"] % 10, "it is within an epoch"
+    measured = expt.evaluate(resumed.folder, split="val", world_size=1)
+    best = resumed.result["best"]
+    assert measured["accuracy/val"] == best["value"]
+    (record,) = resumed.folder.glob("evaluations/*/result.json")
+    assert json.loads(record.read_text())["evaluation_of"]["step"] == best["step"]

@@ -1,0 +1,150 @@
+"""gradient_accumulation=auto: where one worker lacks memory all halve their micro-batches, and the
+step is done again as if nothing had been."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from expt.errors import ConfigError, OutOfMemory, RunFailed
+from expt.runs import checkpoint
+from expt.tasks.classification import Classification
+from expt.worker import build, parallel
+from tests.conftest import Configured, RunFolder, Trained, as_typed
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stop_at
+from tests.worker.odd_models import Hungry
+from tests.worker.test_run import values
+
+MODELS = "tests.worker.odd_models"
+SHORT = as_typed("epochs=1 max_steps=9 log_every=1 tensorboard.images=false")
+AUTO = "gradient_accumulation=auto"
+
+
+def of(name: str, **arguments: object) -> tuple[str, ...]:
+    given = (f"+model.{key}={value}" for key, value in arguments.items())
+    return ("~model", f"+model._target_={MODELS}.{name}", *given)
+
+
+def last(run: RunFolder) -> dict[str, Any]:
+    found: dict[str, Any] = checkpoint.load(run.folder / "checkpoints" / "last.pt")
+    return found
+
+
+def assert_same(one: RunFolder, other: RunFolder) -> None:
+    """To the bit: weights, statistics and each worker's random numbers and sums."""
+    assert values(one) == values(other)
+    first, second = last(one), last(other)
+    for name, tensor in first["model"].items():
+        assert torch.equal(tensor, second["model"][name]), name
+    assert first["workers"] == second["workers"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"rank": 1},
+        {"rank": 0, "where": "backward"},
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_run_is_that_with_the_number_that_fits(
+    case: dict[str, object], train_together: TrainTogether
+) -> None:
+    """Also of rank 0, which has room for its whole share."""
+    number = (*of("HungrySequence", most=1000), "gradient_accumulation=4")
+    given = train_together(2, *SHORT, *number, name="number")
+    found = train_together(2, *SHORT, *of("HungrySequence", most=8, **case), AUTO, name="auto")
+    assert last(found)["micro_batch_size"] == 8
+    assert_same(found, given)
+
+
+def test_where_all_fits_it_changes_no_bit(train_together: TrainTogether) -> None:
+    words = (*SHORT, *of("HungrySequence", most=1000))
+    plain = train_together(2, *words, name="plain")
+    found = train_together(2, *words, AUTO, name="auto")
+    assert "micro_batch_size" not in last(found)
+    assert_same(found, plain)
+
+
+def test_the_curve_of_a_plain_loop(
+    train_together: TrainTogether, train_alone: TrainAlone, configured: Configured
+) -> None:
+    """From the fifth step on, and in an epoch's last batch, which is smaller."""
+    words = (
+        *of("Hungry", most=8, rank=1, begin=5),
+        "epochs=1",
+        "log_every=1",
+        "drop_last=false",
+        *as_typed("optimizer.lr=0.1 optimizer.momentum=0.0"),
+    )
+    done = train_together(2, *words, AUTO, name="two")
+    begun: list[dict[str, Any]] = []
+    train_alone(*words, "max_steps=1", before=lambda run: begun.append(_copied(run.learner.module)))
+    model, losses = Hungry(1000), []
+    model.load_state_dict(begun[0])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in build.build_data(configured(*words), ALONE).train.epoch(1):
+        loss = functional.cross_entropy(model(batch.inputs), batch.targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert len(losses) == 21
+    found = [value for _, value in done.curve("running/loss")]
+    assert found == pytest.approx(losses, abs=1e-5)
+
+
+def _copied(module: nn.Module) -> dict[str, Any]:
+    return {name: each.clone() for name, each in module.state_dict().items()}
+
+
+def test_a_resumed_run_keeps_what_was_found(train_alone: TrainAlone) -> None:
+    """It has room for all, and would compute other statistics with it."""
+    words = (*SHORT, *of("HungrySequence", most=8, begin=5), AUTO)
+    stopped = train_alone(*words, name="half", before=stop_at(7))
+    resumed = train_alone(
+        *(*SHORT, *of("HungrySequence", most=1000), AUTO),
+        name="half",
+        source=stopped.run.paths.last,
+    )
+    assert_same(resumed, train_alone(*words, name="whole"))
+
+
+def test_parameters_that_a_worker_did_not_use(train_together: TrainTogether) -> None:
+    words = (*SHORT, *of("Mixture"), "batch_size=4", "optimizer.weight_decay=0.5")
+    find = "ddp.find_unused_parameters=true"
+    plain = train_together(2, *words, find, name="plain")
+    assert_same(train_together(2, *words, find, AUTO, name="auto"), plain)
+    with pytest.raises(EOFError):  # the ranks end with the error
+        train_together(2, *words, AUTO, name="refused")
+
+
+def test_layers_that_wait_for_other_workers_are_refused(configured: Configured) -> None:
+    model, two = nn.SyncBatchNorm(3), dataclasses.replace(ALONE, world_size=2)
+    optimizer, task = torch.optim.SGD(model.parameters()), Classification()
+    with pytest.raises(ConfigError, match="gradient_accumulation=auto"):
+        parallel.accumulation(configured(AUTO), model, optimizer, task, two)
+
+
+def test_a_command(trained: Trained, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where one sample has no room it ends, and no worker waits for the one that has none."""
+    words = (*SHORT, AUTO, "world_size=2")
+    done = trained(*words, *of("Hungry", most=20, rank=1, begin=5), name="halved")
+    assert done.result["micro_batch_size"] == 16
+    assert capfd.readouterr().err.count(AUTO) == 1
+    with pytest.raises(OutOfMemory, match="rank 1 of 2"):
+        trained(*words, *of("Hungry", most=0, rank=1), name="failed")
+
+
+def test_torch_names_the_operation_whose_gradient_is_nan(trained: Trained, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="SqrtBackward0"):
+        trained(*SHORT, *of("Undefined"), "detect_anomaly=true", "world_size=1")
+    log = (tmp_path / "run/logs/0/0/stderr.log").read_text()
+    assert "odd_models.py" in log.partition("Traceback of forward call")[2]
