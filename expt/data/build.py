@@ -32,8 +32,6 @@ from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
 _FAR = 100.0
-UNEVEN = 0.1
-"""By how much a class's share is over an even one, from where on it is reported."""
 NOTICEABLE = 0.05
 """The share of the training samples that `drop_last` leaves out without a warning."""
 
@@ -236,15 +234,9 @@ def _info(
         test_size=0 if test is None else test.size or None,
         sample=sample,
         class_counts=tuple(counts),
-        majority=_majority(source.class_names, counts),
+        majority=majority_of(source.class_names, counts),
         target_origin=_origin(source, chosen) if is_of_numbers else 0.0,
     )
-
-
-def _majority(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:
-    most = max(counts, default=0)
-    share = most / sum(counts) if most else 0.0
-    return (names[counts.index(most)], share) if share > UNEVEN + 1 / max(1, len(counts)) else ()
 
 
 def _origin(source: Source, train: Tensor) -> float | tuple[float, ...]:

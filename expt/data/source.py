@@ -14,6 +14,9 @@ from expt.data.kinds import DatasetConfig
 from expt.data.loading import Load, Loader, LoaderOptions
 from expt.errors import ConfigError, DataError, listed, warn
 
+UNEVEN = 0.1
+"""By how much a class's share is over an even one, from where on it is reported."""
+
 
 class Part(NamedTuple):
     """The training, validation or test part of a dataset, before it is split and batched."""
@@ -90,6 +93,13 @@ class Source(About):
         if found is None or not len(found) or found.is_floating_point():
             return None
         return found if 0 <= int(found.min()) <= int(found.max()) < number else None
+
+
+def majority_of(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:
+    """Return the class of most samples and its share, if that alone makes a good accuracy."""
+    most = max(counts, default=0)
+    share = most / sum(counts) if most else 0.0
+    return (names[counts.index(most)], share) if share > UNEVEN + 1 / max(1, len(counts)) else ()
 
 
 def absent_classes(source: Source, targets: str, train: Tensor) -> list[str]:
