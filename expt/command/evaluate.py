@@ -27,7 +27,7 @@ default is the run's test set, or without one its validation set. Numbers are wr
 RUN/evaluations and shown in the run's TensorBoard; the run is not changed."""
 EXAMPLES = """settings
   split=train|val|test|all      what to measure; all: every part of a dataset
-  which=best|last               which checkpoint; RUN@last is the same as which=last
+  which=best|last               which checkpoint; RUN@last and RUN@40 (of a step) name it, too
   dataset=... dataset.KEY=...   another dataset: prepared like the run's, classes matched by name
   task.metrics.NAME={_target_: torchmetrics...., better: max}     one more metric
   world_size= gpus= batch_size= amp= threads= timeout_s= ...      how it is computed

@@ -74,7 +74,7 @@ class Settings(NamedTuple):
 
 
 def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Path()) -> Asked:
-    """Return what the overrides ask of `run`, or `RUN@last`.
+    """Return what the overrides ask of `run`, `RUN@last` or `RUN@40`.
 
     Raises ConfigError for a setting that an evaluation does not take.
     """
@@ -154,13 +154,13 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     other = None if own else _name(config, asked)
     evaluation = Evaluation(
         run=run.absolute(),
-        which=asked.which,  # type: ignore[arg-type]
+        which=asked.which,
         split=split,
         own_data=own,
         dataset=other,
     )
     folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
-    names = [*folder, split, *(["last"] if asked.which == "last" else [])]
+    names = [*folder, split, *([] if asked.which == "best" else [asked.which])]
     return Settings(config, content, evaluation, "-".join(names))
 
 

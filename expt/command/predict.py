@@ -138,9 +138,8 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
 
 @contextlib.contextmanager
 def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writing.Write]:
-    if terminal.has_document() and output in (None, Path("-")):
-        found = list[Any]()
-        terminal.put(predictions=found)
+    found = list[Any]()
+    if output in (None, Path("-")) and terminal.put(predictions=found):
         yield lambda answers, form: found.extend(form.records(answers))
         return
     if output is None:

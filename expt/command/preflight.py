@@ -53,13 +53,9 @@ def preflight(
         console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
     able = [(request_of(job), each) for alike, each in rows for job in alike]
     lengths = [(request.config, each.seconds(request)) for request, each in able]
-    terminal.put(
-        preflight=[
-            {"run": request.paths.folder.name, "seconds": each.seconds(request)}
-            | each.record["metrics"]
-            for request, each in able
-        ]
-    )
+    named = [{"run": request.paths.folder.name, **each.record["metrics"]} for request, each in able]
+    seconds = ({"seconds": length} for _, length in lengths)
+    terminal.put(preflight=[a | b for a, b in zip(named, seconds, strict=True)])
     _print_total(console, lengths, machine, options, total)
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")

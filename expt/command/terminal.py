@@ -57,15 +57,11 @@ _document: dict[str, Any] | None = None
 """What `--json` prints at the command's end; None where nobody asked for it."""
 
 
-def has_document() -> bool:
-    """Whether `--json` is there."""
-    return _document is not None
-
-
-def put(**fields: Any) -> None:
-    """Add to the document of `--json`; a field that is there already is replaced."""
+def put(**fields: Any) -> bool:
+    """Set fields in the document of `--json`; return whether there is one."""
     if _document is not None:
         _document.update(fields)
+    return _document is not None
 
 
 def put_runs(runs: Iterable[tuple[Path, Record]], name: str = "runs") -> None:

@@ -246,16 +246,17 @@ def _of_classes(config: RunConfig, machine: Machine) -> Problems:
 
 
 def _transforms(config: RunConfig, machine: Machine) -> Problems:
-    transforms, key = getattr(config.dataset, "transforms", None), "dataset.transforms"
-    if transforms == ():
-        yield key, "is empty", f"use {key}=null"
-    for place, node in enumerate(transforms or ()):
-        if "_target_" not in node:
-            example = "{_target_: torchvision.transforms.v2.RandomResizedCrop, size: 96}"
-            yield key, f"{key}.{place} names no class", f"give its _target_, e.g. {example}"
-        elif str(node["_target_"]).endswith(".Normalize"):
-            why = f"{key}.{place} would normalise training images only"
-            yield key, why, "give dataset.mean and dataset.std instead"
+    for name, of in (("transforms", "training"), ("eval_transforms", "evaluated")):
+        transforms, key = getattr(config.dataset, name, None), f"dataset.{name}"
+        if transforms == ():
+            yield key, "is empty", f"use {key}=null"
+        for place, node in enumerate(transforms or ()):
+            if "_target_" not in node:
+                example = "{_target_: torchvision.transforms.v2.RandomResizedCrop, size: 96}"
+                yield key, f"{key}.{place} names no class", f"give its _target_, e.g. {example}"
+            elif str(node["_target_"]).endswith(".Normalize"):
+                why = f"{key}.{place} would normalise {of} images only"
+                yield key, why, "give dataset.mean and dataset.std instead"
 
 
 def _fits_samples(config: RunConfig, machine: Machine) -> Problems:
@@ -309,7 +310,7 @@ def _measured(config: RunConfig, machine: Machine) -> Problems:
     if config.early_stop is not None:
         watched["early_stop.metric"] = config.early_stop.metric, each_time
         if config.early_stop.patience is None and config.early_stop.threshold is None:
-            yield "early_stop.patience", "says not when to stop", "give it, or early_stop.threshold"
+            yield "early_stop.patience", "nothing ends the run", "give it, or early_stop.threshold"
     if isinstance(config.scheduler, groups.Plateau):
         watched["scheduler.metric"] = config.scheduler.metric, each_time
     moments = "each epoch" if config.evaluates_epochs else "each evaluation"

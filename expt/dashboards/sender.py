@@ -8,7 +8,6 @@ uses the same `Sender` afterwards.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import secrets as tokens
@@ -123,8 +122,7 @@ class Sender:
 
     def _copy(self, run: _Run, sent: _Sent, found: Snapshot, settings: Any) -> None:
         if run.copy is None:
-            above = functools.partial(self._key_of, found.sweep)
-            run.copy = COPIES[self._name][1](found, sent.state, settings, above)
+            run.copy = COPIES[self._name][1](found, sent.state, settings, self._key_of)
             run.copy.describe(found)
             self.addresses[run.copy.address] = None
             run.reader = MetricsReader(run.paths)
@@ -135,8 +133,7 @@ class Sender:
         if found.has_ended:
             run.copy.end(found, _sweep_status(found.sweep))
 
-    def _key_of(self, sweep: Path | None) -> str:
-        assert sweep is not None
+    def _key_of(self, sweep: Path) -> str:
         if sweep not in self._sweeps:
             self._sweeps[sweep] = _Sent(sweep, self._name)
         return str(self._sweeps[sweep].state["key"])

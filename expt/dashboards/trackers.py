@@ -47,7 +47,7 @@ class MLflowCopy(Copy):
     """A run's copy there, found by its key; the server says what it has of the points."""
 
     def __init__(
-        self, run: Snapshot, state: dict[str, Any], settings: MLflow, sweep_key: Callable[[], str]
+        self, run: Snapshot, state: dict[str, Any], settings: MLflow, key_of: Callable[[Path], str]
     ) -> None:
         """Find or create the run of the key, below that of its sweep."""
         # Give up soon: the sender tries again later, and asks what has arrived.
@@ -64,7 +64,7 @@ class MLflowCopy(Copy):
         above = {}
         if run.sweep is not None:
             about = {"expt.folder": str(run.sweep)}
-            self._sweep = self._find(sweep_key(), run.sweep.name, about, run)
+            self._sweep = self._find(key_of(run.sweep), run.sweep.name, about, run)
             above = {"mlflow.parentRunId": self._sweep.info.run_id}
         found = self._find(state["key"], run.name, above, run)
         self._params = dict(found.data.params)
@@ -196,7 +196,7 @@ class WandbCopy(Copy):
     """A run's copy there, known by its key; W&B's own count of steps says what it has."""
 
     def __init__(
-        self, run: Snapshot, state: dict[str, Any], settings: Wandb, _: Callable[[], str]
+        self, run: Snapshot, state: dict[str, Any], settings: Wandb, _: Callable[[Path], str]
     ) -> None:
         """Begin the run of the key in `state`, or resume it."""
         import wandb
@@ -268,7 +268,7 @@ class TrackioCopy(Copy):
     """A run's copy there, known by its name and key; what has been sent is noted here."""
 
     def __init__(
-        self, run: Snapshot, state: dict[str, Any], settings: Trackio, _: Callable[[], str]
+        self, run: Snapshot, state: dict[str, Any], settings: Trackio, _: Callable[[Path], str]
     ) -> None:
         """Note where the run goes; `describe` begins or resumes it."""
         self._settings, self._state, self._project = settings, state, settings.project or "expt"

@@ -13,21 +13,24 @@ from torch import Tensor, nn
 
 from expt.config.constraints import word
 from expt.data import indexing
-from expt.data.augment import Augmentation, Mixing
+from expt.data.augment import Augmentation
 from expt.data.checked_samples import build_transforms
 from expt.data.custom import refuse_shuffled
 from expt.data.images import look_at_all
 from expt.data.kinds import DatasetConfig
-from expt.data.loading import Batch, Loader, LoaderOptions, mapped
+from expt.data.loading import Batch, Loader, LoaderOptions, is_double, mapped, of_type
 from expt.data.source import (
     About,
     Source,
     are_images,
+    as_evaluated,
     check_batch,
+    majority_of,
+    mixing_of,
     refuse_uncounted,
     warn_of_absent,
 )
-from expt.errors import ConfigError, described, did_you_mean, listed, type_name, warn
+from expt.errors import ConfigError, did_you_mean, listed, type_name, warn
 from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
@@ -110,26 +113,15 @@ class Data:
         return dataclasses.replace(self, example=of_type(module, self.example))
 
 
-def of_type(module: nn.Module, tree: Any) -> Any:
-    """Return tensors, with numbers in float64 where the model computes in it."""
-    if not _is_double(module):
-        return tree
-    return mapped(lambda one: one.double() if one.is_floating_point() else one, tree)
-
-
 def keep_doubles(module: nn.Module, loaders: Iterable[Loader]) -> bool:
     """Have loaders leave float64 as it is for a model that computes in it; return whether it does.
 
     Call it before anything is read.
     """
-    is_double = _is_double(module)
+    stays = is_double(module)
     for loader in loaders:
-        loader.stay_double = is_double
-    return is_double
-
-
-def _is_double(module: nn.Module) -> bool:
-    return any(one.dtype == torch.float64 for one in module.parameters())
+        loader.stay_double = stays
+    return stays
 
 
 def build(
@@ -164,6 +156,7 @@ def build(
         fills = given.batch_size if given.drop_last else 1
         warn_of_samples(dataset, source, task, train_idx, fills)
     in_order = dataclasses.replace(given, seed=0, drop_last=False, epoch_steps=None)
+    in_order = as_evaluated(dataset, in_order)
     to_train = dataclasses.replace(
         given,
         shuffle=dataset.shuffle,
@@ -305,19 +298,6 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
         raise ConfigError(problems)
 
 
-def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
-    """Return what mixes the samples, if anything does. Raise ConfigError if they can't be."""
-    inputs = source.example[0]
-    for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
-        if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
-            what = "cuts images" if key == "cutmix" else "adds tensors"
-            raise ConfigError(
-                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
-                f" {key}=null"
-            )
-    return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
-
-
 def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
     """Return the class of each training sample, int64 [N].
 
@@ -374,6 +354,7 @@ def load(
     data.
     """
     options = dataclasses.replace(options, mean=dataset.mean, std=dataset.std)
+    options = as_evaluated(dataset, options)
     source = dataset.open(task, options.device, num_workers, trained_on)
     tells = options.shard.rank == 0
     if not own:

@@ -181,14 +181,14 @@ Transform = Callable[[Any], Any]
 _BEYOND = 0.5
 
 
-def build_transforms(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
+def build_transforms(
+    configured: Sequence[dict[str, Any]], key: str = "dataset.transforms"
+) -> tuple[Transform, ...]:
     """Return an instance of each `{_target_: a.B, ...}`. Raise ConfigError for what can't be."""
     try:
         return tuple(user_code.nested_built({"transforms": list(configured)})["transforms"])
     except ConfigError as error:
-        raise ConfigError(
-            [f"dataset.transforms: {problem}" for problem in error.problems]
-        ) from error
+        raise ConfigError([f"{key}: {problem}" for problem in error.problems]) from error
 
 
 class Transformed(Dataset[tuple[Tensor, Any]]):
@@ -198,9 +198,14 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
     """
 
     def __init__(
-        self, dataset: Dataset[Any], transforms: Sequence[Transform], shape: tuple[int, int, int]
+        self,
+        dataset: Any,
+        transforms: Sequence[Transform],
+        shape: tuple[int, int, int],
+        key: str = "dataset.transforms",
     ) -> None:
-        self._dataset, self._transforms, self._shape = dataset, transforms, shape
+        """`key` is the setting that names the transforms."""
+        self._dataset, self._transforms, self._shape, self._key = dataset, transforms, shape, key
 
     def changing(self) -> list[str]:
         """Return the attributes of transforms that reading a sample changes."""
@@ -208,13 +213,13 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
         with contextlib.suppress(Exception):  # training says what is wrong
             self[0]
         return [
-            f"dataset.transforms.{place}.{name}"
+            f"{self._key}.{place}.{name}"
             for place, (each, then) in enumerate(zip(self._transforms, before, strict=True))
             for name in changes.changed(then, changes.prints(each))
         ]
 
     def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type]
+        return len(self._dataset)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         image, label = self._dataset[index]
@@ -225,12 +230,12 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
                 told = secrets.said(error)
                 name = type(transform).__name__
                 raise DataError(
-                    f"dataset.transforms.{place}: {name} does not take sample {index}: {told}"
+                    f"{self._key}.{place}: {name} does not take sample {index}: {told}"
                 ) from error
         return self._checked(image, index), label
 
     def _checked(self, image: Any, index: int) -> Tensor:
-        where = f"dataset.transforms: make of sample {index}"
+        where = f"{self._key}: make of sample {index}"
         try:
             tensor = to_tensor(image)
         except DataError as error:

@@ -121,7 +121,8 @@ def image_part(
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
         chosen = images
         if options.transforms:
-            chosen = Transformed(originals or images, options.transforms, shape)
+            of = originals or images
+            chosen = Transformed(of, options.transforms, shape, options.transforms_key)
             _warn_of_changes(chosen, options.shard.rank)
         elif isinstance(memory, Part):
             return memory.load(indices, options)

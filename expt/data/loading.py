@@ -93,7 +93,8 @@ class LoaderOptions:
     balanced: Tensor | None = None
     """the class of each of the split's samples [N], to take each equally often"""
     transforms: Sequence[Callable[[Any], Any]] = ()
-    """of each training image, one after the other, before `augment`"""
+    """of each image, one after the other, before `augment`"""
+    transforms_key: str = "dataset.transforms"
     mixing: Mixing | None = None
     """of training batches"""
     eval_batch_size: int | None = None
@@ -322,6 +323,18 @@ def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(mapped(function, below) for below in tree)
     return tree
+
+
+def is_double(module: nn.Module) -> bool:
+    """Return whether a model computes in float64."""
+    return any(one.dtype == torch.float64 for one in module.parameters())
+
+
+def of_type(module: nn.Module, tree: Any) -> Any:
+    """Return tensors, with numbers in float64 where the model computes in it."""
+    if not is_double(module):
+        return tree
+    return mapped(lambda one: one.double() if one.is_floating_point() else one, tree)
 
 
 def leaves(tree: Any) -> Iterator[Tensor]:

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from expt.data.augment import Mixing
+from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Load, Loader, LoaderOptions
-from expt.errors import ConfigError, DataError, listed, warn
+from expt.errors import ConfigError, DataError, described, listed, warn
 
 UNEVEN = 0.1
 """By how much a class's share is over an even one, from where on it is reported."""
@@ -171,6 +173,26 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
             f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; use"
             f" {smaller}drop_last=false"
         )
+
+
+def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
+    """Return what mixes the samples, if anything does. Raise ConfigError if they can't be."""
+    inputs = source.example[0]
+    for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
+        if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
+            what = "cuts images" if key == "cutmix" else "adds tensors"
+            raise ConfigError(
+                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
+                f" {key}=null"
+            )
+    return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
+
+
+def as_evaluated(dataset: DatasetConfig, options: LoaderOptions) -> LoaderOptions:
+    """Return the options with what evaluations make of each image."""
+    key, chosen = "dataset.eval_transforms", getattr(dataset, "eval_transforms", None) or ()
+    transforms = build_transforms(chosen, key)
+    return dataclasses.replace(options, transforms=transforms, transforms_key=key)
 
 
 def are_images(class_names: Sequence[str], example: Any) -> bool:

@@ -17,6 +17,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.user_code import targets
 from expt.data.build import shapes_told
+from expt.data.checked_samples import Transformed, build_transforms
 from expt.data.columns import read_as, text_of, unknown_texts
 from expt.data.image_files import MODES, fit, open_picture, size_of, stretch
 from expt.data.kinds import DatasetConfig
@@ -27,7 +28,7 @@ from expt.errors import ConfigError, warn
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.named_checkpoint import Which, found, run_and_which
+from expt.runs.named_checkpoint import found, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.result import FAILED, Record
 from expt.training.precision import Precision
@@ -65,6 +66,7 @@ class Preprocess:
         segments: bool = False,
     ) -> None:
         self._dataset, self._data, self._device = dataset, data, device
+        self._transforms = build_transforms(getattr(dataset, "eval_transforms", None) or ())
         self._resize = stretch if dataset.has_masks(segments) else fit
         self._names, encoded = [*data.get("feature_names", ())], data.get("encoded", {})
         known, features = data.get("standardised", {}), {*self._names} if dataset.has_rows else {}
@@ -119,7 +121,12 @@ class Preprocess:
         channels, (height, width) = self._data["channels"], self._data["image_size"]
         if channels not in MODES:
             raise ConfigError(f"a picture: the model takes {channels} channels; give a tensor")
-        picture = open_picture(given, MODES[channels], name, self._dataset.needed)
+        needed = None if self._transforms else self._dataset.needed
+        picture = open_picture(given, MODES[channels], name, needed)
+        if self._transforms:
+            shape = channels, height, width
+            made = Transformed([(picture, 0)], self._transforms, shape, "dataset.eval_transforms")
+            return made[0][0], size_of(picture)
         pixels = torch.from_numpy(np.array(self._resize(picture, (height, width))))
         return pixels.reshape(height, width, -1).permute(2, 0, 1), size_of(picture)
 
@@ -214,7 +221,7 @@ class TrainedModel(nn.Module):
 
 def load(
     run: str | Path,
-    which: Which | None = None,
+    which: str | None = None,
     *,
     device: str | torch.device = "cpu",
     amp: Amp = False,
@@ -222,10 +229,11 @@ def load(
 ) -> TrainedModel:
     """Return the model of a run in eval mode, with the weights of its best checkpoint.
 
-    `which`, or `RUN@last`, chooses the last. Of a run with `ema` they are the averaged weights. The
-    dataset is not read. A custom class must be importable as it was for the run, from the current
-    folder too. The model computes in float32; with `amp="recorded"` as in the run's evaluations,
-    and with true, bf16 or fp16 in mixed precision. torch.compile is not applied.
+    `which`, or `RUN@last`, chooses the last, `RUN@40` that of a step. Of a run with `ema` they are
+    the averaged weights. The dataset is not read. A custom class must be importable as it was for
+    the run, from the current folder too. The model computes in float32; with `amp="recorded"` as in
+    the run's evaluations, and with true, bf16 or fp16 in mixed precision. torch.compile is not
+    applied.
 
     The folder of a run is code: classes of a notebook or a script are in its `code/`, and are
     imported. With `trust_code` that of another user or machine is, too. Raise ConfigError where it

@@ -23,7 +23,7 @@ from expt.data.image_files import (
 from expt.data.kinds import DatasetConfig
 from expt.data.table_files import Arrays, TableFile, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, warn
-from expt.runs.named_checkpoint import Which, found
+from expt.runs.named_checkpoint import found
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +75,7 @@ class Plan:
         run: Path,
         paths: Sequence[Path] = (),
         *,
-        which: Which = "best",
+        which: str = "best",
         split: str | None = None,
         batch_size: int | None = None,
         device: str = "auto",

@@ -218,7 +218,11 @@ class Tried:
         steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         steps = max(1, steps - done)
         steps_s = found["first_step_s"] + (steps - 1) * found["step_s"]
-        return found["start_s"] + steps_s + math.ceil(steps / per_epoch) * found["eval_s"]
+        steps_s = min(steps_s, (config.max_minutes or math.inf) * 60)
+        evaluations = math.ceil(steps / (config.eval_every_steps or per_epoch))
+        if config.eval_every_minutes:
+            evaluations = math.ceil(steps_s / config.eval_every_minutes / 60)
+        return found["start_s"] + steps_s + evaluations * found["eval_s"]
 
 
 def try_out(

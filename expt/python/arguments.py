@@ -22,7 +22,7 @@ from expt.runs.request import quoted
 
 OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
 """Groups whose choice may be a custom class."""
-_LISTS_OF_CLASSES = ("callbacks", "dataset.transforms")
+_LISTS_OF_CLASSES = ("callbacks", "dataset.transforms", "dataset.eval_transforms")
 
 
 def words_of(

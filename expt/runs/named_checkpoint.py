@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from expt.errors import CheckpointError, ConfigError, did_you_mean, warn
 from expt.runs import checkpoint_file, provenance
@@ -26,6 +26,8 @@ from expt.runs.sweep import by_objective
 
 Which: TypeAlias = Literal["best", "last"]
 WHICH = ("best", "last")
+_NAMES = r"last|best|\d+|epoch:\d+"
+_NAMED = "use @STEP, @epoch:N, @best or @last"
 
 
 class Checkpoint(NamedTuple):
@@ -102,10 +104,8 @@ def named(word: str, given: str) -> tuple[Path, str]:
     if not path.exists() and "@" in given:
         folder, _, which = given.rpartition("@")
         path = Path(folder)
-        if not re.fullmatch(r"last|best|\d+|epoch:\d+", which) or path.is_file():
-            raise ConfigError(
-                f"{word}={given}: @{which} names no checkpoint; use @STEP, @epoch:N, @best or @last"
-            )
+        if not re.fullmatch(_NAMES, which) or path.is_file():
+            raise ConfigError(f"{word}={given}: @{which} names no checkpoint; {_NAMED}")
     if path.is_file():
         return path.parent.parent, path.stem
     if is_sweep(path):
@@ -124,7 +124,10 @@ def named(word: str, given: str) -> tuple[Path, str]:
 
 
 def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
-    """Return the checkpoint `which` of a run. Raises ConfigError if none is there and undamaged."""
+    """Return the checkpoint `which` of a run, that `word=given` or `given` names.
+
+    Raises ConfigError if none is there and undamaged.
+    """
     damage = None
     for found in (each for each in checkpoints(run) if each.is_meant(which)):
         try:
@@ -136,10 +139,9 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
     there = {each.step: each for each in listed if not checkpoint_file.damage_of(each.file)}
     names = ", ".join(str(there[step]) for step in sorted(there)) or "none"
     name = f"of step {which}" if which.isdigit() else which
-    what = damage or f"{run} has no checkpoint {name}"
+    what, key = damage or f"{run} has no checkpoint {name}", f"{word}=" if word else ""
     raise ConfigError(
-        f"{word}={given}: {what}; it has {names}: use {word}=RUN@STEP (checkpoint.keep=N keeps N"
-        " more)"
+        f"{key}{given}: {what}; it has {names}: use {key}RUN@STEP (checkpoint.keep=N keeps N more)"
     )
 
 
@@ -204,23 +206,23 @@ def begun_from(given: str, checksum: str | None) -> Begun:
     return {**begun, "identity": identity, "run": str(run.resolve()), "which": which}
 
 
-def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, Which]:
-    """Return the run of `RUN`, `RUN@best` or `RUN@last`, and which of these checkpoints is meant.
+def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, str]:
+    """Return the run of `RUN`, `RUN@best`, `RUN@40`, ..., and which of its checkpoints is meant.
 
     Raises ConfigError for another word after the @, and where `which` names the other checkpoint.
     """
     folder, at, named = str(given).rpartition("@")
     if not at or Path(given).exists() or not Path(folder).exists():
-        return Path(given), cast("Which", which or "best")
-    if named not in WHICH:
-        raise ConfigError(f"{given}: @{named} names no checkpoint; use @best or @last")
+        return Path(given), which or "best"
+    if not re.fullmatch(_NAMES, named):
+        raise ConfigError(f"{given}: @{named} names no checkpoint; {_NAMED}")
     if which not in (None, named):
         raise ConfigError(f"{given}: which={which} is another checkpoint; leave one of them out")
-    return Path(folder), cast("Which", named)
+    return Path(folder), named
 
 
 def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
-    """Return the record of the run in a folder, and the file of its best or last checkpoint.
+    """Return the record of the run in a folder, and the file of a checkpoint; see run_and_which.
 
     Raises ConfigError where there is no run that has begun to train, or not that checkpoint.
     """
@@ -228,8 +230,10 @@ def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
     record = read_result(paths)
     if "data" not in record:
         raise ConfigError(f"{run}: {no_run(paths.folder)}")
-    if which not in WHICH:
+    if not re.fullmatch(_NAMES, which):
         raise ConfigError(f"which={which}: use best or last")
+    if which not in WHICH:
+        return record, whole("", f"{run}@{which}", paths.folder, which).file
     if not (file := paths.checkpoint(which)).is_file():
         there: Sequence[str] = [name for name in WHICH if paths.checkpoint(name).is_file()]
         other = f"use which={there[0]}" if there else "it has no checkpoint"

@@ -28,7 +28,8 @@ class Evaluation:
 
     run: Path
     """The folder of the run that wrote the weights."""
-    which: Literal["best", "last"]
+    which: str
+    """The checkpoint: best, last, or as after RUN@."""
     split: Split
     own_data: bool
     """Whether the samples are those of the run itself."""

@@ -80,10 +80,10 @@ class Callback:
         """Be called after each `every_steps`-th step, before a checkpoint of it is written."""
 
     def on_epoch_end(self, view: View) -> None:
-        """Be called after each epoch's evaluation, before its checkpoint is written."""
+        """Be called after each epoch, and its evaluation, before its checkpoint is written."""
 
     def on_evaluation_end(self, view: View) -> None:
-        """Be called after `view.split` was evaluated: val in each epoch, test at the end."""
+        """Be called after `view.split` was evaluated: val in or after epochs, test at the end."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return what a resumed run needs.

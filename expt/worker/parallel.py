@@ -461,16 +461,12 @@ class Fitting:
         """Average the gradients, and return whether, if every worker has all of its own."""
         if self._is_alone:
             return has_all
-        trained = [p for p in members(self._optimizer.param_groups) if p.requires_grad]
-        mine = [not has_all, *(p.grad is not None for p in trained)]
-        lacks, *used = collectives.max_across_workers(mine, torch.device("cpu"), self._group)
-        reached = [p for p, is_used in zip(trained, used, strict=True) if is_used]
+        (lacks,) = collectives.max_across_workers([not has_all], torch.device("cpu"), self._group)
         if not lacks:
-            refuse_unused(self._module, set() if self._allows_unused else {*trained} - {*reached})
-            for parameter in reached:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            collectives.average(p.grad for p in reached if p.grad is not None)
+            trained = [p for p in members(self._optimizer.param_groups) if p.requires_grad]
+            if not self._allows_unused:
+                refuse_unused(self._module, {p for p in trained if p.grad is None})
+            collectives.average_gradients(None, trained)
         return not lacks
 
     def _noted(self) -> Callable[[], None]:

@@ -272,9 +272,7 @@ class Run:
             agreed = self.agreement.meet({*self._wishes(), *(["save"] if due else [])})
             self._is_time_up |= "end" in agreed or "end" in self._agreed
             if ends_epoch:
-                rank_health.refuse_unequal(
-                    self.health.readings, self.position.epoch, self.learner.shards
-                )
+                self._refuse_unequal()
             due = "save" in agreed or self.agreement.stopping
             if is_kept or (self._has_ended if self.is_done else due):
                 self._save(weights, self.history.bests if is_kept else ())
@@ -287,16 +285,19 @@ class Run:
         if self._has_ended:
             return
         earlier, is_within_epoch = self.history.bests, self.history.is_within_epoch
-        is_evaluated = self.history.evaluated_at == self.position.step
         with self._in_use() as weights:
             self._save(weights, target=self.paths.before_end)
         if is_within_epoch:
             self._end_epoch()
             self._is_at_best = False  # they are rounded anew where an optimizer has others
-        is_kept = not is_evaluated and self._judge()
+        is_kept = self.history.evaluated_at != self.position.step and self._judge()
         if is_within_epoch:
             self._call_back("on_epoch_end", self.config.eval_split)
+            self._refuse_unequal()
         self._save([], [*self.history.bests, *earlier] if is_kept else ())
+
+    def _refuse_unequal(self) -> None:
+        rank_health.refuse_unequal(self.health.readings, self.position.epoch, self.learner.shards)
 
     @property
     def _has_ended(self) -> bool:
@@ -358,9 +359,8 @@ class Run:
     def _judge(self) -> bool:
         """Evaluate; return whether it is one of the best, whose checkpoints are kept."""
         position, history, began = self.position, self.history, time.perf_counter()
-        wishes = self.config.tensorboard.images is True or (
-            not history.is_within_epoch and bool(self.health.readings[0].wish)
-        )
+        readings = [] if history.is_within_epoch else self.health.readings[:1]
+        wishes = self.config.tensorboard.images is True or any(one.wish for one in readings)
         may_end = position.is_run_done or self._is_time_up or self.early_stop.may_be_due
         self.observer.expect_evaluation(review=wishes, may_end=may_end)
         with contextlib.nullcontext() if self.config.evaluates_epochs else self._unchanged():

@@ -54,8 +54,8 @@ EVERY_KEY = (
     ("model=transformer", "dataset=text", "dataset.root=t.txt", "task=language_model"),
 )
 IN_NO_IDENTITY = {
-    "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every", "detect_anomaly",
-    "log_every", "threads", "eval_batch_size",
+    "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every",
+    "log_every", "threads", "eval_batch_size", "detect_anomaly",
     "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
     "dataset.max_categories",

@@ -17,10 +17,11 @@ from torch.utils.data import Dataset, IterableDataset, default_collate, get_work
 
 from expt.data import custom, samples
 from expt.data.augment import Mixing
-from expt.data.build import keep_doubles, mixing_of
+from expt.data.build import keep_doubles
 from expt.data.checked_samples import structure_of
 from expt.data.kinds.custom import Custom
 from expt.data.loading import LoaderOptions
+from expt.data.source import mixing_of
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel

@@ -17,6 +17,7 @@ from expt.config.schema import RunConfig
 from expt.data import indexing
 from expt.data.build import Data
 from expt.errors import ConfigError, DataError
+from expt.inference.load import Preprocess
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
 from tests.conftest import Configured, as_typed
@@ -114,6 +115,30 @@ def test_each_image_is_transformed_as_by_hand_from_the_original(photos: Any, fol
         original = torch.from_numpy(np.array(Image.open(files[index]))).permute(2, 0, 1)
         torch.manual_seed(indexing.mix(3, 2, index))
         torch.testing.assert_close(image, by_hand(original).float() / 255)
+
+
+def test_evaluations_and_predictions_have_transforms_of_their_own(
+    photos: Any, folder: Path
+) -> None:
+    chosen = (
+        "dataset.eval_transforms=[{_target_: torchvision.transforms.v2.Resize, size: 14},"
+        " {_target_: torchvision.transforms.v2.CenterCrop, size: [10, 12]}]"
+    )
+    config = photos(chosen)
+    made, plain = data(config), data(photos())
+    assert made.test is not None
+    found = torch.cat([batch.inputs for batch in made.test.evaluation()])
+    by_hand: Any = v2.Compose([v2.Resize(14), v2.CenterCrop([10, 12])])
+    files = sorted((folder / "test").glob("*/*.png"))
+    shapes = {"channels": 3, "image_size": SHAPE}
+    preprocess = Preprocess(config.dataset, shapes, CPU)
+    for image, file in zip(found, files, strict=True):
+        expected = torch.from_numpy(np.array(by_hand(Image.open(file)))).permute(2, 0, 1)
+        torch.testing.assert_close(image, expected.float() / 255)
+        torch.testing.assert_close(preprocess(str(file))[0], image)
+    assert torch.equal(epoch(made), epoch(plain)), "training has others"
+    with pytest.raises(DataError, match=r"^dataset\.eval_transforms: make of sample 0 an image"):
+        list(data(photos(chosen.replace("12", "11"))).test.evaluation())  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("source", ["photos", "digits"])

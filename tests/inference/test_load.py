@@ -247,7 +247,7 @@ def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"best\.pt: there is no such file; use which=last"):
         expt.load(trained.folder)
     assert expt.load(f"{trained.folder}@last").config == expt.load(trained.folder, "last").config
-    with pytest.raises(ConfigError, match="@first names no checkpoint; use @best or @last"):
+    with pytest.raises(ConfigError, match="@first names no checkpoint; use @STEP"):
         expt.load(f"{trained.folder}@first")
     with pytest.raises(ConfigError, match="@last: which=best is another checkpoint"):
         expt.load(f"{trained.folder}@last", "best")

@@ -28,6 +28,7 @@ from expt.data.stream import seeded
 from scripts.documents.following import ROOT
 from tests.conftest import RunFolder, as_typed, run
 
+DIGITS = "dataset=digits dataset.mean=[0.1307] dataset.std=[0.3081] dataset.train_limit=40"
 EXAMPLES = ROOT / "scripts" / "examples"
 SEED, SIZE, BATCH, EPOCHS = 0, 40, 12, 2
 MAX_LINES = 60
@@ -83,11 +84,14 @@ def descend(
     return found
 
 
+def digits() -> tuple[Tensor, Tensor]:
+    found = np.load(ROOT / "expt/data/digits.npz")
+    images = torch.from_numpy(found["train_images"]).view(-1, 1, 8, 8) / 255
+    return (images - 0.1307) / 0.3081, torch.from_numpy(found["train_labels"]).long()
+
+
 def mnist(own: Own, folder: Path) -> Curves:
-    digits = np.load(ROOT / "expt/data/digits.npz")
-    images = torch.from_numpy(digits["train_images"]).view(-1, 1, 8, 8) / 255
-    images = (images - 0.1307) / 0.3081
-    labels = torch.from_numpy(digits["train_labels"]).long()
+    images, labels = digits()
     model, found = first(folder, own["Net"], 1, (8, 8), 10, 4, 0.0), list[float]()
     optimizer = optim.Adadelta(model.parameters(), 1.0)
     schedule = optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
@@ -253,6 +257,33 @@ def time_series(own: Own, folder: Path) -> Curves:
     return {"loss": losses}
 
 
+def airbench(own: Own, folder: Path) -> Curves:
+    """With the polynomial of the optimiser's three steps applied to singular values."""
+    images, labels = digits()
+    model, losses = first(folder, own["Net"], 10, 4, folder, 0.1307, 0.3081), list[float]()
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    moving = [torch.zeros_like(weight) for weight in trained]
+    for _, batch in order(len(labels), limit=SIZE):
+        loss = functional.cross_entropy(model(images[batch]), labels[batch], label_smoothing=0.2)
+        losses.append(loss.item())
+        for weight, buffer, slope in zip(
+            trained, moving, torch.autograd.grad(loss, trained), strict=True
+        ):
+            buffer.copy_(0.6 * buffer + slope)
+            update = slope + 0.6 * buffer
+            with torch.no_grad():
+                if weight.dim() < 4:
+                    weight -= 0.01 * 0.5 * update
+                    continue
+                weight *= len(weight) ** 0.5 / weight.norm()
+                left, values, right = torch.linalg.svd(update.flatten(1), full_matrices=False)
+                values = values / (values.square().sum().sqrt() + 1e-7)
+                for _ in range(3):
+                    values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+                weight -= 0.01 * (left @ values.diag() @ right).view_as(weight)
+    return {"loss": losses}
+
+
 def word_lm(own: Own, folder: Path) -> Curves:
     """Window after window of all columns, with the LSTM's state."""
     dataset = own["Columns"](folder / "text.txt", "train", BATCH, 5, 20)
@@ -272,8 +303,10 @@ def word_lm(own: Own, folder: Path) -> Curves:
 
 
 SMALL: dict[Callable[[Own, Path], Curves], str] = {
-    mnist: """dataset=digits dataset.mean=[0.1307] dataset.std=[0.3081] dataset.train_limit=40
-        model.width=4 model.dropout=0""",
+    mnist: DIGITS + " model.width=4 model.dropout=0",
+    airbench: DIGITS
+    + """ ~dataset.root dataset.augment.flip=false dataset.augment.crop_padding=0
+        model.root=. model.width=4 optimizer.lr=0.01 scheduler=constant""",
     vae: "dataset.root=. model.width=16 model.latent=3 dataset.latent=3 callbacks=[]",
     dcgan: "dataset.root=. model.noise=5 model.width=4 dataset.noise=5 callbacks=[]",
     siamese: "dataset.root=. model.width=4 model.features=8",

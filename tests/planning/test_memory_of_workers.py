@@ -82,9 +82,7 @@ def taken(config: RunConfig, worker: Worker) -> float:
     libc.mallopt(
         -3, 65536
     )  # M_MMAP_THRESHOLD: pages of their own, or what lies between tensors would count
-    _steps(
-        config, worker, config.gradient_accumulation
-    )  # the libraries' code is not a part of a plan
+    _steps(config, worker, config.micro_batches)  # the libraries' code is not a part of a plan
     gc.collect()
     libc.malloc_trim(0)
     before = kib("VmRSS")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Key, Size
+from expt.config.constraints import IS_SET, STRICT, Key, Size
 from expt.data import cache
 from expt.data.cache import Checksums, of_files, sampled
 from expt.data.image_files import (
@@ -105,6 +105,15 @@ class ImageFolder(_Folder, Images):
 
     name: Literal["image_folder"]
     cache: Annotated[Literal["auto"] | bool, Key(result="none")] = "auto"
+    eval_transforms: Annotated[
+        tuple[dict[str, Any], ...] | None,
+        Key(
+            evaluate=True,
+            only_if={"dataset.eval_transforms": IS_SET},
+            example="'dataset.eval_transforms=[{_target_: torchvision.transforms.v2.CenterCrop,"
+            " size: 224}]'",
+        ),
+    ] = None
 
     names_classes = True
 

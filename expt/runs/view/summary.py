@@ -17,6 +17,7 @@ from expt.config import user_code
 from expt.config.kinds import metrics_of, noun_of
 from expt.errors import printable
 from expt.runs import provenance
+from expt.runs.named_checkpoint import WHICH
 from expt.runs.paths import RunPaths
 from expt.runs.result import (
     COMPLETED,
@@ -144,7 +145,7 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
         known = record["metrics"]
         numbers = (_number(known.get(f"{each}/{about['split']}", "")) for each in metrics)
         of = moment(read_result(RunPaths(Path(about["run"]))), about).removeprefix("epoch ")
-        epoch = f"{of}, the {about['checkpoint']}"
+        epoch = f"{of}, the {about['checkpoint']}" if about["checkpoint"] in WHICH else of
         samples = f"{about['samples']:,}"
         table.add_row(*cells(*name, dataset + about["split"], *numbers, samples, epoch))
     console.print(table)
