@@ -112,8 +112,6 @@ def export(
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
     if preprocess and not (config.dataset.has_rows or config.dataset.has_pixels(data)):
         raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
-    if preprocess and trained.preprocess.encoded:
-        raise ConfigError("--preprocess: the run's table has texts or gaps; leave it out")
     is_scaled = config.task.TARGETS == "numbers"
     module = Complete(trained, scaled=is_scaled) if preprocess else trained.model
     arguments = _called_with(module, task, batch)
@@ -158,6 +156,8 @@ def _samples(
     Nothing is downloaded. If not `normalised`, images are pixels in [0, 1] and rows [N, F] as they
     stand in the table. Raise ConfigError where it is not known what samples are like.
     """
+    if not normalised and trained.preprocess.encoded:
+        raise ConfigError("--preprocess: the run's table has texts or gaps; leave it out")
     dataset = config.dataset
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
     dataset = dataclasses.replace(dataset, **left_out)
