@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expt.config.constraints import word
 from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.checked_samples import build_transforms
@@ -24,6 +25,7 @@ from expt.data.source import (
     are_images,
     as_evaluated,
     check_batch,
+    majority_of,
     mixing_of,
     refuse_uncounted,
     warn_of_absent,
@@ -33,8 +35,6 @@ from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
 _FAR = 100.0
-UNEVEN = 0.1
-"""By how much a class's share is over an even one, from where on it is reported."""
 NOTICEABLE = 0.05
 """The share of the training samples that `drop_last` leaves out without a warning."""
 
@@ -191,7 +191,7 @@ def warn_of_samples(
     there = len(train)
     warn_of_absent(dataset, source, task, train)
     for note in source.notes:
-        warn(f"dataset._target_={dataset.custom_class}: {note}")
+        warn(f"dataset{'._target_' * bool(dataset.custom_class)}={word(dataset)}: {note}")
     if dataset.train_limit and dataset.train_limit > there:
         warn(
             f"dataset.train_limit={dataset.train_limit}: there are {there} samples to train on, all"
@@ -227,15 +227,9 @@ def _info(
         test_size=0 if test is None else test.size or None,
         sample=sample,
         class_counts=tuple(counts),
-        majority=_majority(source.class_names, counts),
+        majority=majority_of(source.class_names, counts),
         target_origin=_origin(source, chosen) if is_of_numbers else 0.0,
     )
-
-
-def _majority(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:
-    most = max(counts, default=0)
-    share = most / sum(counts) if most else 0.0
-    return (names[counts.index(most)], share) if share > UNEVEN + 1 / max(1, len(counts)) else ()
 
 
 def _origin(source: Source, train: Tensor) -> float | tuple[float, ...]:
@@ -365,6 +359,8 @@ def load(
     tells = options.shard.rank == 0
     if not own:
         _refuse_other_shapes(dataset, source, trained_on)
+        for note in source.notes if tells and dataset.has_rows else ():
+            warn(f"dataset={dataset.name}: {note}")
     names = tuple(trained_on.get("class_names", ()))
     numbers = _numbers(dataset, source.class_names, names, trained_on, tells=tells)
     return EvaluationData(

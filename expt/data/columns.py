@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expt.data.plain_text import composed
-from expt.data.table_files import Column, Texts, are_numbers, texts_of
-from expt.errors import DataError
+from expt.data.table_files import MISSING, Column, Texts, are_numbers, texts_of
+from expt.errors import DataError, listed
 
 if TYPE_CHECKING:
     import numpy as np
 
 FIX = "give it a number, or remove the row"
-_FLAGS = {"true": 1.0, "false": 0.0}
+_FLAGS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _NUMBER = re.compile(
     r"\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)\s*", re.ASCII | re.IGNORECASE
 )
@@ -25,12 +26,18 @@ _INTEGER = re.compile(r"-?\d+(\.0*)?", re.ASCII)
 """A text that is a class by its value, for pandas writes 7 as 7.0 where a cell is empty."""
 _PADDED = re.compile(r"[+-]?0\d")
 """A text that is not a number, though it could be read as one: a code such as 007."""
+_AMOUNT = re.compile(r"[+-]?[$€£]? ?\d[\d.,_' ]*[%$€£]?")
+"""A text that is meant as a number, such as 1,5 or 1_000 or 12%."""
 _COMMA = re.compile(r"[+-]?[\d.]*\d,\d[\d,]*")
-MISSING = frozenset(
-    "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|"
-    "null|".split("|")
+_DATE = re.compile(
+    r"(\d{4}([-/.])\d\d?\2\d\d?|\d\d?([-/.])\d\d?\3\d{2,4}|\d{1,2}[ -][a-z]{3,9}[ -]\d{2,4}|"
+    r"[a-z]{3,9} \d{1,2}, ?\d{4})([ t]\d\d?:\d\d.*)?",
+    re.ASCII | re.IGNORECASE,
 )
-"""Texts that pandas reads as no value."""
+TEXT = 2.0**200
+"""The first text of a column is this number, the second twice as much, ... until all rows are
+read: a number of float32 is never as large.
+"""
 FEW = 20
 """Rows of which numbers may follow each other by chance."""
 _HEAD = 1000
@@ -60,10 +67,163 @@ class Wrong:
         """Return what is wrong, and a fix."""
         text = str(self.cell).strip() if self.cell is not None else ""
         what = f"is {text}" if is_number(self.cell) else f"{text[:40]!r} is not a number"
+        what = "has no value" if text in MISSING else what
         if _COMMA.fullmatch(text):
             fix = "write a point as the decimal sign, and no sign between thousands"
         rows = f"row {self.row + 1}" + (f" and {self.number - 1} more" if self.number > 1 else "")
-        return f"{rows}: {what if text else 'is empty'}; {fix}"
+        return f"{rows}: {what}; {fix}"
+
+
+class Cells:
+    """What a column of features holds, batch after batch: numbers, texts, and gaps."""
+
+    def __init__(self, limit: int | None, *, are_texts: bool) -> None:
+        """Take numbers for texts too if they `are_texts`, and at most `limit` different ones."""
+        self._limit, self._are_texts = limit, are_texts
+        self._places = dict[str, int]()
+        self._has_numbers = self._are_many = self.has_gaps = False
+        self._wrong: Wrong | None = None
+        self._odd: Wrong | None = None
+        """The first text that is neither true nor false, yes nor no."""
+
+    def read(self, column: Column, before: int) -> np.ndarray:
+        """Return cells as float64 [N, K]: nan is a gap, and a text its multiple of TEXT.
+
+        `before` rows came before these.
+        """
+        import numpy as np
+
+        if self._are_texts or getattr(column, "dtype", np.dtype(float)).kind not in "biuf":
+            column = _as_texts(column)
+        if not isinstance(column, Texts):
+            values = read_numbers(column)
+            may_have = column.dtype.kind == "f" and column[:1].size == 1
+            gaps, texts = np.isnan(values) & may_have, np.zeros(values.shape, bool)
+        else:
+            values = np.array([*map(self._value, column.different)])[column.rows].reshape(-1, 1)
+            gaps, texts = np.isnan(values), values >= TEXT
+        good = are_numbers(values)
+        self._has_numbers = self._has_numbers or bool(good.any())
+        if good.all():
+            return values
+        self.has_gaps = self.has_gaps or bool(gaps.any())
+        self._wrong = _counted(self._wrong, ~(good | gaps | texts).all(1), column, before)
+        if isinstance(column, Texts) and texts.any():
+            is_odd = [_plain(text).casefold() not in _FLAGS for text in column.different]
+            odd = np.array(is_odd)[column.rows] & texts[:, 0]
+            self._odd = _counted(self._odd, odd, column, before)
+        return values
+
+    def _value(self, text: str) -> float:
+        text = _plain(text)
+        if text in MISSING:
+            return math.nan
+        if not self._are_texts and _NUMBER.fullmatch(text):
+            number = float(text)
+            return math.inf if abs(number) >= TEXT else number
+        if self._limit is not None and len(self._places) == self._limit:
+            self._are_many = self._are_many or text not in self._places
+        if not self._are_many:
+            self._places.setdefault(text, len(self._places))
+        return TEXT * (1 + self._places.get(text, 0))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row has a value."""
+        return not (self._has_numbers or self._places or self._wrong)
+
+    @property
+    def texts(self) -> list[str]:
+        """The categories in order of the alphabet; none of numbers, yes and no, true and false."""
+        return sorted(self._places) if self._odd or self._are_texts else []
+
+    @property
+    def numbers(self) -> list[float]:
+        """What each text becomes, in the order of their first rows."""
+        places = {text: float(place) for place, text in enumerate(self.texts)}
+        return [places.get(text, _FLAGS.get(text.casefold(), 0.0)) for text in self._places]
+
+    def problem(self) -> Wrong | str | None:
+        """Return why the column can't be used, if so."""
+        some = [*self._places][:_HEAD]
+        if self._wrong or not self.texts:
+            return self._wrong
+        if not self._are_texts and all(map(_DATE.fullmatch, some)):
+            fix = "give numbers of them, such as the year, the month or the days since one"
+            return f"holds dates ({some[0]}); {fix}"
+        if not self._are_texts and (self._has_numbers or any(map(_AMOUNT.fullmatch, some))):
+            return self._odd
+        if self._are_many:
+            what = f"{self._limit} different texts ({listed(some, 3)}), and each is a column"
+            return f"holds more than {what}; raise dataset.max_categories={self._limit}"
+        return None
+
+
+def _counted(known: Wrong | None, rows: np.ndarray, column: Column, before: int) -> Wrong | None:
+    """Return the first of what is wrong, with the number of such rows, these among them."""
+    if rows.any():
+        row = int(rows.argmax())
+        known = known or Wrong(before + row, column[row])
+        known.number += int(rows.sum())
+    return known
+
+
+def _plain(text: str) -> str:
+    """Return a text by which categories are compared."""
+    return composed(text.strip())
+
+
+def _as_texts(column: Column) -> Column:
+    """Return the cells of an array as texts, unless they hold several each."""
+    import numpy as np
+
+    if isinstance(column, Texts) or column[:1].size != 1 or np.ndim(column.flat[0]):
+        return column
+    if column.dtype.kind == "O":
+        return texts_of([*map(text_of, column.flat)])
+    different, rows = np.unique(column.reshape(-1), return_inverse=True)
+    is_date = different.dtype.kind in "mM"  # of which a list has integers
+    return Texts([*map(text_of, different if is_date else different.tolist())], rows)
+
+
+def text_of(cell: Any) -> str:
+    """Return a cell as a .csv has it, an integer without a point."""
+    if isinstance(cell, float) and cell.is_integer():
+        return f"{cell:.0f}"
+    return cell.decode(errors="replace") if isinstance(cell, bytes) else str(cell)
+
+
+def read_as(column: Column, how: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, Counter[str]]:
+    """Return a column of new rows as a run has it, float64 [N, K], see `memory.Encoder`.
+
+    Also which rows can't be used, and how often texts occur that the run does not know: they are
+    -1.
+    """
+    import numpy as np
+
+    unknown = Counter[str]()
+    if "categories" not in how:
+        values = read_numbers(column)
+        wrong = np.asarray(~are_numbers(values).all(1))
+        for row in np.flatnonzero(wrong).tolist() if how else ():
+            wrong[row] = text_of(column[row]).strip() not in MISSING
+        return values, wrong, unknown
+    cells = _as_texts(column)
+    assert isinstance(cells, Texts)
+    known = {text: float(place) for place, text in enumerate(how["categories"])}
+    texts = [*map(_plain, cells.different)]
+    codes = np.array([math.nan if text in MISSING else known.get(text, -1.0) for text in texts])
+    number = np.bincount(cells.rows, minlength=len(texts))
+    for place in np.flatnonzero(codes == -1).tolist():
+        unknown[texts[place]] += int(number[place])
+    values = codes[cells.rows].reshape(-1, 1)
+    return values, np.zeros(len(values), bool), unknown
+
+
+def unknown_texts(name: str, unknown: Iterable[str], rows: int = 0) -> str:
+    """Return what to say of texts of a column, in so many rows, that no training row has."""
+    texts, where = listed([*map(repr, unknown)], 5), f" ({rows} rows)" * bool(rows)
+    return f"column {name}: no training row has {texts}{where}: they are 0 in all its categories"
 
 
 def numbers_of(
@@ -90,10 +250,13 @@ def numbers_of(
     return np.ascontiguousarray(numbers)
 
 
-def refuse(path: Path, wrong: Mapping[str, Wrong], more: str = "", fix: str = FIX) -> None:
+def refuse(path: Path, wrong: Mapping[str, Wrong | str], more: str = "", fix: str = FIX) -> None:
     """Raise DataError where columns have something wrong."""
     if wrong:
-        problems = (f"{path}: column {name}, {each.problem(fix)}" for name, each in wrong.items())
+        said = {
+            x: each if isinstance(each, str) else each.problem(fix) for x, each in wrong.items()
+        }
+        problems = (f"{path}: column {name}, {each}" for name, each in said.items())
         first, *others = problems
         raise DataError([f"{first}{more}", *others])
 

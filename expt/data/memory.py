@@ -6,14 +6,16 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from expt.data import indexing
+from expt.data.columns import unknown_texts
 from expt.data.indexing import Piece
 from expt.data.loading import (
     MIN_EVAL_BATCH,
@@ -32,6 +34,12 @@ from expt.errors import ConfigError, DataError, did_you_mean
 if TYPE_CHECKING:
     from expt.data.kinds.text import Extent
     from expt.data.rows import Chosen, Rows
+
+Encoding: TypeAlias = Mapping[str, Any]
+"""What a column becomes: the `categories` of texts (None: a gap), or the `median` for gaps among
+numbers and whether there is an `indicator` of them."""
+Scale: TypeAlias = tuple[float, float]
+"""A mean and a deviation."""
 
 # Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches
 # cost nothing.
@@ -154,8 +162,13 @@ def of_rows(
     how = dataset.standardise, dataset.standardise_targets
 
     def fitted(chosen: Tensor) -> Source:
-        scaled, scales = standardised(how, rows, parts["train"][chosen.numpy()])
-        return _source(scaled, parts, device, standardised=scales)
+        training = parts["train"][chosen.numpy()]
+        encoded = encodings(rows, training)
+        scaled, scales = standardised(how, _filled(rows, encoded), training)
+        for name in rows.texts:
+            scales.pop(name, None)
+        scaled = _encoded(scaled, rows, encoded, scales)
+        return _source(scaled, parts, device, standardised=scales, encoded=encoded)
 
     return _source(rows, parts, device, fitted=fitted)
 
@@ -175,8 +188,10 @@ def _source(
     there = {name: part(index) for name, index in parts.items() if len(index)}
     more |= {"train": NOTHING, **there}
     more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
+    more["notes"] = rows.encoder.notes if rows.encoder else ()
     # An image of one row and one channel, so that a model of images may flatten it.
-    shapes = {"channels": 1, "image_size": (1, rows.features.shape[1])}
+    inputs = rows.encoder.number if rows.encoder else rows.features.shape[1]
+    shapes = {"channels": 1, "image_size": (1, inputs)}
     shapes["num_classes"] = len(rows.class_names or rows.target_names)
     return Source(
         shapes=shapes,
@@ -190,18 +205,109 @@ def _source(
 
 def _tensors(rows: Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return features float32 [N, F] and targets float32 [N, T], or classes int64 [N]."""
-    features = _floats(rows.features, index)
+    features = _floats(rows.features, index, rows.encoder)
     if isinstance(rows.targets, np.ndarray):
         return features, torch.from_numpy(rows.targets[index])
     return features, _floats(rows.targets, index)
 
 
-def _floats(columns: Chosen, index: np.ndarray) -> Tensor:
-    found, start = torch.empty(len(index), columns.shape[1]), 0
+def _floats(columns: Chosen, index: np.ndarray, encoder: Encoder | None = None) -> Tensor:
+    width = encoder.number if encoder else columns.shape[1]
+    found, start = torch.empty(len(index), width), 0
     for block in columns.blocks(index):
-        found[start : start + len(block)] = torch.from_numpy(block)
+        numbers = torch.from_numpy(block)
+        found[start : start + len(block)] = encoder(numbers) if encoder else numbers
         start += len(block)
     return found
+
+
+def encodings(rows: Rows, training: np.ndarray) -> dict[str, Encoding]:
+    """Return what columns of texts, or with gaps, become, by the rows at `training`.
+
+    Raise DataError for a column that has no value there.
+    """
+    found = dict[str, Encoding]()
+    for place, name in enumerate(rows.feature_names):
+        if name not in rows.texts and name not in rows.gaps:
+            continue
+        cells = rows.features.columns([place])[training][:, 0]
+        gaps = np.isnan(cells)
+        there, has_gaps = cells[~gaps], bool(gaps.any())
+        if name in rows.texts:
+            texts = [rows.texts[name][code] for code in np.unique(there).astype(int)]
+            found[name] = {"categories": [*texts, *[None] * has_gaps]}
+        elif len(there):
+            found[name] = {"median": float(np.median(there)), "indicator": has_gaps}
+        else:
+            raise DataError(
+                f"column {name}: has no value in the {len(training)} rows that are trained on;"
+                " leave it out of dataset.features"
+            )
+    return found
+
+
+def _filled(rows: Rows, encoded: Mapping[str, Encoding]) -> Rows:
+    if not encoded:
+        return rows
+    fills = [encoded.get(name, {}).get("median", 0.0) for name in rows.feature_names]
+    return rows._replace(features=rows.features.filled(fills))
+
+
+def _encoded(
+    scaled: Rows, rows: Rows, encoded: Mapping[str, Encoding], scales: Mapping[str, Scale]
+) -> Rows:
+    """Return the `scaled` rows with the features of `rows` and what encodes these, if anything."""
+    if not encoded:
+        return scaled
+    encoder = Encoder(rows.feature_names, encoded, scales, rows.texts)
+    return scaled._replace(features=rows.features, encoder=encoder)
+
+
+class Encoder:
+    """Rows [N, F] of numbers, places of texts, and nan for gaps, as what a model gets [N, W].
+
+    A column of texts becomes a column of 0 and 1 for each category: 1 where the row has it, and so
+    for gaps where training rows had some. A column of numbers has the median in its gaps and is
+    standardised; where training rows had gaps, a column follows that is 1 at gaps and else 0.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        encoded: Mapping[str, Encoding],
+        scales: Mapping[str, Scale],
+        texts: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """Take the places of `texts` by their columns, of others those of the categories."""
+        inputs, self.notes = list[tuple[int, bool, float, Scale]](), list[str]()
+        for place, name in enumerate(names):
+            how = encoded.get(name, {})
+            if "categories" in how:
+                known = (texts or {}).get(name, how["categories"])
+                if unknown := [text for text in known if text not in how["categories"]]:
+                    self.notes.append(unknown_texts(name, unknown))
+                places = {text: float(at) for at, text in enumerate(known)} | {None: math.nan}
+                inputs += [
+                    (place, False, places.get(text, -2.0), (0.0, 1.0)) for text in how["categories"]
+                ]
+                continue
+            fill = how.get("median", math.nan)
+            inputs.append((place, True, fill, scales.get(name, (0.0, 1.0))))
+            if how.get("indicator"):
+                inputs.append((place, False, math.nan, (0.0, 1.0)))
+        sources, are_numbers, values, of = zip(*inputs, strict=True)
+        self.number = len(inputs)
+        self._sources, self._are_numbers = torch.tensor(sources), torch.tensor(are_numbers)
+        self._values = torch.tensor(values, dtype=torch.float64)
+        self._means, self._deviations = torch.tensor(of, dtype=torch.float64).T
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return them in float64."""
+        cells = rows.index_select(1, self._sources)
+        gaps = cells.isnan()
+        numbers = (torch.where(gaps, self._values, cells) - self._means) / self._deviations
+        is_one = (cells == self._values) | (gaps & self._values.isnan())
+        return torch.where(self._are_numbers, numbers, is_one.double())
 
 
 def standardised(
@@ -267,7 +373,14 @@ def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
         if kind == "feature" or not rows.class_names:
             values = getattr(rows, f"{kind}s").columns([there.index(name) for name in wanted])
             rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
-    return _scaled(rows, trained_on.get("standardised", {}))
+    encoded, scales = trained_on.get("encoded", {}), trained_on.get("standardised", {})
+    for name in trained_on["feature_names"]:
+        lacks = name not in encoded and ("texts" if name in rows.texts else "gaps")
+        if lacks and name in {*rows.texts, *rows.gaps}:
+            raise DataError(
+                f"column {name}: has {lacks}, and the run was trained on numbers only; correct it"
+            )
+    return _encoded(_scaled(rows, scales), rows, encoded, scales)
 
 
 NO_TARGET = -100

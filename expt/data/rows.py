@@ -15,6 +15,8 @@ from expt import progress
 from expt.data.cache import digest, filled, of_content, state_of
 from expt.data.columns import (
     FIX,
+    TEXT,
+    Cells,
     Wrong,
     base,
     check_labels,
@@ -34,8 +36,9 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
     import numpy as np
 
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
-_TEXTS = "give it a number, or its texts a column each (pandas.get_dummies), or remove the row"
+_TEXTS = "give it a number, or empty the cell, or if these are categories use dataset.categories"
 _INDEX, _COUNTER = "the index of pandas, or without a name", "counts the rows"
+_EMPTY = "has no values"
 Scales: TypeAlias = Sequence[tuple[float, float]]
 """The mean and the deviation of each column, or none."""
 _BLOCK = 1 << 16
@@ -46,11 +49,15 @@ class Chosen:
     """Some columns [N, F] of numbers [N, K], which may lie in a file and are read when needed."""
 
     def __init__(
-        self, numbers: np.ndarray, places: Sequence[int] | None = None, scales: Scales = ()
+        self,
+        numbers: np.ndarray,
+        places: Sequence[int] | None = None,
+        scales: Scales = (),
+        fills: Sequence[float] = (),
     ) -> None:
         self._numbers = numbers
         self._places = [*range(numbers.shape[1])] if places is None else [*places]
-        self._scales = scales
+        self._scales, self._fills = scales, fills
         self.shape = (len(numbers), len(self._places))
 
     def __getitem__(self, rows: Any) -> np.ndarray:
@@ -62,6 +69,8 @@ class Chosen:
         if self._places != [*range(first, last + 1)]:
             # By take they lie row by row, so that sums have the bits of those over all columns.
             found = found.take([place - first for place in self._places], axis=1)
+        if self._fills:
+            found = np.where(np.isnan(found), self._fills, found)
         if self._scales:
             mean, std = np.array(self._scales).T
             found = (found - mean) / std
@@ -78,7 +87,11 @@ class Chosen:
 
     def columns(self, places: Sequence[int], scales: Scales = ()) -> Chosen:
         """Return the columns at these places, less the mean of each and by its deviation."""
-        return Chosen(self._numbers, [self._places[place] for place in places], scales)
+        return Chosen(self._numbers, [self._places[place] for place in places], scales, self._fills)
+
+    def filled(self, fills: Sequence[float]) -> Chosen:
+        """Return the same columns, with a number for the gaps of each."""
+        return Chosen(self._numbers, self._places, self._scales, fills)
 
 
 class Rows(NamedTuple):
@@ -93,6 +106,12 @@ class Rows(NamedTuple):
     """empty where the targets are not classes"""
     left_out: Mapping[str, str] = {}
     """Why columns that nobody named are not features."""
+    texts: Mapping[str, Sequence[str]] = {}
+    """Of features that are texts, those that there are; a cell is the place of one."""
+    gaps: Sequence[str] = ()
+    """Features of which a row has no value, but nan."""
+    encoder: Any = None
+    """What makes of the features what a model gets, if they are not that."""
 
 
 class Wanted(NamedTuple):
@@ -103,8 +122,14 @@ class Wanted(NamedTuple):
     """empty: those that are `known`, else all other columns that are features"""
     known: tuple[str, ...]
     """a run's"""
+    known_texts: tuple[str, ...]
+    """those of them that are texts"""
     kind: str
     """of the task's targets"""
+    categories: tuple[str, ...] = ()
+    """columns that are texts, whatever they hold"""
+    limit: int | None = None
+    """the most different texts in a column"""
 
 
 def load(path: Path, wanted: Wanted) -> Rows:
@@ -116,9 +141,11 @@ def load(path: Path, wanted: Wanted) -> Rows:
     state = tuple(state_of(path))
     if wanted.known:  # which mostly are what the run has read of this file, and kept
         with contextlib.suppress(ConfigError):
-            found = _load(path, state, wanted._replace(known=()))
-            if {*wanted.known}.issubset(found.feature_names):
+            found = _load(path, state, wanted._replace(known=(), known_texts=()))
+            texts = {*found.texts} & {*wanted.known}
+            if {*wanted.known} <= {*found.feature_names} and texts == {*wanted.known_texts}:
                 return found._replace(left_out={})
+        wanted = wanted._replace(categories=wanted.known_texts, limit=None)
     return _load(path, state, wanted)
 
 
@@ -159,53 +186,78 @@ def _rows(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Row
         zip(*about[kind], strict=True) for kind in ("targets", "features")
     )
     answers = classes if names else Chosen(numbers, target_places)
-    return Rows(Chosen(numbers, places), answers, features, targets, names, about["left_out"])
+    more = about["left_out"], about["texts"], about["gaps"]
+    return Rows(Chosen(numbers, places), answers, features, targets, names, *more)
 
 
-def _mapped(file: IO[bytes], shape: Sequence[int]) -> np.ndarray:
+def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarray:
     import numpy as np
 
     file.flush()
-    return np.memmap(file, float, "c", shape=tuple(shape))
+    return np.memmap(file, float, mode, shape=tuple(shape))
 
 
 def _read(
     path: Path, state: tuple[int, ...], wanted: Wanted, file: IO[bytes]
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Write the numbers of a table; return what they are, and the classes [N] if there are any."""
+    import numpy as np
+
     table = open_table(path)
     columns, left_out = _candidates(table, wanted)
-    answers, texts = ((), wanted.targets) if wanted.kind == "class" else (wanted.targets, ())
-    cells, targets, features, wrong = list[Column](), list[str](), list[str](), dict[str, Wrong]()
+    answers, classes = ((), wanted.targets) if wanted.kind == "class" else (wanted.targets, ())
+    labels, targets, wrong = list[Column](), list[str](), dict[str, Wrong]()
+    cells = {x: Cells(wanted.limit, are_texts=x in wanted.categories) for x in columns}
     with progress.phase(f"reading {path}", table.size) as here:
-        for batch in table.batches([*dict.fromkeys((*wanted.targets, *columns))], texts):
+        needed = [*dict.fromkeys((*wanted.targets, *columns))]
+        for batch in table.batches(needed, (*classes, *wanted.categories)):
             _refuse_damaged(table, batch, here.done)
             targets, features = (parts_of(batch.columns, each) for each in (answers, columns))
-            file.write(numbers_of(batch.columns, [*answers, *columns], wrong, here.done).data)
-            cells += [batch.columns[name] for name in texts]
+            found = [numbers_of(batch.columns, answers, wrong, here.done)] if answers else []
+            found += [each.read(batch.columns[x], here.done) for x, each in cells.items()]
+            file.write(np.ascontiguousarray(np.concatenate(found, axis=1)).data)
+            labels += [batch.columns[name] for name in classes]
             here.done += batch.size
     if not here.done:
         raise DataError(f"{path}: has no rows; give it some")
     if tuple(state_of(path)) != state:
         raise DataError(f"{path}: has changed while it was read; start again once it is written")
-    numbers = _mapped(file, (here.done, len(targets + features)))
-    by_name = dict(zip(targets + features, numbers.T, strict=True))
-    classes, class_names = _classes(path, wanted, cells, {x: by_name[x] for x in targets}, wrong)
-    counters = _counters(path, wanted, columns, by_name, wrong)
-    refuse(path, wrong, fix=_TEXTS)
-    kept = [each for each in enumerate(features, len(targets)) if each[1] not in counters]
-    about = {"shape": numbers.shape, "features": kept, "class_names": class_names}
-    about |= {"targets": [*enumerate(targets or wanted.targets)]}
-    return about | {"left_out": left_out | dict.fromkeys(counters, _COUNTER)}, classes
+    names = targets + features
+    if texts := {names.index(name): each for name, each in cells.items() if each.numbers}:
+        _number_texts(_mapped(file, (here.done, len(names)), "r+"), texts)
+    numbers = _mapped(file, (here.done, len(names)))
+    by_name = dict(zip(names, numbers.T, strict=True))
+    answer = _classes(path, wanted, labels, {x: by_name[x] for x in targets}, wrong)
+    unfit = wrong | {name: why for name, each in cells.items() if (why := each.problem())}
+    left_out |= _left_out(path, wanted, cells, by_name, unfit)
+    refuse(path, unfit, fix=_TEXTS)
+    kept = [x for x in enumerate(features, len(targets)) if not {x[1], base(x[1])} & {*left_out}]
+    about: dict[str, Any] = {"shape": numbers.shape, "features": kept, "class_names": answer[1]}
+    about |= {"targets": [*enumerate(targets or wanted.targets)], "left_out": left_out}
+    about["texts"] = {name: each.texts for name, each in cells.items() if each.texts}
+    return about | {"gaps": [name for name, each in cells.items() if each.has_gaps]}, answer[0]
+
+
+def _number_texts(numbers: np.ndarray, columns: Mapping[int, Cells]) -> None:
+    """Write in place of each text its number, now that all are known."""
+    import numpy as np
+
+    for place, each in columns.items():
+        table = np.array(each.numbers)
+        for start in range(0, len(numbers), _BLOCK):
+            block = numbers[start : start + _BLOCK, place]
+            are_texts = block >= TEXT
+            block[are_texts] = table[(block[are_texts] / TEXT).astype(int) - 1]
 
 
 def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
     """Return the columns that may be features, and why others are none if nobody has named any."""
-    path, (targets, features, known, _) = table.path, wanted
+    path, (targets, features, known, *_) = table.path, wanted
     if not {*table.names}.issuperset(targets + features):
         for batch in itertools.islice(table.batches(table.names[:1]), 1):
             _refuse_damaged(table, batch)  # the first line may not be that of the names
-    for key, chosen in (("targets", targets), ("features", features)):
+    named = {"targets": targets, "features": features}
+    for key, chosen in (named if known else named | {"categories": wanted.categories}).items():
         _refuse_missing(path, table.names, key, chosen)
     refuse_twice({"targets": targets, "features": features})
     run = {*known, *map(base, known)}
@@ -254,29 +306,34 @@ def _classes(
     return np.empty(0, np.int64), ()
 
 
-def _counters(
+def _left_out(
     path: Path,
     wanted: Wanted,
-    columns: Sequence[str],
+    cells: Mapping[str, Cells],
     numbers: Mapping[str, np.ndarray],
-    wrong: Mapping[str, Wrong],
-) -> list[str]:
-    """Return those of columns that nobody chose which number the rows.
+    wrong: dict[str, Wrong | str],
+) -> dict[str, str]:
+    """Return why columns that nobody chose are no features: they number the rows, or are empty.
 
-    Raise where others are no numbers, or there are no others.
+    Raise where others can't be used, or there are no others.
     """
-    if wanted.features or wanted.known:
-        return []
-    counters = [name for name in columns if name in numbers and counts_rows(numbers[name])]
-    usable = [name for name in columns if name not in counters and name not in wrong]
-    more = f", or use the columns of numbers only: {word(usable)}" if usable else ""
-    refuse(path, wrong, more, _TEXTS)
+    if wanted.known:
+        return {}
+    empty = [name for name, each in cells.items() if each.is_empty]
+    if wanted.features:
+        wrong |= dict.fromkeys(empty, f"{_EMPTY}; leave it out")
+        return {}
+    single = [name for name, each in cells.items() if name in numbers and not each.texts]
+    counters = [name for name in single if counts_rows(numbers[name])]
+    left = dict.fromkeys(empty, _EMPTY) | dict.fromkeys(counters, _COUNTER)
+    usable = [name for name in cells if name not in {*left, *wrong}]
+    refuse(path, wrong, f"; or leave it out: {word(usable)}" if usable else "", _TEXTS)
     if not usable:
         raise ConfigError(
-            f"dataset.features: {path} has only the targets and {listed(columns)}"
-            f" ({_COUNTER}); if it is to be learned from: {word(columns)}"
+            f"dataset.features: {path} has only the targets and {listed([*cells])}"
+            f" ({', '.join(left.values())}); if it is to be learned from: {word([*cells])}"
         )
-    return counters
+    return left
 
 
 def word(features: Sequence[str]) -> str:

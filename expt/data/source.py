@@ -16,6 +16,9 @@ from expt.data.kinds import DatasetConfig
 from expt.data.loading import Load, Loader, LoaderOptions
 from expt.errors import ConfigError, DataError, described, listed, warn
 
+UNEVEN = 0.1
+"""By how much a class's share is over an even one, from where on it is reported."""
+
 
 class Part(NamedTuple):
     """The training, validation or test part of a dataset, before it is split and batched."""
@@ -49,6 +52,8 @@ class About:
     """of a table's columns: the mean and standard deviation over the training samples"""
     feature_names: tuple[str, ...] = ()
     """of a table's columns that the model gets, in their order"""
+    encoded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """what those become that are texts or have gaps; see `memory.Encoder`"""
     target_names: tuple[str, ...] = ()
     """of a table's columns that are to be predicted"""
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -81,7 +86,7 @@ class Source(About):
     pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """those of each part that are not held in memory"""
     notes: Sequence[str] = ()
-    """what a custom dataset's author may not have meant"""
+    """what a custom dataset's author, or that of a table, may not have meant"""
 
     @property
     def counted(self) -> Tensor | None:
@@ -90,6 +95,13 @@ class Source(About):
         if found is None or not len(found) or found.is_floating_point():
             return None
         return found if 0 <= int(found.min()) <= int(found.max()) < number else None
+
+
+def majority_of(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:
+    """Return the class of most samples and its share, if that alone makes a good accuracy."""
+    most = max(counts, default=0)
+    share = most / sum(counts) if most else 0.0
+    return (names[counts.index(most)], share) if share > UNEVEN + 1 / max(1, len(counts)) else ()
 
 
 def absent_classes(source: Source, targets: str, train: Tensor) -> list[str]:

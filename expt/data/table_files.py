@@ -31,6 +31,11 @@ SIGNS = ",;\t|"
 """What stands between the cells of a text, the first if several might."""
 _BLANK = b' \t"\r\n\v\f'
 """What the rows are made of by which spreadsheets end a file, besides that sign."""
+MISSING = frozenset(
+    "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|"
+    "NaT|null|".split("|")
+)
+"""Texts that pandas reads as no value."""
 _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 """What pandas calls a column without a name, which is where it writes its index."""
 
@@ -199,7 +204,7 @@ class _Csv(TableFile):
         if not found.names:
             raise DataError(f"{path}: is empty; its first line names the columns")
         super().__init__(path, found.names)
-        self.sign, self._start = found.sign, found.end
+        self.sign, self._start, self._gaps = found.sign, found.end, list[str]()
 
     def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
         known, blocks = {*texts}, _blocks(self.path, self.sign, self._start)
@@ -219,19 +224,24 @@ class _Csv(TableFile):
         from pyarrow import ArrowInvalid, float64, py_buffer, string
         from pyarrow import csv as arrow
 
-        for others in (texts, names):  # all at a cell that is no number
+        gaps = [*MISSING]
+        # At a cell that is no number those are taken for gaps that may be, then all are texts.
+        for others, empty in ((texts, self._gaps), (texts, gaps), (names, [])):
             types = {name: string() if name in others else float64() for name in names}
             with contextlib.suppress(ArrowInvalid):
                 found = arrow.read_csv(
                     py_buffer(block),
                     arrow.ReadOptions(column_names=self.names),
                     arrow.ParseOptions(delimiter=self.sign, newlines_in_values=b'"' in block),
-                    arrow.ConvertOptions(column_types=types, include_columns=names, null_values=[]),
+                    arrow.ConvertOptions(
+                        column_types=types, include_columns=names, null_values=empty
+                    ),
                 )
+                self._gaps = empty or self._gaps
                 columns = {name: found[name].combine_chunks() for name in names}
-                for name in {*names} - texts:
+                for name in {*names} - texts if others is names else ():
                     with contextlib.suppress(ArrowInvalid):
-                        columns[name] = columns[name].cast(float64())
+                        columns[name] = _numbers(columns[name], gaps)
                 read = {name: _of_arrow(column) for name, column in columns.items()}
                 texts |= {name for name, column in read.items() if isinstance(column, Texts)}
                 return Batch(read, found.num_rows)
@@ -247,6 +257,16 @@ class _Csv(TableFile):
                     several[place] = [""] * len(self.names)
             cells = dict(zip(self.names, zip(*several, strict=True), strict=True))
             yield Batch({name: texts_of(cells[name]) for name in names}, len(several), damaged)
+
+
+def _numbers(texts: Any, gaps: Sequence[str]) -> Any:
+    """Return Arrow's texts as numbers."""
+    import pyarrow
+    import pyarrow.compute
+
+    arrow: Any = pyarrow.compute
+    is_gap = arrow.is_in(texts, pyarrow.array(gaps))
+    return arrow.if_else(is_gap, None, texts).cast(pyarrow.float64())
 
 
 class _Head(NamedTuple):

@@ -156,6 +156,8 @@ def _samples(
     Nothing is downloaded. If not `normalised`, images are pixels in [0, 1] and rows [N, F] as they
     stand in the table. Raise ConfigError where it is not known what samples are like.
     """
+    if not normalised and trained.preprocess.encoded:
+        raise ConfigError("--preprocess: the run's table has texts or gaps; leave it out")
     dataset = config.dataset
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
     dataset = dataclasses.replace(dataset, **left_out)
@@ -220,6 +222,7 @@ def _metadata(
     if not preprocess:
         scales = {"features": trained.preprocess.features, "targets": trained.preprocess.targets}
         about |= {"mean": config.dataset.mean, "std": config.dataset.std}
+        about["encoded"] = trained.preprocess.encoded
         about["standardised"] = {key: value for key, value in scales.items() if value}
     return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
 

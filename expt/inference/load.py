@@ -18,9 +18,12 @@ from expt.config.schema import RunConfig
 from expt.config.user_code import targets
 from expt.data.build import shapes_told
 from expt.data.checked_samples import Transformed, build_transforms
+from expt.data.columns import read_as, text_of, unknown_texts
 from expt.data.image_files import MODES, fit, open_picture, size_of, stretch
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Finish, LoaderOptions
+from expt.data.memory import Encoder
+from expt.data.table_files import texts_of
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
@@ -46,9 +49,10 @@ class Preprocess:
     Images are scaled to cover the size that the model was trained on and cropped at the centre, or
     stretched to it where those with masks were; as tensors they are uint8, or float in [0, 1], [C,
     H, W] or [N, C, H, W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F]
-    or [N, F] of a table, lists of numbers too, come out standardised, [N, 1, 1, F]. A text comes
-    out as its tokens, int64 [1, length]. Other samples must be tensors or arrays, one or a batch,
-    and are only moved.
+    or [N, F] of a table, lists of numbers too, come out standardised, [N, 1, 1, F]; where it has
+    texts or gaps, give lists of them (None is a gap) or a DataFrame, which are encoded as in
+    training. A text comes out as its tokens, int64 [1, length]. Other samples must be tensors or
+    arrays, one or a batch, and are only moved.
 
     Raise ConfigError for what is not a sample, DataError for a damaged picture.
     """
@@ -64,11 +68,12 @@ class Preprocess:
         self._dataset, self._data, self._device = dataset, data, device
         self._transforms = build_transforms(getattr(dataset, "eval_transforms", None) or ())
         self._resize = stretch if dataset.has_masks(segments) else fit
-        known = [*data.get("standardised", {}).items()]  # features first, in their order
-        standardises = dataset.has_rows and getattr(dataset, "standardise", False)
-        number = data["image_size"][1] if standardises else 0
-        self.features: Scales = dict(known[:number])
-        self.targets: Scales = dict(known[number:])
+        self._names, encoded = [*data.get("feature_names", ())], data.get("encoded", {})
+        known, features = data.get("standardised", {}), {*self._names} if dataset.has_rows else {}
+        self.features: Scales = {x: each for x, each in known.items() if x in features}
+        self.targets: Scales = {x: each for x, each in known.items() if x not in features}
+        self.encoded: Mapping[str, Mapping[str, Any]] = encoded
+        self._encoder = Encoder(self._names, encoded, self.features) if encoded else None
         self._shape: list[int] = [*data.get("sample", {}).get("shape", ())]
         self._normalise: Finish | None = None
         if dataset.has_pixels(data):
@@ -79,6 +84,8 @@ class Preprocess:
         """Return the batch."""
         if "vocab_size" in self._data:
             return self._tokens(samples)
+        if self._encoder and not _are_arrays(samples):
+            samples = self._coded(samples)
         has_rows, are_several = self._dataset.has_rows, isinstance(samples, list | tuple)
         if are_several and (not has_rows or any(hasattr(sample, "dtype") for sample in samples)):
             return torch.cat([self(sample) for sample in samples])
@@ -130,13 +137,35 @@ class Preprocess:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rows: {error}; give lists of numbers, as many in each") from error
         rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
-        number = self._data["image_size"][1]
+        width = self._data["image_size"][1]
+        number = len(self._names) if self._encoder else width
         if rows.dim() != 2 or rows.shape[1] != number:
             raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {number}]")
-        if scales := [*self.features.values()]:
+        if self._encoder:
+            rows = self._encoder(rows.cpu())
+        elif scales := [*self.features.values()]:
             mean, std = torch.tensor(scales, dtype=torch.float64).T
             rows = (rows - mean) / std
-        return rows.float().view(-1, 1, 1, number).to(self._device)
+        return rows.float().view(-1, 1, 1, width).to(self._device)
+
+    def _coded(self, given: Any) -> Tensor:
+        """Return rows of numbers, texts and None as Encoder takes them, float64 [N, F]."""
+        if hasattr(given, "columns"):  # of pandas, by their names
+            given = given[self._names].to_numpy(object)
+        rows = np.array(given, object)
+        rows, found = rows.reshape(-1, rows.shape[-1]), list[np.ndarray]()
+        if rows.shape[1] != len(self._names):
+            raise ConfigError(f"rows of {rows.shape[1]} cells: give {', '.join(self._names)}")
+        for name, cells in zip(self._names, rows.T, strict=True):
+            column = texts_of([*map(text_of, cells)])
+            values, wrong, unknown = read_as(column, self.encoded.get(name, {}))
+            if wrong.any():
+                cell = cells[int(wrong.argmax())]
+                raise ConfigError(f"column {name}: {cell!r} is not a number; give one")
+            if unknown:
+                warn(unknown_texts(name, unknown, unknown.total()))
+            found.append(values)
+        return torch.from_numpy(np.concatenate(found, axis=1))
 
     def _tokens(self, given: Any) -> Tensor:
         if isinstance(given, str):
@@ -144,6 +173,13 @@ class Preprocess:
         elif isinstance(given, bytes):
             given = torch.tensor([list(given)])
         return _tensor(given).long().to(self._device)
+
+
+def _are_arrays(given: Any) -> bool:
+    """Return whether samples are numbers already: a tensor, an array, or several."""
+    if isinstance(given, list | tuple):
+        return any(map(_are_arrays, given))
+    return isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind != "O")
 
 
 def _tensor(given: Any) -> Tensor:

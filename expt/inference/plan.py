@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.columns import base, parts_of, read_numbers
+from expt.data.columns import base, parts_of, read_as, unknown_texts
 from expt.data.image_files import (
     files_below,
     left_out,
@@ -20,7 +21,7 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import DatasetConfig
-from expt.data.table_files import Arrays, TableFile, are_numbers, open_table
+from expt.data.table_files import Arrays, TableFile, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, warn
 from expt.runs.named_checkpoint import found
 
@@ -208,7 +209,10 @@ class Features(Samples):
     def __init__(self, path: str, data: Mapping[str, Any]) -> None:
         """Read the first rows. Raise ConfigError where the model's columns are not there."""
         wanted = [*data.get("feature_names", ())]
+        self._encoded: Mapping[str, Any] = data.get("encoded", {})
         if path.lower().endswith(".npy"):
+            if self._encoded:
+                raise ConfigError(f"{path}: the run's columns are found by name; give a table")
             table: TableFile = Arrays(Path(path), {"x": _array(path)})
             known = wanted = []  # only features, in their order
         else:
@@ -221,7 +225,7 @@ class Features(Samples):
             raise DataError(f"{path}: has no rows; give it some")
         parts = parts_of(first.columns, self._names)
         missing = next((name for name in wanted if name not in parts), None)
-        number = data["image_size"][1]
+        number = len(wanted) if self._encoded else data["image_size"][1]
         if missing is not None or len(wanted or parts) != number:
             has = f"no column {missing} of one number in each row" if missing else f"{len(parts)}"
             raise ConfigError(
@@ -231,17 +235,25 @@ class Features(Samples):
         self._order = [parts.index(name) for name in wanted or parts]
 
     def pieces(self, size: int) -> Iterator[tuple[np.ndarray, Mapping[int, str]]]:
-        """See Samples; what is not a finite number of float32 can't be used."""
+        """See Samples; what is not a finite number of float32 can't be used.
+
+        Texts are the places of their categories, and gaps nan where training rows had some.
+        """
         import numpy as np
 
         rest, wrong, before = np.empty((0, len(self._order))), dict[int, str](), 0
-        for batch in self._table.batches(self._names):
+        new = dict[str, Counter[str]]()
+        texts = [name for name, how in self._encoded.items() if "categories" in how]
+        for batch in self._table.batches(self._names, texts):
             wrong |= {before + place: why for place, why in batch.damaged.items()}
             found = list[np.ndarray]()
             for name in self._names:
-                column = batch.columns[name]
-                found.append(read_numbers(column))
-                for place in np.flatnonzero(~are_numbers(found[-1]).all(1)).tolist():
+                column, how = batch.columns[name], self._encoded.get(name, {})
+                values, bad, unknown = read_as(column, how)
+                found.append(values)
+                if unknown:
+                    new[name] = new.get(name, Counter()) + unknown
+                for place in np.flatnonzero(bad).tolist():
                     what = f"{str(column[place])[:40]!r}, which is not a number"
                     wrong.setdefault(before + place, f"column {name} holds {what}")
             before += batch.size
@@ -249,6 +261,8 @@ class Features(Samples):
             while len(rest) >= size:
                 yield rest[:size], wrong
                 rest = rest[size:]
+        for name, unknown in new.items():
+            warn(f"{self.path}: {unknown_texts(name, unknown, unknown.total())}")
         if len(rest):
             yield rest, wrong
 

@@ -58,6 +58,7 @@ IN_NO_IDENTITY = {
     "log_every", "threads", "eval_batch_size", "detect_anomaly",
     "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
+    "dataset.max_categories",
 }  # fmt: skip
 """With all keys below the following."""
 NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", "mlflow", "wandb", "trackio")
@@ -132,6 +133,9 @@ def test_a_key_that_came_later_counts_where_it_is_not_at_its_default() -> None:
     for word in ("dataset.shuffle=false", "dataset.val_split=last"):
         found.add(identity(config(*table, word)))
     assert len(found) == 3
+    people = ("task=classification", "dataset=table", "dataset.path=a.csv", "dataset.targets=y")
+    words = ("dataset.max_categories=9", "dataset.categories=[]", "dataset.categories=[zip]")
+    assert len({identity(config(*people, *more)) for more in ((), *((x,) for x in words))}) == 2
     own = "dataset={_target_: a.B, num_classes: 2}"
     of_class = [config("~dataset", f"+{own}", *more) for more in ((), ("+dataset.val={a: 1}",))]
     assert len({*map(identity, of_class)}) == 2

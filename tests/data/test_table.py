@@ -300,8 +300,9 @@ def test_a_parquet_file(tmp_path: Path) -> None:
     assert rows.features[:].tolist() == [[1], [2]]
     assert rows.targets[:].tolist() == [0, 1]
     assert rows.class_names == ("u", "v")
-    with pytest.raises(DataError, match="column b, row 2: is nan; give it a number"):
-        of(path).load(CLASS)
+    assert np.isnan(of(path).load(CLASS).features[1][1])
+    with pytest.raises(DataError, match="column b, row 2: has no value; give it a number"):
+        of(path, "b", ("a",)).load(NUMBER)
 
 
 def test_what_pandas_writes_into_a_parquet(tmp_path: Path) -> None:
@@ -323,14 +324,38 @@ def test_what_pandas_writes_into_a_parquet(tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "text": ("a,y\n1,1\n2,2\nx y,3\n", {"features": None}, NUMBER, "column a, row 3: 'x y'"),
+    "dates": (
+        "a,b,y\n1,2024-01-31,2\n1,,3\n1,2024-02-01 12:30,3\n",
+        {},
+        NUMBER,
+        r"column b, holds dates \(2024-01-31\); give numbers",
+    ),
+    "categories": (
+        "a,b,y\n1,u,2\n1,v,3\n1,w,3\n",
+        {"max_categories": 2},
+        NUMBER,
+        "column b, holds more than 2 different texts .*dataset.max_categories=2",
+    ),
+    "no values": ("a,b,y\n1,,2\n1,NA,3\n", {}, NUMBER, "column b, has no values; leave it out"),
+    "no such categories": (
+        "a,b,y\n1,2,3\n",
+        {"categories": ("c",)},
+        NUMBER,
+        "dataset.categories=c: .* has no such column",
+    ),
     "named text": (
         "a,y\nx,1\n2,1\nz,1\n",
         {"features": ("a",)},
         NUMBER,
         "column a, row 1 and 1 more: 'x' is not a number",
     ),
-    "empty": ("a,b,y\n1,2,3\n1,,3\n", {}, NUMBER, "column b, row 2: is empty; give it a number"),
-    "nan": ("a,b,y\n1,2,3\n1,2,nan\n", {}, NUMBER, "column y, row 2: is nan; give it a number"),
+    "empty": ("a,b,y\n1,2,3\n1,2,\n", {}, NUMBER, "column y, row 2: has no value; give it a numb"),
+    "nan": (
+        "a,b,y\n1,2,3\n1,2,nan\n",
+        {},
+        NUMBER,
+        "column y, row 2: has no value; give it a numbe",
+    ),
     "infinite": ("a,b,y\n1e39,2,3\n", {}, NUMBER, "column a, row 1: is 1e.?39; give it"),
     "unknown": ("aa,b,y\n1,2,3\n", {}, NUMBER, "dataset.features=a: .* has no such column"),
     "no target": ("a,b\n1,2\n", {}, NUMBER, "dataset.targets=y: .* has no such column"),
@@ -353,28 +378,33 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "empty class": ("a,b,y\n1,2,u\n1,2,\n", {}, CLASS, "column y, row 2: is empty"),
     "no label": ("a,b,y\n1,2,0\n1,2,2\n", {}, LABEL, "column y, row 2: 2 is not a label"),
     "a comment": ("# of May\na,b,y\n1,2,0\n", {}, NUMBER, r"which line 1 names \(# of May\)"),
-    "a bad target and a bad feature": ("a,b,y\nx,2,\n", {}, NUMBER, "column y, row 1: is empty"),
+    "a bad target and a bad feature": ("a,b,y\nx,2,\n", {}, NUMBER, "column y, row 1: has no val"),
     "cells": ("a,b,y\n1,2,0\n1,2\n", {}, NUMBER, "row 2 has 2 cells for 3 columns"),
     "same names": ("a,a,y\n1,2,0\n", {}, NUMBER, "two columns are called 'a'; rename one"),
     "no header": ("1,2\n3,4\n", {}, NUMBER, "its first line is one of numbers"),
     "semicolons": ("a;b;y\n1,5;2;3\n", {}, NUMBER, "column a, row 1: .*decimal sign"),
     "semicolons without quotes": ("a;b;y\n1;2;3\n1;2;3;4\n", {}, NUMBER, "row 2 has 4 cells"),
     "one text beside numbers": (
-        "a,b,y\nx,1,1\ny,2,2\n",
+        "a,b,y\nx,1,1\n2,2,2\n",
         {"features": None},
         NUMBER,
-        r"the columns of numbers only: 'dataset.features=\[b\]'",
+        r"dataset.categories; or leave it out: 'dataset.features=\[b\]'",
     ),
     "texts and a counter": (
-        "n,s,b,k,y\n" + "".join(f"{row},u,{row % 3},v,1\n" for row in range(30)),
+        "n,s,b,k,y\n" + "".join(f"{row},1%,{row % 3},{row or 'v'},1\n" for row in range(30)),
         {"features": None},
         NUMBER,
-        r"(?s)column s, row 1 and 29 more: .*: 'dataset.features=\[b\]'.*column k, row 1 ",
+        r"(?s)column s, row 1 and 29 more: .*: 'dataset.features=\[b\]'.*column k, row 1:",
     ),
     "decimal comma": ('a,b,y\n"1,5",2,3\n', {}, NUMBER, "column a, row 1: .*decimal sign"),
     "decimal commas": ("a,b,y\n1,5,2,3\n", {}, NUMBER, "row 1 has 4 cells .*decimal sign"),
     "digits of a program": ("a,b,y\n1_000,2,3\n", {}, NUMBER, "column a, row 1: '1_000' is no"),
-    "a mark of UTF-8": ("a,b,y\n\ufeff1,2,0\n", {}, NUMBER, r"column a, row 1: '\\ufeff1' is no"),
+    "a mark of UTF-8": (
+        "a,b,y\n\ufeff1,2,0\n1,2,0\n",
+        {},
+        NUMBER,
+        r"column a, row 1: '\\ufeff1' is no",
+    ),
     "an open quote": ('a,b,y\n1,2,u\n1,2,"v\n1,2,u\n', {}, CLASS, "quote .* line 3"),
     "two open quotes": ('a,b,y\n1,2,"v\n1,2,"u\n', {}, CLASS, "quote .* line 2"),
     "no value": ("a,b,y\n1,2,u\n1,2,NA\n", {}, CLASS, "column y, row 2: 'NA' stands for no"),

@@ -108,3 +108,9 @@ def test_nothing_is_computed() -> None:
     assert found.num_parameters > 9e8
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib * 1024 < found.num_parameters  # a parameter has four bytes
+
+
+def test_the_history_of_lbfgs() -> None:
+    """Two vectors for each of 4 updates, and two more."""
+    plan = planned(config("optimizer=lbfgs", "optimizer.history_size=4")).plans[0]
+    assert plan.states == 10 * plan.gradients

@@ -12,7 +12,6 @@ from torch import nn, optim
 from torch.nn.functional import cross_entropy
 
 from expt.errors import ConfigError
-from expt.planning.plan import planned
 from expt.worker import build
 from tests.conftest import Configured, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
@@ -89,8 +88,3 @@ def test_a_class_whose_step_needs_a_closure_gets_one(train_alone: TrainAlone) ->
 def test_what_a_closure_cannot_do_is_refused_by_its_key(configured: Configured, word: str) -> None:
     with pytest.raises(ConfigError, match=f"{word}: optimizer=lbfgs"):
         configured(*WORDS, word)
-
-
-def test_its_history_is_planned_for(configured: Configured) -> None:
-    plan = planned(configured(*WORDS)).plans[0]
-    assert plan.states == 10 * plan.gradients

@@ -35,6 +35,7 @@ from expt.data.image_files import (
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import names_of, problems_of_columns
 from expt.data.rows import Chosen, Rows, refuse_twice
+from expt.data.table_files import MISSING
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def _classes(
     first = "train" if "train" in cells else next(iter(cells))
     train = cells.get("train") or [*itertools.chain.from_iterable(cells.values())]
     unnamed = () if named[first] else train  # what is not one of the names is found below
-    odd = [cell for cell in unnamed if type(cell) not in (int, str) or cell in columns.MISSING]
+    odd = [cell for cell in unnamed if type(cell) not in (int, str) or cell in MISSING]
     if odd or len({*map(type, unnamed)}) > 1:
         what = repr(odd[0]) if odd else "both kinds"
         raise DataError(

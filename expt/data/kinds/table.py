@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Key, Name
+from expt.config.constraints import IS_SET, STRICT, Count, Key, Name
 from expt.data.cache import of_content
 from expt.data.columns import may_be_ids
 from expt.data.image_files import warn_once
@@ -32,6 +32,8 @@ class _Table(DatasetConfig):
         path: Any
         targets: Any
         features: Any
+        categories: Any
+        max_categories: int
     standardise: Standardise
     standardise_targets: Standardise
     test_fraction: HeldOut
@@ -67,10 +69,12 @@ class _Table(DatasetConfig):
         rows = self.load(task)
         names, targets, features = rows.class_names, rows.target_names, rows.feature_names
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
+        texts = len(rows.texts)
+        kinds = ["numbers"] * (texts < len(features)) + [f"{texts} of texts"] * bool(texts)
         left = listed([f"{name} ({why})" for name, why in rows.left_out.items()])
         return (
             f"{self.file.name}: {rows.features.shape[0]} rows; target {listed(targets)} ({kind});"
-            f" features {listed(features, 12)} (numbers){left and '; left out: '}{left}"
+            f" features {listed(features, 12)} ({', '.join(kinds)}){left and '; left out: '}{left}"
         )
 
     def load(self, task: Any, trained_on: Mapping[str, Any] | None = None) -> Rows:
@@ -78,9 +82,17 @@ class _Table(DatasetConfig):
 
         If nobody names features, they are those that a run was `trained_on`, by its record.
         """
-        known = tuple((trained_on or {}).get("feature_names", ()))
-        kind = getattr(task, "TARGETS", "numbers")
-        wanted = Wanted(names_of(self.targets), tuple(self.features or ()), known, kind)
+        run = trained_on or {}
+        known, encoded = tuple(run.get("feature_names", ())), run.get("encoded", {})
+        wanted = Wanted(
+            targets=names_of(self.targets),
+            features=tuple(self.features or ()),
+            known=known,
+            known_texts=tuple(name for name, how in encoded.items() if "categories" in how),
+            kind=getattr(task, "TARGETS", "numbers"),
+            categories=tuple(self.categories),
+            limit=self.max_categories,
+        )
         return load(self.file, wanted)
 
     def open(
@@ -114,6 +126,8 @@ class Table(_Table):
     path: Place
     targets: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
     features: Annotated[Annotated[tuple[Name, ...], Field(min_length=1)] | None, Key(evaluate=True)]
+    categories: Annotated[tuple[Name, ...], Key(only_if={"dataset.categories": IS_SET})] = ()
+    max_categories: Annotated[Count, Key(result="none")] = 100
 
     TASKS = ("classification", "regression", "multilabel")
 
@@ -132,6 +146,7 @@ class Diabetes(_Table):
 
     TASKS = ("regression",)
     path, targets, features = str(DIABETES), "progression", None
+    categories, max_categories = (), 100
 
 
 def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
@@ -141,7 +156,8 @@ def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
     if alike := listed(repr(name) for plain, name in spelled if number[plain] > 1):
         yield f"classes differ only in case or spaces: {alike}; write those alike that are one"
     names, one = rows.feature_names, rows.features.columns
-    ids = [name for place, name in enumerate(names) if may_be_ids(one([place])[:][:, 0])]
+    numbers = [(place, name) for place, name in enumerate(names) if name not in rows.texts]
+    ids = [name for place, name in numbers if may_be_ids(one([place])[:][:, 0])]
     if not are_chosen and 0 < len(ids) < len(names):
         yield (
             f"column {listed(ids)} has a different integer in each row: if that is an ID, or gives"

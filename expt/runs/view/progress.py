@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from expt.config.kinds import noun_of
-from expt.errors import WARNING, warn
+from expt.errors import WARNING, listed, warn
 from expt.progress import EVERY_S
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader, Point
@@ -60,7 +60,7 @@ class RunState:
         self._ended: list[Line] = []
         self._last_ended, self._best = 0, math.nan
         self._ends = {tags.EPOCH_S}  # tags that make a line
-        self.noun, self.found = "image", ""
+        self.noun, self.found = "image", list[str]()
         self.step = self.epoch = self.total_steps = self._per_epoch = 0
 
     def read(self) -> list[Point]:
@@ -84,7 +84,8 @@ class RunState:
 
     def _read_result(self) -> None:
         result = read_result(self._paths)
-        self.found = found_in(result.get("data", {}))
+        data = result.get("data", {})
+        self.found = [found_in(data), *encoded_in(data)]
         began = result.get("resumed_from") or result.get("forked_from")
         self._resumed_at = began["step"] if began else 0
         self.total_steps = result.get("total_steps", 0)
@@ -181,9 +182,9 @@ class RunDisplay:
         show_printed(self._console, ((f"rank {rank}", line) for rank, line in new), self._errors)
         state = self._state
         points = state.read()
-        if state.found:
-            say(self._console, state.found)
-            state.found = ""
+        for line in filter(None, state.found):
+            say(self._console, line)
+        state.found.clear()
         steps = self._due(points, self._print_every) if self._print_every else []
         ended = state.take_ended(last=last)
         for end in ended:
@@ -300,6 +301,30 @@ def found_in(data: Mapping[str, Any]) -> str:
     names, (most, share) = data.get("class_names"), data.get("majority") or ("", 0.0)
     uneven = f", {share:.1%} of train are {most}" if most else ""
     return f"{samples}; {len(names)} classes{uneven}" if samples and names else samples
+
+
+def encoded_in(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what columns of a table have become, where some are texts or have gaps, in lines."""
+    encoded = data.get("encoded") or {}
+    if not encoded:
+        return
+    plain = [name for name in data["feature_names"] if name not in encoded]
+    gaps = [f"{name} ({how['median']:g})" for name, how in encoded.items() if "median" in how]
+    texts = {name: how["categories"] for name, how in encoded.items() if "categories" in how}
+    marked = sum(how.get("indicator", False) for how in encoded.values())
+    ones = [
+        f"{name} ({listed((x or 'no value' for x in each), 4)})" for name, each in texts.items()
+    ]
+    number = sum(map(len, texts.values()))
+    yield f"columns      {data['image_size'][1]} from {len(data['feature_names'])}:"
+    lines = {
+        "numbers": (plain, ""),
+        "gaps": (gaps, f": the median, and {marked} columns say where"),
+        "texts": (ones, f": {number} columns of 0 and 1"),
+    }
+    for kind, (names, become) in lines.items():
+        if names:
+            yield f"  {kind:11}{listed(names, 6)}{become}"
 
 
 def _is_running(tag: str) -> bool:

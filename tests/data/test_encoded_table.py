@@ -1,0 +1,230 @@
+"""Tables with texts and gaps: the matrix that a model gets is scikit-learn's, fitted on train."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import expt
+from expt.data import memory, table_files
+from expt.data import rows as table_rows
+from expt.data.indexing import split
+from expt.errors import ConfigError, DataError
+from expt.runs.view.progress import encoded_in
+from tests.conftest import Trained
+from tests.data.test_table import CLASS, CPU, NUMBER, built, of, samples, written
+from tests.late import Late
+
+pandas: Any = Late("pandas")
+impute: Any = Late("sklearn.impute")
+preprocessing: Any = Late("sklearn.preprocessing")
+
+N = 300
+NAMES = ["age", "hours", "city", "smoker", "plan", "zip", "x"]
+TEXTS = ["city", "plan", "zip"]
+REST, TEST = split(N, 0.25, None)
+TRAIN, VAL = split(len(REST), 0.2, None, torch.zeros(len(REST)))
+
+
+def people() -> Any:
+    """An odd table: gaps, spellings, a sign in a cell, a city of the test rows only, an ID."""
+    r = np.random.default_rng(3)
+    frame = pandas.DataFrame({"id": np.arange(N), "age": r.integers(18, 90, N).astype(float)})
+    frame["hours"] = r.normal(40, 8, N).round(1)
+    frame["city"] = r.choice(["Paris", "Rome", "Zürich", "Oslo; N"], N)
+    frame["smoker"] = r.choice(["yes", "No"], N)
+    frame["plan"] = r.choice(["Yes", "No", "No internet service"], N)
+    frame["zip"] = r.choice([10115, 20095, 80331], N)
+    frame["x"] = r.choice([True, False], N)
+    frame["void"] = None
+    frame["y"] = np.where((frame["age"] > 50) ^ (frame["smoker"] == "yes"), "high", "low")
+    for name, share in (("age", 0.1), ("city", 0.05)):
+        frame.loc[r.random(N) < share, name] = None
+    frame.loc[REST[TRAIN].numpy()[::5], "city"] = "Rome"
+    frame.loc[TEST.numpy()[:3], "city"] = "Bern"
+    frame.loc[TEST.numpy()[:7], "hours"] = None
+    return frame
+
+
+def save(frame: Any, path: Path) -> Path:
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, sep=";", index=False)
+    return path
+
+
+def by_scikit_learn(frame: Any, rows: Any, *, scales: bool = False) -> Any:
+    """The columns one after another, each fitted on the rows that are trained on."""
+    found = []
+    for name in NAMES:
+        column = frame[[name]]
+        if name in TEXTS:
+            column = column.astype(object).map(lambda x: x if isinstance(x, str) else str(x))
+            column = column.replace({"None": math.nan, "nan": math.nan})
+            encoder = preprocessing.OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+            found.append(encoder.fit(column.iloc[REST[TRAIN]]).transform(column.iloc[rows]))
+            continue
+        numbers = column.replace({"yes": 1, "No": 0}).astype(float)
+        imputer = impute.SimpleImputer(strategy="median", add_indicator=True)
+        train = imputer.fit_transform(numbers.iloc[REST[TRAIN]])
+        values = imputer.transform(numbers.iloc[rows])
+        if scales:
+            scaler = preprocessing.StandardScaler().fit(train[:, :1])
+            values[:, :1] = scaler.transform(values[:, :1])
+        found.append(values)
+    return np.concatenate(found, axis=1)
+
+
+def opened(path: Path, **options: Any) -> Any:
+    more = {"test_fraction": 0.25, "val_fraction": 0.2, "categories": ("zip",), **options}
+    return built(of(path, features=None, **more), CLASS)
+
+
+@pytest.mark.parametrize("scales", [False, True], ids=["plain", "standardised"])
+@pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_the_matrix_is_scikit_learns(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    suffix: str,
+    is_large: bool,
+    scales: bool,
+) -> None:
+    monkeypatch.setattr(table_files, "_BYTES", 4096)  # several blocks, in which kinds show late
+    if is_large:
+        monkeypatch.setattr(table_files, "SMALL", 0)
+        monkeypatch.setattr(table_rows, "SMALL", 0)
+        monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+    frame = people()
+    data = opened(save(frame, tmp_path / f"t.{suffix}"), standardise=scales)
+    assert "column city: no training row has 'Bern'" in capsys.readouterr().err
+    for loader, rows in ((data.train, REST[TRAIN]), (data.val, REST[VAL]), (data.test, TEST)):
+        expected = by_scikit_learn(frame, rows, scales=scales).astype(np.float32)
+        np.testing.assert_allclose(samples(loader)[0], expected, rtol=1e-6, atol=1e-6)
+    info = data.info
+    assert (info.feature_names, info.shapes["image_size"]) == (tuple(NAMES), (1, len(expected[0])))
+    assert info.left_out.keys() == {"id", "void"}
+    assert info.standardised.keys() == ({*NAMES} - {*TEXTS} if scales else set())
+    assert json.loads(json.dumps(info.encoded)) == info.encoded
+
+
+def test_rows_that_are_held_out_tell_nothing(tmp_path: Path) -> None:
+    frame = people()
+    before = opened(save(frame, tmp_path / "t.csv"), standardise=True)
+    held_out = torch.cat([TEST, REST[VAL]]).numpy()
+    frame.loc[held_out, "age"], frame.loc[held_out, "city"] = 1e6, "Atlantis"
+    after = opened(save(frame, tmp_path / "t.csv"), standardise=True)
+    assert (after.info.encoded, after.info.standardised) == (
+        before.info.encoded,
+        before.info.standardised,
+    )
+    assert torch.equal(samples(after.train)[0], samples(before.train)[0])
+
+
+def test_what_a_run_does_with_other_rows(trained: Trained, tmp_path: Path) -> None:
+    """Two workers train; then its test, new rows in another order, an evaluation, Python."""
+    frame = people()
+    path = save(frame, tmp_path / "people.csv")
+    words = f"task=classification dataset=table dataset.path={path} dataset.targets=y epochs=1"
+    split_as_here = "dataset.test_fraction=0.25 dataset.val_fraction=0.2 dataset.categories=[zip]"
+    folder = trained(*words.split(), *split_as_here.split(), "world_size=2").folder
+    model = expt.load(folder)
+    other = frame.sample(60, random_state=0)
+    other.iloc[:3, other.columns.get_loc("city")] = "Ulm"
+    matrix = by_scikit_learn(_joined(frame, other), range(N, N + 60), scales=True)
+    with torch.no_grad():
+        logits = model.model(torch.from_numpy(matrix).float().view(60, 1, 1, -1))
+    chances = logits.softmax(1).numpy()
+    labels = torch.tensor([model.class_names.index(name) for name in other["y"]])
+    for name in ("new.csv", "new.parquet"):
+        turned = other[["zip", "plan", "x", "hours", "city", "age", "smoker", "y"]]
+        found = expt.predict(folder, save(turned, tmp_path / name), batch_size=16)
+        said = [record["probabilities"]["high"] for record in found]
+        np.testing.assert_allclose(said, chances[:, 0], rtol=1e-4)
+    evaluated = expt.evaluate(folder, f"dataset.path={tmp_path / 'new.csv'}")
+    loss = float(functional.cross_entropy(logits, labels))
+    assert evaluated["loss/all"] == pytest.approx(loss, rel=1e-5)
+    tested = expt.predict(folder, split="test")
+    expected = by_scikit_learn(frame, TEST, scales=True)
+    given = torch.from_numpy(expected).float().view(len(TEST), 1, 1, -1)
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            [record["probabilities"]["high"] for record in tested],
+            model.model(given).softmax(1)[:, 0],
+            rtol=1e-4,
+        )
+    rows = [[None if cell != cell else cell for cell in row] for row in other[NAMES].to_numpy()]
+    for several in (other, rows, [tuple(row) for row in rows]):
+        np.testing.assert_allclose(
+            model.preprocess(several).flatten(1), matrix, rtol=1e-6, atol=1e-6
+        )
+    with pytest.raises(ConfigError, match="column smoker: 'often' is not a number"):
+        model.preprocess([*rows[0][:3], "often", *rows[0][4:]])
+
+
+def _joined(frame: Any, other: Any) -> Any:
+    return pandas.concat([frame, other], ignore_index=True)
+
+
+def test_rows_that_a_run_does_not_take(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,b,y\n1,u,1\n2,v,2\n3,u,3\n")
+    known = {**built(of(path)).info.told, "standardised": {}}
+    for text, why in (
+        ("a,b,y\nx,u,1\nz,v,2\n", "column a: has texts"),
+        ("a,b,y\n1,u,1\n,v,2\n", "column a: has gaps"),
+    ):
+        other = of(written(tmp_path, text), features=None)
+        with pytest.raises(DataError, match=why):
+            other.open(NUMBER, CPU, 0, known)
+    numbers = of(written(tmp_path, "a,b,y\n1,7,1\n1,,2\n"), features=None)
+    source = numbers.open(NUMBER, CPU, 0, known)
+    assert source.train.size == 2
+    assert source.notes == ["column b: no training row has '7': they are 0 in all its categories"]
+    empty = "a,b,y\n" + "".join(f"{'' if row in REST[TRAIN] else 1},{row},1\n" for row in range(N))
+    with pytest.raises(DataError, match="column a: has no value in the 180 rows"):
+        built(of(written(tmp_path, empty), test_fraction=0.25, val_fraction=0.2))
+
+
+def test_yes_and_no_are_numbers_unless_there_is_more(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,b,y\nyes,Yes,1\nNO,no,2\ntrue,perhaps,3\n")
+    data = built(of(path))
+    assert samples(data.train)[0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1]]
+    assert data.info.encoded == {"b": {"categories": ["Yes", "no", "perhaps"]}}
+    labels = of(written(tmp_path, "a,y\n1,yes\n2,no\n"), features=("a",)).load(NUMBER)
+    assert labels.targets[:].tolist() == [[1], [0]]
+
+
+def test_a_table_without_texts_and_gaps_is_as_before(tmp_path: Path) -> None:
+    rows = of(written(tmp_path, "a,b,y\n1,2,3\n3,4,5\n")).load(NUMBER)
+    assert not memory.encodings(rows, np.arange(2))
+    assert "encoded" not in built(of(tmp_path / "t.csv")).info.told
+
+
+def test_the_columns_are_shown_in_few_lines() -> None:
+    encoded: dict[str, Any] = {"age": {"median": 37.0, "indicator": True}}
+    encoded |= {f"c{x}": {"categories": ["u", None]} for x in range(2)}
+    data = {"feature_names": ["x", *encoded], "encoded": encoded, "image_size": [1, 7]}
+    shown = [*encoded_in(data)]
+    assert (len(shown), shown[0].split()[:4]) == (4, ["columns", "7", "from", "4:"])
+    assert "c0 (u, no value)" in shown[3]
+    encoded |= {f"c{x}": {"categories": [*"uvw"]} for x in range(50)}
+    assert max(map(len, encoded_in({**data, "feature_names": [*encoded]}))) < 200
+    assert not [*encoded_in({"feature_names": ["x"], "image_size": [1, 1]})]
+
+
+def test_read_by_csv_what_pandas_wrote(tmp_path: Path) -> None:
+    """A sign in a cell is in quotes, so that each row has its cells."""
+    path = save(people(), tmp_path / "t.csv")
+    with path.open() as file:
+        cities = {row["city"] for row in csv.DictReader(file, delimiter=";")}
+    assert {"Oslo; N"} < cities
