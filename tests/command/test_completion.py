@@ -14,7 +14,8 @@ from tests.conftest import run
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("eva", {"evaluate", "eval_split=", "eval_batch_size="}),
+        ("eval_s", {"eval_split="}),
+        ("evalu", {"evaluate"}),
         ("epochs=2 eval_s", {"eval_split="}),
         ("amp=b", {"amp=bf16"}),
         ("model=m", {"model=mlp"}),

@@ -61,7 +61,7 @@ def learner_of(*words: str) -> Iterator[tuple[Learner, Batch]]:
         yield learner, Batch(images, labels, 8)
 
 
-def _without_autograd(learner: Learner, loss: Tensor, weight: float) -> None:
+def _without_autograd(learner: Learner, loss: Tensor, weight: float, _: object) -> None:
     """Gradients from nowhere: autograd asks the driver for a GPU's context, fake or not."""
     assert loss.device == GPU
     learner.precision.scaler.scale(loss * weight)
