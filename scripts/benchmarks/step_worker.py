@@ -105,7 +105,7 @@ class ExptLoop:
                 writer = checkpoint.Writer(
                     Path(folder) / "last.pt", Path(folder) / "best.pt", keep=1
                 )
-                writer.save(state, is_best=True)
+                writer.save(state, bests=[state["position"]["step"]])
                 writer.wait()
 
     def without_all_reduce(self, steps: int) -> None:
@@ -153,7 +153,8 @@ class ExptEpoch:
         health = RankHealth(learner, position, worker, check_weights=True)
         health.end_epoch(sums.values, wish=dashboard.wants_review)
         dashboard.values(rank_health.scalars(health.readings))
-        dashboard.end_epoch(review=bool(health.readings[0].wish))
+        dashboard.expect_evaluation(review=bool(health.readings[0].wish))
+        dashboard.end_epoch()
         self._evaluate(dashboard.review())
         dashboard.end_evaluation(self._config.eval_split)
 

@@ -152,7 +152,13 @@ def test_numbers_that_are_no_sums(
 ) -> None:
     """Those since each log point, and of the epoch; a plain loop's, on two workers and resumed."""
     metrics = "+task.metrics={widest: max, lowest: min, steps: max, hits: max}"
-    words = ("~task", f"+task._target_={OWN}.Peaked", metrics, "epochs=2", "objective=loss/val")
+    words: tuple[str, ...] = (
+        "~task",
+        f"+task._target_={OWN}.Peaked",
+        metrics,
+        "epochs=2",
+        "objective=loss/val",
+    )
     words += ("model=mlp", "model.dropout=0", "log_every=2", "batch_size=256")
     modules: list[Any] = []
     one = train_alone(*words, before=lambda run: modules.append(copy.deepcopy(run.learner)))
@@ -169,7 +175,7 @@ def test_numbers_that_are_no_sums(
             learner.scheduler.step()
     steps = [pair for epoch in seen for pair in epoch]
     pairs = [steps[at : at + 2] for at in range(0, len(steps), 2)]
-    expected = {
+    expected: dict[str, list[float]] = {
         "running/widest": [max(largest for largest, _ in pair) for pair in pairs],
         "widest/train": [max(largest for largest, _ in epoch) for epoch in seen],
         "lowest/train": [min(smallest for _, smallest in epoch) for epoch in seen],
