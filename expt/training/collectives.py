@@ -104,7 +104,8 @@ def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
     if largest:
         peaks = values[-largest:].clone()
         dist.all_reduce(peaks, dist.ReduceOp.MAX)
-        total[-largest:] = peaks
+        # Gloo's largest of a number and nan is one or the other; their sum is nan.
+        total[-largest:] = torch.where(total[-largest:].isnan(), torch.nan, peaks)
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,19 @@ def test_every_rank_comes_to_the_same(
             "everything": [[7] * 4, [7] * 3, [7] * 2, [7]],
             "mine": [rank + 1.0, 10.0],
         }
+
+
+def largest_of_three(worker: Worker) -> list[float]:
+    """Of numbers of which rank 0, rank 2 and nobody has nan."""
+    mine = torch.tensor([1.0, worker.rank, worker.rank, worker.rank])
+    mine[[1, 3, 2][worker.rank]] = [math.nan, 3.0, math.nan][worker.rank]
+    found: list[float] = collectives.sum_across_workers(mine, largest=3).tolist()
+    return found
+
+
+def test_a_nan_of_any_worker_is_the_largest(tmp_path: Path) -> None:
+    for found in together(tmp_path, 3, largest_of_three):
+        assert found == pytest.approx([3.0, math.nan, math.nan, 3.0], nan_ok=True)
 
 
 def test_a_single_worker_talks_to_itself() -> None:
