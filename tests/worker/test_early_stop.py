@@ -130,4 +130,4 @@ def test_all_workers_end_after_the_same_epoch_and_the_summary_says_why(tmp_path:
     )
     again = run("hydra.run.dir=run", "resume=auto", cwd=tmp_path)
     assert "nothing was left to train" in again.stdout
-    assert "give a larger early_stop.patience" in again.stdout
+    assert "change early_stop.patience to continue" in again.stdout

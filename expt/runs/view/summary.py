@@ -47,9 +47,11 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     is_pruned = result.get("status") == PRUNED
     resumed_at = result.get("resumed_from", {}).get("step")
     if not is_pruned and resumed_at and resumed_at == result.get("steps"):
-        longer = "early_stop.patience" if result.get("stopped_early") else "epochs"
+        stopped, named = result.get("stopped_early"), ("max_minutes", "early_stop.threshold")
+        key = "early_stop.patience" if stopped else "epochs"
+        key = next((each for each in named if stopped and each in stopped["reason"]), key)
         at_end = f"nothing was left to train: the run was at its end, step {resumed_at}, already"
-        say(console, f"{at_end}; give a larger {longer} to continue")
+        say(console, f"{at_end}; change {key} to continue")
     values: Mapping[str, float | None] = result.get("metrics") or {}
     metrics = metrics_of((result.get("config") or {}).get("task"))
     table = plain_table(("", *metrics, "of epoch"), left=[""])
