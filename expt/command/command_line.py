@@ -20,10 +20,10 @@ from expt.config.groups import GROUPS
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
-from expt.errors import ConfigError, did_you_mean, refuse_undecoded, warn
+from expt.errors import ConfigError, FolderInUse, did_you_mean, refuse_undecoded, warn
 from expt.runs import continuing
 from expt.runs.named_checkpoint import named
-from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.paths import RunPaths, is_held, is_sweep
 from expt.runs.request import (
     NAMES_A_RUN,
     for_strategy,
@@ -101,6 +101,8 @@ def readable(word: str) -> str:
     `~` is the home.
     """
     key, equals, value = word.partition("=")
+    if ("/" in key or not equals) and os.path.isdir(word):
+        raise ConfigError(f"{word}: is a folder, and here are settings, of the form key=value")
     if not equals or not re.fullmatch(r"[+~]*[\w./@:-]+", key):
         return word
     quote = value[:1] if value[:1] in ("'", '"') else ""
@@ -150,6 +152,10 @@ def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
     paths = RunPaths(Path(given))
     left = (paths.result, paths.metrics, paths.checkpoints, paths.logs(0).parent)
     if any(map(Path.exists, left)):
+        if is_held(paths):
+            raise FolderInUse(
+                f"hydra.run.dir={given}: another command is at work there; wait for it"
+            )
         is_done = read_result(paths).get("status") == COMPLETED
         way = "train it for longer with a larger epochs and" if is_done else "resume that run with"
         raise ConfigError(

@@ -49,11 +49,13 @@ def _ended(arguments: Sequence[str], typed_at: float) -> int:
     except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
         if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
             raise
-        _complain(Interrupted(AGAIN))  # it came before the line about the first was printed
-        code = signals.exit_code()
+        code = -1  # it came before the line about the first was printed
     finally:
         forkserver.kill()
-    return signals.exit_code() if signals.was_interrupted() else code
+    if code >= 0 and (code == signals.exit_code() or not signals.was_interrupted()):
+        return code
+    _complain(Interrupted(AGAIN))
+    return signals.exit_code()
 
 
 def _reported(arguments: Sequence[str], typed_at: float) -> int:

@@ -68,7 +68,11 @@ def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
         with _naming("--sort"):
             check_key(asked.sort, [ListedRun(run["folder"], run) for run in runs])
     conclude(wide_console(), folder, runs, asked.sort, reverse=asked.reverse)
-    print_forks(wide_console(), [(run["folder"], run) for run in without_copies(runs)[0]])
+    kept = [ListedRun(run["folder"], run) for run in without_copies(runs)[0]]
+    if asked.sort or asked.reverse:
+        kept = in_order(kept, asked.sort or "best", reverse=asked.reverse)
+        terminal.put_runs((run.folder, run.result) for run in kept)
+    print_forks(wide_console(), [(run.folder, run.result) for run in kept])
 
 
 def _judge(asked: argparse.Namespace) -> None:
@@ -164,9 +168,9 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     Raises ConfigError where a folder holds no run, or a key or a format is not known.
     """
     runs = [run for folder in asked.folders for run in _below(folder)]
-    terminal.put_runs((run.folder, run.result) for run in runs)
     is_plain = not (asked.sort or asked.reverse or asked.filter or asked.csv or asked.plot)
     if len(asked.folders) == 2 and len(runs) == 2 and is_plain:
+        terminal.put_runs((run.folder, run.result) for run in runs)
         console.print(side_by_side(*runs))
         print_ancestry(console, [(run.folder, run.result) for run in runs])
         print_stale(console, stale((run.folder, run.result) for run in runs))

@@ -81,7 +81,7 @@ class Sweep:
             try:
                 self._lock.acquire()
             except Timeout:
-                raise ConfigError(
+                raise FolderInUse(
                     f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it"
                 ) from None
             self._opened = SweepFolder(

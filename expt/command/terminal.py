@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expt.signals import ASKING
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -89,10 +91,11 @@ def document(*, wanted: bool) -> Iterator[None]:
         yield
         return
     sys.stdout.flush()
-    stdout, before, on_interrupt = os.dup(1), sys.stdout, signal.getsignal(signal.SIGINT)
+    stdout, before = os.dup(1), sys.stdout
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    if on_interrupt is not signal.SIG_IGN:  # a Ctrl-C that comes after the command is over
+    # a Ctrl-C that comes after the command is over
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: None)
     _document = {"exit_code": 1, "error": None, "runs": []}
     try:
@@ -104,10 +107,11 @@ def document(*, wanted: bool) -> Iterator[None]:
         put(error={"kind": type(error).__name__, "message": str(error)})
         raise
     finally:
+        for number in ASKING:  # the exit code that the document says is to stay
+            signal.signal(number, signal.SIG_IGN)
         content, _document = _document, None
         sys.stdout = before
         _write(stdout, content)
-        signal.signal(signal.SIGINT, on_interrupt)
 
 
 def _write(stdout: int, content: dict[str, Any]) -> None:

@@ -12,10 +12,10 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import FoundRecord
 from tests.conftest import ended, python, run, start
-from tests.dashboards.folders import measure, record
+from tests.dashboards.folders import measure, record, sweep
 
 QUICK = ("model=mlp", "epochs=1", "dataset.train_limit=128")
 
@@ -82,6 +82,75 @@ def test_an_error_is_in_it(words: tuple[str, ...], code: int, kind: str, tmp_pat
     assert (found["exit_code"], found["error"]["kind"]) == (code, kind)
     assert f"error: {found['error']['message'].splitlines()[0]}" in done.stderr
     assert [each["status"] for each in found["runs"]] == (["failed"] if code == 1 else [])
+
+
+def test_a_list_holds_what_was_asked_for_in_that_order(tmp_path: Path) -> None:
+    sweep(tmp_path / "grid")
+    for lr, loss in ((0.1, 2.0), (0.01, 3.0), (0.001, 1.0)):
+        paths = record(
+            tmp_path / f"grid/lr={lr}",
+            status="completed",
+            identity=str(lr),
+            seedless_identity=str(lr),
+            overrides={"optimizer.lr": lr},
+            config={"optimizer": {"lr": lr}},
+            metrics={"loss/val": loss},
+        )
+        measure(paths, 1)
+
+    def losses(*words: str) -> list[float]:
+        found = asked("report", "grid", *words, cwd=tmp_path)
+        assert bool(found["error"]) == (not found["runs"])
+        return [each["metrics"]["loss/val"] for each in found["runs"]]
+
+    assert losses("--sort", "loss/val") == [1.0, 2.0, 3.0]
+    assert losses("--sort", "optimizer.lr", "--reverse") == [2.0, 3.0, 1.0]
+    assert losses("--sort", "loss/val", "--filter", "lr<0.1") == [1.0, 3.0]
+    for none in ("lr<0", "lrr=1", "lr<<0.1"):
+        assert losses("--filter", none) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("hydra.run.dir=grid/one",), ("hydra.run.dir=grid/one", "resume=auto"),
+     ("-m", "seed=0,1", "hydra.sweep.dir=grid")],
+)  # fmt: skip
+def test_a_folder_in_use_is_told_from_a_mistake(words: tuple[str, ...], tmp_path: Path) -> None:
+    paths = record(sweep(tmp_path / "grid") / "one")
+    with at_work(RunPaths(tmp_path / "grid")), at_work(paths):
+        found = asked(*QUICK, *words, cwd=tmp_path)
+    assert (found["exit_code"], found["error"]["kind"]) == (2, "FolderInUse")
+
+
+def test_a_folder_is_no_setting(tmp_path: Path) -> None:
+    (folder := tmp_path / "grid/lr=0.1,seed=0").mkdir(parents=True)
+    for words in (("plan", str(folder)), ("plan", "grid"), (str(folder),)):
+        error = asked(*words, cwd=tmp_path)["error"]
+        assert error["kind"] == "ConfigError"
+        assert "is a folder" in error["message"]
+
+
+def test_a_signal_after_the_document_leaves_the_exit_code(tmp_path: Path) -> None:
+    program = (
+        "import os, signal; from expt.command import main\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "main.main(['--version', '--json'])\n"
+        "for number in (signal.SIGINT, signal.SIGTERM): os.kill(os.getpid(), number)"
+    )
+    assert document(python(program, cwd=tmp_path))["exit_code"] == 0
+
+
+def test_a_ctrl_c_that_a_library_drops_is_the_error(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, signal\nfrom torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(2, 2)\n"
+        "        try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "        except KeyboardInterrupt: raise RecursionError\n"
+    )
+    found = asked("plan", "model={_target_: mine.Net}", cwd=tmp_path)
+    assert (found["exit_code"], found["error"]["kind"]) == (130, "Interrupted")
 
 
 def test_ctrl_c(tmp_path: Path) -> None:
