@@ -60,12 +60,13 @@ def launch(control: int, alive: int, modules: Sequence[str]) -> Callable[[], obj
     """Start the program with these two descriptors; return what waits for its end.
 
     It has a session of its own, where Ctrl-C does not reach it before it can ignore that, and
-    imports from where this process does.
+    imports from where this process does. The order of a set is alike in all commands.
     """
     program = "import sys; from expt.launch import forkserver; forkserver.main(sys.argv[1:])"
+    path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(control), str(alive), *modules],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={"PYTHONHASHSEED": "0", **os.environ, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         pass_fds=(control, alive),
         start_new_session=True,

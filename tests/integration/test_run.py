@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import Trained, ended, environment, run, start, start_cold
+from tests.conftest import RunFolder, Trained, as_typed, ended, environment, run, start, start_cold
 
 EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/accuracy/val"}
 EPOCH_TAGS |= {
@@ -258,3 +258,29 @@ def test_data_parallel_in_one_process(tmp_path: Path) -> None:
     (path,) = (tmp_path / "outputs").glob("*/*/result.json")
     result = json.loads(path.read_text())
     assert (result["world_size"], result["devices"]) == (1, ["0", "1"])
+
+
+OF_A_SET = """
+import torch
+class Cities(torch.utils.data.Dataset):
+    def __init__(self, train):
+        names = {f"city {number}" for number in range(64)}
+        self.numbers = {name: number for number, name in enumerate(names)}
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.eye(64)[index], self.numbers[f"city {index}"]
+"""
+
+
+@pytest.mark.slow
+def test_the_order_of_a_set_is_that_of_the_command_before(tmp_path: Path) -> None:
+    """Python's hash of a text is another one in each process, unless it is told not to."""
+    (tmp_path / "cities.py").write_text(OF_A_SET)
+    words = "~dataset +dataset._target_=cities.Cities +dataset.num_classes=64 model=mlp epochs=1"
+    words += " batch_size=16"
+    for name in ("one", "two"):
+        begun = start_cold(*as_typed(words), f"hydra.run.dir={name}", cwd=tmp_path)
+        _, errors = begun.communicate()
+        assert begun.returncode == 0, errors
+    assert RunFolder(tmp_path / "one").points == RunFolder(tmp_path / "two").points
