@@ -65,11 +65,11 @@ def check(words: Sequence[str]) -> None:
         report.parse(rest[1:])
     if (rest and rest[0] in WORDS) or "-sc" in rest:
         return
-    typed = [word for word in rest if word not in ("--help", "--version")]
+    typed = [word for word in rest if word not in ("--help", "--version", "--json")]
     settings = [
         word
         for word in map(readable, options_of(typed).settings)
-        if "=" in word and "..." not in word and word != "KEY=VALUE"
+        if "=" in word and "..." not in word and not word.startswith("KEY=")
     ]
     for setting in compositions(settings):
         can_be_composed(tuple(setting))
@@ -110,6 +110,7 @@ def written_in(document: Path) -> list[str]:
     found = list(steps(text))
     parts = [Path(step.name).parts for step in found if isinstance(step, File)]
     own = {f"{part[1]}={Path(part[2]).stem}" for part in parts if part[0] == "conf"}
+    own |= {f"experiment={folder.name}" for folder in (ROOT / "scripts/examples").iterdir()}
     typed = [step.words for step in found if isinstance(step, Command) and not refused(step)]
     without_blocks = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     among = [
@@ -123,14 +124,15 @@ def written_in(document: Path) -> list[str]:
 
 
 def refused(command: Command) -> bool:
-    return any(line.startswith("error: ") for line in command.shown)
+    return any(line.startswith(("error: ", '[2,{"kind":')) for line in command.shown)
 
 
 @pytest.mark.slow
 def test_what_the_documents_say_can_be_pasted() -> None:
     written = [command for document in DOCUMENTS for command in written_in(document)]
     assert len(written) > 100
-    for words in through_bash([*dict.fromkeys(each.partition(" | ")[0] for each in written)]):
+    commands = (re.split(r" \| | >", each)[0] for each in written)
+    for words in through_bash([*dict.fromkeys(commands)]):
         check(words)
 
 
