@@ -63,10 +63,12 @@ def reported(say: Callable[[str], object]) -> Iterator[None]:
 
 
 def _report(say: Callable[[str], object], done: threading.Event) -> None:
-    said = 0.0
+    quiet_since = time.monotonic()  # of phases that follow each other, too
     while not done.wait(min(LOOK_S, EVERY_S)):
         phases, now = [*_under_way], time.monotonic()
-        if phases and now - max(said, phases[0].began) >= EVERY_S:
-            said = now
+        if not phases:
+            quiet_since = now
+        elif now - quiet_since >= EVERY_S:
+            quiet_since = now
             with contextlib.suppress(OSError):  # nobody reads it
                 say(str(phases[-1]))
