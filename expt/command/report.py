@@ -169,14 +169,14 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     """
     runs = [run for folder in asked.folders for run in _below(folder)]
     is_plain = not (asked.sort or asked.reverse or asked.filter or asked.csv or asked.plot)
-    if len(asked.folders) == 2 and len(runs) == 2 and is_plain:
-        terminal.put_runs((run.folder, run.result) for run in runs)
+    are_two = len(asked.folders) == 2 and len(runs) == 2 and is_plain
+    runs = runs if are_two else _asked_for(runs, asked)
+    terminal.put_runs((run.folder, run.result) for run in runs)
+    if are_two:
         console.print(side_by_side(*runs))
         print_ancestry(console, [(run.folder, run.result) for run in runs])
         print_stale(console, stale((run.folder, run.result) for run in runs))
         return
-    runs = _asked_for(runs, asked)
-    terminal.put_runs((run.folder, run.result) for run in runs)
     if asked.csv == "-":
         sys.stdout.write(listing_csv(runs))
         return

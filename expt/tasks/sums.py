@@ -227,7 +227,7 @@ class Peaks:
     """
 
     def __init__(self, reductions: Mapping[str, str], device: torch.device) -> None:
-        self._reductions = reductions
+        self._signs = {name: -1 if how == "min" else 1 for name, how in reductions.items()}
         lasts = [how == "last" for how in reductions.values()]
         self._is_last = torch.tensor(lasts, dtype=torch.bool, device=device)
         self.rows = torch.full((2, len(lasts)), -math.inf, dtype=torch.float64, device=device)
@@ -245,8 +245,7 @@ class Peaks:
 
     def row_of(self, terms: Mapping[str, Any]) -> list[Any]:
         """Return what to count of a batch."""
-        signs = {name: -1 if how == "min" else 1 for name, how in self._reductions.items()}
-        return [sign * terms[name] for name, sign in signs.items()]
+        return [sign * terms[name] for name, sign in self._signs.items()]
 
     def add(self, rows: Tensor) -> None:
         """Count the rows of several batches [n, N]."""

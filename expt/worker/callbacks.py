@@ -61,7 +61,10 @@ class Callbacks:
     @property
     def are_due(self) -> bool:
         """Whether one is called after the last step."""
-        return any(every and self._position.step % every == 0 for every in self._every)
+        return any(map(self._is_due, self._every))
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self._position.step % every == 0
 
     def _warn_of_unknown(self, index: int, cls: type[Callback]) -> None:
         """Warn of methods on_... that are never called."""
@@ -76,8 +79,7 @@ class Callbacks:
     def call(self, moment: str, model: nn.Module, record: Record, split: str) -> None:
         """Call the method `moment` of each, after a step, or after an epoch or its evaluation."""
         for index, callback in enumerate(self.built):
-            every = self._every[index]
-            if moment == "on_step_end" and (not every or self._position.step % every):
+            if moment == "on_step_end" and not self._is_due(self._every[index]):
                 continue
             with self._apart(index, moment):
                 getattr(callback, moment)(self._view(model, record, split))

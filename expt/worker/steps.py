@@ -114,8 +114,6 @@ class TrainingTimes:
 
 
 MEET_EVERY_S = 0.3
-
-
 WISHES = ("save", "evaluate", "end")
 
 
