@@ -93,7 +93,10 @@ def test_minutes_of_training_decide_and_count_on_after_a_resume(
     short = train_alone(*words, end, name="longer", before=_ticking)
     assert [step for step, _ in short.curve("loss/val")] == steps
     assert (short.status, short.result["steps"]) == ("completed", steps[-1])
-    assert short.result["stopped_early"]["reason"] == f"{end} of training are over"
+    assert (short.result["ended_by"], short.result["stopped_early"]["step"]) == (
+        "max_minutes",
+        steps[-1],
+    )
     assert len(short.curve("loss/test")) == 1
     paths = RunPaths(tmp_path / "longer")
     points = short.points
