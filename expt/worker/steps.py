@@ -33,8 +33,8 @@ class Steps:
     ) -> None:
         self._learner, self._device, self._typed_at = learner, device, typed_at
         self._beat, self._profiler = beat, profiler
-        self._first = contextlib.ExitStack()
-        self._first.enter_context(progress.phase("the first step"))
+        self._until_end = contextlib.ExitStack()
+        self._step = self._until_end.enter_context(progress.phase("the first step"))
         self.lr = 0.0
         """The learning rate of the last step."""
         self.first_s: float | None = None
@@ -43,9 +43,10 @@ class Steps:
     def done(self) -> None:
         """Note that a step is done; call it before the learning rate changes."""
         self._beat()
+        self._step.again()
         self.lr = rate_of(self._learner.optimizer)
         if self.first_s is None:
-            self._first.close()
+            self._step.name = "a step"
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             self.first_s = time.monotonic() - self._typed_at
@@ -54,7 +55,7 @@ class Steps:
 
     def close(self) -> None:
         """Write the profile, if there is one."""
-        self._first.close()
+        self._until_end.close()
         if self._profiler:
             self._profiler.close()
 

@@ -286,11 +286,6 @@ def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> No
         ["3", "0.2500", "0.5000"],
     ]
     assert [line[0] for line in shown(tmp_path, sort="accuracy/test")[1:]] == ["1", "3", "2"]
-    assert [line[0] for line in shown(tmp_path, sort="accuracy/test", reverse=True)[1:]] == [
-        "2",
-        "3",
-        "1",
-    ]
 
 
 def test_a_run_that_was_chosen_by_another_objective_shows_that_of_the_table(tmp_path: Path) -> None:

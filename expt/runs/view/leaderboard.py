@@ -89,9 +89,7 @@ def read_runs(folder: Path) -> list[FoundRecord]:
     return sorted(({**result, "folder": paths.folder} for paths, result in found), key=place)
 
 
-def rows(
-    runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False
-) -> list[Row]:
+def rows(runs: Sequence[FoundRecord], sort: str | None = None) -> list[Row]:
     """Return the leaderboard, best first, or by the column, setting or metric `sort`."""
     groups = _experiments(runs)
     settings = [_Settings(group[0]) for group in groups]
@@ -106,7 +104,7 @@ def rows(
     def value(row: Row) -> Any:
         return (row.mean if row.values else None) if by == objective else _mean(row, by)
 
-    return ordered(found, value, falling=falls(by, runs) != reverse)
+    return ordered(found, value, falling=falls(by, runs))
 
 
 def _experiments(runs: Sequence[FoundRecord]) -> list[list[FoundRecord]]:
@@ -154,11 +152,10 @@ def leaderboard(
     runs: Sequence[FoundRecord],
     sort: str | None = None,
     *,
-    reverse: bool = False,
     stale: Collection[Path] = (),
 ) -> Table:
     """Return the first of `rows` as a table; `stale` are folders of runs of other code."""
-    found = rows(runs, sort, reverse=reverse)
+    found = rows(runs, sort)
     head, *below = lines(found[:SHOWN], objective_of(runs), stale)
     table = plain_table(head, left={*head[: len(_keys(found[:SHOWN]))], "status"})
     if len(found) > SHOWN:
