@@ -20,7 +20,6 @@ import pytest
 from PIL import Image
 
 import expt
-from expt.config.kinds import Augment
 from expt.data import cache as theirs
 from expt.data import image_files
 from expt.data.cache import Checksums
@@ -87,33 +86,6 @@ def test_the_images_are_decoded_once_on_all_cores(
     assert isinstance(arrays.images, np.memmap)
     assert np.array_equal(arrays.images, expected)
     assert arrays.labels.tolist() == [0] * 40 + [1] * 40
-
-
-def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
-    import torch
-
-    from expt.data.build import build
-    from expt.data.loading import Loader, Shard
-    from expt.data.memory import InMemoryLoader
-    from expt.data.stream import SampleLoader
-
-    def loader(cache: bool) -> Loader:
-        dataset = config(root, cache=cache, augment=Augment(crop_padding=2, flip=True))
-        dataset.prepare()
-        options: dict[str, Any] = {
-            "batch_size": 8,
-            "seed": 0,
-            "drop_last": True,
-            "channels_last": False,
-        }
-        return build(dataset, shard=Shard(1, 2), device=torch.device("cpu"), **options).train
-
-    stored, streamed = loader(True), loader(False)
-    assert isinstance(stored, InMemoryLoader)
-    assert isinstance(streamed, SampleLoader)
-    for one, other in zip(stored.epoch(1), streamed.epoch(1), strict=True):
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.targets, other.targets)
 
 
 def growing(root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
