@@ -12,6 +12,7 @@ from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.cache import of_content
 from expt.errors import ConfigError, DataError, RunFailed
+from expt.machine import usable_cpus
 from expt.runs import continuing
 from expt.runs.named_checkpoint import chosen
 
@@ -40,7 +41,8 @@ def _content(config: RunConfig, *, fetch: bool = True, to_train: bool = True) ->
     try:
         data = config.dataset.fingerprint()
     except DataError:
-        config.dataset.prepare()  # it says what else is wrong
+        if check := config.dataset.prepare():  # they say what else is wrong
+            check(usable_cpus())
         raise
     content = Content(data, code, of_weights(config))
     return continuing.as_continued(config, content)
