@@ -249,7 +249,7 @@ class UncountedLoader(IterableLoader):
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch, and over how many workers shards are divided."""
         shards = self._options.shard.world_size if self._reading.is_sharded else 0
-        return {**self._place._asdict(), "shards": shards}
+        return {**dict(zip(Place._fields, self._place, strict=True)), "shards": shards}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next epoch begin there. Raise ConfigError where it is in another shard."""

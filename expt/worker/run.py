@@ -215,9 +215,8 @@ class Run:
             self.sums.reset()
         self.history.begin_epoch()
         self.health.begin_epoch()
-        train = self.data.train
-        with build.reading_past(self.config, train, self.worker, self.beat):
-            epoch = train.epoch(position.epoch, skip=position.step_in_epoch)
+        with build.reading_past(self.config, self.data.train, self.worker, self.beat):
+            epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
         if position.step == 0 and isinstance(self.config.task, constraints.Target):
             epoch = contracts.tried(epoch, self.learner, self.worker)
         return TimedBatches(self.observer.watch(epoch))
