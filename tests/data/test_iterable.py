@@ -243,7 +243,12 @@ def test_it_cannot_be_drawn_from_by_class() -> None:
 
 def test_none_of_it_is_held_out(configured: Configured) -> None:
     """Its samples have no places of their own: those that validate would be trained on."""
-    words = ("~dataset", f"+dataset._target_={__name__}.Numbers", "task=regression", *as_typed("model=mlp batch_size=5"))
+    words = (
+        "~dataset",
+        f"+dataset._target_={__name__}.Numbers",
+        "task=regression",
+        *as_typed("model=mlp batch_size=5"),
+    )
     with pytest.raises(ConfigError, match=r"^dataset\.val_fraction=0\.1: .*dataset\.val="):
         build_data(configured(*words), ALONE)
     with pytest.raises(ConfigError, match=r"^dataset\.folds=3: .*dataset\.val="):
