@@ -13,19 +13,6 @@ def at(epoch: int, step: int) -> Position:
     return Position(10, total_steps=30, epoch=epoch, step=step, step_in_epoch=within)
 
 
-def test_never_of_themselves() -> None:
-    times = SaveTimes(Checkpoint(every_steps=None, every_epochs=None, every_minutes=None, keep=0))
-    assert not any(times.is_due_by_steps(at(1, step)) for step in range(1, 10))
-    assert not any(times.is_due(at(epoch, epoch * 10)) for epoch in (1, 2, 3))
-
-
-def test_by_epochs_and_by_steps() -> None:
-    times = SaveTimes(Checkpoint(every_steps=4, every_epochs=2, every_minutes=None, keep=0))
-    assert [step for step in range(1, 13) if times.is_due_by_steps(at(1, step))] == [4, 8, 12]
-    assert [times.is_due(at(epoch, epoch * 10)) for epoch in (1, 2)] == [False, True]
-    assert times.is_due(at(2, 12)), "within an epoch, too"
-
-
 def test_by_the_clock_since_the_last() -> None:
     now = 0.0
     times = SaveTimes(
