@@ -90,7 +90,7 @@ def test_minutes_of_training_decide_and_count_on_after_a_resume(
         short = train_alone(*words, end, name=minutes, before=_ticking)
         assert [step for step, _ in short.curve("loss/val")] == steps
         assert (short.status, short.result["steps"]) == ("completed", steps[-1])
-        assert short.result["stopped_early"]["reason"] == f"{end} of training are over"
+        assert short.result["ended_by"] == "max_minutes"
         assert len(short.curve("loss/test")) == 1
         points = short.points
         again = _longer(train_alone, configured, paths, *words, end)
