@@ -22,7 +22,7 @@ from expt.data.image_files import (
 )
 from expt.data.kinds import DatasetConfig
 from expt.data.table_files import Arrays, TableFile, open_table
-from expt.errors import ConfigError, DataError, did_you_mean, first_line, warn
+from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
 from expt.runs.named_checkpoint import found
 
 if TYPE_CHECKING:
@@ -225,12 +225,15 @@ class Features(Samples):
             raise DataError(f"{path}: has no rows; give it some")
         parts = parts_of(first.columns, self._names)
         missing = next((name for name in wanted if name not in parts), None)
-        number = len(wanted) if self._encoded else data["image_size"][1]
-        if missing is not None or len(wanted or parts) != number:
-            has = f"no column {missing} of one number in each row" if missing else f"{len(parts)}"
+        number, columns = len(wanted) or data["image_size"][1], listed(table.names, 20)
+        if missing is not None:
+            hint = did_you_mean(missing, table.names)
             raise ConfigError(
-                f"{path}: has {has}, and the model takes {number} columns; it has"
-                f" {', '.join(table.names[:20])}.{did_you_mean(missing or '', table.names)}"
+                f"{path}: has no column {missing}, which the model takes; it has {columns}.{hint}"
+            )
+        if len(wanted or parts) != number:
+            raise ConfigError(
+                f"{path}: has {len(parts)} columns ({columns}), and the model takes {number}"
             )
         self._order = [parts.index(name) for name in wanted or parts]
 

@@ -328,15 +328,15 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "a,b,y\n1,2024-01-31,2\n1,,3\n1,2024-02-01 12:30,3\n",
         {},
         NUMBER,
-        r"column b, holds dates \(2024-01-31\); give numbers",
+        r"column b holds dates \(2024-01-31\); give numbers",
     ),
     "categories": (
         "a,b,y\n1,u,2\n1,v,3\n1,w,3\n",
         {"max_categories": 2},
         NUMBER,
-        "column b, holds more than 2 different texts .*dataset.max_categories=2",
+        "column b holds 3 different texts .*set dataset.max_categories=3",
     ),
-    "no values": ("a,b,y\n1,,2\n1,NA,3\n", {}, NUMBER, "column b, has no values; leave it out"),
+    "no values": ("a,b,y\n1,,2\n1,NA,3\n", {}, NUMBER, "column b has no values; leave it out"),
     "no such categories": (
         "a,b,y\n1,2,3\n",
         {"categories": ("c",)},
@@ -356,7 +356,12 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         NUMBER,
         "column y, row 2: has no value; give it a numbe",
     ),
-    "infinite": ("a,b,y\n1e39,2,3\n", {}, NUMBER, "column a, row 1: is 1e.?39; give it"),
+    "infinite": (
+        "a,b,y\n1e39,2,3\n",
+        {},
+        NUMBER,
+        "column a, row 1: '1e.?39' is not a number",
+    ),
     "unknown": ("aa,b,y\n1,2,3\n", {}, NUMBER, "dataset.features=a: .* has no such column"),
     "no target": ("a,b\n1,2\n", {}, NUMBER, "dataset.targets=y: .* has no such column"),
     "both": (
@@ -407,7 +412,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     ),
     "an open quote": ('a,b,y\n1,2,u\n1,2,"v\n1,2,u\n', {}, CLASS, "quote .* line 3"),
     "two open quotes": ('a,b,y\n1,2,"v\n1,2,"u\n', {}, CLASS, "quote .* line 2"),
-    "no value": ("a,b,y\n1,2,u\n1,2,NA\n", {}, CLASS, "column y, row 2: 'NA' stands for no"),
+    "no value": ("a,b,y\n1,2,u\n1,2,NA\n", {}, CLASS, "column y, row 2: is empty, or NA"),
     "rows": (
         "a,y\n" + "".join(f"{row},{row % 3}\n" for row in range(30)),
         {"features": None},
@@ -648,4 +653,5 @@ def test_rows_get_the_columns_of_the_run_by_their_names() -> None:
     run = {"feature_names": ["c", "a"], "target_names": ["y", "x"], "standardised": {"c": (1, 2)}}
     found = memory.as_trained_on(run, there)
     assert (found.feature_names, found.target_names) == (("c", "a"), ("y", "x"))
-    assert (found.features[:].tolist(), found.targets[:].tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])
+    inputs, targets = memory._tensors(found, np.arange(1))
+    assert (inputs.tolist(), targets.tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])
