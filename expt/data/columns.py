@@ -27,8 +27,10 @@ _INTEGER = re.compile(r"-?\d+(\.0*)?", re.ASCII)
 """A text that is a class by its value, for pandas writes 7 as 7.0 where a cell is empty."""
 _PADDED = re.compile(r"[+-]?0\d")
 """A text that is not a number, though it could be read as one: a code such as 007."""
-_AMOUNT = re.compile(r"[+-]?([$€£]? ?\d[\d.,_' ]*(e[+-]?\d+)?[%$€£]?|inf)", re.IGNORECASE)
-"""A text that is meant as a number, such as 1,5 or 1_000 or 12% or 1e39."""
+_AMOUNT = re.compile(
+    r"[+-]?([$€£]? ?\d[\d.,_' ]*(e[+-]?\d+)?[%$€£]?|inf)|\[[\d.,\se+-]*\]", re.IGNORECASE
+)
+"""A text that is meant as numbers, such as 1,5 or 1_000 or 12% or 1e39 or [1, 2]."""
 _COMMA = re.compile(r"[+-]?[\d.]*\d,\d[\d,]*")
 _DATE = re.compile(
     r"(\d{4}([-/.])\d\d?\2\d\d?|\d\d?([-/.])\d\d?\3\d{2,4}|\d{1,2}[ -][a-z]{3,9}[ -]\d{2,4}|"
@@ -84,7 +86,7 @@ class Cells:
             for place in zip(*np.nonzero(np.abs(values) > MOST), strict=True):
                 values[place] = self._code(str(values[place]))
         else:
-            texts = _as_texts(column)
+            texts = as_texts(column)
             codes = np.array([self._code(text) for text in texts.different], float)
             values = codes[texts.rows].reshape(len(column), -1)
         self.width = values.shape[1]
@@ -114,14 +116,15 @@ class Cells:
         return [*self._codes]
 
     @property
-    def are_flags(self) -> bool:
-        """Whether the texts are yes and no, true and false."""
-        return not self._are_texts and {text.casefold() for text in self._codes} <= _FLAGS.keys()
+    def flags(self) -> list[str]:
+        """Yes and no, or true and false, that of 0 first; none where there are other texts."""
+        texts = {text.casefold() for text in self._codes}
+        return [] if self._are_texts or not texts <= _FLAGS.keys() else sorted(texts)
 
     @property
     def categories(self) -> list[str]:
         """The texts in order of the alphabet, unless they are flags."""
-        return [] if self.are_flags else sorted(self._codes)
+        return [] if self.flags else sorted(self._codes)
 
     def number(self, values: np.ndarray) -> None:
         """Write 1 and 0 in place of flags, and of other texts their places among `categories`."""
@@ -156,9 +159,8 @@ class Cells:
                 return self.odd_rows(values, _TEXTS, may_have_gaps=True)
         if most is not None and len(self.categories) > most:
             there = f"{len(self._codes)}{' or more' * (len(self._codes) == self._most)}"
-            what = f"{there} different texts ({', '.join(some[:3])}, ...)"
-            fix = f"leave it out, or set dataset.max_categories={len(self._codes)}"
-            return f" holds {what}, and dataset.max_categories={most} takes no more; {fix}"
+            what = f"{there} different texts ({', '.join(some[:3])}, ...), more than {most}"
+            return f" holds {what}; set dataset.max_categories={len(self._codes)}"
         return ""
 
 
@@ -176,7 +178,7 @@ def text_at(texts: Sequence[str], code: float) -> str:
     return "" if math.isnan(code) else texts[int(code / TEXT) - 1]
 
 
-def _as_texts(column: Column) -> Texts:
+def as_texts(column: Column) -> Texts:
     """Return cells as texts, of an array one after the other."""
     import numpy as np
 

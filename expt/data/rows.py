@@ -225,7 +225,8 @@ def _number(
         for part in parts_of(batch.columns, [name]):
             found["gaps"] += [part] * cells.has_gaps
             if cells.texts:
-                found["flags" if cells.are_flags else "texts"][part] = sorted(cells.texts)
+                kind, texts = ("flags", cells.flags) if cells.flags else ("texts", cells.categories)
+                found[kind][part] = texts
     return found
 
 

@@ -173,12 +173,7 @@ class _Parquet(TableFile):
         self._there = dict(zip(self.names, schema.names, strict=True))
 
     def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
-        from pyarrow.types import is_nested
-
         there = {name: self._there[name] for name in names}
-        for name, each in there.items():
-            if is_nested(kind := self._file.schema_arrow.field(each).type):
-                raise DataError(f"{self.path}: column {name} is of {kind}; give a column for each")
         for batch in self._file.iter_batches(_ROWS, columns=[*there.values()]):
             found = {name: _of_arrow(batch.column(each)) for name, each in there.items()}
             yield Batch(found, batch.num_rows)

@@ -198,7 +198,7 @@ def test_yes_and_no_are_numbers_unless_there_is_more(tmp_path: Path) -> None:
     path = written(tmp_path, "a,b,y\nyes,Yes,1\nNO,no,2\ntrue,perhaps,3\n")
     data = built(of(path))
     assert samples(data.train)[0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1]]
-    flags = {"a": {"flags": ["NO", "true", "yes"]}}
+    flags = {"a": {"flags": ["no", "true", "yes"]}}
     assert data.info.encoded == {**flags, "b": {"categories": ["Yes", "no", "perhaps"]}}
     labels = of(written(tmp_path, "a,y\n1,yes\n2,no\n"), features=("a",)).load(NUMBER)
     assert labels.targets[:].tolist() == [[1], [0]]
