@@ -15,6 +15,7 @@ _under_way: list[Phase] = []
 """The innermost last."""
 os.register_at_fork(after_in_child=_under_way.clear)
 _reporter: threading.Thread | None = None
+_quiet_since = 0.0
 
 
 class Phase:
@@ -31,6 +32,11 @@ class Phase:
             return f"{self.name}: {self.done:,} in {took_s:.0f} s"
         left_s = took_s / self.done * max(0, self.total - self.done)
         return f"{self.name}: {min(self.done, self.total):,} of {self.total:,}, {left_s:.0f} s left"
+
+    def again(self) -> None:
+        """Begin anew, as the next of many short parts, of which only a long one is reported."""
+        global _quiet_since
+        self.began = _quiet_since = time.monotonic()
 
 
 @contextlib.contextmanager
@@ -63,12 +69,13 @@ def reported(say: Callable[[str], object]) -> Iterator[None]:
 
 
 def _report(say: Callable[[str], object], done: threading.Event) -> None:
-    quiet_since = time.monotonic()  # of phases that follow each other, too
+    global _quiet_since
+    _quiet_since = time.monotonic()  # of phases that follow each other, too
     while not done.wait(min(LOOK_S, EVERY_S)):
         phases, now = [*_under_way], time.monotonic()
         if not phases:
-            quiet_since = now
-        elif now - quiet_since >= EVERY_S:
-            quiet_since = now
+            _quiet_since = now
+        elif now - _quiet_since >= EVERY_S:
+            _quiet_since = now
             with contextlib.suppress(OSError):  # nobody reads it
                 say(str(phases[-1]))

@@ -146,26 +146,6 @@ def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_nu
         _ = SweepResult([*runs, of_another]).best
 
 
-def test_a_result_is_shown_in_five_lines() -> None:
-    record: Any = {
-        "status": "completed",
-        "config": {
-            "task": {"name": "classification"},
-            **{f"key{number}": number for number in range(100)},
-        },
-        "metrics": {"loss/val": 0.25, "accuracy/val": 0.875, "lr": 0.1, "best/accuracy/val": 0.9},
-        "best": {"metric": "accuracy/val", "value": 0.9, "epoch": 3},
-        "epoch_s": [1.5, 2.0],
-    }
-    assert repr(expt.Result(Path("outputs/a"), record)).splitlines() == [
-        "expt.Result completed",
-        "  folder   outputs/a",
-        "  metrics  loss/val 0.2500, accuracy/val 0.8750",
-        "  best     accuracy/val 0.9000 in epoch 3",
-        "  trained  3.5 s; more in .record",
-    ]
-
-
 def test_a_result_says_where_its_folder_is_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

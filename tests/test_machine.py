@@ -125,20 +125,6 @@ def test_the_umask_is_as_before_after_the_last_of_several_threads() -> None:
         os.umask(before)
 
 
-def test_what_is_made_meanwhile_is_not_for_everyone_to_write(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        with machine.not_world_writable():
-            (tmp_path / "inside").touch()
-        (tmp_path / "after").touch()
-    finally:
-        os.umask(before)
-    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("inside", "after")] == [
-        0o664,
-        0o666,
-    ]
-
-
 def test_workers_of_another_launcher_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)

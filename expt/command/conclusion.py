@@ -18,6 +18,7 @@ from expt.runs.request import joined
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, FoundRecord, device_s
 from expt.runs.sweep import by_objective, describe_copies, without_copies
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
+from expt.runs.view.query import ListedRun, in_order
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
 from expt.search.conclusion import bad_trials, best_of, conclude_search
@@ -29,7 +30,6 @@ def conclude(
     runs: Sequence[FoundRecord] | None = None,
     sort: str | None = None,
     *,
-    reverse: bool = False,
     notes: Sequence[str] = (),
 ) -> None:
     """Write summary.csv and summary.md of a sweep; print the leaderboard and the failures.
@@ -38,14 +38,14 @@ def conclude(
     that ends.
     """
     runs, copies = without_copies(read_runs(folder) if runs is None else runs)
-    _put(folder, runs)
+    _put(folder, runs, sort)
     if not runs:
         for note in notes:  # of a budget that no run could begin within, maybe
             say(console, note)
         return
     old = stale((run["folder"], run) for run in runs)
     try:
-        console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
+        console.print(leaderboard(runs, sort, stale=old))
     finally:  # after the table, for which somebody may wait
         written = _write_summary(folder, runs)
     _print_failures(console, runs)
@@ -67,9 +67,11 @@ def conclude(
     say(console, f"look at it   tensorboard --logdir {logdir}")
 
 
-def _put(folder: Path, runs: Sequence[FoundRecord]) -> None:
+def _put(folder: Path, runs: Sequence[FoundRecord], sort: str | None) -> None:
     best, front = best_of(folder, runs)
-    terminal.put_runs((run["folder"], run) for run in runs)
+    listed = [ListedRun(run["folder"], run) for run in runs]
+    ranked = in_order(listed, sort) if sort else listed
+    terminal.put_runs((run.folder, run.result) for run in ranked)
     terminal.put(
         sweep=str(folder.absolute()),
         best_run=best and str(best["folder"].absolute()),

@@ -63,16 +63,11 @@ def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
     runs = read_runs(folder)
     if not runs:
         raise ConfigError(f"{folder}: this sweep holds no run yet")
-    columns = {key for run in runs for key in run.get("overrides") or {}}
-    if asked.sort is not None and asked.sort not in columns:
+    if asked.sort is not None:
         with _naming("--sort"):
             check_key(asked.sort, [ListedRun(run["folder"], run) for run in runs])
-    conclude(wide_console(), folder, runs, asked.sort, reverse=asked.reverse)
-    kept = [ListedRun(run["folder"], run) for run in without_copies(runs)[0]]
-    if asked.sort or asked.reverse:
-        kept = in_order(kept, asked.sort or "best", reverse=asked.reverse)
-        terminal.put_runs((run.folder, run.result) for run in kept)
-    print_forks(wide_console(), [(run.folder, run.result) for run in kept])
+    conclude(wide_console(), folder, runs, asked.sort)
+    print_forks(wide_console(), [(run["folder"], run) for run in without_copies(runs)[0]])
 
 
 def _judge(asked: argparse.Namespace) -> None:
@@ -141,13 +136,12 @@ def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Return folders, sort, reverse, filter, csv, plot, verdict and metric."""
+    """Return folders, sort, filter, csv, plot, verdict and metric."""
     about = "List runs, print a sweep's leaderboard, or compare two runs side by side."
     parser = Parser("report", about, EXAMPLES)
     add = parser.add_argument
     add("folders", nargs="*", type=Path, metavar="FOLDER", help="runs, or folders of runs")
     add("--sort", metavar="KEY", help="a column, a setting or a metric; accuracies: highest first")
-    add("--reverse", action="store_true", help="reverse the order")
     add("--filter", action="append", default=[], metavar="KEY=VALUE", help="also != < > <= >=, *")
     add("--csv", metavar="FILE", help="all settings and metrics of the runs; - is the terminal")
     add("--verdict", action="store_true", help="test whether settings differ, by seeds")
@@ -168,7 +162,7 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     Raises ConfigError where a folder holds no run, or a key or a format is not known.
     """
     runs = [run for folder in asked.folders for run in _below(folder)]
-    is_plain = not (asked.sort or asked.reverse or asked.filter or asked.csv or asked.plot)
+    is_plain = not (asked.sort or asked.filter or asked.csv or asked.plot)
     are_two = len(asked.folders) == 2 and len(runs) == 2 and is_plain
     runs = runs if are_two else _asked_for(runs, asked)
     terminal.put_runs((run.folder, run.result) for run in runs)
@@ -215,7 +209,7 @@ def _asked_for(runs: Sequence[ListedRun], asked: argparse.Namespace) -> list[Lis
         raise ConfigError(f"none of {len(runs)} runs has {' and '.join(asked.filter)}")
     with _naming("--sort"):
         check_key(asked.sort or "started", runs)
-    return in_order(left, asked.sort or "started", reverse=asked.reverse)
+    return in_order(left, asked.sort or "started")
 
 
 @contextlib.contextmanager

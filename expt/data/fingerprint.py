@@ -12,6 +12,7 @@ from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.cache import of_content
 from expt.errors import ConfigError, DataError, RunFailed
+from expt.machine import usable_cpus
 from expt.runs import continuing
 from expt.runs.named_checkpoint import chosen
 
@@ -40,7 +41,8 @@ def _content(config: RunConfig, *, fetch: bool = True, to_train: bool = True) ->
     try:
         data = config.dataset.fingerprint()
     except DataError:
-        config.dataset.prepare()  # it says what else is wrong
+        if check := config.dataset.prepare():  # they say what else is wrong
+            check(usable_cpus())
         raise
     content = Content(data, code, of_weights(config))
     return continuing.as_continued(config, content)
@@ -87,8 +89,9 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
     if not val and config.eval_split == "val":
         raise ConfigError(
             f"dataset.val_fraction={config.dataset.val_fraction}: leaves nothing to evaluate on,"
-            f" for dataset={config.dataset.name} has no val; hold some of train out, give a custom"
-            " dataset one, e.g. '+dataset.val={split: val}', or use eval_split=test"
+            f" for dataset={config.dataset.name} has no val; hold some of train out (of an"
+            " IterableDataset none can be), give a custom dataset one, e.g."
+            " '+dataset.val={split: val}', or use eval_split=test"
         )
     if not test and "test" in (config.eval_split, config.objective.partition("/")[2]):
         key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"

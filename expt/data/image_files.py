@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from expt import progress
 from expt.errors import DataError, ExptError, collected, first_line, listed, warn
-from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
     import numpy as np
@@ -292,6 +291,7 @@ def look_at(
     how: str,
     samples: Sequence[Sequence[str]],
     look: Callable[..., Any],
+    threads: int,
     *,
     fitted: tuple[int, int] | None = None,
     anew: bool = False,
@@ -300,8 +300,9 @@ def look_at(
     """Return how many pictures have each of `FOUND` in their `info`, or a colour of its `palette`.
 
     `look` returns the picture of a sample's files, which is `fitted` to a height and width. It is
-    called in threads, once for a content, which is noted with `how` it is looked at, or `anew`. The
-    content is that of the files, unless a `key` names it. Raise DataError for all that is wrong.
+    called in so many threads, once for a content, which is noted with `how` it is looked at, or
+    `anew`. The content is that of the files, unless a `key` names it. Raise DataError for all that
+    is wrong.
     """
     least = fitted or (0, 0)
 
@@ -322,10 +323,13 @@ def look_at(
         sums.note(keys[place], " ".join([*words, *picture.info.get("palette", ())]))
         here.done += 1
 
-    several = (new[start : start + _AT_A_TIME] for start in range(0, len(new), _AT_A_TIME))
-    about = progress.phase("looking at pictures", len(new))
-    with about as here, ThreadPoolExecutor(usable_cpus()) as pool:
-        collected(Future.result, [pool.submit(collected, note, places) for places in several])
+    with progress.phase("looking at pictures", len(new)) as here:
+        if threads == 1:  # no pool, whose threads a command would wait for at its end
+            collected(note, new)
+        else:
+            several = (new[at : at + _AT_A_TIME] for at in range(0, len(new), _AT_A_TIME))
+            with ThreadPoolExecutor(threads) as pool:
+                collected(Future.result, [pool.submit(collected, note, each) for each in several])
     return Counter(word for key in keys for word in (sums.noted(key) or "").split())
 
 

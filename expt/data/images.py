@@ -34,6 +34,7 @@ from expt.data.samples import loading, size_of
 from expt.data.source import NOTHING, Part, Source
 from expt.data.stream import preserved_generators
 from expt.errors import DataError, listed, warn
+from expt.machine import usable_cpus
 
 Shape = tuple[int, int, int]
 """Channels, height, width."""
@@ -265,7 +266,7 @@ def look_at_all(dataset: DatasetConfig, pictures: Mapping[str, Pictures]) -> Non
         return pictures[part].look(int(index), f"{part}: sample {index}")
 
     with Checksums(f"pictures-{dataset.fingerprint()}") as sums:
-        found = look_at(sums, how, samples, look_at_one, fitted=first.size, key=str)
+        found = look_at(sums, how, samples, look_at_one, usable_cpus(), fitted=first.size, key=str)
     report_found(f"dataset={dataset.name}", found)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from expt import progress
+from expt.data.kinds import Check
 from expt.errors import (
     ConfigError,
+    DataError,
     Diverged,
     ExptError,
     Interrupted,
@@ -57,6 +62,8 @@ class Job:
     started_at: float = 0.0
     """By time.monotonic, which is not a time of day."""
     ended_at: float = 0.0
+    check: Check | None = None
+    """What is left to check of its data while it runs."""
     _mistake: str = ""
     """The traceback of the mistake in code by which its last attempt failed, if it was one."""
 
@@ -117,12 +124,43 @@ class Job:
 
 
 @progress.phase("reading the dataset's files")
-def prepared(request: RunRequest) -> str:
-    """Prepare the data; return a line on what a run takes of its files, empty for no run."""
+def prepared(request: RunRequest) -> tuple[str, Check | None]:
+    """Prepare the data.
+
+    Return a line on what a run takes of its files, empty for no run, and what is left to check.
+    """
     dataset, task = request.config.dataset, request.config.task
-    dataset.prepare(task, learns=not isinstance(request.instead, Evaluation))
+    check = dataset.prepare(task, learns=not isinstance(request.instead, Evaluation))
     about = "" if request.instead else dataset.described(task)
-    return f"data         {about}" if about else ""
+    return f"data         {about}" if about else "", check
+
+
+class DataCheck:
+    """A check of data in a thread, while a run trains on it; dropped where a command ends first."""
+
+    NICENESS = 10
+    _one_at_a_time = threading.Lock()  # the next one on the same files finds what was noted
+
+    def __init__(self, check: Check) -> None:
+        self.error: DataError | None = None
+        self.is_heeded = False
+        """Whether the run was asked to stop for it."""
+        self._check = check
+        self._thread = threading.Thread(target=self._run, name="data check", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self.NICENESS)
+        try:
+            with self._one_at_a_time:
+                self._check(1)
+        except DataError as error:
+            self.error = error
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        self._thread.join()
 
 
 class Observer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +11,10 @@ from multiprocessing.connection import wait
 from expt import signals
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed, refuse_missing_parts
-from expt.errors import ExptError, FolderInUse, Interrupted, RunFailed
+from expt.errors import DataError, ExptError, FolderInUse, Interrupted, RunFailed
 from expt.launch import processes
 from expt.launch.job import (
+    DataCheck,
     Job,
     Observer,
     Options,
@@ -64,6 +66,7 @@ class Pool:
         self._numbers: dict[Job, int] = {}  # the keys of _jobs
         self._active: dict[int, Job] = {}
         self._workers: dict[int, Workers] = {}  # of the active jobs
+        self._checks: dict[int, DataCheck] = {}  # of the active jobs
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
         self._in_use: dict[int, float] = {}  # since when these wait for another command's end
         self._last: RunConfig | None = None  # of the job that was queued last
@@ -185,7 +188,8 @@ class Pool:
                 refuse_missing_parts(config)
             with signals.heeded_at_once():
                 # Once for all its workers, before any could try the same.
-                if about := prepared(request_of(job)):
+                about, job.check = prepared(request_of(job))
+                if about:
                     self._observer.data_found(about)
             self._queue(number, job)
         except KeyboardInterrupt:
@@ -261,6 +265,8 @@ class Pool:
                 lock=lock,
             )
             self._workers[number] = self._start_workers(attempt)
+            if job.check:
+                self._checks[number] = DataCheck(job.check)
         except ExptError as error:
             self._end(number, error)
         except OSError as error:  # a full disk, maybe; other runs may still be able to end
@@ -277,19 +283,35 @@ class Pool:
                 continue  # stopped meanwhile, because another has failed
             try:
                 if not self._workers[number].poll():
+                    self._heed_check(number)
                     continue
                 error: ExptError | None = None
             except ExptError as failure:
-                # A worker that has only just begun dies of the question.
-                error = failure
-                if self._asked_at is not None:
-                    error = Interrupted(self._finishing or "interrupted (Ctrl-C)")
+                error = self._cause(number, failure)
                 record_end(job.paths, error)
             if error and job.may_retry(error, self._options.retries):
                 self._retry(number, error)
             else:
                 self._end(number, error)
         return len(self._active) < before
+
+    def _heed_check(self, number: int) -> None:
+        """Let the workers save and end once something is wrong with their data."""
+        if (check := self._checks.get(number)) and check.error and not check.is_heeded:
+            check.is_heeded = True
+            self._workers[number].ask_to_stop()
+
+    def _cause(self, number: int, failure: ExptError) -> ExptError:
+        """Return why a run has failed: all that is wrong with its data, if it is that."""
+        check = self._checks.get(number)
+        if check and isinstance(failure, DataError):
+            with contextlib.suppress(KeyboardInterrupt), signals.heeded_at_once():
+                check.wait()
+        if check and check.error:
+            return check.error
+        if self._asked_at is not None:  # a worker that has only just begun dies of the question
+            return Interrupted(self._finishing or "interrupted (Ctrl-C)")
+        return failure
 
     def _retry(self, number: int, error: ExptError) -> None:
         job = self._jobs[number]
@@ -306,6 +328,7 @@ class Pool:
         (self._gpus if job.devices else self._cores).end(number)
         still_used = {device for other in self._active.values() for device in other.devices}
         self._locks.release([device for device in job.devices if device not in still_used])
+        self._checks.pop(number, None)
         if workers := self._workers.pop(number, None):
             workers.close()
 

@@ -171,7 +171,9 @@ def _where(arrivals: list[Arrival]) -> Record:
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, paths = attempt.request.config, attempt.paths
     user_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
-    prepared(attempt.request)  # under a file lock, so that one worker of each machine does it
+    _, check = prepared(attempt.request)  # under a file lock: one worker of each machine does it
+    if check:
+        check(machine.usable_cpus())
     status = main(
         config,
         paths,

@@ -129,8 +129,9 @@ class _Phase(NamedTuple):
 
     name: str
     trained: Sequence[nn.Parameter]
+    parts: Sequence[Batch]
     outputs: Sequence[dict[str, Any]]
-    """What it and earlier phases hand on, for each micro-batch."""
+    """What it and earlier phases hand on, for each of the micro-batches."""
 
 
 def _through_phases(
@@ -145,7 +146,7 @@ def _through_phases(
         def note(loss: Sum, found: Any, *_: object, name: str = name) -> None:
             found[name] = loss[0].detach(), loss[1]
 
-        accumulate_gradients(learner, batch, note, _Phase(name, trained, outputs))
+        accumulate_gradients(learner, batch, note, _Phase(name, trained, parts, outputs))
         on_gradients()
         moved |= update(learner)
     for index, (part, found) in enumerate(zip(parts, outputs, strict=True)):
@@ -179,7 +180,7 @@ def _passes(
     learner: Learner, batch: Batch, add: Add, phase: _Phase | None, count: int
 ) -> list[Tensor | float]:
     """Run forward and backward on each of `count` micro-batches; return their weights."""
-    task, parts = learner.task, _micro_batches(learner, batch, count)
+    task, parts = learner.task, phase.parts if phase else _micro_batches(learner, batch, count)
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
     whole_weight = learner.world_size / batch.global_size

@@ -45,7 +45,7 @@ from expt.worker.custom_code import FirstSteps
 from expt.worker.parallel import Fitting
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, Record, tagged
-from expt.worker.steps import Agreement, SaveTimes, StepProfiler, Steps, TrainingTimes
+from expt.worker.steps import Agreement, StepProfiler, Steps, Times
 
 Observe = Callable[..., Dashboard]
 """What builds the observer, with the arguments of worker.build.build_observer."""
@@ -95,13 +95,12 @@ class Run:
         self._is_at_best, self._is_time_up = False, False
         self.history = build.build_history(config)
         self.early_stop = build.build_early_stop(config)
-        self.times, self._agreed = TrainingTimes(config), set[str]()
+        self.times, self._agreed = Times(config), set[str]()
         self._batches: TimedBatches | None = None  # those left of the epoch
         self.health = RankHealth(
             self.learner, self.position, worker, check_weights=config.tensorboard.health
         )
         self.agreement = Agreement(worker)
-        self.save_times = SaveTimes(config.checkpoint)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
         self.checkpoints = Checkpoints(config, paths, self.learner, worker)
         profiler = None
@@ -119,8 +118,7 @@ class Run:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
         begun: Mapping[str, Any] = {}
         if source is not None:
-            with build.reading_past(self.config, self.data.train, self.worker, self.beat):
-                self._resume(source)
+            self._resume(source)
         else:
             begun = first_weights.begin_with(
                 self.config, self.learner.module, self.worker, self.data.info.told
@@ -151,7 +149,14 @@ class Run:
     @property
     def is_done(self) -> bool:
         """Whether there is nothing more to train."""
-        return self.position.is_run_done or self.early_stop.is_due or self._is_time_up
+        return self.ended_by is not None
+
+    @property
+    def ended_by(self) -> str | None:
+        """The key whose value has ended the run."""
+        if self.position.is_run_done:
+            return self.position.ends_by
+        return self.early_stop.ended_by or ("max_minutes" if self._is_time_up else None)
 
     @property
     def is_pruned(self) -> bool:
@@ -210,7 +215,8 @@ class Run:
             self.sums.reset()
         self.history.begin_epoch()
         self.health.begin_epoch()
-        epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
+        with build.reading_past(self.config, self.data.train, self.worker, self.beat):
+            epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
         if position.step == 0 and isinstance(self.config.task, constraints.Target):
             epoch = contracts.tried(epoch, self.learner, self.worker)
         return TimedBatches(self.observer.watch(epoch))
@@ -244,37 +250,28 @@ class Run:
         self._agreed = self.agreement.after_step(self._wishes())
         if not position.steps_left_in_epoch:  # the batches end, and what they have open is closed
             return False
-        by_steps = self.times.evaluates(position) or self.save_times.is_due_by_steps(position)
-        return by_steps or bool(self._agreed) or self.agreement.stopping
+        return bool(self.times.by_steps(position) | self._agreed) or self.agreement.stopping
 
     def _wishes(self) -> set[str]:
         """Return what is due by this worker's clock; that of training is rank 0's."""
-        wishes = {"save"} if self.save_times.is_due_by_clock() else set[str]()
-        if self.times.counts and self.worker.rank == 0:
-            if self.times.evaluates_by_clock(self.history.unevaluated_s):
-                wishes.add("evaluate")
-            if self.times.is_over(self.history.trained_s):
-                wishes.add("end")
-        return wishes
+        return self.times.by_clock(self.history if self.worker.rank == 0 else None)
 
     def _take_stock(self) -> None:
         """End the epoch, evaluate and save, each if it is due."""
         ends_epoch = not self.position.is_within_epoch
         if ends_epoch:
             self._end_epoch()
+        due = self.times.by_steps(self.position) | self._agreed
         with self._in_use() as weights:
-            is_kept = False
-            if self.times.evaluates(self.position) or "evaluate" in self._agreed:
-                is_kept = self._judge()
+            is_kept = "evaluate" in due and self._judge()
             if ends_epoch:
                 self._call_back("on_epoch_end", self.config.eval_split)
-            due = self.save_times.is_due(self.position) or self.is_pruned
-            agreed = self.agreement.meet({*self._wishes(), *(["save"] if due else [])})
-            self._is_time_up |= "end" in agreed or "end" in self._agreed
+            due |= self.agreement.meet(self._wishes() | due)
+            self._is_time_up |= "end" in due
             if ends_epoch:
                 self._refuse_unequal()
-            due = "save" in agreed or self.agreement.stopping
-            if is_kept or (self._has_ended if self.is_done else due):
+            saves = "save" in due or self.is_pruned or self.agreement.stopping
+            if is_kept or (self._has_ended if self.is_done else saves):
                 self._save(weights, self.history.bests if is_kept else ())
 
     def _end_run(self) -> None:
@@ -433,7 +430,7 @@ class Run:
         first_weights.release_fork(self.paths, self.worker)
         self.record.imported()
         diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.fix_for(self.config))
-        self.save_times.saved()
+        self.times.saved()
         return state
 
     def _about(self) -> dict[str, Any]:
@@ -483,7 +480,8 @@ class Run:
         return {
             **history.reached,
             **self._micro_batch,
-            "stopped_early": None if self.position.is_run_done else self._stopped(),
+            "stopped_early": self._stopped_early(),
+            **({"ended_by": self.ended_by} if self.ended_by else {}),
             "eval_s": history.eval_s,
             "dashboard_s": self.observer.spent_s + self.health.spent_s,
             "samples_per_s": images / trained_s if trained_s else None,
@@ -491,9 +489,12 @@ class Run:
             "steps": steps,
         }
 
-    def _stopped(self) -> StoppedEarly | None:
+    def _stopped_early(self) -> StoppedEarly | None:
         """Return why the run has ended before its last step."""
-        if not self._is_time_up:
-            return self.early_stop.stopped
-        reason = f"max_minutes={self.config.max_minutes:g} of training are over"
-        return {"epoch": self.position.epoch, "step": self.position.step, "reason": reason}
+        key, position = self.ended_by, self.position
+        if key is None or position.is_run_done:
+            return None
+        reason = self.early_stop.reason
+        if key == "max_minutes":
+            reason = f"max_minutes={self.config.max_minutes:g} of training are over"
+        return {"epoch": position.epoch, "step": position.step, "reason": reason}

@@ -92,7 +92,7 @@ def test_a_list_holds_what_was_asked_for_in_that_order(tmp_path: Path) -> None:
             status="completed",
             identity=str(lr),
             seedless_identity=str(lr),
-            overrides={"optimizer.lr": lr},
+            overrides={"optimizer.lr": lr, "augment": {"noise": 3 - loss}},
             config={"optimizer": {"lr": lr}},
             metrics={"loss/val": loss},
         )
@@ -104,7 +104,8 @@ def test_a_list_holds_what_was_asked_for_in_that_order(tmp_path: Path) -> None:
         return [each["metrics"]["loss/val"] for each in found["runs"]]
 
     assert losses("--sort", "loss/val") == [1.0, 2.0, 3.0]
-    assert losses("--sort", "optimizer.lr", "--reverse") == [2.0, 3.0, 1.0]
+    assert losses("--sort", "optimizer.lr") == [1.0, 3.0, 2.0]
+    assert losses("--sort", "augment") == [3.0, 2.0, 1.0], "as it was typed"
     assert losses("--sort", "loss/val", "--filter", "lr<0.1") == [1.0, 3.0]
     for none in ("lr<0", "lrr=1", "lr<<0.1"):
         assert losses("--filter", none) == []

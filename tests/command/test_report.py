@@ -87,7 +87,6 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
     ("words", "expected"),
     [
         ([], ["lr=1", "b", "lr=2", "a"]),
-        (["--reverse"], ["a", "lr=2", "b", "lr=1"]),
         (["--sort", "loss/val"], ["lr=2", "a", "b", "lr=1"]),
         (["--sort", "optimizer.lr"], ["b", "a", "lr=1", "lr=2"]),
         (["--filter", "model=mlp", "--filter", "optimizer.lr>=1"], ["lr=1", "lr=2"]),
@@ -234,7 +233,7 @@ def test_a_sweep_that_is_running_has_a_leaderboard_already(tmp_path: Path, told:
     ]
     assert (tmp_path / "summary.csv").exists()
     update_result(RunPaths(tmp_path / "lr=2"), metrics={"accuracy/test": 0.75})
-    for words, first in ((["--sort", "lr", "--reverse"], "2"), (["--sort", "accuracy/val"], "1")):
+    for words, first in ((["--sort", "lr"], "1"), (["--sort", "accuracy/test"], "2")):
         lines = told(str(tmp_path), *words)
         assert [line.split()[0] for line in lines[:2]] == ["lr", first], "it stays a leaderboard"
     with pytest.raises(ConfigError, match=r"--sort accuracy/vla: .* Did you mean 'accuracy/val'"):

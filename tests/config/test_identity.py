@@ -11,7 +11,6 @@ import pytest
 from expt.config.constraints import Target
 from expt.config.identity import (
     REPEATED,
-    hyperparameters,
     identity,
     shown,
     typed_hyperparameters,
@@ -226,13 +225,6 @@ def test_a_default_spelled_out_is_the_same_run() -> None:
     )
 
 
-def test_an_identity_is_12_hexadecimal_digits() -> None:
-    found = identity(config("seed=3"))
-    assert len(found) == 12
-    assert int(found, 16) >= 0
-    assert json.loads(json.dumps(shown(config("seed=3"))))["seed"] == 3
-
-
 def test_a_secret_is_neither_shown_nor_part_of_the_identity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -262,17 +254,6 @@ def test_a_number_that_is_made_of_a_variable_is_not_shown_and_part_of_the_identi
     assert (shown(again), identity(again)) == (shown(made), identity(made))
     monkeypatch.setenv("EXPT_TEST_PIN", "4712")
     assert identity(config(*own)) != identity(made)
-
-
-def test_hyperparameters_carry_the_keys_that_a_person_types() -> None:
-    settings: dict[str, Any] = hyperparameters(
-        dataclasses.asdict(config("model=mlp", "optimizer.lr=0.5"))
-    )
-    assert settings["model"] == "mlp"
-    assert settings["optimizer"] == "sgd"
-    assert settings["optimizer.lr"] == 0.5
-    assert settings["seed"] == 0
-    assert all(isinstance(value, bool | int | float | str) for value in settings.values())
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,9 @@ def test_images_want_other_models_and_tasks(configured: Configured) -> None:
     ]
 
 
-def test_the_loss_is_what_a_language_model_is_chosen_by(configured: Configured) -> None:
+def test_what_each_task_is_chosen_by(configured: Configured) -> None:
+    own = "task={_target_: mine.Own, metrics: {mae: min}}"
+    assert configured(own).objective == "mae/val"
     assert configured(*TEXT).objective == "loss/val"
     assert (
         configured(*TEXT, "eval_split=test", "objective=perplexity/test").objective

@@ -194,14 +194,6 @@ def _width() -> int:
         return int(found.width)
 
 
-def test_a_file_of_the_same_size_and_time_is_read_anew(package: Path) -> None:
-    code = fingerprint([NAME])
-    assert _width() == 1
-    _write(package, 2)
-    assert fingerprint([NAME]) != code
-    assert _width() == 2
-
-
 def test_a_cache_that_python_has_written_is_not_taken(package: Path) -> None:
     command = [sys.executable, "-c", "from twice_written.parts import Part; print(Part.width)"]
 
@@ -339,15 +331,6 @@ def test_a_source_that_nobody_saw_imported_is_not_taken_for_that_of_a_run(
     with imported.as_on_disk():
         importlib.import_module("imported_early")
         assert user_code.is_imported(record)
-
-
-def test_a_process_gets_its_modules_back(package: Path) -> None:
-    kept = resolve(NAME, object)
-    with imported.as_on_disk():
-        assert resolve(NAME, object) is not kept
-        importlib.import_module("twice_written.width")
-    assert resolve(NAME, object) is kept
-    assert vars(sys.modules["twice_written"])["parts"] is sys.modules["twice_written.parts"]
 
 
 def test_only_code_that_this_user_has_kept_is_imported(

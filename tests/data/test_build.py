@@ -110,13 +110,6 @@ def test_a_val_folder_validates(
     assert isinstance(data.train, InMemoryLoader if cache else SampleLoader)
 
 
-def test_a_folder_with_train_alone_has_no_test(tmp_path: Path) -> None:
-    root = write_folder(tmp_path)
-    (root / "test").rename(root / "elsewhere")
-    data = build_data(folder_config(root))
-    assert (data.info.train_size, data.info.val_size, data.test) == (9, 3, None)
-
-
 def test_nothing_is_trained_on_a_test_alone(tmp_path: Path, configured: Configured) -> None:
     root = write_folder(tmp_path)
     config = configured("dataset=image_folder", f"dataset.root={root}")
@@ -199,21 +192,23 @@ def test_a_class_that_falls_into_the_held_out_part_is_reported(
     assert absent_classes(labels, "labels", torch.arange(3)) == []
 
 
-@pytest.mark.parametrize("names", [("Training", "Testing"), ("train", "test")])
-def test_parts_have_several_names(tmp_path: Path, names: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("names", "below", "test_size"),
+    [
+        (("Training", "Testing"), "", 6),
+        (("train", "elsewhere"), "", 0),
+        (("train", "test"), "train", 0),  # a folder of classes
+    ],
+)
+def test_parts_have_several_names(
+    names: tuple[str, str], below: str, test_size: int, tmp_path: Path
+) -> None:
     root = write_folder(tmp_path)
     for part, name in zip(("train", "test"), names, strict=True):
         (root / part).rename(root / name)
-    data = build_data(folder_config(root))
-    assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, 6)
-
-
-def test_a_folder_of_classes_is_train(tmp_path: Path) -> None:
-    root = write_folder(tmp_path)
-    dataset = folder_config(root / "train")
-    assert [*dataset.parts()] == ["train"]
-    data = build_data(dataset)
-    assert (data.info.train_size, data.info.val_size, data.test) == (9, 3, None)
+    data = build_data(folder_config(root / below))
+    assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, test_size)
+    assert (data.test is None) == (test_size == 0)
 
 
 def build_data(dataset: Any, **options: Any) -> Data:
@@ -239,25 +234,6 @@ digits = functools.partial(dataset, "dataset=digits")
 def synthetic(**options: Any) -> Any:
     size: Any = {"train_size": 1500, "test_size": 200, "channels": 2, "image_size": (6, 5)}
     return dataset("dataset=synthetic", **size, num_classes=7, val_fraction=0.0, **options)
-
-
-def test_digits_are_built() -> None:
-    data = build_data(digits(), batch_size=100)
-    info = data.info
-    assert info.shapes["channels"] == 1
-    assert info.shapes["image_size"] == (8, 8)
-    assert info.shapes["num_classes"] == 10
-    assert (info.train_size, info.val_size, info.test_size) == (1293, 144, 360)
-    assert data.val is not None
-    assert len(data.train) == 12
-    assert data.train.size == 1293
-    assert data.val.size == 144
-    assert of_test(data).size == 360
-    images = torch.cat([batch.inputs for batch in data.train.epoch(0)])
-    assert abs(images.mean()) < 0.02
-    assert abs(images.std() - 1) < 0.02
-    assert build_data(digits(val_fraction=0.0)).val is None
-    assert build_data(digits(train_limit=50)).info.train_size == 50
 
 
 def test_a_limit_beyond_what_there_is_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,12 +162,8 @@ def test_masks_of_different_palettes_are_reported(
         pairs.append((image, str(tmp_path / f"{name}.png")))
     for chosen in (pairs[:1], pairs):
         with Checksums.below(tmp_path) as sums:
-            report_found(
-                "all",
-                look_at(
-                    sums, "now", chosen, functools.partial(look_at_pair, mode="L", values=None)
-                ),
-            )
+            look = functools.partial(look_at_pair, mode="L", values=None)
+            report_found("all", look_at(sums, "now", chosen, look, threads=1))
         assert ("palette" in capsys.readouterr().err) == (len(chosen) == 2)
 
 

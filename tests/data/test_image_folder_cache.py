@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import multiprocessing
 import os
 import pwd
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from expt.config.kinds import Augment
+import expt
 from expt.data import cache as theirs
 from expt.data import image_files
 from expt.data.cache import Checksums
@@ -72,7 +73,7 @@ def entries(cache: Path) -> list[str]:
 def test_the_images_are_decoded_once_on_all_cores(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_files, "usable_cpus", lambda: 2)  # the training part is two chunks
+    monkeypatch.setattr(image_folder, "usable_cpus", lambda: 2)  # the training part is two chunks
     dataset = config(root)
     dataset.prepare()
     assert len(entries(cache)) == 2
@@ -87,33 +88,6 @@ def test_the_images_are_decoded_once_on_all_cores(
     assert arrays.labels.tolist() == [0] * 40 + [1] * 40
 
 
-def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
-    import torch
-
-    from expt.data.build import build
-    from expt.data.loading import Loader, Shard
-    from expt.data.memory import InMemoryLoader
-    from expt.data.stream import SampleLoader
-
-    def loader(cache: bool) -> Loader:
-        dataset = config(root, cache=cache, augment=Augment(crop_padding=2, flip=True))
-        dataset.prepare()
-        options: dict[str, Any] = {
-            "batch_size": 8,
-            "seed": 0,
-            "drop_last": True,
-            "channels_last": False,
-        }
-        return build(dataset, shard=Shard(1, 2), device=torch.device("cpu"), **options).train
-
-    stored, streamed = loader(True), loader(False)
-    assert isinstance(stored, InMemoryLoader)
-    assert isinstance(streamed, SampleLoader)
-    for one, other in zip(stored.epoch(1), streamed.epoch(1), strict=True):
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.targets, other.targets)
-
-
 def growing(root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
     """Return the loaders of a folder that is too large to be decoded before the first epoch."""
     import torch
@@ -122,6 +96,7 @@ def growing(root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
 
     monkeypatch.setattr(image_folder, "SMALL", 0)
     dataset = config(root, **options)
+    dataset.fingerprint()  # as when a run is typed
     dataset.prepare()
     how: dict[str, Any] = {"batch_size": 8, "seed": 0, "drop_last": True, "num_workers": 1}
     return build(dataset, device=torch.device("cpu"), **how)
@@ -247,7 +222,7 @@ def test_a_cache_that_cannot_be_written(
 def test_all_unreadable_images_are_named(
     root: Path, cache: Path, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_files, "usable_cpus", lambda: cores)
+    monkeypatch.setattr(image_folder, "usable_cpus", lambda: cores)
     wrong = "train/cat/7.png", "train/dog/39.png", "test/dog/0.png"
     for name in wrong:
         (root / name).write_bytes(b"no image")
@@ -356,6 +331,27 @@ def test_pictures_that_are_enlarged_are_counted(
     assert "dataset.image_size" not in capsys.readouterr().err
     config(root, image_size=(10, 13)).prepare()
     assert f"{root}: pictures: 32 smaller than dataset.image_size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damaged", [["test/dog/3"], ["train/cat/2", "train/dog/5", "test/cat/1"]])
+def test_large_folders_are_looked_at_while_a_run_trains(root: Path, damaged: list[str]) -> None:
+    """It would train for days: what is damaged ends it, all named at once."""
+    noise = Image.effect_noise((1400, 1000), 100)
+    for name in ("cat", "dog"):
+        for number in range(8):
+            noise.save(root / "train" / name / f"{number}.png", compress_level=0)
+    bad = [str(root / f"{name}.png") for name in damaged]
+    for path in bad:
+        os.truncate(path, os.path.getsize(path) // 2)
+    words = (f"dataset.root={root}", "dataset.image_size=[6,8]", "model=mlp", "epochs=1000000")
+    folder = root.parent / "run"
+    with pytest.raises(DataError) as caught:
+        expt.run("dataset=image_folder", *words, "batch_size=16", f"hydra.run.dir={folder}")
+    lines = str(caught.value).splitlines()
+    assert [line.split()[0] for line in lines if "cannot be read" in line] == bad
+    assert json.loads((folder / "result.json").read_text())["error_kind"] == "DataError"
+    is_saved = (folder / "checkpoints" / "last.pt").exists()
+    assert is_saved or damaged[0].startswith("train")
 
 
 def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:

@@ -182,12 +182,6 @@ def test_images_are_normalised_per_channel(
     torch.testing.assert_close(plain.inputs, IMAGES.float() / 255)
 
 
-def test_batches_leave_the_stored_images_alone() -> None:
-    before = IMAGES.clone()
-    list(in_memory(mean=(0.5, 0.5), std=(0.5, 0.5)).epoch(0))
-    assert torch.equal(IMAGES, before)
-
-
 @pytest.mark.parametrize(
     "convert",
     [
@@ -221,22 +215,6 @@ class Noisy(InRam):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         noise = torch.rand(2, 4, 3) + random.random() + float(np.random.rand())
         return noise / 3, index
-
-
-def test_what_a_dataset_draws_leaves_the_worker_as_it_was() -> None:
-    def state() -> list[str]:
-        return [
-            str(random.getstate()),
-            str(np.random.get_state(legacy=False)["state"]["key"].tolist()),
-            str(torch.get_rng_state().tolist()),
-        ]
-
-    random.seed(1)
-    np.random.seed(2)
-    torch.manual_seed(3)
-    before = state()
-    list(streamed(dataset=Noisy()).epoch(1))
-    assert state() == before
 
 
 def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from expt.data.augment import Augmentation, Mixing, box_of
 from expt.data.images import ArrayImages, image_part
-from expt.data.loading import Batch, Loader, LoaderOptions, Shard
+from expt.data.loading import Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader
 from tests.late import Late
 
@@ -114,16 +114,6 @@ def test_workers_together_see_what_one_sees(make: Any, world_size: int) -> None:
                 torch.cat([getattr(part, field) for part in shares]), getattr(whole, field)
             )
         assert {part.global_size for part in parts} == {whole.global_size} == {whole.size}
-
-
-@pytest.mark.parametrize("make", [in_memory, streamed, rows])
-def test_an_evaluation_is_not_mixed(make: Any) -> None:
-    def evaluated(**options: Any) -> list[Batch]:
-        return list(make(**options).evaluation())
-
-    for one, other in zip(evaluated(mixing=Mixing(CLASSES, mixup=1.0)), evaluated(), strict=True):
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.targets, other.targets)
 
 
 def test_rows_of_a_table_are_mixed_too() -> None:

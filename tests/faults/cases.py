@@ -16,13 +16,14 @@ WORKERS, WATCHDOGS, SIGNALS, SWEEPS, DISK, PORTS, BAD_INPUT = (
         "bad_input",
     )
 )
-FILES, LOADING, CHECKPOINT, CONFIG = (
+FILES, LOADING, CHECKPOINT, CONFIG, LAUNCHER = (
     f"tests/{name}.py::test_"
     for name in (
         "data/test_files",
         "data/test_loading",
         "runs/test_checkpoint",
         "config/test_parse",
+        "launch/test_launcher",
     )
 )
 
@@ -131,7 +132,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "what another launcher left in the environment": (
         f"{PORTS}what_another_launcher_left_in_the_environment_does_no_harm",
-        f"{RUN}a_sweep_inside_torchrun_is_refused_in_one_line",
+        f"{LAUNCHER}only_rank_0_says_that_a_sweep_is_refused",
     ),
     "more than one writer": (
         f"{RUN}one_event_file_holds_every_tag_at_the_right_steps",

@@ -245,13 +245,6 @@ def test_torchruns_workers_share_one_run_folder(tmp_path: Path) -> None:
     )
 
 
-def test_a_sweep_inside_torchrun_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = run("-m", "seed=0,1", cwd=tmp_path, RANK="0", WORLD_SIZE="2")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "cannot run inside torchrun" in done.stderr
-
-
 def test_data_parallel_in_one_process(tmp_path: Path) -> None:
     done = run("strategy=dp", "gpus=2", "epochs=1", cwd=tmp_path, EXPT_SIMULATED_GPUS="2")
     assert done.returncode == 0, done.stderr

@@ -143,21 +143,6 @@ def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
     assert most_at_once([*a, *b]) > 1
 
 
-@pytest.mark.parametrize(
-    ("option", "num_gpus", "of_one_gpu"),
-    [("max_concurrent=2", 4, 1), pytest.param("runs_per_gpu=2", 1, 2, marks=pytest.mark.slow)],
-)
-def test_how_many_runs_share_the_machine(
-    option: str, num_gpus: int, of_one_gpu: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EXPT_SIMULATED_GPUS", str(num_gpus))
-    monkeypatch.setenv("EXPT_LOCKS", str(tmp_path / "locks"))
-    own = ("gpus=1", f"hydra.launcher.{option}", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    assert len(expt.sweep("seed=range(4)", "epochs=10", *own)) == 4
-    assert most_at_once(spans(tmp_path / "sweep")) == 2
-    assert max(most_at_once(spans(tmp_path / "sweep"), str(gpu)) for gpu in range(2)) == of_one_gpu
-
-
 def test_a_dry_run_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

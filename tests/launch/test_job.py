@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from expt.errors import ConfigError, ExptError, Interrupted, OutOfMemory, RunFailed
-from expt.launch.job import Job, Observer, check_options, request_of
+from expt.launch.job import Job, check_options, request_of
 from expt.runs.paths import RunPaths
 from tests.requests import request
 
@@ -56,17 +56,6 @@ def test_a_launcher_by_which_nothing_would_start_is_refused(
     ):
         check_options({"fail_fast": False, key: value})
     check_options({"max_concurrent": None, "gpus_per_node": None, "executor": "slurm", key: least})
-
-
-@pytest.mark.parametrize(
-    ("max_restarts", "retries", "told"), [(3, 2, "restart 2 of 3"), (0, 1, "restart 1 of 1")]
-)
-def test_a_restart_is_announced(
-    max_restarts: int, retries: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = Job(RunPaths(tmp_path), request(tmp_path, max_restarts=max_restarts), retries=retries)
-    Observer().job_retrying(job, RunFailed("rank 1 was killed by SIGKILL\nlog: logs/0/1"))
-    assert capsys.readouterr().err == f"warning: {tmp_path}: rank 1 was killed by SIGKILL; {told}\n"
 
 
 def test_a_trial_without_memory_is_tried_once_more(tmp_path: Path) -> None:

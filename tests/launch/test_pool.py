@@ -175,16 +175,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path / "sweep")
 
 
-def test_a_job_runs_to_its_end(world: World) -> None:
-    job = world.job("a")
-    world.run(job)
-    assert job.status == COMPLETED
-    assert job.error is None
-    assert job.started_at == 1000.0
-    assert job.ended_at == 1000.0
-    assert world.told.events == [("starting", "a"), ("ended", "a", COMPLETED)]
-
-
 def test_the_next_run_starts_at_once_where_one_has_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

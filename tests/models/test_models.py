@@ -90,22 +90,8 @@ def test_images_to_logits(config: Any, image_size: tuple[int, int]) -> None:
         # The layers of Paddle's tutorial: 20 * 25 + 20, 20 * 20 * 25 + 20, and 20 * 7 * 7 * 10 +
         # 10.
         (ConvNet, PADDLE, 20_350),
-        # torchvision's 11,689,512, less its classifier (513,000) and stem (64 * 3 * 49 = 9,408),
-        # with 512 * 10 + 10 and 64 * 1 * 9 in their place.
-        (ResNet18, {}, 11_172_810),
-        (ResNet18, {"channels": 3}, 11_173_962),  # 64 * 3 * 9
-        (ResNet18, {"stem": "imagenet"}, 11_175_370),  # 64 * 1 * 49
-        (ResNet18, {"stem": "imagenet", "channels": 3, "num_classes": 1000}, 11_689_512),
     ],
-    ids=[
-        "mlp",
-        "convnet",
-        "paddle",
-        "small",
-        "small, colour",
-        "imagenet",
-        "imagenet, as torchvision's",
-    ],
+    ids=["mlp", "convnet", "paddle"],
 )
 def test_number_of_parameters(cls: type[nn.Module], options: dict[str, Any], count: int) -> None:
     with torch.device("meta"):
@@ -161,7 +147,6 @@ class Tiny(nn.Module):
     def __init__(self, *, channels, image_size, num_classes, width):
         super().__init__()
         self.shape = (channels, image_size, num_classes, width)
-def function(): ...
 class Lazy(nn.Sequential):
     def __init__(self, *, channels, image_size, num_classes):
         last = nn.LazyLinear(num_classes)
@@ -196,26 +181,6 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def build_own(name: str, init: Any = DEFAULT, **kwargs: Any) -> Any:
     target = constraints.Target(target=f"own_model.{name}", kwargs=kwargs)
     return build(target, init, **GREY_28)
-
-
-@pytest.mark.parametrize(
-    ("name", "kwargs", "problem"),
-    [
-        ("own_model.Tiny", {}, "missing 1 required keyword-only argument: 'width'"),
-        ("own_model.Tiny", {"width": 1, "w": 2}, "got an unexpected keyword argument 'w'"),
-        ("own_model.Tinny", {}, "own_model has no Tinny. Did you mean 'Tiny'?"),
-        ("own_modle.Tiny", {}, "cannot import own_modle (No module named 'own_modle')"),
-        ("own_model.function", {}, "refused, it is not a subclass"),
-        ("own_model.nn", {}, "refused, it is not a subclass of torch.nn.modules.module.Module"),
-        ("pathlib.Path", {}, "refused, it is not a subclass of torch.nn.modules.module.Module"),
-    ],
-    ids=["missing", "unknown", "no class", "no module", "function", "module", "other class"],
-)
-def test_a_class_that_does_not_do(name: str, kwargs: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(constraints.Target(target=name, kwargs=kwargs), DEFAULT, **GREY_28)
-    assert f"_target_={name}: " in str(caught.value)
-    assert problem in str(caught.value)
 
 
 def test_what_the_dataset_says_is_not_said_again() -> None:

@@ -69,14 +69,6 @@ def test_a_line_that_is_being_written_is_left_for_the_next_call(paths: RunPaths)
         assert reader.read() == [Point(1, 1, "lr", 0.1)]
 
 
-def test_a_folder_holds_one_run(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "new" / "run")
-    create_result(paths, world_size=2)
-    with pytest.raises(FileExistsError):
-        create_result(paths, world_size=4)
-    assert read_result(paths) == {"version": VERSION, "status": "running", "world_size": 2}
-
-
 def test_an_update_keeps_the_other_fields(paths: RunPaths) -> None:
     create_result(paths, world_size=2, metrics={"a": 1})
     update_result(paths, status=COMPLETED, metrics={"b": 2})

@@ -109,9 +109,6 @@ def test_a_batch_that_counts_for_nothing_is_not_measured() -> None:
     ("target", "arguments", "told"),
     [
         ("os.system", {"command": "touch called"}, "refused, it is not a subclass"),
-        ("torch.nn.Linear", {}, "refused, it is not a subclass of torchmetrics.metric.Metric"),
-        ("torchmetrics.NoSuch", {}, "torchmetrics has no NoSuch"),
-        (AUROC, {"classes": 4}, "(classes=4): TypeError: "),
         (AUROC, {"num_classes": 1}, "MulticlassAUROC(num_classes=1): ValueError"),
     ],
 )

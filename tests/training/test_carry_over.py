@@ -84,12 +84,6 @@ def test_momentum_is_taken_up_and_left() -> None:
     assert all("momentum_buffer" not in state for state in without[0].state.values())
 
 
-def test_another_optimiser_begins_anew() -> None:
-    _, new = _carried(groups.SGD(**SGD), groups.Adam(**ADAM), same_optimizer=False)
-    assert not new[0].state
-    assert new[0].param_groups[0]["lr"] == 0.1
-
-
 @pytest.mark.parametrize(("lr", "goes_on_with", "bad_epochs"), [(0.1, 0.1, 2), (0.05, 0.05, 0)])
 def test_a_plateau_keeps_what_it_has_counted_unless_the_learning_rate_is_given(
     lr: float, goes_on_with: float, bad_epochs: int

@@ -16,14 +16,12 @@ from torch.nn import functional
 from expt.config.schema import RunConfig
 from expt.data import indexing
 from expt.data.augment import Box, Mixing
-from expt.data.build import Data
 from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.tasks.classification import Classification, Config
 from expt.tasks.task import Facts
 from expt.training.collectives import Worker
-from expt.worker.build import build_data
 from tests.conftest import Configured
 from tests.late import Late
 from tests.ranks import together
@@ -206,17 +204,3 @@ def test_a_balanced_order_takes_classes_equally_and_their_samples_too() -> None:
     taken_so_far = orders[0].tolist()
     before = [taken_so_far[:place].count(each) for place, each in enumerate(taken_so_far)]
     assert indexing.times_before(orders[0]).tolist() == before
-
-
-def test_an_evaluation_is_never_resampled(configured: Configured) -> None:
-    def evaluated(data: Data) -> list[torch.Tensor]:
-        assert data.val is not None
-        assert data.test is not None
-        return [batch.targets for part in (data.val, data.test) for batch in part.evaluation()]
-
-    worker = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)
-    plain, balanced = (
-        evaluated(build_data(configured(*words), worker))
-        for words in ((), ("dataset.sampling=balanced",))
-    )
-    assert all(torch.equal(one, other) for one, other in zip(plain, balanced, strict=True))

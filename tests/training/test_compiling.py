@@ -8,7 +8,7 @@ from torch import nn
 from expt.errors import ConfigError
 from expt.models.transformer import Transformer
 from expt.models.vision import MLP
-from expt.training.compiling import REPAYS_STEPS, compile_module, mode_of
+from expt.training.compiling import compile_module
 
 
 def compiled(module: nn.Module) -> list[str]:
@@ -31,17 +31,3 @@ def test_a_model_without_blocks_is_told() -> None:
         compile_module(
             MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "blocks"
         )
-
-
-@pytest.mark.parametrize(
-    ("wanted", "steps", "expected"),
-    [
-        ("auto", REPAYS_STEPS - 1, False),
-        ("auto", REPAYS_STEPS, True),
-        (False, 10**9, False),
-        (True, 1, True),
-        ("blocks", 1, "blocks"),
-    ],
-)
-def test_auto_compiles_long_runs(wanted: bool | str, steps: int, expected: bool | str) -> None:
-    assert mode_of(wanted, steps=steps) == expected

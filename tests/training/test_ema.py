@@ -14,7 +14,7 @@ from expt.errors import ConfigError
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
 from expt.training.learner import Learner, Position, ema_of
-from expt.training.loop import evaluate, train_epoch
+from expt.training.loop import train_epoch
 from expt.training.precision import Precision
 from tests.training.test_loop import CPU, batches
 
@@ -62,20 +62,6 @@ def test_the_average_keeps_its_share_in_each_step() -> None:
         assert not average.requires_grad
     for ours, theirs in zip(subject.ema.module.buffers(), subject.module.buffers(), strict=True):
         assert torch.equal(ours, theirs), "a batch norm's statistics are those of the model"
-
-
-def test_it_is_what_is_evaluated() -> None:
-    subject = learner()
-    assert subject.ema
-    trained(subject, 3)
-    values = evaluate(subject, batches(2), CPU)
-    with torch.no_grad():
-        for part in subject.module.parameters():
-            part.zero_()
-    assert evaluate(subject, batches(2), CPU) == values
-    for part in subject.ema.module.parameters():
-        part.zero_()
-    assert evaluate(subject, batches(2), CPU).loss == pytest.approx(torch.tensor(4.0).log().item())
 
 
 def test_a_step_that_was_skipped_counts_not() -> None:

@@ -98,16 +98,6 @@ def test_an_evaluation_is_of_the_model_at_rest_and_changes_nothing() -> None:
     assert first.samples == 18
 
 
-def test_an_evaluation_is_observed_batch_by_batch() -> None:
-    seen = []
-
-    def note(batch: Batch, logits: torch.Tensor) -> None:
-        seen.append((len(batch.inputs), logits.shape))
-
-    evaluate(learner(model()), batches(2), CPU, note)
-    assert seen == [(6, (6, CLASSES))] * 2
-
-
 @pytest.mark.parametrize("fits", [6, 5, 2, 1])
 def test_an_evaluation_is_in_halves_where_memory_does_not_suffice(fits: int) -> None:
     tried = list[int]()
@@ -153,47 +143,6 @@ def test_a_model_may_give_the_same_memory_again() -> None:
 
     expected = evaluate(learner(model()), batches(3), CPU)
     assert evaluate(learner(Reusing()), batches(3), CPU) == expected
-
-
-def test_training_after_an_evaluation_trains_again() -> None:
-    """Dropout and batch norm are back."""
-    module = model()
-    subject = learner(module)
-    evaluate(subject, batches(1), CPU)
-    buffers = {name: value.clone() for name, value in module.named_buffers()}
-    train(subject, 1, log_every=1)
-    assert all(part.training for part in module.modules())
-    assert not any(torch.equal(buffers[name], value) for name, value in module.named_buffers())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"clip": 0.05}, {"label_smoothing": 0.3}, {"gradient_accumulation": 3}],
-    ids=lambda settings: next(iter(settings), "none"),
-)
-def test_steps_are_those_of_a_plain_loop(settings: dict[str, Any]) -> None:
-    subject, reference = learner(plain(), **settings), plain()
-    summed, lr = sums(), 0.1
-    train(subject, 4, summed=summed)
-    total = 0.0
-    for step, batch in enumerate(batches(4)):
-        loss = functional.cross_entropy(
-            reference(batch.inputs),
-            batch.targets,
-            label_smoothing=settings.get("label_smoothing", 0.0),
-        )
-        total += loss.item() * len(batch.targets)
-        reference.zero_grad()
-        loss.backward()
-        if "clip" in settings:
-            nn.utils.clip_grad_norm_(reference.parameters(), settings["clip"])
-        with torch.no_grad():
-            for parameter in reference.parameters():
-                assert parameter.grad is not None
-                parameter.sub_(lr * 0.9**step * parameter.grad)
-    for mine, other in zip(subject.module.parameters(), reference.parameters(), strict=True):
-        assert torch.allclose(mine, other, atol=1e-6)
-    assert summed.values[1].item() == pytest.approx(total, rel=1e-6)
 
 
 def test_a_batch_without_weight_moves_nothing() -> None:

@@ -54,11 +54,3 @@ class Forgetful(Adversarial):
 
 class Partial(Adversarial):
     phases = {"discriminator": "^discriminator"}
-
-
-class Listed(Adversarial):
-    phases = ["generator", "discriminator"]  # type: ignore[assignment]
-
-
-class Empty(Adversarial):
-    phases = {}

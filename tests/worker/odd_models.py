@@ -37,18 +37,6 @@ class Sequence(Net):
         return nn.Sequential(norm, nn.GroupNorm(2, width), nn.BatchNorm1d(width), nn.Dropout(0.3))
 
 
-class Spectral(Net):
-    def layer(self, width: int) -> nn.Module:
-        return nn.utils.parametrizations.spectral_norm(nn.Linear(width, width))
-
-
-class Noisy(Net):
-    """Draws random numbers, in evaluations, too."""
-
-    def more(self, inside: Tensor) -> Tensor:
-        return inside * (1 + 0.1 * torch.randn_like(inside))
-
-
 class Tied(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -93,32 +81,15 @@ class Listed(Net):
         return inside + self.kept[0].mean()  # type: ignore[no-any-return]
 
 
-class Kept(Listed):
-    """Keeps a weight in a list, and makes no use of it."""
-
-    def more(self, inside: Tensor) -> Tensor:
-        return inside
-
-
 class Viewed(Net):
+    """Computes with a view of a weight, in evaluations only."""
+
     def __init__(self) -> None:
         super().__init__()
         self.kept = self.blocks[0].weight.detach()[1:]  # type: ignore[operator]
 
     def more(self, inside: Tensor) -> Tensor:
-        return inside + self.kept.mean()
-
-
-class ViewedInEvaluations(Viewed):
-    def more(self, inside: Tensor) -> Tensor:
         return inside if self.training else inside + self.kept.mean()
-
-
-class Hooked(Net):
-    def layer(self, width: int) -> nn.Module:
-        layer = nn.Linear(width, width)
-        layer.weight.register_hook(torch.neg)
-        return layer
 
 
 class Aliased(Net):
@@ -144,63 +115,20 @@ class Clamped(Net):
         return ClampedLinear(width, width)
 
 
-class SharedMemory(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        flat = torch.zeros(10, 64)
-        self.blocks.append(nn.Linear(64, 6))
-        with torch.no_grad():
-            flat.normal_()
-        self.first.weight.data = self.first.weight.data.new_zeros(16, 64)
-        self.blocks[1].weight.data = flat[:6]
-        self.extra = nn.Parameter(flat[4:, :16])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, 10]."""
-        flat = images.flatten(1)
-        more = self.blocks[1](flat).mean(1, keepdim=True) + self.extra.sum()
-        return super().forward(images) * more  # type: ignore[no-any-return]
-
-
-class Kind(nn.Parameter):
-    """One that an own optimiser would know by its class."""
-
-
-class OwnTensor(Tensor):
-    """One whose operations are its own."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        return found * 2 if func is torch.nn.functional.linear else found
-
-
 class WithParameter(Net):
     """With one more parameter, which it adds up."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind = kind
         made = {
-            "kind": lambda: Kind(torch.ones(3)),
-            "tensor": lambda: nn.Parameter(torch.ones(16, 16).as_subclass(OwnTensor)),
-            "complex": lambda: nn.Parameter(torch.ones(3, dtype=torch.complex64)),
-            "empty": lambda: nn.Parameter(torch.ones(0, 3)),
-            "scalar": lambda: nn.Parameter(torch.tensor(1.0)),
-            "double": lambda: nn.Parameter(torch.ones(3, dtype=torch.float64)),
-            "few": lambda: nn.Parameter(torch.ones(1)),
-            "frozen": lambda: nn.Parameter(
-                torch.ones(3, dtype=torch.complex64), requires_grad=False
-            ),
-            "integers": lambda: nn.Parameter(torch.ones(3, dtype=torch.int64), requires_grad=False),
+            "scalar": torch.tensor(1.0),
+            "double": torch.ones(3, dtype=torch.float64),
+            "few": torch.ones(1),
         }
-        self.own = made[kind]()  # type: ignore[no-untyped-call]
+        self.own = nn.Parameter(made[kind])
 
     def more(self, inside: Tensor) -> Tensor:
-        if self.kind == "tensor":
-            return torch.nn.functional.linear(inside, self.own).as_subclass(Tensor)
-        total = self.own.sum()
-        return inside * (1 + (total.abs() if total.is_complex() else total)).float()
+        return inside * (1 + self.own.sum()).float()
 
 
 class Marked(nn.Module):

@@ -59,16 +59,6 @@ class OfRows(OfEach):
         return gradient / (rows.sqrt() + 0.1).unsqueeze(-1)
 
 
-class OfSums(OfEach):
-    """With a state that is each worker's part of a sum."""
-
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        state = self.state[weights]
-        total: Tensor = gradient.sum() + state.get("sum", 0.0)
-        state["sum"] = total
-        return gradient * total.sigmoid()
-
-
 class Forgetful(OfEach):
     """With what it remembers outside of its state."""
 
@@ -115,20 +105,6 @@ class Counting(OfEach):
         return gradient / int(count["steps"])
 
 
-class ByClass(OfEach):
-    """Steps are others for parameters of a class."""
-
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        return gradient * (2 if type(weights).__name__ == "Kind" else 1)
-
-
-class InPlaceRows(OfEach):
-    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        change = gradient.clone()
-        change[0].mul_(0.5)
-        return change
-
-
 class Averaging(Optimizer):
     """Keeps slow weights in a list of its own, by which a resumed run would go on otherwise."""
 
@@ -156,22 +132,6 @@ class BySize(torch.optim.SGD):
                 if hasattr(one, "mask"):
                     one.grad.mul_(one.mask)
         return super().step(closure)
-
-
-class ByWeights(LRScheduler):
-    """A learning rate by the size of the weights."""
-
-    def get_lr(self) -> list[float | Tensor]:
-        """Return that of each group."""
-        weights = self.optimizer.param_groups[0]["params"][0]
-        return [base / (1 + float(weights.detach().norm())) for base in self.base_lrs]
-
-
-class ByWholeWeights(LRScheduler):
-    def get_lr(self) -> list[float | Tensor]:
-        """Return that of each group."""
-        weights = self.optimizer.param_groups[0]["params"][0].detach()
-        return [base / (1 + float(whole(weights).norm())) for base in self.base_lrs]
 
 
 class Penalised(Task):

@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional
 
 from expt.errors import ConfigError
-from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
@@ -33,13 +32,6 @@ def of(name: str) -> tuple[str, ...]:
         schedule = f"+scheduler={{_target_: {OWN}.{name}, interval: step}}"
         return "~scheduler", schedule
     return "~model", f"+model._target_={OWN}.{name}"
-
-
-def test_each_worker_saves_its_own(train_together: TrainTogether) -> None:
-    done = train_together(2, "max_steps=3", *of("Saved"), name="two")
-    state = checkpoint.load(done.folder / "checkpoints" / "last.pt")
-    first, second = (one["task"]["state"] for one in state["workers"])
-    assert first != second
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def due_after(
         subject.load_state_dict(state)
         subject.look({metric: value, "other": 0.0}, epoch, 7 * epoch)
         state = subject.state_dict()
-        if subject.is_due:
+        if subject.ended_by:
             return epoch
     return None
 
@@ -67,8 +67,7 @@ def test_without_settings_it_is_never_due() -> None:
     subject = EarlyStop(None, BETTER)
     for epoch in range(1, 100):
         subject.look({}, epoch, epoch)
-    assert not subject.is_due
-    assert subject.stopped is None
+    assert subject.ended_by is None
 
 
 def test_another_metric_is_counted_anew() -> None:
@@ -77,7 +76,7 @@ def test_another_metric_is_counted_anew() -> None:
     loss.look({"loss/val": 0.1}, 4, 40)
     subject.load_state_dict(loss.state_dict())
     subject.look({"accuracy/val": 0.05}, 5, 50)
-    assert not subject.is_due
+    assert subject.ended_by is None
 
 
 EARLY = (*TURNING, "epochs=9", "checkpoint.every_epochs=null")
@@ -130,4 +129,6 @@ def test_all_workers_end_after_the_same_epoch_and_the_summary_says_why(tmp_path:
     )
     again = run("hydra.run.dir=run", "resume=auto", cwd=tmp_path)
     assert "nothing was left to train" in again.stdout
-    assert "change early_stop.patience to continue" in again.stdout
+    assert folder.result["ended_by"] == "early_stop.patience"
+    for stdout in (done.stdout, again.stdout):
+        assert "hydra.run.dir=run resume=auto early_stop.patience=...\n" in stdout

@@ -32,7 +32,6 @@ from expt.worker import evaluation
 from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
 from tests.conftest import Configured, as_typed
-from tests.every_task import CASES, config_of
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
@@ -156,25 +155,6 @@ def test_its_own_data_gives_its_own_numbers(name: str, train: TrainAlone) -> Non
         (folder / "result.json").read_bytes(),
         (folder / "metrics.jsonl").read_bytes(),
     )
-
-
-@pytest.mark.filterwarnings(
-    "ignore::UserWarning:torchmetrics"
-)  # of three samples, not of each class
-@pytest.mark.parametrize("name", CASES)
-def test_each_task_gives_the_numbers_of_the_run(
-    name: str, configured: Configured, tmp_path: Path
-) -> None:
-    folder = lived(config_of(name, configured), tmp_path / "run")
-    recorded = read_result(RunPaths(folder))["metrics"]
-    for split, which in (("val", "last"), ("test", "best")):
-        expected = {
-            tag: value
-            for tag, value in recorded.items()
-            if tag.endswith(f"/{split}") and tag[:4] != "best"
-        }
-        again = metrics(folder, f"split={split}", f"which={which}")
-        assert again == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
 
 
 def test_classes_of_ones_own_and_more_metrics(

@@ -79,29 +79,24 @@ def _ticking(run: Run) -> None:
     run._note_step = tick  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("minutes", "steps"), [("1.95", [3, 6, 9, 12]), ("1.6", [3, 6, 9, 10])])
 def test_minutes_of_training_decide_and_count_on_after_a_resume(
-    minutes: str,
-    steps: list[int],
-    train_alone: TrainAlone,
-    configured: Configured,
-    tmp_path: Path,
+    train_alone: TrainAlone, configured: Configured, tmp_path: Path
 ) -> None:
     """The end comes within an epoch, or with one, where no evaluation is due."""
     words = (*SHORT, *as_typed("epochs=9 eval_every_minutes=0.45 model.dropout=0.2"))
-    end = f"max_minutes={minutes}"
-    short = train_alone(*words, end, name="longer", before=_ticking)
-    assert [step for step, _ in short.curve("loss/val")] == steps
-    assert (short.status, short.result["steps"]) == ("completed", steps[-1])
-    assert short.result["stopped_early"]["reason"] == f"{end} of training are over"
-    assert len(short.curve("loss/test")) == 1
-    paths = RunPaths(tmp_path / "longer")
-    points = short.points
-    again = _longer(train_alone, configured, paths, *words, end)
-    assert (again.status, again.points) == ("completed", points), "nothing is left to train"
-    longer = _longer(train_alone, configured, paths, *words, "max_steps=26")
     at_once = train_alone(*words, "max_steps=26", name="at_once", before=_ticking)
-    _assert_weights_same(longer, at_once)
+    for minutes, steps in (("1.95", [3, 6, 9, 12]), ("1.6", [3, 6, 9, 10])):
+        end, paths = f"max_minutes={minutes}", RunPaths(tmp_path / minutes)
+        short = train_alone(*words, end, name=minutes, before=_ticking)
+        assert [step for step, _ in short.curve("loss/val")] == steps
+        assert (short.status, short.result["steps"]) == ("completed", steps[-1])
+        assert short.result["ended_by"] == "max_minutes"
+        assert len(short.curve("loss/test")) == 1
+        points = short.points
+        again = _longer(train_alone, configured, paths, *words, end)
+        assert (again.status, again.points) == ("completed", points), "nothing is left to train"
+        longer = _longer(train_alone, configured, paths, *words, "max_steps=26")
+        _assert_weights_same(longer, at_once)
 
 
 def _assert_weights_same(first: RunFolder, second: RunFolder) -> None:

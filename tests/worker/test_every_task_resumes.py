@@ -1,4 +1,5 @@
-"""A run of any task that broke off goes on to the same bits."""
+"""A run of any task that broke off goes on to the same bits; its weights measured again give the
+run's numbers."""
 
 from __future__ import annotations
 
@@ -10,15 +11,18 @@ from typing import Any
 import pytest
 import torch
 
+from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
+from expt.runs.result import read_result, update_result
 from expt.worker import fault
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.every_task import CASES, config_of
 from tests.worker.conftest import ALONE
 from tests.worker.sharded import Observer
+from tests.worker.test_evaluation import metrics
 
 SAVED, KILLED_IN, LOGGED = 2, 9, 4
 """The step is within the second epoch of five, and what is saved before it between log points."""
@@ -50,7 +54,7 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
     "ignore::UserWarning:torchmetrics"
 )  # of three samples, not of each class
 @pytest.mark.parametrize("name", CASES)
-def test_runs_that_broke_off_go_on_to_the_same_bits(
+def test_runs_that_broke_off_go_on_to_the_same_bits_and_are_evaluated_to_them(
     name: str, configured: Configured, tmp_path: Path
 ) -> None:
     config = config_of(name, configured)
@@ -58,6 +62,8 @@ def test_runs_that_broke_off_go_on_to_the_same_bits(
     saves = dataclasses.replace(config.checkpoint, every_steps=SAVED)
     config = dataclasses.replace(config, drop_last=False, checkpoint=saves, **often)
     folders = whole, again = tmp_path / "whole", tmp_path / "broken off"
+    whole.mkdir()
+    update_result(RunPaths(whole), status="running", config=shown(config), identity="x")
     begun(whole, config).train(None, lambda *_: Observer())
     break_off(again, config)
     assert checkpoint.load(RunPaths(again).last)["position"]["step"] == 8
@@ -67,3 +73,9 @@ def test_runs_that_broke_off_go_on_to_the_same_bits(
         assert torch.equal(weights, states[1]["model"][key]), key
     assert states[0]["workers"][0]["sums"] == states[1]["workers"][0]["sums"]
     assert values(whole) == pytest.approx(values(again), abs=0, nan_ok=True)
+    recorded = read_result(RunPaths(whole))["metrics"]
+    for split, which in (("val", "last"), ("test", "best")):
+        ours = {tag: value for tag, value in recorded.items() if tag.endswith(f"/{split}")}
+        expected = {tag: value for tag, value in ours.items() if tag[:4] != "best"}
+        measured = metrics(whole, f"split={split}", f"which={which}")
+        assert measured == pytest.approx(expected, rel=0, abs=0, nan_ok=True)

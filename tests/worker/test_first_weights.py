@@ -178,26 +178,6 @@ def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path,
         first_weights.load_weights(net(), str(path), ALONE)
 
 
-def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "checkpoints"
-    folder.mkdir(parents=True)
-    with pytest.raises(
-        ConfigError, match="has no checkpoint; give a run's folder, a checkpoint, or a file of"
-    ):
-        chosen(str(tmp_path / "run"))
-    (folder / "last.pt").touch()
-    assert chosen(str(tmp_path / "run")).file == folder / "last.pt"
-    (folder / "best.pt").touch()
-    assert chosen(str(tmp_path / "run")).file == folder / "best.pt"
-    assert chosen(f"{tmp_path / 'run'}@last").file == folder / "last.pt"
-    assert chosen(f"{tmp_path / 'run'}@best").file == folder / "best.pt"
-    (folder / "best.pt").unlink()
-    last = "run/checkpoints/last.pt@last"
-    for given in ("nowhere", "nowhere@last", "run@best", "run@lats", last):
-        with pytest.raises(ConfigError, match=f"^weights={tmp_path / given}: "):
-            chosen(str(tmp_path / given))
-
-
 @pytest.mark.parametrize(
     ("objective", "best"), [("accuracy/val", "seed=1"), ("loss/val", "seed=0")]
 )
@@ -260,19 +240,6 @@ def test_a_run_says_where_it_began_and_all_workers_begin_alike(tmp_path: Path) -
         refused = run(*few, word, cwd=tmp_path)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
         assert says in refused.stderr
-
-
-def test_of_a_run_with_a_moving_average_it_is_the_average_that_counts(tmp_path: Path) -> None:
-    trained, average = net().state_dict(), net().state_dict()
-    of_average = {
-        "n_averaged": torch.tensor(3),
-        **{f"module.{name}": value for name, value in average.items()},
-    }
-    torch.save({"model": trained, "ema": of_average, "epoch": 3}, tmp_path / "best.pt")
-    module = net()
-    first_weights.load_weights(module, str(tmp_path / "best.pt"), ALONE)
-    assert all(torch.equal(value, average[name]) for name, value in module.state_dict().items())
-    assert not torch.equal(trained["0.weight"], average["0.weight"])
 
 
 FEW = ("dataset.train_limit=256", "batch_size=32", "tensorboard.images=false")
@@ -380,42 +347,6 @@ def test_other_data_and_another_head_begin_with_the_runs_tensors_and_the_new_rat
         " dataset.mean=[0.3053] dataset.std=[0.376], and this run has dataset.mean=null"
         " dataset.std=null"
     )
-
-
-class Own(nn.Module):
-    """A model of a person's own."""
-
-    def __init__(self, channels: int, num_classes: int) -> None:
-        super().__init__()
-        self.body = nn.Conv2d(channels, 3, 3)
-        self.head = nn.Linear(3, num_classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.body(images).amax((2, 3)))
-        return out
-
-
-def test_of_an_own_model_what_fits_other_channels_is_loaded(
-    tmp_path: Path, train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = (
-        f"+model._target_={__name__}.Own",
-        "~model.hidden",
-        "~model.dropout",
-        "~model.name",
-        "max_steps=1",
-    )
-    source = train_alone(*own, *FEW, name="source")
-    saved = torch.load(source.folder / "checkpoints/best.pt", weights_only=True)["model"]
-    colour = (*OTHER_HEAD, "dataset.channels=3", "dataset.num_classes=10", "freeze=[head]")
-    tuned = train_alone(*own, *FEW[1:], *colour, f"weights={source.folder}", "seed=5", name="tuned")
-    now = tuned.run.learner.module.state_dict()
-    assert all(torch.equal(now[name], saved[name]) for name in ("head.weight", "head.bias"))
-    says = (
-        "loaded 3 of 4 tensors; 1 of another shape: body.weight [3, 1, 3, 3], the model's [3, 3,"
-        " 3, 3]"
-    )
-    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

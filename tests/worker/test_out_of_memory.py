@@ -45,32 +45,15 @@ def assert_same(one: RunFolder, other: RunFolder) -> None:
     assert first["workers"] == second["workers"]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        {"rank": 1},
-        {"rank": 0, "where": "backward"},
-        pytest.param({}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_a_run_is_that_with_the_number_that_fits(
-    case: dict[str, object], train_together: TrainTogether
-) -> None:
+def test_a_run_is_that_with_the_number_that_fits(train_together: TrainTogether) -> None:
     """Also of rank 0, which has room for its whole share."""
     number = (*of("HungrySequence", most=1000), "gradient_accumulation=4")
     given = train_together(2, *SHORT, *number, name="number")
-    found = train_together(2, *SHORT, *of("HungrySequence", most=8, **case), AUTO, name="auto")
-    assert last(found)["micro_batch_size"] == 8
-    assert_same(found, given)
-
-
-def test_where_all_fits_it_changes_no_bit(train_together: TrainTogether) -> None:
-    words = (*SHORT, *of("HungrySequence", most=1000))
-    plain = train_together(2, *words, name="plain")
-    found = train_together(2, *words, AUTO, name="auto")
-    assert "micro_batch_size" not in last(found)
-    assert_same(found, plain)
+    for rank, where in ((1, "forward"), (0, "backward")):
+        model = of("HungrySequence", most=8, rank=rank, where=where)
+        found = train_together(2, *SHORT, *model, AUTO, name=where)
+        assert last(found)["micro_batch_size"] == 8
+        assert_same(found, given)
 
 
 def test_the_curve_of_a_plain_loop(
@@ -121,7 +104,9 @@ def test_parameters_that_a_worker_did_not_use(train_together: TrainTogether) -> 
     words = (*SHORT, *of("Mixture"), "batch_size=4", "optimizer.weight_decay=0.5")
     find = "ddp.find_unused_parameters=true"
     plain = train_together(2, *words, find, name="plain")
-    assert_same(train_together(2, *words, find, AUTO, name="auto"), plain)
+    found = train_together(2, *words, find, AUTO, name="auto")
+    assert "micro_batch_size" not in last(found)
+    assert_same(found, plain)
     with pytest.raises(EOFError):  # the ranks end with the error
         train_together(2, *words, AUTO, name="refused")
 

@@ -17,6 +17,9 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Positive
 from expt.config.kinds import Augment
 
+Check = Callable[[int], None]
+"""Looks at data in so many threads; raises DataError that names all that is wrong."""
+
 if TYPE_CHECKING:
     import torch
 
@@ -123,12 +126,14 @@ class DatasetConfig:
         """Return what does not fit together in its own keys, or with the task, one line each."""
         return []
 
-    def prepare(self, task: Any = None, *, learns: bool = True) -> None:
+    def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
         """Find, else download, decode and check the files, in the driver; quick if that is done.
 
         The configured `task` says what targets must be, and `learns` whether it is to be trained.
-        Raise DataError that names what is missing or damaged.
+        Return what takes longer to check, which may be done while a run trains. Raise DataError
+        that names what is missing or damaged.
         """
+        return None
 
     def described(self, task: Any) -> str:
         """Return a line on what a run takes of the files; printed at its start."""

@@ -39,17 +39,17 @@ from expt.data.image_files import (
     warn_of_others,
     warn_once,
 )  # fmt: skip
-from expt.data.kinds import DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
+from expt.data.kinds import Check, DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
-from expt.machine import available_memory
+from expt.machine import available_memory, usable_cpus
 
 if TYPE_CHECKING:
     import torch
 
     from expt.data.source import Source
 
-SMALL = 1 << 24  # bytes of pictures that are decoded before the first epoch, which takes a second
+SMALL = 1 << 24  # bytes of pictures that are read before the first epoch, which takes a second
 _SHARE = 0.25  # of the free memory and disk, that `auto` takes
 
 
@@ -84,6 +84,28 @@ class _Folder(DatasetConfig):
         if len(read := {*sampled(names)}) == len(names):
             return samples
         return [each for each in samples if os.path.relpath(each[0], self.root) in read]
+
+    @property
+    def _mode(self) -> str:
+        return MODES[self.channels]
+
+    def _checked(
+        self, how: str, samples: Sequence[tuple[str, ...]], look: Callable[..., Any]
+    ) -> Check | None:
+        """Look at every picture if they are few, else return what does; see `look_at`.
+
+        It raises DataError that names all that cannot be read or used.
+        """
+
+        def check(threads: int) -> None:
+            with Checksums.below(Path(self.root)) as sums:
+                found = look_at(sums, how, samples, look, threads, fitted=self.image_size)
+            report_found(self.root, found)
+
+        if not is_small(itertools.chain.from_iterable(samples)):
+            return check
+        check(usable_cpus())
+        return None
 
     def parts(self) -> Collection[str]:
         return parts_there(self.root, self.splits)
@@ -126,11 +148,11 @@ class ImageFolder(_Folder, Images):
         listings = list_parts(self.root, self.splits)
         return {part: [(file,) for file in each.files] for part, each in listings.items()}
 
-    def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """Look at every image, and decode them into the cache, unless it is false or too small.
+    def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
+        """Make room for the images in the cache, unless it is false or too small.
 
-        For transforms none are decoded. Raise DataError that names all images that cannot be read,
-        and where cache=true and the cache cannot be written.
+        For transforms none are decoded. Raise DataError where cache=true and the cache cannot be
+        written.
         """
         warn_of_others(self.root)
         listings = list_parts(self.root, self.splits)
@@ -143,21 +165,17 @@ class ImageFolder(_Folder, Images):
         there = next(filter(Path.exists, (cache.cache_dir(), *cache.cache_dir().parents)))
         room = min(available_memory(), shutil.disk_usage(there).free)
         fits = self.cache == "auto" and num_bytes <= _SHARE * room
-        with Checksums.below(Path(self.root)) as sums:
-            if (fits or self.cache is True) and not self.transforms:
+        if (fits or self.cache is True) and not self.transforms:
+            with Checksums.below(Path(self.root)) as sums:
                 for listing in listings.values():
                     self._decode(listing, sums)
-            else:
-                samples = self._read(samples)
-            found = look_at(sums, self._how, samples, self._look, fitted=self.image_size)
-        report_found(self.root, found)
+        else:
+            samples = self._read(samples)
+        return self._checked(self._how, samples, functools.partial(look, mode=self._mode))
 
     @property
     def _how(self) -> str:
-        return f"look {MODES[self.channels]}"
-
-    def _look(self, path: str) -> Any:
-        return look(path, MODES[self.channels])
+        return f"look {self._mode}"
 
     def _decode(self, listing: Listing, sums: Checksums) -> None:
         """Make room for images in the cache, which readers decode; a small folder's here.
@@ -174,21 +192,19 @@ class ImageFolder(_Folder, Images):
             rows = room(folder)
 
             def store(path: str) -> Any:
-                picture = look(path, MODES[self.channels], self.needed)
+                picture = look(path, self._mode, self.needed)
                 pixels = pixels_of(picture, self.image_size, self.channels)
                 rows.put(places[path], pixels.transpose(2, 0, 1).copy())
                 return picture
 
             # Threads are enough: Pillow decodes and resizes without Python's lock.
             paths = [(path,) for path in places]
-            look_at(sums, self._how, paths, store, fitted=self.image_size, anew=True)
+            look_at(sums, self._how, paths, store, usable_cpus(), fitted=self.image_size, anew=True)
 
         try:
             name = _entry(listing, self, sums.of)
             if name and cache.read(name) is None:
-                sizes = itertools.accumulate(map(os.path.getsize, listing.files))
-                is_small = all(size <= SMALL for size in sizes)
-                cache.fill(name, write if is_small else room)
+                cache.fill(name, write if is_small(listing.files) else room)
                 cache.seal(cache.rows(name), labels)
         except DataError:
             return
@@ -225,6 +241,12 @@ class ImageFolder(_Folder, Images):
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
         return of_pictures(pictures, classes, labels, num_workers, kept)
+
+
+def is_small(files: Iterable[str]) -> bool:
+    """Return whether the files that are there have at most SMALL bytes."""
+    sizes = (os.path.getsize(file) for file in files if os.path.exists(file))
+    return all(size <= SMALL for size in itertools.accumulate(sizes))
 
 
 class Listing(NamedTuple):
@@ -332,8 +354,7 @@ class SegmentationFolder(_Folder):
         parts = parts_there(self.root, self.splits)
         return dict(zip(parts, collected(list_pairs, parts.values()), strict=True))
 
-    def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """Look at every image and mask. Raise DataError for all that cannot be read or used."""
+    def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
         warn_of_others(self.root)
         pairs = self._samples()
         for part, folder in parts_there(self.root, self.splits).items():
@@ -342,12 +363,8 @@ class SegmentationFolder(_Folder):
             report_left_out(folder, left_out(every, taken), "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
         values = values_of(self, task) if task else None
-        mode = MODES[self.channels]
-        look = functools.partial(look_at_pair, mode=mode, values=values)
-        with Checksums.below(Path(self.root)) as sums:
-            how, read = f"image and mask {mode} {values}", self._read(samples)
-            found = look_at(sums, how, read, look, fitted=self.image_size)
-        report_found(self.root, found)
+        look = functools.partial(look_at_pair, mode=self._mode, values=values)
+        return self._checked(f"image and mask {self._mode} {values}", self._read(samples), look)
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None

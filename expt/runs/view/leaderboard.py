@@ -89,9 +89,7 @@ def read_runs(folder: Path) -> list[FoundRecord]:
     return sorted(({**result, "folder": paths.folder} for paths, result in found), key=place)
 
 
-def rows(
-    runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False
-) -> list[Row]:
+def rows(runs: Sequence[FoundRecord], sort: str | None = None) -> list[Row]:
     """Return the leaderboard, best first, or by the column, setting or metric `sort`."""
     groups = _experiments(runs)
     settings = [_Settings(group[0]) for group in groups]
@@ -99,31 +97,21 @@ def rows(
     objective = objective_of(runs)
     found = list[Row]()
     for known, group in zip(settings, groups, strict=True):
-        own = {key: _parents(group) if key == "fork" else known.get(key) for key in keys}
+        own = {key: known.get(key) for key in keys}
         found.append(Row(own, tuple(group), objective))
     by = objective if sort in (None, "best", objective) else str(sort)
 
     def value(row: Row) -> Any:
         return (row.mean if row.values else None) if by == objective else _mean(row, by)
 
-    return ordered(found, value, falling=falls(by, runs) != reverse)
+    return ordered(found, value, falling=falls(by, runs))
 
 
 def _experiments(runs: Sequence[FoundRecord]) -> list[list[FoundRecord]]:
-    """Group the runs that differ by their seed and fold only.
-
-    So do forks of parents that do, unless two of them have one seed: then the parent is a setting.
-    """
-    alike: dict[str, list[tuple[FoundRecord, Any]]] = {}
+    """Group the runs that differ by their seed and fold only, or are forks of such."""
+    found: dict[str, list[FoundRecord]] = {}
     for run in runs:
-        content: Any = run.get("content") or {}
-        alike.setdefault(without_seed(run), []).append((run, content.get("fork")))
-    found: dict[tuple[str, Any], list[FoundRecord]] = {}
-    for key, group in alike.items():
-        different = {(seed_and_fold(run), parent) for run, parent in group}
-        is_setting = len({seed for seed, _ in different}) < len(different)
-        for run, parent in group:
-            found.setdefault((key, is_setting and parent), []).append(run)
+        found.setdefault(without_seed(run), []).append(run)
     return [*found.values()]
 
 
@@ -154,11 +142,10 @@ def leaderboard(
     runs: Sequence[FoundRecord],
     sort: str | None = None,
     *,
-    reverse: bool = False,
     stale: Collection[Path] = (),
 ) -> Table:
     """Return the first of `rows` as a table; `stale` are folders of runs of other code."""
-    found = rows(runs, sort, reverse=reverse)
+    found = rows(runs, sort)
     head, *below = lines(found[:SHOWN], objective_of(runs), stale)
     table = plain_table(head, left={*head[: len(_keys(found[:SHOWN]))], "status"})
     if len(found) > SHOWN:
@@ -243,12 +230,6 @@ def _spread(values: Sequence[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.4f}" if values else ""
     return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} ({len(values)})"
-
-
-def _parents(group: Sequence[FoundRecord]) -> Any:
-    """Return what the runs of a row are forks of, which may be several."""
-    first, *others = dict.fromkeys(_Settings(run).get("fork") for run in group)
-    return ", ".join(map(str, (first, *others))) if others else first
 
 
 def _overrides(run: FoundRecord) -> dict[str, Any]:

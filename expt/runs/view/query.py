@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import fnmatch
@@ -55,6 +54,15 @@ class ListedRun:
             **settings_of(result),
             **metrics,
         }
+
+    def get(self, key: str) -> Any:
+        """Return the value to sort by: one of `values`, or what was typed, as a text."""
+        return self.values.get(key, str(self.typed.get(key, "")))
+
+    @property
+    def typed(self) -> Values:
+        """The settings that were typed."""
+        return self.result.get("overrides") or {}
 
     @property
     def objective(self) -> str:
@@ -115,14 +123,12 @@ def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]
     return [run for run in runs if all(test(run.values) for test in tests)]
 
 
-def in_order(
-    runs: Sequence[ListedRun], key: str = "started", *, reverse: bool = False
-) -> list[ListedRun]:
+def in_order(runs: Sequence[ListedRun], key: str = "started") -> list[ListedRun]:
     """Sort runs by a column, setting or metric: newest first, accuracies from the highest."""
     records = [run.result for run in runs]
     names = {run.objective for run in runs} if key == "best" else {key}
     down = any(falls(name, records) for name in names)
-    return ordered(runs, lambda run: run.values.get(key), falling=down != reverse)
+    return ordered(runs, lambda run: run.get(key), falling=down)
 
 
 def falls(key: str, records: Iterable[Record]) -> bool:
@@ -151,14 +157,14 @@ def ordered(items: Sequence[T], value_of: Callable[[T], Any], *, falling: bool) 
             without.append(item)
         else:
             having.append((value, item))
-    mixed = len({isinstance(value, str) for value, _ in having}) > 1
-    having.sort(key=lambda pair: str(pair[0]) if mixed else pair[0], reverse=falling)
+    are_numbers = all(isinstance(value, int | float) for value, _ in having)
+    having.sort(key=lambda pair: pair[0] if are_numbers else str(pair[0]), reverse=falling)
     return [*(item for _, item in having), *without]
 
 
 def check_key(key: str, runs: Iterable[ListedRun]) -> None:
     """Raise ConfigError where no run has `key`."""
-    _check(key, {known for run in runs for known in run.values})
+    _check(key, {known for run in runs for known in (*run.values, *run.typed)})
 
 
 def _check(key: str, known: Collection[str]) -> None:
@@ -220,14 +226,8 @@ def _equal(value: Any, wanted: str) -> bool:
     if number is not None and other is not None:
         return number == other or (number != number and other != other)
     text = str(value)
-    if text[:1] == wanted[:1] in ("[", "{"):  # in Python's words, and as it is typed
-        import yaml  # late: for lists only
-
-        with contextlib.suppress(ValueError, SyntaxError, LookupError, yaml.YAMLError):
-            parts, typed = ast.literal_eval(text), yaml.load(wanted, yaml.BaseLoader)
-            keys = parts if isinstance(parts, dict) else range(len(parts))
-            alike = (_equal(parts[key], str(typed[key])) for key in keys)
-            return len(parts) == len(typed) and all(alike)
+    if text[:1] in ("[", "{"):  # of which spaces and quotes are Python's
+        text, wanted = (re.sub(r"[\s'\"]", "", each) for each in (text, wanted))
     return text in (wanted, unquoted(wanted))
 
 
