@@ -320,8 +320,7 @@ def _become(how: Mapping[str, Any]) -> str:
     if texts := how.get("categories"):
         some = listed(("no value" if text is None else text for text in texts), 4)
         return f"{len(texts)} columns of 0 and 1: {some}"
-    flags = ", ".join(how.get("flags", ()))
-    words = [f"0 and 1 for {flags}" if flags else "numbers"]
+    words = [f"0 and 1 for {', '.join(how['flags'])}" if "flags" in how else "numbers"]
     if "median" in how:
         words.append(f"{how['gaps']} gaps in train become the median {how['median']:g}")
         words += ["a column of 0 and 1 marks them"] * bool(how["gaps"])
