@@ -50,7 +50,7 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_450, 195, 43_815
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_450, 195, 43_455
 MAX_OF_PACKAGE = {
     "command": 5_250, "config": 2_920, "dashboards": 1_695, "data": 8_295, "inference": 1_780,
     "launch": 2_930, "models": 1_130, "planning": 280, "python": 690, "runs": 5_310,

@@ -25,7 +25,7 @@ REGRESSION, UNIT = "task=regression dataset=diabetes", "dataset.standardise_targ
 class Numbered:
     """A loader whose batch number N of epoch E has the images 1000 E + 10 N, and so on."""
 
-    size = 100
+    size, is_stream = 100, False
 
     def __len__(self) -> int:
         return 10
