@@ -390,11 +390,9 @@ def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
     """Build what is drawn into `events`; the other ranks take part in it."""
-    info, example = data.info, data.blank(1).inputs
+    info = data.info
     pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
-    return Dashboard(
-        events, learner, position, pictures, example=example, settings=config.tensorboard
-    )
+    return Dashboard(events, learner, position, pictures, settings=config.tensorboard)
 
 
 def total_steps(config: RunConfig, steps_per_epoch: int) -> int:
