@@ -118,8 +118,7 @@ class Run:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
         begun: Mapping[str, Any] = {}
         if source is not None:
-            with build.reading_past(self.config, self.data.train, self.worker, self.beat):
-                self._resume(source)
+            self._resume(source)
         else:
             told, module = self.data.info.told, self.learner.module
             begun = first_weights.begin_with(self.config, module, self.worker, told)
@@ -214,7 +213,8 @@ class Run:
             self.sums.reset()
         self.history.begin_epoch()
         self.health.begin_epoch()
-        epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
+        with build.reading_past(self.config, self.data.train, self.worker, self.beat):
+            epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
         if position.step == 0 and isinstance(self.config.task, constraints.Target):
             epoch = contracts.tried(epoch, self.learner, self.worker)
         return TimedBatches(self.observer.watch(epoch))

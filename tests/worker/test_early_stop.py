@@ -63,13 +63,6 @@ def test_it_is_due_after_so_many_epochs_without_an_improvement(
     assert due_after(values, **options) == epoch  # type: ignore[arg-type]
 
 
-def test_without_settings_it_is_never_due() -> None:
-    subject = EarlyStop(None, BETTER)
-    for epoch in range(1, 100):
-        subject.look({}, epoch, epoch)
-    assert subject.ended_by is None
-
-
 def test_another_metric_is_counted_anew() -> None:
     subject = EarlyStop(Settings(metric="accuracy/val", patience=1), BETTER)
     loss = EarlyStop(Settings(metric="loss/val", patience=1), BETTER)

@@ -295,22 +295,22 @@ def encoded_in(data: Mapping[str, Any]) -> Iterator[str]:
     if not encoded:
         return
     plain = [name for name in data["feature_names"] if name not in encoded]
-    gaps = [f"{name} ({how['median']:g})" for name, how in encoded.items() if "median" in how]
-    texts = {name: how["categories"] for name, how in encoded.items() if "categories" in how}
-    marked = sum(how.get("indicator", False) for how in encoded.values())
-    ones = [
-        f"{name} ({listed((x or 'no value' for x in each), 4)})" for name, each in texts.items()
-    ]
-    number = sum(map(len, texts.values()))
-    yield f"columns      {data['image_size'][1]} from {len(data['feature_names'])}:"
-    lines = {
-        "numbers": (plain, ""),
-        "gaps": (gaps, f": the median, and {marked} columns say where"),
-        "texts": (ones, f": {number} columns of 0 and 1"),
-    }
-    for kind, (names, become) in lines.items():
-        if names:
-            yield f"  {kind:11}{listed(names, 6)}{become}"
+    lines = [f"{listed(plain, 6):10} numbers"] if plain else []
+    lines += [f"{name:10} {_become(how)}" for name, how in encoded.items()]
+    head = f"columns      {data['image_size'][1]} from {len(data['feature_names'])}:"
+    yield from listed([head, *lines], 12, "\n  ").split("\n")
+
+
+def _become(how: Mapping[str, Any]) -> str:
+    """Return what a column of texts or with gaps has become."""
+    if texts := how.get("categories"):
+        some = listed(("no value" if text is None else text for text in texts), 4)
+        return f"{len(texts)} columns of 0 and 1: {some}"
+    words = [f"0 and 1 for {', '.join(how['flags'])}" if "flags" in how else "numbers"]
+    if "median" in how:
+        words.append(f"{how['gaps']} gaps in train become the median {how['median']:g}")
+        words += ["a column of 0 and 1 marks them"] * bool(how["gaps"])
+    return ", ".join(words)
 
 
 def _is_running(tag: str) -> bool:
