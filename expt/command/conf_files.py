@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from expt.config import keys as schema
-from expt.errors import ConfigError, did_you_mean, first_line, listed
+from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.request import key_of, literal, quoted, unquoted
 
 
@@ -142,7 +142,7 @@ def as_config_error(
         text = f"{text}: {first_line(cause)}"
     full_key = getattr(error, "full_key", None)
     if type(error).__name__ == "MissingMandatoryValue":
-        return ConfigError(_no_value(str(full_key), words))
+        return ConfigError(f"{full_key}: has no value; set {full_key}=...")
     if not full_key:
         return ConfigError(text)
     word = next((each for each in reversed(words) if key_of(each) == full_key), str(full_key))
@@ -167,7 +167,7 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
     if key in keys():
         having = [path for path in options(group) if key in (group, *_flat(path, f"{group}."))]
         missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
-        hint = _instead(key, conf_dir() / group / f"{choice}.yaml", having)
+        hint = _instead(key, conf_dir() / group / f"{choice}.yaml")
         names = " or ".join(path.stem for path in having)
         add = f"{' Or add' if hint else '; add'} one that has it: {group}={names}"
         return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
@@ -176,15 +176,11 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
     return f"{word}: there is no key '{key}'.{nearest(key)}"
 
 
-def _instead(key: str, chosen: Path, having: Sequence[Path]) -> str:
-    """Return a hint at a key of the chosen option: one spelled alike, or that needs a value too."""
+def _instead(key: str, chosen: Path) -> str:
+    """Return a hint at a key of the chosen option that is spelled alike."""
     group, _, last = key.partition(".")
     own = read_yaml(chosen) if chosen.is_file() else {}
-    if near := did_you_mean(last, own):
-        return near.replace("'", f"'{group}.", 1)
-    needed = [f"'{group}.{name}'" for name, value in own.items() if value == "???"]
-    is_needed = any(read_yaml(path).get(last) == "???" for path in having)
-    return f" Did you mean {' or '.join(needed)}?" if needed and is_needed else ""
+    return did_you_mean(last, own).replace("'", f"'{group}.", 1)
 
 
 def nearest(key: str) -> str:
@@ -206,17 +202,6 @@ def nearest(key: str) -> str:
     return did_you_mean(key, [name for name in keys() if name.count(".") == key.count(".")])
 
 
-def _no_value(key: str, words: Sequence[str]) -> str:
-    """Return what to do for a key without a value; for a table's targets, what columns it has."""
-    tables = [unquoted(word[13:]) for word in words if word.startswith("dataset.path=")]
-    if key != "dataset.targets" or not Path(*tables[-1:]).is_file():
-        return f"{key}: has no value; set {key}=..."
-    from expt.data.table_files import open_table  # late: few commands come here
-
-    names = listed(open_table(Path(tables[-1])).names)
-    return f"{key}: has no value; name a column, or a list of them: {tables[-1]} has {names}"
-
-
 def quoted_form(word: str) -> str:
     """Return `word` with quotes around the texts of its value, as Hydra's grammar needs them."""
     key, _, value = word.partition("=")
@@ -236,7 +221,4 @@ def unknown_option(
     if not choices:
         return f"{group}={name}: there is no such group.{did_you_mean(group, groups())}"
     hint = did_you_mean(name, choices)
-    if group == "dataset" and Path(name).exists():
-        by = "image_folder dataset.root" if Path(name).is_dir() else "table dataset.path"
-        hint = f" For what is in {name} type a kind and the place, e.g. dataset={by}={name}"
     return f"{group}={name}: not one of {', '.join(choices)}.{hint}"

@@ -60,10 +60,9 @@ def main(words: Sequence[str]) -> int:
     if kind == "onnx" and missing:
         raise ConfigError(f"--format onnx: needs {', '.join(missing)}; pip install 'expt[onnx]'")
     began = time.monotonic()
-    with Console(stderr=True).status("exporting"):
-        from expt.inference.export import export  # late: it imports torch
+    from expt.inference.export import export  # late: it imports torch
 
-        done = export(run, file, kind, which=which, **asked)
+    done = export(run, file, kind, which=which, **asked)
     terminal.put(exported=str(file.absolute()), checks=done)
     console, size = Console(), f"{file.stat().st_size / 1e6:.1f} MB"
     say(console, f"exported     {shown_path(file)}, {size} in {elapsed(time.monotonic() - began)}")

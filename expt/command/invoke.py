@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
@@ -86,8 +85,6 @@ def _carry_out(this: Command, options: Options) -> None:
         fix = USE_SWEEP if this.from_python else "add -m"
         value = OmegaConf.select(composed, axes[0].key_or_group)
         key, _, typed = str(word).partition("=")
-        if isinstance(value, float) and re.fullmatch(r"\d+,\d+", typed):
-            fix += f", or type a decimal point: {key}={typed.replace(',', '.')}"
         if OmegaConf.is_list(value) and "[" not in typed:
             fix += f", or type a list: {key}=[{typed}]"
         raise ConfigError(f"{word}: several values make a sweep; {fix}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from expt import machine
+from expt import machine, progress
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.constraints import word
@@ -35,6 +35,7 @@ EXAMPLES = """examples
 GPT2_VOCABULARY = 50_257
 
 
+@progress.phase("planning")
 def main(words: Sequence[str]) -> int:
     """Print the plan. Raises ConfigError for settings that cannot be, or be measured so."""
     parser = Parser("plan", ABOUT, EXAMPLES)
@@ -44,10 +45,9 @@ def main(words: Sequence[str]) -> int:
     add("--config-dir", type=Path, metavar="DIR", help="folder of custom YAML [conf]")
     options = parser.parse_intermixed_args(list(words))
     config, vocabulary = _asked(options)
-    with Console(stderr=True).status("planning"):
-        from expt.planning.plan import planned  # late: it imports torch
+    from expt.planning.plan import planned  # late: it imports torch
 
-        found = planned(config, vocabulary)
+    found = planned(config, vocabulary)
     plans = [dataclasses.asdict(plan) | {"total": plan.total} for plan in found.plans]
     terminal.put(plan={**found._asdict(), "plans": plans, "workers": config.world_size})
     _show(wide_console(), config, found)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import progress as bars
 from rich.console import Console
 
 from expt import machine, signals
@@ -105,17 +104,9 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
     with (
         _output(chosen, output, force=force) as write,
         phase("predicting", chosen.total or 0) as here,
-        bars.Progress(
-            *("predict", bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeRemainingColumn()),
-            console=console,
-            transient=True,
-            disable=not (to_file and console.is_terminal),
-        ) as progress,
     ):
-        task = progress.add_task("predict", total=chosen.total)
         for answers in predictor:
             write(answers, predictor.form)
-            progress.update(task, completed=predictor.seen)
             here.done = predictor.seen
         terminal.put(
             skipped=skipped, written=str(output.absolute()) if output and to_file else None

@@ -70,9 +70,7 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         warn(line)
     for line in _differences(config, content_of(config), then):
         warn(line)
-    if into is not None and RunPaths(into).result.exists():
-        raise ConfigError(f"{into}: holds a run already; choose another folder")
-    if into is not None:
+    if into is not None and not RunPaths(into).result.exists():
         paths.refuse_mixed(into, "hydra.run.dir")
     run_paths = RunPaths(
         into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S")))

@@ -415,7 +415,7 @@ def _typed(
 ) -> Parameter:
     """Return the parameter, of integers where its key takes no other number.
 
-    So it is for an argument of a custom class that has or takes an integer, with whole ends. Raises
+    So it is for an argument of a custom class that has an integer, with whole ends. Raises
     ConfigError for values that the key can't have, and what Hydra does where there is no such key.
     """
     settings = settings_of(words)
@@ -440,13 +440,9 @@ def _typed(
 
 
 def _is_integer_of_custom(parameter: Parameter, settings: Any) -> bool:
-    known, (group, _, argument) = keys.flat(settings), parameter.name.partition(".")
-    target = known.get(f"{group}._target_")
-    if not target or {type(parameter.low), type(parameter.high)} != {int}:
-        return False
-    if parameter.name in known:
-        return type(known[parameter.name]) is int
-    return user_code.takes_integer(target, argument)
+    known, ends = keys.flat(settings), {type(parameter.low), type(parameter.high)}
+    is_of_custom = f"{parameter.name.partition('.')[0]}._target_" in known
+    return is_of_custom and ends == {int} == {type(known.get(parameter.name))}
 
 
 def _has(settings: Any, name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import os
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
     from expt.runs.result import Record
 
-_IN_ASCII = {"≥": ">=", "≤": "<=", "±": "+-", "…": "..."}
-
 
 def prepare() -> None:
     """Open the standard streams that are closed, and let them take any text.
@@ -28,13 +25,12 @@ def prepare() -> None:
     To be called before any file is opened.
     """
     _open_closed()
-    codecs.register_error("expt", _in_ascii)
     if isinstance(error := sys.__stderr__, io.TextIOWrapper) and error is sys.stderr:
         file = io.BufferedWriter(_Lossy(error.fileno(), "w", closefd=False))
         sys.stderr = io.TextIOWrapper(file, error.encoding, line_buffering=True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="expt")
+            stream.reconfigure(errors="replace")
 
 
 class _Lossy(io.FileIO):
@@ -148,9 +144,3 @@ def _open_closed() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    text = error.object[error.start : error.end]
-    return "".join(_IN_ASCII.get(character, "?") for character in text), error.end

@@ -384,16 +384,6 @@ def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
     return found
 
 
-def takes_integer(target: str, argument: str) -> bool:
-    """Return whether a custom class takes an integer for it, by annotation or else by default."""
-    found = _parameters(resolve(target, object)).get(argument)
-    if found is None or found.annotation is found.empty:
-        return found is not None and type(found.default) is int
-    kind = found.annotation
-    text = kind.__name__ if isinstance(kind, type) else str(kind)
-    return re.fullmatch(r"(typing\.)?(int|Optional\[int\]|int \| None)", text) is not None
-
-
 def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 

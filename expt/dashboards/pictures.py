@@ -99,7 +99,11 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Ima
     draw.rectangle((margin - 1, margin - 1, end, end), outline=60)
     draw.text((4, end + 1), "rows: true, columns: predicted", font=_font(11), fill=255)
     if classes <= _NAMED:
-        _write_names(canvas, names, cell=cell, margin=margin, size=size, turned=longest > cell - 4)
+        for index, name in enumerate(names):
+            text, place = _shortened(name, _NAME, size), margin + index * cell + cell // 2
+            draw.text((margin - 5, place), text, font=_font(size), fill=255, anchor="rm")
+            if longest <= cell - 4:  # else only rows are named; columns have their order
+                draw.text((place, margin - 5), text, font=_font(size), fill=255, anchor="ms")
     if classes <= _NUMBERED:
         largest = str(counts.max())
         fitting = [size for size in (12, 11, 10, 9) if _font(size).getlength(largest) < cell]
@@ -111,25 +115,6 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Ima
     ramp = np.linspace((255, 255, 255), _DARK, 256).astype(np.uint8)
     canvas.putpalette(ramp.tobytes())
     return canvas
-
-
-def _write_names(
-    canvas: Image, names: Sequence[str], *, cell: int, margin: int, size: int, turned: bool
-) -> None:
-    from PIL import Image, ImageDraw
-
-    draw, height = ImageDraw.Draw(canvas), size + 5
-    for index, name in enumerate(names):
-        text, middle = _shortened(name, _NAME, size), margin + index * cell + cell // 2
-        draw.text((margin - 5, middle), text, font=_font(size), fill=255, anchor="rm")
-        if not turned:
-            draw.text((middle, margin - 5), text, font=_font(size), fill=255, anchor="ms")
-            continue
-        label = Image.new("L", (margin - 2, height), 0)
-        ImageDraw.Draw(label).text((4, height // 2), text, font=_font(size), fill=255, anchor="lm")
-        upwards = label.transpose(Image.Transpose.ROTATE_90)
-        # The mask: neighbours may overlap.
-        canvas.paste(upwards, (middle - height // 2, 0), mask=upwards)
 
 
 def _cell(classes: int, margin: int) -> int:

@@ -67,7 +67,7 @@ class MLflowCopy(Copy):
             self._sweep = self._find(key_of(run.sweep), run.sweep.name, about, run)
             above = {"mlflow.parentRunId": self._sweep.info.run_id}
         found = self._find(state["key"], run.name, above, run)
-        self._params = dict(found.data.params)
+        self._params = {*found.data.params}
         # `data.metrics` does not have the steps.
         self._marks = {metric.key: metric.step for metric in found.data.to_proto().metrics}
         self.address = f"{settings.tracking_uri or 'MLflow'}: experiment {name}"
@@ -84,19 +84,13 @@ class MLflowCopy(Copy):
         return copy
 
     def describe(self, run: Snapshot) -> None:
-        """Send settings and tags; a parameter that a resumed run has otherwise becomes a tag."""
+        """Send settings and tags; parameters stay as the run's first attempt had them."""
         from mlflow.entities import Param
 
         settings = {_name(key): str(value)[:MAX_TEXT] for key, value in run.settings.items()}
-        params = {key: value for key, value in settings.items() if key not in self._params}
-        tags = {key: value[:MAX_TEXT] for key, value in run.tags.items()} | {
-            f"now.{key}": value
-            for key, value in settings.items()
-            if self._params.get(key, value) != value
-        }
-        self._log("params", [Param(*each) for each in params.items()])
-        self._tag(tags)
-        self._params |= params
+        self._log("params", [Param(*x) for x in settings.items() if x[0] not in self._params])
+        self._tag({key: value[:MAX_TEXT] for key, value in run.tags.items()})
+        self._params |= settings.keys()
         self._client.update_run(self._id, status="RUNNING")
 
     def _tag(self, tags: Mapping[str, str]) -> None:

@@ -15,7 +15,6 @@ from expt.config.constraints import word
 from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.checked_samples import build_transforms
-from expt.data.custom import refuse_shuffled
 from expt.data.images import look_at_all
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions, is_double, mapped, of_type
@@ -35,6 +34,7 @@ from expt.runs.request import Split
 
 # deviations from 0, beyond which a variance from sums of squares loses more than four digits
 _FAR = 100.0
+_NO_FOLDS = "none can be held out of an IterableDataset; give it '+dataset.val={split: val}'"
 NOTICEABLE = 0.05
 """The share of the training samples that `drop_last` leaves out without a warning."""
 
@@ -256,15 +256,13 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
     strata = torch.zeros(size) if source.classes is None else source.classes
     limited_by = None if source.in_random_order else strata
     if dataset.folds is None or dataset.fold is None:
-        fraction, how = dataset.val_fraction, getattr(dataset, "val_split", "random")
-        return indexing.split(
-            size, 0.0 if source.val else fraction, dataset.train_limit, limited_by, how=how
-        )
-    if source.val:
-        raise ConfigError(
-            f"dataset.folds={dataset.folds}: the dataset has a validation split (val) already; use"
-            " dataset.folds=null"
-        )
+        # Its places say nothing of a stream's samples, which may be shuffled anew in each pass.
+        fraction = 0.0 if source.val or source.is_stream else dataset.val_fraction
+        how = getattr(dataset, "val_split", "random")
+        return indexing.split(size, fraction, dataset.train_limit, limited_by, how=how)
+    if source.val or source.is_stream:
+        why = "the dataset has a validation split (val) already" if source.val else _NO_FOLDS
+        raise ConfigError(f"dataset.folds={dataset.folds}: {why}; use dataset.folds=null")
     if dataset.folds > size:
         raise ConfigError(
             f"dataset.folds={dataset.folds}: there are {size} training samples; use {size} or fewer"
@@ -391,10 +389,7 @@ def _loaders(
     if len(chosen):
         if split == "val" and tells:
             warn(f"split=val: is held out of the train of dataset={dataset.name}")
-        loader = source.train.load(chosen, options)
-        if split == "val" and options.shard.rank == 0:
-            refuse_shuffled(dataset, loader, seed=0)
-        return [loader]
+        return [source.train.load(chosen, options)]
     sizes = {"train": source.train.size, "val": source.val, "test": source.test}
     there = [name for name, size in sizes.items() if size or (name == "train" and size is None)]
     raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,24 +26,6 @@ def as_it_is(sample: Any) -> Any:
     return sample
 
 
-class Samples(Protocol):
-    """What is read by numbers."""
-
-    def read(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples. What it raises is an error for a person."""
-
-
-class CheckedSamples:
-    """Those of a Dataset, checked."""
-
-    def __init__(self, dataset: Dataset[Any], check: Check) -> None:
-        self._dataset, self._check = dataset, check
-
-    def read(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples. Raise what `in_words` makes of an error."""
-        return [checked(self._check, index, read(self._dataset, index)) for index in indices]
-
-
 def checked(check: Check, index: int, sample: Any) -> Any:
     """Return what `check` makes of the sample. Raise DataError that names its index."""
     try:
@@ -58,6 +40,11 @@ def read(dataset: Dataset[Any], index: int) -> Any:
         return dataset[index]
     except Exception as error:
         raise in_words(error, f"sample {index}: {type(dataset).__name__}.__getitem__") from error
+
+
+def read_all(dataset: Dataset[Any], check: Check, indices: Sequence[int]) -> list[Any]:
+    """Return the samples, checked. Raise what `in_words` makes of an error."""
+    return [checked(check, index, read(dataset, index)) for index in indices]
 
 
 def in_words(error: Exception, whose: str) -> Exception:

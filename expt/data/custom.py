@@ -7,10 +7,9 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -18,10 +17,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from expt.config import user_code
 from expt.data import changes, masks, samples
-from expt.data.changes import digest
 from expt.data.checked_samples import (
     Check,
-    CheckedSamples,
     as_it_is,
     checked,
     class_of,
@@ -29,20 +26,18 @@ from expt.data.checked_samples import (
     labelled,
     like,
     read,
+    read_all,
     structure_of,
     to_tensor,
 )
 from expt.data.image_files import values_of
 from expt.data.images import image_part, of_images
-from expt.data.loading import Loader, leaves
 from expt.data.memory import NO_TARGET
-from expt.data.samples import IterableLoader
 from expt.data.source import Part, Source, are_images
-from expt.data.stream import MEDIAN_OF, median_read_s, preserved_generators, seeded
-from expt.errors import ConfigError, DataError, described, listed, warn
+from expt.data.stream import MEDIAN_OF, Reading, median_read_s, preserved_generators, seeded
+from expt.errors import ConfigError, DataError, described, listed
 
 if TYPE_CHECKING:
-    from expt.data.kinds import DatasetConfig
     from expt.data.kinds.custom import Custom
 
 _SOME = 8  # samples, whose targets say where all are
@@ -76,7 +71,8 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     train = parts["train"]
     found = _Built(dataset, parts, starts, num_workers, task).source()
     is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
-    return dataclasses.replace(found, notes=[*_notes(train, is_picture, starts["train"])])
+    notes = [*_notes(train, is_picture, starts["train"])]
+    return dataclasses.replace(found, notes=notes, is_stream=isinstance(train, IterableDataset))
 
 
 def _notes(train: Dataset[Any], is_picture: bool, start: Any) -> Iterator[str]:
@@ -178,8 +174,9 @@ class _Built:
             return math.inf
         train = self.train
         is_stream = isinstance(train, IterableDataset)
-        found = samples.Stream(train, 0, 0) if is_stream else CheckedSamples(train, as_it_is)
-        return median_read_s(found, samples.size_of(train) or MEDIAN_OF)
+        stream = samples.Stream(Reading(train))
+        read = stream.read if is_stream else functools.partial(read_all, train, as_it_is)
+        return median_read_s(read, samples.size_of(train) or MEDIAN_OF)
 
     def _like(self, first: Any, check: Check) -> Source:
         """Return samples of any kind, which are like the `first`."""
@@ -338,72 +335,3 @@ def _checked_tokens(sample: Any, vocab_size: int) -> Any:
                 f" {vocab_size - 1} (vocab_size){more}; fix it, or vocab_size"
             )
     return sample
-
-
-COMPARED = 64
-"""Of its first samples, as an evaluation and the first epochs get them."""
-
-
-def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) -> None:
-    """Raise ConfigError where the samples of a stream change places between epochs.
-
-    The samples `held_out`, which are known by their places, would be trained on. Warn where it
-    can't be said whether they do, or are only augmented. `seed` is the run's.
-    """
-    if not isinstance(held_out, IterableLoader) or not dataset.custom_class:
-        return
-    evaluated, *trained = (_first(held_out, *seeds) for seeds in ((0, 0), (seed, 1), (seed, 2)))
-    found = {_order(evaluated, epoch) for epoch in trained}
-    key = f"dataset._target_={dataset.custom_class}"
-    without = "dataset.val_fraction=0 eval_split=test"
-    if dataset.folds is not None:
-        without = f"dataset.folds=null dataset.fold=null {without}"
-    if "another" in found:
-        raise ConfigError(
-            f"{key}: its order changes in each epoch; val is held out by position, so val samples"
-            f" would be trained on; use a map-style Dataset, or {without}, or"
-            " don't shuffle in __iter__"
-        )
-    if "unknown" in found:
-        warn(
-            f"{key}: its first samples differ in each epoch; if __iter__ shuffles, val samples,"
-            f" held out by position, are trained on: use a map-style Dataset then, or {without}"
-        )
-
-
-class _Sample(NamedTuple):
-    whole: str
-    """A digest of it, and one of its targets."""
-    targets: str
-    has_class: bool
-    """Whether its target is one integer, which no augmentation changes."""
-
-
-def _first(loader: IterableLoader, seed: int, epoch: int) -> list[_Sample]:
-    found = []
-    with seeded(0):  # for a `collate` that draws
-        for inputs, targets in loader.first_samples(COMPARED, seed, epoch):
-            single = isinstance(targets, Tensor) and targets.numel() == 1
-            has_class = single and not targets.is_floating_point()
-            found.append(_Sample(_digest((inputs, targets)), _digest(targets), has_class))
-    return found
-
-
-def _digest(tree: Any) -> str:
-    return repr([digest(tensor) for tensor in leaves(tree)])
-
-
-def _order(before: Sequence[_Sample], after: Sequence[_Sample]) -> str:
-    """Return how the order of as many samples compares: "same", "another" or "unknown"."""
-    others = [(old, new) for old, new in zip(before, after, strict=True) if old.whole != new.whole]
-    if not others:
-        return "same"
-    times = Counter(old.whole for old in before)  # what occurs twice may be another's augmented
-    moved = {old.whole for old, _ in others if times[old.whole] == 1}
-    has_moved = not moved.isdisjoint(new.whole for _, new in others)
-    have_changed = any(old.targets != new.targets for old, new in others)
-    if has_moved or (have_changed and all(sample.has_class for sample in before)):
-        return "another"
-    # Augmented inputs, by what they are to be known by; nothing is known where all have one target.
-    is_known = not have_changed and len({sample.targets for sample in before}) > 1
-    return "same" if is_known else "unknown"

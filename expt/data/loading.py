@@ -115,6 +115,11 @@ class LoaderOptions:
 class Loader(ABC):
     """The batches of one split, for one worker: which samples make which. A subclass reads them."""
 
+    is_stream = False
+    """Whether samples come only one after the other."""
+    is_behind = False
+    """Whether the next epoch first goes to the place of a checkpoint, as long as that takes."""
+
     def __init__(self, indices: Tensor, options: LoaderOptions) -> None:
         self._indices = indices
         self._options = options

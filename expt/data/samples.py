@@ -38,8 +38,6 @@ from expt.data.stream import (
     Reading,
     ReadingLoader,
     SampleLoader,
-    Seeding,
-    in_process,
     is_cheap,
     seeded,
     single,
@@ -155,10 +153,7 @@ def first(dataset: Dataset[Any]) -> Any:
     """Return the first sample. Raise DataError where there is none."""
     if not isinstance(dataset, IterableDataset):
         return read(dataset, 0)
-    is_counted = size_of(dataset) is not None
-    with seeded(0):
-        found = Stream(dataset, 0, 0, is_counted=is_counted).read([0])
-    if not found:
+    if not (found := Stream(Reading(dataset)).take(1)):
         raise DataError(f"{type(dataset).__name__}: gives no sample")
     return found[0]
 
@@ -180,37 +175,27 @@ class IterableLoader(ReadingLoader):
     epoch (0 in an evaluation).
     """
 
-    def first_samples(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Yield each of the first samples as a batch of its own, on the CPU, as in this epoch."""
-        dataset, check = self._reading.dataset, self._reading.check
-        keys = Keys(seed, epoch, range(min(count, len(cast(Sized, dataset)))))
-        found = Seeding().read(Stream(dataset, seed, epoch), keys)
-        for position, sample in enumerate(found):
-            yield self._collate([checked(check, position, sample)])
+    is_stream = True
 
     def _order(self, epoch: int) -> Tensor:
         return self._indices
 
-    @functools.cached_property
-    def _seeding(self) -> Seeding:
-        return Seeding()
-
     def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
         wanted = [order.samples[piece.start : piece.stop].tolist() for piece in pieces]
-        return in_process(
-            lambda: map(self._collate, self._groups(wanted, order.epoch)),
-            self._reading.num_workers,
-        )
+        return self._in_process(lambda: self._groups(wanted, order.epoch))
 
-    def _groups(self, wanted: list[list[int]], epoch: int) -> Iterator[list[Any]]:
-        """Yield the samples at each of the lists of positions, of which one follows the other."""
-        stream = Stream(self._reading.dataset, self._options.seed, epoch)
-        read = 0
+    def _groups(self, wanted: list[list[int]], epoch: int) -> Iterator[Any]:
+        """Yield a batch of each of the lists of positions, of which one follows the other."""
+        stream = Stream(self._reading, self._options.seed, epoch)
         for group in wanted:
-            here = range(read, max(group) + 1)
-            found = self._seeding.read(stream, Keys(self._options.seed, epoch, here))
-            yield [checked(self._reading.check, at, found[at - read]) for at in group]
-            read = here.stop
+            first = stream.position
+            found = stream.take(max(group) + 1 - first)
+            if first + len(found) <= max(group):
+                raise DataError(
+                    f"the dataset ended after {stream.position} samples, but its __len__ says that"
+                    " it has more; fix it"
+                )
+            yield self._collate([found[at - first] for at in group])
 
 
 class Place(NamedTuple):
@@ -241,7 +226,7 @@ class UncountedLoader(IterableLoader):
                 " dataset without __len__ does not count them; use dataset.augment.flip=true"
             )
         self._place = Place()
-        self._live: Iterator[Batch] | None = None
+        self._live: Iterator[Any] | None = None
         self._mine = local_slice(options.batch_size, options.shard.rank, options.shard.world_size)
 
     def __len__(self) -> int:
@@ -267,7 +252,7 @@ class UncountedLoader(IterableLoader):
         return {**dict(zip(Place._fields, self._place, strict=True)), "shards": shards}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the place, as long as it takes. Raise ConfigError where it is in another shard."""
+        """Have the next epoch begin there. Raise ConfigError where it is in another shard."""
         there, here = state["shards"], self.state_dict()["shards"]
         if there != here:
             raise ConfigError(
@@ -275,37 +260,32 @@ class UncountedLoader(IterableLoader):
                 f" {there or 'no'} shards of the dataset, and here are {here or 'none'}; use"
                 f" world_size={there or 1} and the dataset's code as it was"
             )
-        known = {name: value for name, value in state.items() if name in Place._fields}
-        self._live = self._onwards(Place(**known))
+        self._place = Place(**{name: state[name] for name in Place._fields})
+        self.is_behind = True
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the next batches, as many as the epoch has left; the run's first from the start."""
-        options, done = self._options, max(0, epoch - 1) * len(self) + skip
-        if self._live is None or not done:  # what was read before the run began does not count
-            self._live = self._onwards(Place())
-        batches = itertools.islice(self._live, len(self) - skip)
+        options, begins = self._options, epoch <= 1 and not skip
+        if self._live is None or self.is_behind or begins:  # what was read before does not count
+            place = Place() if begins else self._place
+            self._live = self._in_process(functools.partial(self._parts, place))
+            self._place, self.is_behind = next(self._live), False
+        left = itertools.islice(self._live, len(self) - skip)
+        batches = prefetched(self._whole(left), options.device)
         if options.mixing is None:
             return batches
         return options.mixing.mixed(batches, options.seed, epoch, skip)
 
-    def _onwards(self, place: Place) -> Iterator[Batch]:
-        """Return the batches from a place on, which is reached by then."""
-        options, reading = self._options, self._reading
-        size = self._mine.stop - self._mine.start if reading.is_sharded else options.batch_size
-        loaded = in_process(functools.partial(self._parts, place, size), reading.num_workers)
-        self._place = next(loaded)
-        return prefetched(self._whole(loaded), options.device)
-
-    def _parts(self, begin: Place, size: int) -> Iterator[Any]:
-        """Yield a place once it is reached, then this worker's part of each batch, and the next."""
-        before = 1 if self._options.mixing else 0  # a partner of the first
-        for found, place in self._passes(begin, size, self._options.seed, endless=True):
-            if not found:
-                yield place
-                continue
-            first = 0 if self._reading.is_sharded else self._mine.start
-            last = first + self._mine.stop - self._mine.start
-            yield self._collate([found[at] for at in range(first - before, last)]), place
+    def _parts(self, begin: Place) -> Iterator[Any]:
+        """Yield the place once it is reached, then this worker's part of each batch, and where."""
+        size, first = self._options.batch_size, self._mine.start
+        if self._reading.is_sharded:
+            size, first = self._mine.stop - self._mine.start, 0
+        places = range(first, first + self._mine.stop - self._mine.start)
+        if self._options.mixing:  # a partner of the first
+            places = range(places.start - 1, places.stop)
+        for found, place in self._batches_from(begin, size):
+            yield (self._collate([found[at] for at in places]), place) if found else place
 
     def _whole(self, loaded: Iterator[Any]) -> Iterator[Batch]:
         options, drawn = self._options, None
@@ -319,76 +299,50 @@ class UncountedLoader(IterableLoader):
             self._place = place
             yield Batch(inputs, targets, options.batch_size)
 
-    def _passes(
-        self, place: Place, size: int, seed: int, *, endless: bool
-    ) -> Iterator[tuple[list[Any], Place]]:
-        """Yield no sample, once the place is reached; then `size` of them, and the place after.
-
-        Pass after pass, or only one, which is an evaluation's.
-        """
-        dataset, check = self._reading.dataset, self._reading.check
-        passes, position, state, batches = place
-        stream = self._pass(place, seed, endless=endless)
-        if state is None:
-            self._read_past(stream, place)
+    def _batches_from(self, place: Place, size: int) -> Iterator[tuple[list[Any], Place]]:
+        """Yield no sample, once the place is reached; then `size` of them, and the place after."""
+        stream = self._pass(place)
+        if place.state is None:
+            self._read_past(stream, place.position)
         yield [], place
-        while True:
-            found = list[Any]()
+        for batches in itertools.count(place.batches + 1):
+            found = stream.take(size)
             while len(found) < size:
-                wanted = range(position, position + size - len(found))
-                epoch = passes + 1 if endless else 0
-                read = self._seeding.read(stream, Keys(seed, epoch, wanted))
-                found += [checked(check, at, one) for at, one in zip(wanted, read, strict=False)]
-                position += len(read)
-                if len(read) == len(wanted):
-                    continue
-                if not endless:
-                    break
-                if not position:
-                    raise DataError(f"{type(dataset).__name__}: gives no sample in a pass")
-                passes, position = passes + 1, 0
-                stream = self._pass(Place(passes), seed, endless=True)
-            if not found:
-                return
-            batches += 1
-            yield found, Place(passes, position, stream.keep(position), batches)
+                if not stream.position:
+                    name = type(self._reading.dataset).__name__
+                    raise DataError(f"{name}: gives no sample in a pass")
+                stream = self._pass(Place(stream.epoch))
+                found += stream.take(size - len(found))
+            yield found, Place(stream.epoch - 1, stream.position, stream.state, batches)
 
-    def _pass(self, place: Place, seed: int, *, endless: bool) -> Stream:
-        state = self._reading.start if place.state is None else place.state
-        begin = 0 if place.state is None else place.position
-        epoch = place.passes + 1 if endless else 0
-        return Stream(
-            self._reading.dataset, seed, epoch, begin=begin, state=state, is_counted=False
-        )
+    def _pass(self, place: Place) -> Stream:
+        begin = None if place.state is None else (place.position, place.state)
+        return Stream(self._reading, self._options.seed, place.passes + 1, begin)
 
-    def _read_past(self, stream: Stream, place: Place) -> None:
-        """Read the samples before a place; warn of how long it takes."""
+    def _read_past(self, stream: Stream, position: int) -> None:
+        """Read the samples before a position; warn of how long it takes."""
         began, is_told = time.monotonic(), self._options.shard.rank > 0
-        name, (passes, position, *_) = type(self._reading.dataset).__name__, place
-        for start in range(0, position, _AT_A_TIME):
-            here = range(start, min(start + _AT_A_TIME, position))
-            self._seeding.read(stream, Keys(self._options.seed, passes + 1, here))
-            seconds = (time.monotonic() - began) * position / here.stop
-            if not is_told and (time.monotonic() - began > _SOON_S or here.stop == position):
+        while stream.position < position:
+            stream.take(min(_AT_A_TIME, position - stream.position))
+            took_s = time.monotonic() - began
+            if not is_told and (took_s > _SOON_S or stream.position == position):
                 is_told = True
                 warn(
-                    f"{name}: has no state_dict and load_state_dict, so the {position:,} samples of"
-                    f" this pass that were seen are read once more, which takes {seconds:.1f} s"
+                    f"{type(self._reading.dataset).__name__}: has no state_dict and"
+                    f" load_state_dict, so the {position:,} samples of this pass that were seen are"
+                    f" read once more, which takes {took_s * position / stream.position:.1f} s"
                 )
 
     def evaluation(self) -> Iterator[Batch]:
         """Yield this worker's samples of a pass, each once over all workers."""
-        options = self._options
-        every, mine = options.shard.world_size, options.shard.rank
-        if self._reading.is_sharded:
-            every, mine = 1, 0
+        shard = Shard() if self._reading.is_sharded else self._options.shard
 
         def parts() -> Iterator[Any]:
-            groups = self._passes(Place(), options.evaluated_at_once, 0, endless=False)
-            for found, _ in itertools.islice(groups, 1 + mine, None, every):
-                yield self._collate(found)
+            stream = Stream(self._reading)
+            groups = iter(lambda: stream.take(self._options.evaluated_at_once), [])
+            return map(self._collate, itertools.islice(groups, shard.rank, None, shard.world_size))
 
-        for part in in_process(parts, self._reading.num_workers):
+        for part in self._in_process(parts):
             batch = Batch(*self._finished(part, None), 0)
             yield batch._replace(global_size=batch.size)
 
@@ -400,63 +354,66 @@ _SOON_S = 0.5
 
 
 class Stream:
-    """The samples of a pass over an IterableDataset, which begins anew for an earlier one.
+    """The samples of a pass over an IterableDataset, checked, which are seeded by their positions.
 
-    With a `state` it begins by loading that, which was kept before the sample `begin`. The end of
-    one that is not counted is no error: the samples that are there are returned.
+    It begins at a position and with the dataset's state there, if it has one.
     """
 
     def __init__(
         self,
-        dataset: Any,
-        seed: int,
-        epoch: int,
-        *,
-        begin: int = 0,
-        state: Any = None,
-        is_counted: bool = True,
+        reading: Reading,
+        seed: int = 0,
+        epoch: int = 0,
+        begin: tuple[int, Any] | None = None,
     ) -> None:
-        self._dataset, self._seed, self._epoch = dataset, seed, epoch
-        self._kept, self._is_counted = (begin, state), is_counted
+        self._reading, self._seed, self.epoch = reading, seed, epoch
+        self._kept = begin or (0, reading.start)
         self._samples, self._next = iter(()), -1
+        self.position = self._kept[0]
+
+    @property
+    def state(self) -> Any:
+        """The dataset's own at the position; None if it keeps none."""
+        return self._kept[1]
+
+    def take(self, count: int) -> list[Any]:
+        """Return the next samples, fewer at the end. Raise what is wrong."""
+        wanted = range(self.position, self.position + count)
+        keys = Keys(self._seed, self.epoch, wanted)
+        found = self._reading.seeding.read(self.read, keys)
+        self.position += len(found)
+        if self.state is not None:
+            self._kept = self.position, state_of(self._reading.dataset)
+        check = self._reading.check
+        return [checked(check, at, one) for at, one in zip(wanted, found, strict=False)]
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples at positions that follow one another. Raise what is wrong."""
-        if not 0 <= self._next <= indices[0]:
+        """Return the samples at positions that follow one another, as they are."""
+        if not 0 <= self._next <= indices[0]:  # they are read again: see Seeding
             self._restart()
         while self._next < indices[0] and self._taken(1):
             pass
         return self._taken(len(indices))
 
-    def keep(self, position: int) -> Any:
-        """Return the dataset's state, after the samples that were read; None if it has none."""
-        if self._kept[1] is not None:
-            self._kept = position, state_of(self._dataset)
-        return self._kept[1]
-
     def _restart(self) -> None:
         self._next, state = self._kept
-        with seeded(mix(self._seed, self._epoch)):
+        dataset: Any = self._reading.dataset
+        with seeded(mix(self._seed, self.epoch)):
             try:
-                if hasattr(self._dataset, "set_epoch"):
-                    self._dataset.set_epoch(self._epoch)
+                if hasattr(dataset, "set_epoch"):
+                    dataset.set_epoch(self.epoch)
                 if state is not None:
-                    self._dataset.load_state_dict(copy.deepcopy(state))
-                self._samples = iter(self._dataset)
+                    dataset.load_state_dict(copy.deepcopy(state))
+                self._samples = iter(dataset)
             except Exception as error:
-                raise in_words(error, f"{type(self._dataset).__name__}.__iter__") from error
+                raise in_words(error, f"{type(dataset).__name__}.__iter__") from error
 
     def _taken(self, count: int) -> list[Any]:
         found = list[Any]()
         try:
             found.extend(itertools.islice(self._samples, count))  # keeps those before an error
         except Exception as error:
-            where = f"sample {self._next + len(found)}: {type(self._dataset).__name__}.__iter__"
-            raise in_words(error, where) from error
+            name = type(self._reading.dataset).__name__
+            raise in_words(error, f"sample {self._next + len(found)}: {name}.__iter__") from error
         self._next += len(found)
-        if len(found) < count and self._is_counted:
-            raise DataError(
-                f"the dataset ended after {self._next} samples, but its __len__ says that it has"
-                " more; fix it"
-            )
         return found

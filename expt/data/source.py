@@ -74,6 +74,8 @@ class Source(About):
     """of the training samples [N], where each has one"""
     in_random_order: bool = False
     """whether the training samples come in one"""
+    is_stream: bool = False
+    """whether they come only one after the other, so that none can be held out"""
     fitted: Callable[[Tensor], Source] | None = None
     """the same, with what is taken from the training samples at these indices"""
     normalises: bool = False

@@ -15,21 +15,25 @@ import stat
 import statistics
 import sys
 import time
-import traceback
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from queue import Empty
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from expt import signals
-from expt.data.checked_samples import Check, CheckedSamples, Samples
+from expt.data.checked_samples import Check, as_it_is, read_all
 from expt.data.indexing import Piece, mix
 from expt.data.loading import (
     Batch,
@@ -41,304 +45,17 @@ from expt.data.loading import (
     prefetched,
     to_device,
 )
-from expt.errors import ConfigError, ExptError, Killed, RunFailed
+from expt.errors import ConfigError, ExptError
 
 _BATCHES_AHEAD = 2  # for each reading process
-_LOOK_S = 1.0  # between two looks at whether that is alive
 # What a batch costs on its way from another process. On a CPU that process takes a core from
 # training, so a sample is worth it only if it waits for a disk, or decodes a picture.
 _CHEAP_SAMPLE_S, _CHEAP_BATCH_S = 100e-6, 1e-3
 
+Read: TypeAlias = Callable[[Sequence[int]], list[Any]]
+"""Returns the samples of these numbers. What it raises is an error for a person."""
 Collate: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
 """Makes inputs and targets of a list of samples."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What is read, and how its samples become a batch."""
-
-    dataset: Dataset[Any]
-    check: Check
-    collate: Collate
-    num_workers: int = 0
-    """processes that read"""
-    finish: Finish | None = None
-    """of images"""
-    start: Any = None
-    """the state of a stream that keeps one, before its first sample"""
-    is_sharded: bool = False
-    """whether the stream's samples are only this worker's"""
-
-
-class ReadingLoader(Loader):
-    """Batches that torch's DataLoader reads, in this process or in others; see Loader."""
-
-    def __init__(self, indices: Tensor, options: LoaderOptions, reading: Reading) -> None:
-        super().__init__(indices, options)
-        self._reading = reading
-
-    @property
-    def _collate(self) -> Collate:
-        collate = self._reading.collate
-        return collate if self.stay_double else functools.partial(_in_single, collate)
-
-    @abstractmethod
-    def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
-        """Yield (inputs, targets), or an ExptError, for each piece."""
-
-    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        return prefetched(self._read(order, list(pieces)), self._options.device)
-
-    def _read(self, order: Order, pieces: list[Piece]) -> Iterator[Batch]:
-        if not pieces:
-            return
-        device = self._options.device
-        drawn = None if order.drawn is None else to_device(order.drawn, device)
-        for loaded, piece in zip(self._loaded(order, pieces), pieces, strict=True):
-            numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
-            inputs, targets = self._finished(loaded, numbers)
-            yield Batch(inputs, targets, piece.global_size, piece.weightless)
-
-    def _finished(self, loaded: Any, drawn: Tensor | None) -> tuple[Any, Any]:
-        """Return inputs and targets on the device."""
-        device = self._options.device
-        inputs, targets = mapped(lambda one: to_device(one, device), raised(loaded))
-        if self._reading.finish is not None:
-            inputs = self._reading.finish(inputs, drawn)
-        return inputs, targets
-
-
-def raised(loaded: Any) -> Any:
-    """Return what another process has loaded. Raise it if it is an ExptError."""
-    if isinstance(loaded, ExptError):
-        # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
-        # processes 5 s late.
-        raise type(loaded)(loaded.problems if isinstance(loaded, ConfigError) else str(loaded))
-    return loaded
-
-
-def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Return what a DataLoader yields, which other processes read."""
-    with warnings.catch_warnings():
-        # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the
-        # parent's.
-        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-        return iter(loader)
-
-
-def in_process(items: Callable[[], Iterator[Any]], num_workers: int) -> Iterator[Any]:
-    """Return an iterator, which another process runs a few items ahead unless `num_workers` is 0.
-
-    Unlike in a process of a DataLoader torch's get_worker_info() is None there: a dataset that asks
-    for it, as Hugging Face's do, gives the same samples in both.
-    """
-    if loading_settings(torch.device("cpu"), num_workers)["multiprocessing_context"] != "fork":
-        return items()
-    context: Any = torch.multiprocessing.get_context("fork")
-    queue = context.Queue(_BATCHES_AHEAD)
-    process = context.Process(target=_fill, args=(items, queue, os.getpid()), daemon=True)
-    with warnings.catch_warnings():  # see read_ahead
-        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-        process.start()
-    return _emptied(queue, process)
-
-
-_END = "end"
-
-
-def _fill(items: Callable[[], Iterator[Any]], queue: Any, parent: int) -> None:
-    torch.set_num_threads(1)
-    _start_process(0, parent)
-    try:
-        for item in items():
-            queue.put(item)
-    except Exception as error:
-        queue.put(error if isinstance(error, ExptError) else RunFailed(traceback.format_exc()))
-    queue.put(_END)
-    signal.pause()  # what the queue holds is this process's memory
-
-
-def _emptied(queue: Any, process: Any) -> Iterator[Any]:
-    try:
-        while True:
-            try:
-                item = queue.get(timeout=_LOOK_S)
-            except Empty:
-                if not process.is_alive():
-                    raise Killed(
-                        f"the process that reads samples ended with exit code {process.exitcode}"
-                        " (out of memory?)"
-                    ) from None
-                continue
-            if isinstance(item, str):
-                return
-            yield raised(item)
-    finally:
-        process.kill()
-        process.join()
-
-
-class SampleLoader(ReadingLoader):
-    """Batches of a map-style Dataset; see Loader.
-
-    Random augmentation in the dataset depends on the seed, the epoch and the sample only (and how
-    often it came before in the epoch), so neither a restart nor `gpus` changes it. Raises
-    DataError, while iterating, for what the dataset or `collate` raise as such.
-    """
-
-    @functools.cached_property
-    def _keys(self) -> _EpochKeys:
-        return _EpochKeys()
-
-    @functools.cached_property
-    def _reader(self) -> _Batches:
-        samples = CheckedSamples(self._reading.dataset, self._reading.check)
-        return _Batches(samples, self._collate)
-
-    @functools.cached_property
-    def _loader(self) -> DataLoader[Any]:
-        how = loading_settings(self._options.device, self._reading.num_workers)
-        return DataLoader(
-            self._reader,
-            sampler=self._keys,
-            batch_size=None,
-            collate_fn=identity_collate,
-            persistent_workers=how["num_workers"] > 0,
-            **how,
-        )
-
-    def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
-        keys = _keys(order, pieces, self._options.seed)
-        if self._reading.num_workers == 0:
-            return map(self._reader.read, keys)
-        self._keys.keys = keys
-        return read_ahead(self._loader)
-
-
-def _in_single(collate: Collate, samples: list[Any]) -> tuple[Any, Any]:
-    found: tuple[Any, Any] = mapped(single, collate(samples))
-    return found
-
-
-def single(tensor: Tensor) -> Tensor:
-    """Return float64 as float32, and anything else as it is."""
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
-
-
-MEDIAN_OF = 4
-"""Samples that are read to see how long one takes."""
-
-
-def median_read_s(samples: Samples, size: int) -> float:
-    """Return the median time to read samples 1 to 3; sample 0 is a warm-up."""
-    times = []
-    with preserved_generators(), contextlib.suppress(Exception):  # training reports what is wrong
-        for index in range(1, min(MEDIAN_OF, size)):
-            began = time.perf_counter()
-            samples.read([index])
-            times.append(time.perf_counter() - began)
-    return statistics.median(times) if len(times) == 3 else math.inf
-
-
-def is_cheap(sample_s: float, options: LoaderOptions) -> bool:
-    """Return whether samples are read in so few seconds that no processes are to be started."""
-    if options.device.type == "cpu":
-        return sample_s < _CHEAP_SAMPLE_S
-    return sample_s * options.batch_size / options.shard.world_size < _CHEAP_BATCH_S
-
-
-class Keys(NamedTuple):
-    """The samples of one batch, and what their random numbers depend on."""
-
-    seed: int
-    epoch: int
-    samples: Sequence[int]
-    times: list[int] | None = None
-    """how often each came before in the epoch: one that comes again is augmented anew"""
-
-    def seeds(self) -> Iterator[int]:
-        """Return a seed for each sample."""
-        for index, often in zip(self.samples, self.times or itertools.repeat(0), strict=False):
-            yield mix(self.seed, self.epoch, index, *([often] if often else []))
-
-
-def _keys(order: Order, pieces: list[Piece], seed: int) -> Iterator[Keys]:
-    for piece in pieces:
-        here, times = slice(piece.start, piece.stop), order.times
-        often = None if times is None else times[here].tolist()
-        yield Keys(seed, order.epoch, order.samples[here].tolist(), often)
-
-
-class _EpochKeys:
-    """This worker's keys of an epoch; one object, so that loader processes outlive the epoch."""
-
-    keys: Iterable[Keys] = ()
-
-    def __iter__(self) -> Iterator[Keys]:
-        return iter(self.keys)
-
-
-class _Batches(Dataset[Any]):
-    """Batches of a dataset, read in this process or in others.
-
-    There an error for a person is returned: a loader process would wrap one that is raised in its
-    own traceback.
-    """
-
-    def __init__(self, samples: CheckedSamples, collate: Collate) -> None:
-        self._samples, self._collate = samples, collate
-        self._seeding = Seeding()
-
-    def __getitem__(self, keys: Keys) -> tuple[Any, Any] | ExptError:
-        try:
-            return self.read(keys)
-        except ExptError as error:
-            return error
-
-    def read(self, keys: Keys) -> tuple[Any, Any]:
-        """Return a batch."""
-        return self._collate(self._seeding.read(self._samples, keys))
-
-
-class Seeding:
-    """Reads samples, whose random numbers depend on the seed, the epoch and the sample only.
-
-    Seeding every sample takes longer than reading a cheap one. So the first batch is read with a
-    seed for each sample, to see whether it draws. If none does, the next batches are read without
-    seeds, as long as no generator moves: those that move one are read again, and from then on
-    every sample gets its seed.
-    """
-
-    def __init__(self) -> None:
-        self._draws: bool | None = None
-
-    def read(self, samples: Samples, keys: Keys) -> list[Any]:
-        """Return the samples of a batch."""
-        if self._draws is False:
-            before = _generators()
-            try:
-                found = samples.read(keys.samples)
-            except ExptError:
-                _put_back(before)
-                raise
-            if _are_equal(_generators(), before):
-                return found
-            _put_back(before)
-            self._draws = True
-        # A loader process has generators of its own: nothing is to be put back.
-        with preserved_generators() if get_worker_info() is None else contextlib.nullcontext():
-            return self._read_seeded(samples, keys)
-
-    def _read_seeded(self, samples: Samples, keys: Keys) -> list[Any]:
-        found, moved, watches = [], False, self._draws is None
-        for index, seed in zip(keys.samples, keys.seeds(), strict=True):
-            _seed(seed)
-            before = _generators() if watches and not moved else None
-            found += samples.read([index])
-            moved = moved or (before is not None and not _are_equal(_generators(), before))
-        if watches:
-            self._draws = moved
-        return found
 
 
 _States: TypeAlias = tuple[Any, Any, Tensor]
@@ -385,6 +102,266 @@ def seeded(seed: int) -> Iterator[None]:
     with preserved_generators():
         _seed(seed)
         yield
+
+
+class Keys(NamedTuple):
+    """The samples of one batch, and what their random numbers depend on."""
+
+    seed: int
+    epoch: int
+    samples: Sequence[int]
+    times: list[int] | None = None
+    """how often each came before in the epoch: one that comes again is augmented anew"""
+
+    def seeds(self) -> Iterator[int]:
+        """Return a seed for each sample."""
+        for index, often in zip(self.samples, self.times or itertools.repeat(0), strict=False):
+            yield mix(self.seed, self.epoch, index, *([often] if often else []))
+
+
+class Seeding:
+    """Reads samples, whose random numbers depend on the seed, the epoch and the sample only.
+
+    Seeding every sample takes longer than reading a cheap one. So the first batch is read with a
+    seed for each sample, to see whether it draws. If none does, the next batches are read without
+    seeds, as long as no generator moves: those that move one are read again, and from then on
+    every sample gets its seed.
+    """
+
+    def __init__(self) -> None:
+        self._draws: bool | None = None
+
+    def read(self, read: Read, keys: Keys) -> list[Any]:
+        """Return the samples of a batch."""
+        if self._draws is False:
+            before = _generators()
+            try:
+                found = read(keys.samples)
+            except ExptError:
+                _put_back(before)
+                raise
+            if _are_equal(_generators(), before):
+                return found
+            _put_back(before)
+            self._draws = True
+        # A loader process has generators of its own: nothing is to be put back.
+        with preserved_generators() if get_worker_info() is None else contextlib.nullcontext():
+            return self._read_seeded(read, keys)
+
+    def _read_seeded(self, read: Read, keys: Keys) -> list[Any]:
+        found, moved, watches = [], False, self._draws is None
+        for index, seed in zip(keys.samples, keys.seeds(), strict=True):
+            _seed(seed)
+            before = _generators() if watches and not moved else None
+            found += read([index])
+            moved = moved or (before is not None and not _are_equal(_generators(), before))
+        if watches:
+            self._draws = moved
+        return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read, and how its samples become a batch."""
+
+    dataset: Dataset[Any]
+    check: Check = as_it_is
+    collate: Collate = default_collate
+    num_workers: int = 0
+    """processes that read"""
+    finish: Finish | None = None
+    """of images"""
+    start: Any = None
+    """the state of a stream that keeps one, before its first sample"""
+    is_sharded: bool = False
+    """whether the stream's samples are only this worker's"""
+    seeding: Seeding = field(default_factory=Seeding)
+
+
+class ReadingLoader(Loader):
+    """Batches that torch's DataLoader reads, in this process or in others; see Loader."""
+
+    def __init__(self, indices: Tensor, options: LoaderOptions, reading: Reading) -> None:
+        super().__init__(indices, options)
+        self._reading = reading
+
+    @property
+    def _collate(self) -> Collate:
+        collate = self._reading.collate
+        return collate if self.stay_double else functools.partial(_in_single, collate)
+
+    @abstractmethod
+    def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
+        """Yield (inputs, targets), or an ExptError, for each piece."""
+
+    def _in_process(self, items: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Return the items, which one process reads ahead, unless `num_workers` is 0."""
+        how = loading_settings(self._options.device, min(1, self._reading.num_workers))
+        if how["multiprocessing_context"] is None:
+            return items()
+        source = _Items(items)
+        loader = DataLoader(source, batch_size=None, collate_fn=identity_collate, **how)
+        found = read_ahead(loader)
+        source.items = lambda: iter(())  # else a cycle holds the process, which ends 5 s late
+        return map(raised, found)
+
+    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        return prefetched(self._read(order, list(pieces)), self._options.device)
+
+    def _read(self, order: Order, pieces: list[Piece]) -> Iterator[Batch]:
+        if not pieces:
+            return
+        device = self._options.device
+        drawn = None if order.drawn is None else to_device(order.drawn, device)
+        for loaded, piece in zip(self._loaded(order, pieces), pieces, strict=True):
+            numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
+            inputs, targets = self._finished(loaded, numbers)
+            yield Batch(inputs, targets, piece.global_size, piece.weightless)
+
+    def _finished(self, loaded: Any, drawn: Tensor | None) -> tuple[Any, Any]:
+        """Return inputs and targets on the device."""
+        device = self._options.device
+        inputs, targets = mapped(lambda one: to_device(one, device), raised(loaded))
+        if self._reading.finish is not None:
+            inputs = self._reading.finish(inputs, drawn)
+        return inputs, targets
+
+
+def raised(loaded: Any) -> Any:
+    """Return what another process has loaded. Raise it if it is an ExptError."""
+    if isinstance(loaded, ExptError):
+        # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
+        # processes 5 s late.
+        raise type(loaded)(loaded.problems if isinstance(loaded, ConfigError) else str(loaded))
+    return loaded
+
+
+def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Return what a DataLoader yields, which other processes read."""
+    with warnings.catch_warnings():
+        # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the
+        # parent's.
+        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+        return iter(loader)
+
+
+class _Items(IterableDataset[Any]):
+    """What a function yields, in another process; see _Batches."""
+
+    def __init__(self, items: Callable[[], Iterator[Any]]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self.items()
+        except ExptError as error:
+            yield error
+
+
+class SampleLoader(ReadingLoader):
+    """Batches of a map-style Dataset; see Loader.
+
+    Random augmentation in the dataset depends on the seed, the epoch and the sample only (and how
+    often it came before in the epoch), so neither a restart nor `gpus` changes it. Raises
+    DataError, while iterating, for what the dataset or `collate` raise as such.
+    """
+
+    @functools.cached_property
+    def _keys(self) -> _EpochKeys:
+        return _EpochKeys()
+
+    @functools.cached_property
+    def _reader(self) -> _Batches:
+        return _Batches(self._reading, self._collate)
+
+    @functools.cached_property
+    def _loader(self) -> DataLoader[Any]:
+        how = loading_settings(self._options.device, self._reading.num_workers)
+        return DataLoader(
+            self._reader,
+            sampler=self._keys,
+            batch_size=None,
+            collate_fn=identity_collate,
+            persistent_workers=how["num_workers"] > 0,
+            **how,
+        )
+
+    def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
+        keys = _keys(order, pieces, self._options.seed)
+        if self._reading.num_workers == 0:
+            return map(self._reader.read, keys)
+        self._keys.keys = keys
+        return read_ahead(self._loader)
+
+
+def _in_single(collate: Collate, samples: list[Any]) -> tuple[Any, Any]:
+    found: tuple[Any, Any] = mapped(single, collate(samples))
+    return found
+
+
+def single(tensor: Tensor) -> Tensor:
+    """Return float64 as float32, and anything else as it is."""
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+MEDIAN_OF = 4
+"""Samples that are read to see how long one takes."""
+
+
+def median_read_s(read: Read, size: int) -> float:
+    """Return the median time to read samples 1 to 3; sample 0 is a warm-up."""
+    times = []
+    with preserved_generators(), contextlib.suppress(Exception):  # training reports what is wrong
+        for index in range(1, min(MEDIAN_OF, size)):
+            began = time.perf_counter()
+            read([index])
+            times.append(time.perf_counter() - began)
+    return statistics.median(times) if len(times) == 3 else math.inf
+
+
+def is_cheap(sample_s: float, options: LoaderOptions) -> bool:
+    """Return whether samples are read in so few seconds that no processes are to be started."""
+    if options.device.type == "cpu":
+        return sample_s < _CHEAP_SAMPLE_S
+    return sample_s * options.batch_size / options.shard.world_size < _CHEAP_BATCH_S
+
+
+def _keys(order: Order, pieces: list[Piece], seed: int) -> Iterator[Keys]:
+    for piece in pieces:
+        here, times = slice(piece.start, piece.stop), order.times
+        often = None if times is None else times[here].tolist()
+        yield Keys(seed, order.epoch, order.samples[here].tolist(), often)
+
+
+class _EpochKeys:
+    """This worker's keys of an epoch; one object, so that loader processes outlive the epoch."""
+
+    keys: Iterable[Keys] = ()
+
+    def __iter__(self) -> Iterator[Keys]:
+        return iter(self.keys)
+
+
+class _Batches(Dataset[Any]):
+    """Batches of a dataset, read in this process or in others.
+
+    There an error for a person is returned: a loader process would wrap one that is raised in its
+    own traceback.
+    """
+
+    def __init__(self, reading: Reading, collate: Collate) -> None:
+        self._collate, self._seeding = collate, reading.seeding
+        self._read = functools.partial(read_all, reading.dataset, reading.check)
+
+    def __getitem__(self, keys: Keys) -> tuple[Any, Any] | ExptError:
+        try:
+            return self.read(keys)
+        except ExptError as error:
+            return error
+
+    def read(self, keys: Keys) -> tuple[Any, Any]:
+        """Return a batch."""
+        return self._collate(self._seeding.read(self._read, keys))
 
 
 def identity_collate(batch: Any) -> Any:

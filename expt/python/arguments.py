@@ -70,13 +70,7 @@ class _Setting:
             value = [f"{condition}: {axis}" for condition, axis in value.items()]
         if isinstance(value, Interval):
             yield Exact(f"{self._key}={value}")
-        elif self._sweep and (axis := _axis(self._key, value)) is not None:
-            for one in axis if self._is_group else ():
-                if isinstance(one, Mapping) and "_target_" not in one:
-                    raise ConfigError(
-                        f"{self._key}={one!r}: the values of an axis must be names or classes; to"
-                        f" sweep a key of one, write {self._key}={{'name': ..., 'key': [...]}}"
-                    )
+        elif self._sweep and (axis := _axis(value)) is not None:
             yield Exact(f"{self._key}={','.join(map(self._text, axis))}")
         elif self._key == "task.metrics" and isinstance(value, Mapping):
             for name, metric in value.items():
@@ -84,8 +78,6 @@ class _Setting:
                 yield Exact(f"++task.metrics.{name}={text}")
         elif isinstance(value, Mapping) and self._is_open and (value or not self._is_group):
             yield from self._below(value)
-        elif self._is_group and isinstance(value, list | tuple):
-            raise ConfigError(f"{self._key}={value!r}: several values make a sweep; use expt.sweep")
         else:
             yield Exact(f"{self._key}={self._text(value)}")
 
@@ -106,9 +98,7 @@ class _Setting:
 
     def _class(self, values: Mapping[str, Any]) -> Iterator[str]:
         axes = {
-            name: axis
-            for name, value in values.items()
-            if self._sweep and (axis := _axis(f"{self._key}.{name}", value))
+            name: axis for name, value in values.items() if self._sweep and (axis := _axis(value))
         }
         first = {**values, **{name: axis[0] for name, axis in axes.items()}}
         yield Exact(f"{self._key}={self._text(first)}")
@@ -117,30 +107,21 @@ class _Setting:
 
     def _text(self, value: Any) -> str:
         if self._key in _LISTS_OF_CLASSES and value is not None:
-            if not isinstance(value, list | tuple):
-                axis = "; in a sweep a list is an axis" if self._sweep else ""
-                one = getattr(value, "__name__", "...")
-                raise ConfigError(
-                    f"{self._key}={one}: several may be given{axis}; give a tuple, e.g. ({one},)"
-                )
-            value = [as_setting(each, f"{self._key}[{at}]") for at, each in enumerate(value)]
+            several = value if isinstance(value, list | tuple) else [value]
+            value = [as_setting(each, f"{self._key}[{at}]") for at, each in enumerate(several)]
         return text_of(self._key, self._with_class(value))
 
 
-def _axis(key: str, value: Any) -> list[Any] | None:
+def _axis(value: Any) -> list[Any] | None:
     """Return the values of a list, a range or an array; None where `value` is one value.
 
-    A tuple is one value. Raises ConfigError for an axis without values.
+    A tuple is one value.
     """
     if not isinstance(value, list | range):
         is_array = not isinstance(value, type) and callable(getattr(value, "tolist", None))
         if not is_array or getattr(value, "ndim", 1) == 0:
             return None
         value = value.tolist()
-    if not value:
-        raise ConfigError(
-            f"{key}={list(value)!r}: an axis of a sweep needs values; one value that is empty is ()"
-        )
     return list(value)
 
 
@@ -163,7 +144,7 @@ def text_of(key: str, value: Any) -> str:
     if isinstance(value, float):
         return repr(float(value)) if math.isfinite(value) else str(float(value))
     if isinstance(value, str) and not isinstance(value, Interval):
-        return _quoted(key, value)
+        return _quoted(value)
     if isinstance(value, list):
         return f"[{','.join(text_of(f'{key}[{at}]', each) for at, each in enumerate(value))}]"
     if isinstance(value, Mapping):
@@ -208,10 +189,8 @@ def _plain(key: str, value: Any) -> Any:
     return value
 
 
-def _quoted(key: str, text: str) -> str:
+def _quoted(text: str) -> str:
     """Return a text in quotes, so that OmegaConf finds no interpolation in it."""
-    if text == "???":
-        raise ConfigError(f"{key}='???': stands for a value that is missing; give another")
     if "${" in text:
         text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", text)
     return quoted(text)

@@ -26,8 +26,7 @@ from expt.runs.sweep import by_objective
 
 Which: TypeAlias = Literal["best", "last"]
 WHICH = ("best", "last")
-_NAMES = r"last|best|\d+|epoch:\d+"
-_NAMED = "use @STEP, @epoch:N, @best or @last"
+_NAMES = r"(last|best)(-\d+)?|\d+|epoch:\d+"
 
 
 class Checkpoint(NamedTuple):
@@ -72,8 +71,8 @@ class Checkpoint(NamedTuple):
         return self.file.stem == which
 
     def __str__(self) -> str:
-        which = f", {self.file.stem}" if self.file.stem in WHICH else ""
-        return f"step {self.step} ({'' if self.ends_epoch else 'within '}epoch {self.epoch}{which})"
+        where = "" if self.ends_epoch else "within "
+        return f"step {self.step} ({where}epoch {self.epoch}, {self.file.stem})"
 
 
 def read(file: Path) -> Checkpoint:
@@ -95,17 +94,26 @@ def checkpoints(run: Path) -> Iterator[Checkpoint]:
             continue
 
 
-def named(word: str, given: str) -> tuple[Path, str]:
-    """Return the run that `word=given` names, and the checkpoint: last, best, a step, epoch:N.
+def parted(given: str, key: str = "") -> tuple[Path, str]:
+    """Return the folder or file of `RUN`, `RUN@best`, `RUN@40`, ..., and what follows the @.
 
-    "" where it names none. Raises ConfigError for what is not a folder of a run.
+    That is the name of a checkpoint's file, a step, epoch:N, or "". Raises ConfigError for another.
     """
-    path, which = Path(given), ""
-    if not path.exists() and "@" in given:
-        folder, _, which = given.rpartition("@")
-        path = Path(folder)
-        if not re.fullmatch(_NAMES, which) or path.is_file():
-            raise ConfigError(f"{word}={given}: @{which} names no checkpoint; {_NAMED}")
+    folder, _, which = given.rpartition("@")
+    if not folder or Path(given).exists():
+        return Path(given), ""
+    if not re.fullmatch(_NAMES, which) or Path(folder).is_file():
+        use = "use @STEP, @epoch:N, @best or @last"
+        raise ConfigError(f"{key}{given}: @{which} names no checkpoint; {use}")
+    return Path(folder), which
+
+
+def named(word: str, given: str) -> tuple[Path, str]:
+    """Return the run that `word=given` names, and the checkpoint, as `parted`.
+
+    Raises ConfigError for what is not a folder of a run.
+    """
+    path, which = parted(given, f"{word}=")
     if path.is_file():
         return path.parent.parent, path.stem
     if is_sweep(path):
@@ -140,9 +148,8 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
     names = ", ".join(str(there[step]) for step in sorted(there)) or "none"
     name = f"of step {which}" if which.isdigit() else which
     what, key = damage or f"{run} has no checkpoint {name}", f"{word}=" if word else ""
-    raise ConfigError(
-        f"{key}{given}: {what}; it has {names}: use {key}RUN@STEP (checkpoint.keep=N keeps N more)"
-    )
+    keep = "checkpoint.keep=N keeps N more, checkpoint.keep_best=N the N best"
+    raise ConfigError(f"{key}{given}: {what}; it has {names}: use {key}RUN@STEP ({keep})")
 
 
 def _check(file: Path) -> None:
@@ -207,18 +214,14 @@ def begun_from(given: str, checksum: str | None) -> Begun:
 
 
 def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, str]:
-    """Return the run of `RUN`, `RUN@best`, `RUN@40`, ..., and which of its checkpoints is meant.
+    """Return the run of `given`, see `parted`, and which checkpoint is meant, the best by default.
 
-    Raises ConfigError for another word after the @, and where `which` names the other checkpoint.
+    Raises ConfigError where `which` names another one.
     """
-    folder, at, named = str(given).rpartition("@")
-    if not at or Path(given).exists() or not Path(folder).exists():
-        return Path(given), which or "best"
-    if not re.fullmatch(_NAMES, named):
-        raise ConfigError(f"{given}: @{named} names no checkpoint; {_NAMED}")
-    if which not in (None, named):
+    folder, named = parted(str(given))
+    if named and which not in (None, named):
         raise ConfigError(f"{given}: which={which} is another checkpoint; leave one of them out")
-    return Path(folder), named
+    return folder, named or which or "best"
 
 
 def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:

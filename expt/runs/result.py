@@ -222,6 +222,8 @@ class Record(Provenance, total=False):
     best: Best | None
     objective: Objective
     stopped_early: StoppedEarly | None
+    ended_by: str
+    """The key whose value has ended it: with another it is trained further."""
     device_s: float
     """Seconds of its devices, of all attempts; `device_s_before` is of those before this one."""
     device_s_before: float

@@ -124,6 +124,11 @@ class Position:
         return self.step >= self.total_steps
 
     @property
+    def ends_by(self) -> str:
+        """The key that says when the run ends."""
+        return "epochs" if self.max_steps != self.total_steps else "max_steps"
+
+    @property
     def is_within_epoch(self) -> bool:
         """Whether some of an epoch's batches were trained on, and some were not."""
         return 0 < self.step_in_epoch < self.steps_per_epoch

@@ -60,15 +60,19 @@ def train_epoch(
         if learner.scheduler_interval == "step":
             learner.scheduler.step()
         if position.step % log_every == 0:
-            total = sum_across_workers(sums.since_logged, len(learner.task.reductions))
-            values = sums.averages_if_any(total)
-            now = time.perf_counter()
+            values, now = averages_since_logged(learner, sums), time.perf_counter()
             if values is not None:  # else every step was left out
                 on_log(values, trained / (now - since))
             since, trained = now, 0
             sums.mark_logged()
         if between_steps() or position.is_run_done:
             break
+
+
+def averages_since_logged(learner: Learner, sums: Sums) -> Averages | None:
+    """Return those of all workers since the last log point; None if every step was left out."""
+    total = sum_across_workers(sums.since_logged, len(learner.task.reductions))
+    return sums.averages_if_any(total)
 
 
 def _train_step(
@@ -129,8 +133,9 @@ class _Phase(NamedTuple):
 
     name: str
     trained: Sequence[nn.Parameter]
+    parts: Sequence[Batch]
     outputs: Sequence[dict[str, Any]]
-    """What it and earlier phases hand on, for each micro-batch."""
+    """What it and earlier phases hand on, for each of the micro-batches."""
 
 
 def _through_phases(
@@ -145,7 +150,7 @@ def _through_phases(
         def note(loss: Sum, found: Any, *_: object, name: str = name) -> None:
             found[name] = loss[0].detach(), loss[1]
 
-        accumulate_gradients(learner, batch, note, _Phase(name, trained, outputs))
+        accumulate_gradients(learner, batch, note, _Phase(name, trained, parts, outputs))
         on_gradients()
         moved |= update(learner)
     for index, (part, found) in enumerate(zip(parts, outputs, strict=True)):
@@ -179,7 +184,7 @@ def _passes(
     learner: Learner, batch: Batch, add: Add, phase: _Phase | None, count: int
 ) -> list[Tensor | float]:
     """Run forward and backward on each of `count` micro-batches; return their weights."""
-    task, parts = learner.task, _micro_batches(learner, batch, count)
+    task, parts = learner.task, phase.parts if phase else _micro_batches(learner, batch, count)
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
     whole_weight = learner.world_size / batch.global_size

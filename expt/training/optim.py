@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn, optim
@@ -28,6 +28,8 @@ from expt.training.parameter_groups import (
 from expt.training.patches import without_guards
 from expt.training.sharding import is_sharded
 
+OF_GROUPS = {"name", "groups", "decay_biases_and_norms", "layer_decay"}
+"""Settings that say which parameters an optimizer gets; the others it gets by their names."""
 ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})
 
 
@@ -50,16 +52,6 @@ def build_optimizer(
     )
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
-    elif isinstance(config, groups.LBFGS):
-        optimizer = (without_guards(optim.LBFGS) if unguarded else optim.LBFGS)(
-            chosen,
-            lr=config.lr,
-            max_iter=config.max_iter,
-            history_size=config.history_size,
-            line_search_fn=config.line_search,
-            tolerance_grad=config.tolerance_grad,
-            tolerance_change=config.tolerance_change,
-        )
     elif isinstance(config, groups.TargetOptimizer):
         optimizer = user_code.build(config.target, Optimizer, chosen, **config.kwargs)
         refuse_fused(optimizer)
@@ -67,6 +59,13 @@ def build_optimizer(
         optimizer = _over(chosen, config, unguarded=unguarded)
     scale_rates(optimizer)
     return optimizer
+
+
+T = TypeVar("T", bound=Optimizer)
+
+
+def _class(cls: type[T], *, unguarded: bool) -> type[T]:
+    return without_guards(cls) if unguarded else cls
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -77,38 +76,28 @@ def needs_closure(optimizer: Optimizer) -> bool:
 
 def _over(
     parameters: list[nn.Parameter] | list[dict[str, Any]],
-    config: groups.SGD | groups.Adam,
+    config: groups.SGD | groups.Adam | groups.LBFGS,
     *,
     unguarded: bool,
 ) -> Optimizer:
-    """Return a fused optimizer, one kernel for each group; torch has none for sharded SGD."""
-    grouped = (one["params"] if isinstance(one, dict) else [one] for one in parameters)
-    every = [*itertools.chain.from_iterable(grouped)]
-    kernel = fused_or_foreach(every)
-    if isinstance(config, groups.SGD):
-        sgd = (without_guards(optim.SGD) if unguarded else optim.SGD)(
-            parameters,
-            lr=config.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            nesterov=config.nesterov,
-            **({"foreach": True} if any(map(is_sharded, every)) else kernel),
-        )
-        # torch makes it in the first step, and leaves it as it found the memory where that step is
-        # skipped.
-        for group in sgd.param_groups if config.momentum else ():
-            for parameter in group["params"]:
-                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        return sgd
-    adam = optim.Adam if config.name == "adam" else optim.AdamW
-    return (without_guards(adam) if unguarded else adam)(
-        parameters,
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        **kernel,
-    )
+    """Return torch's optimizer, fused where it can be: one kernel for each group."""
+    settings = {key: value for key, value in vars(config).items() if key not in OF_GROUPS}
+    cls: type[Optimizer] = optim.LBFGS
+    if isinstance(config, groups.LBFGS):
+        settings["line_search_fn"] = settings.pop("line_search")
+    else:
+        grouped = (one["params"] if isinstance(one, dict) else [one] for one in parameters)
+        every = [*itertools.chain.from_iterable(grouped)]
+        cls = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}[config.name]
+        is_sharded_sgd = cls is optim.SGD and any(map(is_sharded, every))  # torch has none fused
+        settings |= {"foreach": True} if is_sharded_sgd else fused_or_foreach(every)
+    optimizer = _class(cls, unguarded=unguarded)(parameters, **settings)
+    # torch makes it in the first step, and leaves it as it found the memory where that step is
+    # skipped.
+    for group in optimizer.param_groups if settings.get("momentum") else ():
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], ratio: float) -> None:
@@ -356,12 +345,10 @@ def build_muon(
             "optimizer=muon: the model has no weight matrix but for its last layer and embeddings;"
             " use optimizer=adamw"
         )
-    muon, adamw, both = optim.Muon, optim.AdamW, MuonWithAdamW
-    if unguarded:
-        muon, adamw, both = without_guards(muon), without_guards(adamw), without_guards(both)
+    muon, adamw = _class(optim.Muon, unguarded=unguarded), _class(optim.AdamW, unguarded=unguarded)
     lr, decay = config.lr, config.weight_decay
     of_muon, of_adamw = _parted(chosen, matrices)
-    return both(
+    return _class(MuonWithAdamW, unguarded=unguarded)(
         muon(
             of_muon,
             lr=lr,

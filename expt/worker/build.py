@@ -28,10 +28,9 @@ from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo, EvaluationData
 from expt.data.cache import cache_dir, digest
-from expt.data.custom import refuse_shuffled
 from expt.data.fingerprint import refuse_missing
 from expt.data.loading import Batch, Loader, Shard, mapped
-from expt.data.samples import IterableLoader, UncountedLoader
+from expt.data.samples import UncountedLoader
 from expt.errors import ConfigError, described, warn
 from expt.models import build as model_build
 from expt.models.build import freeze
@@ -78,8 +77,6 @@ def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lam
             f"epoch_steps={config.epoch_steps}: is of a dataset without __len__; use"
             " epoch_steps=null, or eval_every_steps to evaluate within an epoch"
         )
-    if worker.rank == 0 and config.eval_split == "val" and not config.dataset.may_have_val:
-        refuse_shuffled(config.dataset, data.val, config.seed)
     return data
 
 
@@ -110,8 +107,7 @@ def reading_past(
     config: RunConfig, loader: Loader, worker: Worker, beat: Callable[[], None]
 ) -> contextlib.AbstractContextManager[object]:
     """Give a stream its time to go to where a checkpoint was written; a collective."""
-    reads = isinstance(loader, UncountedLoader)
-    return patiently(config, worker, beat) if reads else contextlib.nullcontext()
+    return patiently(config, worker, beat) if loader.is_behind else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -361,8 +357,8 @@ def build_history(config: RunConfig) -> History:
 
 def build_early_stop(config: RunConfig) -> EarlyStop:
     """Build what ends the run early, if that is wanted."""
-    by_epochs = config.evaluates_epochs
-    return EarlyStop(config.early_stop, metrics_of(config.task), by_epochs=by_epochs)
+    more: Any = {"max_minutes": config.max_minutes, "by_epochs": config.evaluates_epochs}
+    return EarlyStop(config.early_stop, metrics_of(config.task), **more)
 
 
 def build_observer(
@@ -394,11 +390,9 @@ def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
     """Build what is drawn into `events`; the other ranks take part in it."""
-    info, example = data.info, data.blank(1).inputs
+    info = data.info
     pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
-    return Dashboard(
-        events, learner, position, pictures, example=example, settings=config.tensorboard
-    )
+    return Dashboard(events, learner, position, pictures, settings=config.tensorboard)
 
 
 def total_steps(config: RunConfig, steps_per_epoch: int) -> int:
@@ -470,7 +464,7 @@ def check_metrics(learner: Learner, loader: Loader | None) -> None:
     """
     if not learner.extra_metrics.names or learner.compiled:  # it would compile once more
         return
-    if loader is None or isinstance(loader, IterableLoader):
+    if loader is None or loader.is_stream:
         return
     batch = next(loader.first(FEW))
     with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):

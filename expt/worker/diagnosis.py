@@ -15,7 +15,6 @@ from torch import distributed as dist
 
 from expt.config.schema import RunConfig
 from expt.data.loading import Batch, Loader, named_leaves
-from expt.data.samples import IterableLoader
 from expt.errors import (
     ConfigError,
     DataError,
@@ -226,7 +225,7 @@ def _bad_samples(loader: Loader, epoch: int, number: int) -> str:
 
     Empty where the batch before has some, too: the model may expect them, such as unknown targets.
     """
-    if isinstance(loader, IterableLoader):  # it would be read from its begin
+    if loader.is_stream:  # it would be read from its begin
         return ""
     with contextlib.suppress(Exception):  # reading once more may fail, and only says more
         usual = _not_finite(loader, epoch, number - 1) if number else {}

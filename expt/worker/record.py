@@ -24,7 +24,6 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import (
     COMPLETED,
     Best,
-    StoppedEarly,
     cost_until_now,
     read_result,
     update_result,
@@ -280,41 +279,52 @@ def is_better(value: float, than: float | None, better: Better) -> bool:
 
 
 class EarlyStop:
-    """The patience with a metric, which all workers know; without settings it is never due."""
+    """What ends a run before its last step, which all workers know: a metric, or the time."""
 
     def __init__(
-        self, settings: Settings | None, better: Mapping[str, Better], *, by_epochs: bool = True
+        self,
+        settings: Settings | None,
+        better: Mapping[str, Better],
+        *,
+        max_minutes: float | None = None,
+        by_epochs: bool = True,
     ) -> None:
         """With `by_epochs` each evaluation is of an epoch, and is called so."""
-        self._settings, self._by_epochs = settings, by_epochs
+        self._settings, self._max_minutes, self._by_epochs = settings, max_minutes, by_epochs
+        self.is_time_up = False
         self._better = better[settings.metric.partition("/")[0]] if settings else "min"
         self._best: float | None = None
         self._last = math.nan
         self._waited = 0
         """Evaluations without an improvement."""
-        self._best_at = self._at = (0, 0)
-        """The epoch and step of the best, and of the last."""
+        self._best_at = (0, 0)
+        """The epoch and step of the best."""
 
     def look(self, values: Mapping[str, float], epoch: int, step: int) -> None:
         """Take in the values of an evaluation, by their tags."""
         if self._settings is None:
             return
-        self._last, self._at = values[self._settings.metric], (epoch, step)
+        self._last = values[self._settings.metric]
         self._waited += 1
         margin = self._settings.min_delta * (1 if self._better == "min" else -1)
         if is_better(self._last + margin, self._best, self._better):
-            self._best, self._best_at, self._waited = self._last, self._at, 0
+            self._best, self._best_at, self._waited = self._last, (epoch, step), 0
 
     @property
-    def is_due(self) -> bool:
-        """Whether so many evaluations have brought no improvement, or the last is good enough."""
-        return self._has_waited(self._waited) or self._is_good_enough
+    def ended_by(self) -> str | None:
+        """The key by which the run ends; None where it goes on."""
+        keys = {
+            "early_stop.threshold": self._is_good_enough,
+            "early_stop.patience": self._has_waited(self._waited),
+            "max_minutes": self.is_time_up,
+        }
+        return next((key for key, is_due in keys.items() if is_due), None)
 
     @property
     def may_be_due(self) -> bool:
-        """Whether it may be due after one more evaluation."""
+        """Whether the run may end so after one more evaluation."""
         can_be_enough = self._settings is not None and self._settings.threshold is not None
-        return self._has_waited(self._waited + 1) or can_be_enough
+        return self.is_time_up or self._has_waited(self._waited + 1) or can_be_enough
 
     def _has_waited(self, evaluations: int) -> bool:
         patience = self._settings.patience if self._settings else None
@@ -328,32 +338,32 @@ class EarlyStop:
         return self._last <= threshold if self._better == "min" else self._last >= threshold
 
     @property
-    def stopped(self) -> StoppedEarly | None:
-        """The entry of result.json, where it is due."""
-        if self._settings is None or not self.is_due:
-            return None
-        (epoch, step), metric = self._at, self._settings.metric
-        if self._is_good_enough:
-            reason = f"{metric} is {self._last:.4f}, early_stop.threshold is"
-            reason += f" {self._settings.threshold:g}"
-        else:
-            by = f" by more than {delta:g}" if (delta := self._settings.min_delta) else ""
-            noun = "epoch" if self._by_epochs else "evaluation"
-            count = f"{self._waited} {noun}{'s' if self._waited > 1 else ''}"
-            reason = f"{metric} has not improved{by} for {count}"
-            at = "in epoch {}" if self._by_epochs else "at step {1}"
-            if self._best is not None:
-                reason += f"; its best was {self._best:.4f} {at.format(*self._best_at)}"
-        return {"epoch": epoch, "step": step, "reason": reason}
+    def reason(self) -> str:
+        """Why the run ends, in words."""
+        key = self.ended_by
+        if self._settings is None or key == "max_minutes":
+            return f"max_minutes={self._max_minutes:g} of training are over"
+        metric, delta = self._settings.metric, self._settings.min_delta
+        if key == "early_stop.threshold":
+            enough = f"{self._settings.threshold:g}"
+            return f"{metric} is {self._last:.4f}, early_stop.threshold is {enough}"
+        by = f" by more than {delta:g}" if delta else ""
+        noun = "epoch" if self._by_epochs else "evaluation"
+        count = f"{self._waited} {noun}{'s' if self._waited > 1 else ''}"
+        at = "in epoch {}" if self._by_epochs else "at step {1}"
+        reason = f"{metric} has not improved{by} for {count}"
+        if self._best is not None:
+            reason += f"; its best was {self._best:.4f} {at.format(*self._best_at)}"
+        return reason
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best so far, when it was, and how long ago."""
         metric = self._settings.metric if self._settings else None
-        moments = {"best_at": self._best_at, "at": self._at, "waited": self._waited}
-        return {"metric": metric, "best": self._best, "last": self._last, **moments}
+        waited = {"best_at": self._best_at, "waited": self._waited}
+        return {"metric": metric, "best": self._best, "last": self._last, **waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned; count anew where the metric is another now."""
         if self._settings and state["metric"] == self._settings.metric and "waited" in state:
             self._best, self._last, self._waited = state["best"], state["last"], state["waited"]
-            self._best_at, self._at = tuple(state["best_at"]), tuple(state["at"])
+            self._best_at = tuple(state["best_at"])

@@ -26,7 +26,7 @@ from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly,
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
 from expt.training.collectives import Worker
-from expt.training.loop import evaluate, train_epoch, warm_up_buckets
+from expt.training.loop import averages_since_logged, evaluate, train_epoch, warm_up_buckets
 from expt.training.optimizer_state import in_use, switch
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import (
@@ -45,7 +45,7 @@ from expt.worker.custom_code import FirstSteps
 from expt.worker.parallel import Fitting
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import EarlyStop, Record, tagged
-from expt.worker.steps import Agreement, SaveTimes, StepProfiler, Steps, TrainingTimes
+from expt.worker.steps import Agreement, StepProfiler, Steps, Times
 
 Observe = Callable[..., Dashboard]
 """What builds the observer, with the arguments of worker.build.build_observer."""
@@ -92,16 +92,15 @@ class Run:
         self.sums.redoes = self.learner.fit is not None
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
-        self._is_at_best, self._is_time_up = False, False
+        self._is_at_best = False
         self.history = build.build_history(config)
         self.early_stop = build.build_early_stop(config)
-        self.times, self._agreed = TrainingTimes(config), set[str]()
+        self.times, self._agreed = Times(config), set[str]()
         self._batches: TimedBatches | None = None  # those left of the epoch
         self.health = RankHealth(
             self.learner, self.position, worker, check_weights=config.tensorboard.health
         )
         self.agreement = Agreement(worker)
-        self.save_times = SaveTimes(config.checkpoint)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
         self.checkpoints = Checkpoints(config, paths, self.learner, worker)
         profiler = None
@@ -119,12 +118,10 @@ class Run:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
         begun: Mapping[str, Any] = {}
         if source is not None:
-            with build.reading_past(self.config, self.data.train, self.worker, self.beat):
-                self._resume(source)
+            self._resume(source)
         else:
-            begun = first_weights.begin_with(
-                self.config, self.learner.module, self.worker, self.data.info.told
-            )
+            told, module = self.data.info.told, self.learner.module
+            begun = first_weights.begin_with(self.config, module, self.worker, told)
         self.snapshot.refuse_unreadable()
         self._has_probed = self.position.step > 0
         self._begin(observe, resumed_at=None if source is None else self.position.step)
@@ -151,7 +148,12 @@ class Run:
     @property
     def is_done(self) -> bool:
         """Whether there is nothing more to train."""
-        return self.position.is_run_done or self.early_stop.is_due or self._is_time_up
+        return self.ended_by is not None
+
+    @property
+    def ended_by(self) -> str | None:
+        """The key whose value has ended the run."""
+        return self.position.ends_by if self.position.is_run_done else self.early_stop.ended_by
 
     @property
     def is_pruned(self) -> bool:
@@ -177,7 +179,8 @@ class Run:
             self.early_stop.load_state_dict(
                 saved.get("early_stop") or EarlyStop(None, {}).state_dict()
             )
-            self._is_time_up = self.times.is_over(sum(saved["epoch_s"]) + saved["elapsed_s"])
+            trained_s = sum(saved["epoch_s"]) + saved["elapsed_s"]
+            self.early_stop.is_time_up = self.times.is_over(trained_s)
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         if isinstance(self.learner.fit, Fitting):
             self.learner.fit.at_a_time = saved.get("micro_batch_size")
@@ -210,7 +213,8 @@ class Run:
             self.sums.reset()
         self.history.begin_epoch()
         self.health.begin_epoch()
-        epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
+        with build.reading_past(self.config, self.data.train, self.worker, self.beat):
+            epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
         if position.step == 0 and isinstance(self.config.task, constraints.Target):
             epoch = contracts.tried(epoch, self.learner, self.worker)
         return TimedBatches(self.observer.watch(epoch))
@@ -220,17 +224,18 @@ class Run:
         if self._batches is None:
             self._batches = self._begin_epoch()
         self._is_at_best = False  # whether the model has the weights of the best evaluation
-        train_epoch(
-            self.learner,
-            self._batches,
-            self.position,
-            self.sums,
-            log_every=self.config.log_every,
-            on_gradients=self.observer.before_update,
-            on_step=self._note_step,
-            on_log=self._log_within_epoch,
-            between_steps=self._is_due,
-        )
+        with self.steps.under_way():
+            train_epoch(
+                self.learner,
+                self._batches,
+                self.position,
+                self.sums,
+                log_every=self.config.log_every,
+                on_gradients=self.observer.before_update,
+                on_step=self._note_step,
+                on_log=self._log_running,
+                between_steps=self._is_due,
+            )
 
     def _is_due(self) -> bool:
         """Return whether there is more to do after this step than the next; see _take_stock."""
@@ -244,37 +249,28 @@ class Run:
         self._agreed = self.agreement.after_step(self._wishes())
         if not position.steps_left_in_epoch:  # the batches end, and what they have open is closed
             return False
-        by_steps = self.times.evaluates(position) or self.save_times.is_due_by_steps(position)
-        return by_steps or bool(self._agreed) or self.agreement.stopping
+        return bool(self.times.by_steps(position) | self._agreed) or self.agreement.stopping
 
     def _wishes(self) -> set[str]:
         """Return what is due by this worker's clock; that of training is rank 0's."""
-        wishes = {"save"} if self.save_times.is_due_by_clock() else set[str]()
-        if self.times.counts and self.worker.rank == 0:
-            if self.times.evaluates_by_clock(self.history.unevaluated_s):
-                wishes.add("evaluate")
-            if self.times.is_over(self.history.trained_s):
-                wishes.add("end")
-        return wishes
+        return self.times.by_clock(self.history if self.worker.rank == 0 else None)
 
     def _take_stock(self) -> None:
         """End the epoch, evaluate and save, each if it is due."""
         ends_epoch = not self.position.is_within_epoch
         if ends_epoch:
             self._end_epoch()
+        due = self.times.by_steps(self.position) | self._agreed
         with self._in_use() as weights:
-            is_kept = False
-            if self.times.evaluates(self.position) or "evaluate" in self._agreed:
-                is_kept = self._judge()
+            is_kept = "evaluate" in due and self._judge()
             if ends_epoch:
                 self._call_back("on_epoch_end", self.config.eval_split)
-            due = self.save_times.is_due(self.position) or self.is_pruned
-            agreed = self.agreement.meet({*self._wishes(), *(["save"] if due else [])})
-            self._is_time_up |= "end" in agreed or "end" in self._agreed
+            due |= self.agreement.meet(self._wishes() | due)
+            self.early_stop.is_time_up |= "end" in due
             if ends_epoch:
                 self._refuse_unequal()
-            due = "save" in agreed or self.agreement.stopping
-            if is_kept or (self._has_ended if self.is_done else due):
+            saves = "save" in due or self.is_pruned or self.agreement.stopping
+            if is_kept or (self._has_ended if self.is_done else saves):
                 self._save(weights, self.history.bests if is_kept else ())
 
     def _end_run(self) -> None:
@@ -332,13 +328,15 @@ class Run:
         self.first_steps.step()
         self.record.end_step(self.config.batch_size)
 
-    def _log_within_epoch(self, values: Averages, samples_per_s: float) -> None:
-        """Log the averages since the last log point, and the speed."""
+    def _log_running(self, values: Averages | None, samples_per_s: float | None = None) -> None:
+        """Log the averages since the last log point, and where this is one the speed."""
+        if values is None:
+            return
         self._refuse_loss(values)
         points = tagged(values, tags.running, warns=self.worker.rank == 0)
-        self.record.log(
-            points | {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
-        )
+        if samples_per_s is not None:
+            points |= {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
+        self.record.log(points)
 
     def _log_epoch(self, values: Averages, seconds: float, waited_s: float) -> None:
         """Log the averages over the epoch."""
@@ -361,7 +359,9 @@ class Run:
         position, history, began = self.position, self.history, time.perf_counter()
         readings = [] if history.is_within_epoch else self.health.readings[:1]
         wishes = self.config.tensorboard.images is True or any(one.wish for one in readings)
-        may_end = position.is_run_done or self._is_time_up or self.early_stop.may_be_due
+        if history.is_within_epoch:  # next to what the evaluation measures; no log point
+            self._log_running(averages_since_logged(self.learner, self.sums))
+        may_end = position.is_run_done or self.early_stop.may_be_due
         self.observer.expect_evaluation(review=wishes, may_end=may_end)
         with contextlib.nullcontext() if self.config.evaluates_epochs else self._unchanged():
             values = self._evaluate(self.config.eval_split)
@@ -433,7 +433,7 @@ class Run:
         first_weights.release_fork(self.paths, self.worker)
         self.record.imported()
         diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.fix_for(self.config))
-        self.save_times.saved()
+        self.times.saved()
         return state
 
     def _about(self) -> dict[str, Any]:
@@ -483,7 +483,8 @@ class Run:
         return {
             **history.reached,
             **self._micro_batch,
-            "stopped_early": None if self.position.is_run_done else self._stopped(),
+            "stopped_early": self._stopped_early(),
+            **({"ended_by": self.ended_by} if self.ended_by else {}),
             "eval_s": history.eval_s,
             "dashboard_s": self.observer.spent_s + self.health.spent_s,
             "samples_per_s": images / trained_s if trained_s else None,
@@ -491,9 +492,9 @@ class Run:
             "steps": steps,
         }
 
-    def _stopped(self) -> StoppedEarly | None:
-        """Return why the run has ended before its last step."""
-        if not self._is_time_up:
-            return self.early_stop.stopped
-        reason = f"max_minutes={self.config.max_minutes:g} of training are over"
-        return {"epoch": self.position.epoch, "step": self.position.step, "reason": reason}
+    def _stopped_early(self) -> StoppedEarly | None:
+        """Return where and why the run has ended before its last step."""
+        position = self.position
+        if position.is_run_done or not self.is_done:
+            return None
+        return {"epoch": position.epoch, "step": position.step, "reason": self.early_stop.reason}

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from expt import progress, signals
-from expt.config.schema import Checkpoint, RunConfig
+from expt.config.schema import RunConfig
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.parameter_groups import rate_of
+from expt.worker.record import History
 
 
 class Steps:
@@ -33,16 +33,23 @@ class Steps:
     ) -> None:
         self._learner, self._device, self._typed_at = learner, device, typed_at
         self._beat, self._profiler = beat, profiler
-        self._until_end = contextlib.ExitStack()
-        self._step = self._until_end.enter_context(progress.phase("the first step"))
+        self._step: progress.Phase | None = None
         self.lr = 0.0
         """The learning rate of the last step."""
         self.first_s: float | None = None
         """The seconds until the end of this attempt's first step."""
 
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Have a step that takes long reported until the end."""
+        name = "the first step" if self.first_s is None else "a step"
+        with progress.phase(name) as self._step:
+            yield
+
     def done(self) -> None:
         """Note that a step is done; call it before the learning rate changes."""
         self._beat()
+        assert self._step
         self._step.again()
         self.lr = rate_of(self._learner.optimizer)
         if self.first_s is None:
@@ -55,63 +62,51 @@ class Steps:
 
     def close(self) -> None:
         """Write the profile, if there is one."""
-        self._until_end.close()
         if self._profiler:
             self._profiler.close()
 
 
-class SaveTimes:
-    """When a checkpoint is due."""
+class Times:
+    """When an evaluation ("evaluate"), a checkpoint ("save") and the run's end ("end") are due."""
 
-    def __init__(
-        self, settings: Checkpoint, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._settings, self._clock, self._saved_at = settings, clock, clock()
+    def __init__(self, config: RunConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config, self._clock, self._saved_at = config, clock, clock()
 
     def saved(self) -> None:
-        """Count the minutes from now."""
+        """Count the minutes between checkpoints from now."""
         self._saved_at = self._clock()
 
-    def is_due_by_clock(self) -> bool:
-        """Return whether so many minutes have passed."""
-        minutes = self._settings.every_minutes
-        return minutes is not None and self._clock() - self._saved_at > minutes * 60
+    def by_steps(self, position: Position) -> set[str]:
+        """Return what is due after the last step, whatever the clocks say."""
+        config, ends_epoch = self._config, not position.is_within_epoch
+        every = config.checkpoint
+        evaluates = _is_one(position.step, config.eval_every_steps)
+        if config.evaluates_epochs:
+            evaluates = ends_epoch
+        saves = ends_epoch and _is_one(position.epoch, every.every_epochs)
+        saves |= _is_one(position.step, every.every_steps)
+        return {name for name, due in (("evaluate", evaluates), ("save", saves)) if due}
 
-    def is_due_by_steps(self, position: Position) -> bool:
-        """Return whether the last step is one of every so many."""
-        every = self._settings.every_steps
-        return bool(every and position.step % every == 0)
-
-    def is_due(self, position: Position) -> bool:
-        """Return whether one is due for any reason."""
-        every = self._settings.every_epochs
-        by_epochs = bool(every and not position.is_within_epoch and position.epoch % every == 0)
-        return by_epochs or self.is_due_by_steps(position) or self.is_due_by_clock()
-
-
-class TrainingTimes:
-    """When an evaluation, and the end, are due; minutes are those of training."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._by_epochs, self._every_steps = config.evaluates_epochs, config.eval_every_steps
-        self._every_s = math.inf if (every := config.eval_every_minutes) is None else every * 60
-        self._end_s = math.inf if (end := config.max_minutes) is None else end * 60
-        self.counts = not math.isinf(min(self._every_s, self._end_s))
-        """Whether minutes count at all."""
-
-    def evaluates(self, position: Position) -> bool:
-        """Return whether an evaluation is due after the last step, whatever the clock says."""
-        if self._by_epochs:
-            return not position.is_within_epoch
-        return self._every_steps is not None and position.step % self._every_steps == 0
-
-    def evaluates_by_clock(self, since_s: float) -> bool:
-        """Return whether one is due after so many seconds of training since the last."""
-        return since_s >= self._every_s
+    def by_clock(self, trained: History | None) -> set[str]:
+        """Return what is due by this worker's clock, and by that of training where it is given."""
+        config, every, due = self._config, self._config.checkpoint.every_minutes, set[str]()
+        if every is not None and self._clock() - self._saved_at > every * 60:
+            due.add("save")
+        if trained is None or config.eval_every_minutes is config.max_minutes is None:
+            return due
+        every = config.eval_every_minutes
+        if every is not None and trained.unevaluated_s >= every * 60:
+            due.add("evaluate")
+        return due | ({"end"} if self.is_over(trained.trained_s) else set())
 
     def is_over(self, trained_s: float) -> bool:
         """Return whether the run ends after so many seconds of training."""
-        return trained_s >= self._end_s
+        minutes = self._config.max_minutes
+        return minutes is not None and trained_s >= minutes * 60
+
+
+def _is_one(number: int, every: int | None) -> bool:
+    return every is not None and number % every == 0
 
 
 MEET_EVERY_S = 0.3

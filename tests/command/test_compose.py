@@ -192,15 +192,6 @@ def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> N
     assert str(caught.value).endswith(f" Did you mean {nearest}?")
 
 
-def test_a_folder_in_place_of_a_dataset_is_told_with_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("photos").mkdir()
-    with pytest.raises(ConfigError, match=r" dataset=image_folder dataset\.root=photos$"):
-        composer().compose(["dataset=photos"])
-
-
 @pytest.mark.parametrize(
     ("word", "part"),
     [
@@ -230,7 +221,7 @@ def test_a_mistake_is_told_in_a_line(word: str, part: str) -> None:
 
 @pytest.mark.parametrize(
     ("option", "key", "meant"),
-    [("table", "target", "targets"), ("image_folder", "path", "root"), ("table", "root", "path")],
+    [("table", "target", "targets")],
 )
 def test_a_key_of_another_option_is_told_with_the_one_that_is_meant(
     option: str, key: str, meant: str
@@ -246,13 +237,6 @@ def test_texts_without_quotes_are_told_with_them(value: str) -> None:
     (typed,) = shlex.split(str(caught.value).rpartition(": ")[2])
     read = compose.parse_one(typed).value()
     assert read == (value.strip("[]").replace("'", "").split(",") if "[" in value else value)
-
-
-def test_a_missing_value_of_a_table_is_told_with_its_columns(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("one,two\n1,2\n")
-    words = ["dataset=table", f"dataset.path={tmp_path / 't.csv'}"]
-    with pytest.raises(ConfigError, match=r"^dataset.targets: .* has one, two$"):
-        composer().settings(words, sweep=False)
 
 
 def test_yaml_that_cannot_be_read_is_told_with_its_place(tmp_path: Path) -> None:

@@ -239,7 +239,6 @@ def test_a_search_gives_a_class_no_key_of_the_choice_that_it_replaces(conf: Path
 @pytest.mark.parametrize(
     ("word", "fix"),
     [
-        ("optimizer.lr=0,01", "add -m, or type a decimal point: optimizer.lr=0.01"),
         ("model.hidden=64,32", "add -m, or type a list: model.hidden=[64,32]"),
         ("send=mlflow,wandb", "add -m, or type a list: send=[mlflow,wandb]"),
         ("seed=0,1", "add -m"),

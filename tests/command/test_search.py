@@ -259,17 +259,6 @@ def test_an_own_class_is_given_whole_numbers_where_it_has_one(word: str, kind: s
     assert {type(end) for end in (found.low, found.high)} == {int if kind == "int" else float}
 
 
-def test_without_a_value_its_constructor_says_which_numbers_are_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "class Net:\n    def __init__(self, width: int | None, depth=2, rate: float = 1): ...\n"
-    (tmp_path / "whole.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    axes = [f"+model.{name}=interval(4,64)" for name in ("width", "depth", "rate")]
-    found = space(*axes, beside=("model={_target_: whole.Net}",)).values()
-    assert [each.kind for each in found] == ["int", "int", "float"]
-
-
 @pytest.mark.parametrize(
     ("words", "key"),
     [

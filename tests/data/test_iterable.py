@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 from expt.data import build, samples
 from expt.data.build import Data
 from expt.data.kinds.custom import Custom
-from expt.data.loading import Batch, LoaderOptions, Shard
+from expt.data.loading import Batch, Shard
 from expt.data.samples import IterableLoader
 from expt.errors import ConfigError, DataError
 from expt.worker.build import build_data
@@ -80,7 +80,7 @@ def data_of(
     own = Custom(
         target=f"{__name__}.{kind.__name__}",
         num_classes=classes,
-        val_fraction=0.2,
+        val={"train": False},
         num_workers=readers,
         kwargs=kwargs,
     )
@@ -112,18 +112,14 @@ def whole(parts: list[list[Batch]]) -> list[list[Any]]:
 def test_a_batch_is_the_same_on_any_number_of_workers(drop_last: bool) -> None:
     one = data_of(Numbers, drop_last=drop_last)
     assert one.val is not None
-    assert (one.train.size, one.val.size) == (18, 5)
+    assert (one.train.size, one.val.size) == (SIZE, SIZE)
     epochs = [whole([list(one.train.epoch(epoch))]) for epoch in (1, 2)]
-    assert [len(batch) for batch in epochs[0]] == [5, 5, 5] + [3] * (not drop_last)
+    assert [len(batch) for batch in epochs[0]] == [5, 5, 5, 5] + [3] * (not drop_last)
     assert epochs[0] != epochs[1], "drawn anew"
     assert {row[2] for batch in epochs[1] for row in batch} == {2.0}, "it is told of the epoch"
-    targets = [
-        torch.cat([batch.targets for batch in part])
-        for part in (one.train.epoch(1), one.val.evaluation())
-    ]
-    assert all(torch.equal(each, each.sort().values) for each in targets)
-    if not drop_last:
-        assert torch.equal(torch.cat(targets).sort().values, torch.arange(float(SIZE)))
+    for part in (one.train.epoch(1), one.val.evaluation()):
+        targets = torch.cat([batch.targets for batch in part])
+        assert torch.equal(targets, torch.arange(float(len(targets))))
     for workers in (2, 4):
         several = [data_of(Numbers, rank, workers, drop_last=drop_last) for rank in range(workers)]
         assert [
@@ -245,105 +241,24 @@ def test_it_cannot_be_drawn_from_by_class() -> None:
         samples.loading(loader._reading.dataset, 0, lambda sample: sample)(torch.arange(3), drawing)
 
 
-class Stream(IterableDataset[Any]):
-    """Images of noise whose labels are drawn; `how` are they given?"""
-
-    def __init__(self, train: bool, how: str, size: int = 100) -> None:
-        generator = torch.Generator().manual_seed(7)
-        self.images, self.labels = (
-            torch.rand(size, 1, 2, 2, generator=generator),
-            torch.arange(size) * 7 % 3,
-        )
-        self.how, self.epoch = how, 0
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        epoch = torch.Generator().manual_seed(self.epoch)
-        order = {"told": torch.randperm(len(self), generator=epoch)}.get(
-            self.how, torch.arange(len(self))
-        )
-        order = torch.randperm(len(self)) if self.how in ("drawn", "and augmented") else order
-        for place in order.tolist():
-            image, label = self.images[place], int(self.labels[place])
-            if "augmented" in self.how:
-                image = image + 0.1 * torch.rand(1)
-            if self.how.startswith("dropped"):  # one of two bits, so that many are equal
-                image = torch.tensor([[[place & 1, place & 2]]]).clamp(max=1.0)
-                image = image * (torch.arange(2) != torch.randint(2, (1,)))
-            if self.how.startswith("alike"):
-                label = 0
-            yield (image, float(label)) if self.how.endswith("of numbers") else (image, label)
-
-
-def held_out(how: str, config: Configured, *words: str) -> Data:
-    own = (
-        f"+dataset={{_target_: {__name__}.Stream, how: {how}, num_classes:"
-        f" {'null' if 'numbers' in how else 3}}}"
+def test_none_of_it_is_held_out(configured: Configured) -> None:
+    """Its samples have no places of their own: those that validate would be trained on."""
+    words = (
+        "~dataset",
+        f"+dataset._target_={__name__}.Numbers",
+        "task=regression",
+        *as_typed("model=mlp batch_size=5"),
     )
-    task = ("task=regression",) if "numbers" in how else ()
-    return build_data(config("~dataset", own, "model=mlp", "batch_size=5", *task, *words), ALONE)
-
-
-@pytest.mark.parametrize("how", ["told", "drawn", "and augmented"])
-def test_one_that_shuffles_has_no_val(
-    how: str, configured: Configured, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    mends = (
-        r"; use a map-style Dataset, or dataset\.val_fraction=0 eval_split=test, or don't shuffle"
-        r" in __iter__$"
-    )
-    told = (
-        rf"^dataset\._target_={__name__}\.Stream: its order changes in each epoch;"
-        rf" .*{mends}"
-    )
-    with pytest.raises(ConfigError, match=told):
-        held_out(how, configured)
-    with pytest.raises(ConfigError, match=r"or dataset\.folds=null dataset\.fold=null"):
-        held_out(how, configured, "+dataset.folds=3", "+dataset.fold=1")
-    assert held_out(how, configured, "+dataset.val_fraction=0", "eval_split=test").val is None
-    kwargs = {"how": how}
-    own = Custom(target=f"{__name__}.Stream", num_classes=3, val_fraction=0.2, kwargs=kwargs)
-    trained_on = {"channels": 1, "image_size": (2, 2), "class_names": ["0", "1", "2"]}
-    options = LoaderOptions(batch_size=5, device=torch.device("cpu"))
-    with pytest.raises(ConfigError, match=told):
-        build.load(own, None, "val", trained_on, options, own=True)
-    build.load(own, None, "all", trained_on, options, own=True)
-    assert not capsys.readouterr().err
-
-
-@pytest.mark.parametrize("how", ["in order", "augmented", "augmented of numbers", "dropped"])
-def test_one_that_augments_alone_has(
-    how: str, configured: Configured, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = torch.get_rng_state()
-    assert held_out(how, configured).val is not None
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not capsys.readouterr().err
-
-
-def test_where_that_is_not_to_be_told_it_warns(
-    configured: Configured, capsys: pytest.CaptureFixture[str]
-) -> None:
-    held_out("alike augmented", configured)
-    found = capsys.readouterr().err
-    assert found.startswith(
-        f"warning: dataset._target_={__name__}.Stream: its first samples differ in each epoch;"
-    )
-    assert found.endswith(
-        ": use a map-style Dataset then, or dataset.val_fraction=0 eval_split=test\n"
-    )
+    with pytest.raises(ConfigError, match=r"^dataset\.val_fraction=0\.1: .*dataset\.val="):
+        build_data(configured(*words), ALONE)
+    with pytest.raises(ConfigError, match=r"^dataset\.folds=3: .*dataset\.val="):
+        build_data(configured(*words, "+dataset.folds=3", "+dataset.fold=1"), ALONE)
 
 
 def test_a_run_on_it_resumes_to_the_same_bits(train_alone: TrainAlone, tmp_path: Path) -> None:
     words: tuple[str, ...] = (
         "~dataset",
-        f"+dataset._target_={__name__}.Numbers",
-        "+dataset.num_workers=0",
+        f"+dataset={{_target_: {__name__}.Numbers, val: {{train: false}}, num_workers: 0}}",
         "task=regression",
     )
     words += (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from expt.data.checked_samples import CheckedSamples
+from expt.data.checked_samples import read_all
 from expt.data.image_files import MaskValues, parts_there
 from expt.data.kinds.image_folder import list_pairs
 from expt.data.masks import MaskPictures, checked_mask
@@ -128,8 +128,8 @@ def test_what_is_wrong_is_told_by_its_file(
 def test_a_persons_own_samples_are_checked() -> None:
     image, mask = torch.zeros(3, 2, 2), torch.tensor([[0, 1], [2, 255]])
     wrong = [(image, mask), (image, mask + 2), (image, mask.float()), (image, mask[0]), image]
-    checked = CheckedSamples(wrong, functools.partial(checked_mask, values=VALUES))  # type: ignore[arg-type]
-    assert torch.equal(checked.read([0])[0][1], mask)
+    check = functools.partial(checked_mask, values=VALUES)
+    assert torch.equal(read_all(wrong, check, [0])[0][1], mask)  # type: ignore[arg-type]
     told = (
         "sample 1: .* holds the class 3, expected 0 to 2",
         "float32",
@@ -138,7 +138,7 @@ def test_a_persons_own_samples_are_checked() -> None:
     )
     for index, text in enumerate(told, 1):
         with pytest.raises(DataError, match=text):
-            checked.read([index])
+            read_all(wrong, check, [index])  # type: ignore[arg-type]
 
 
 WORDS = ("task=segmentation", "dataset=segmentation_folder", "model=unet", "dataset.num_classes=3")

@@ -30,7 +30,7 @@ def due_after(
         subject.load_state_dict(state)
         subject.look({metric: value, "other": 0.0}, epoch, 7 * epoch)
         state = subject.state_dict()
-        if subject.is_due:
+        if subject.ended_by:
             return epoch
     return None
 
@@ -63,21 +63,13 @@ def test_it_is_due_after_so_many_epochs_without_an_improvement(
     assert due_after(values, **options) == epoch  # type: ignore[arg-type]
 
 
-def test_without_settings_it_is_never_due() -> None:
-    subject = EarlyStop(None, BETTER)
-    for epoch in range(1, 100):
-        subject.look({}, epoch, epoch)
-    assert not subject.is_due
-    assert subject.stopped is None
-
-
 def test_another_metric_is_counted_anew() -> None:
     subject = EarlyStop(Settings(metric="accuracy/val", patience=1), BETTER)
     loss = EarlyStop(Settings(metric="loss/val", patience=1), BETTER)
     loss.look({"loss/val": 0.1}, 4, 40)
     subject.load_state_dict(loss.state_dict())
     subject.look({"accuracy/val": 0.05}, 5, 50)
-    assert not subject.is_due
+    assert subject.ended_by is None
 
 
 EARLY = (*TURNING, "epochs=9", "checkpoint.every_epochs=null")
@@ -119,9 +111,7 @@ def test_all_workers_end_after_the_same_epoch_and_the_summary_says_why(tmp_path:
     stop = "early_stop={metric: accuracy/train, patience: 1, min_delta: 0.9}"
     done = run("hydra.run.dir=run", "world_size=2", "dataset.train_limit=128", stop, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = (
-        "after epoch 2: accuracy/train has not improved by more than 0.9 for 1 epoch; its best was "
-    )
+    told = "in epoch 2: accuracy/train has not improved by more than 0.9 for 1 epoch; its best was "
     assert f"\nstopped      {told}" in done.stdout
     folder = RunFolder(tmp_path / "run")
     assert folder.result["status"] == "completed"
@@ -130,4 +120,6 @@ def test_all_workers_end_after_the_same_epoch_and_the_summary_says_why(tmp_path:
     )
     again = run("hydra.run.dir=run", "resume=auto", cwd=tmp_path)
     assert "nothing was left to train" in again.stdout
-    assert "change early_stop.patience to continue" in again.stdout
+    assert folder.result["ended_by"] == "early_stop.patience"
+    for stdout in (done.stdout, again.stdout):
+        assert "hydra.run.dir=run resume=auto early_stop.patience=...\n" in stdout

@@ -1,42 +1,58 @@
-"""When a checkpoint is due."""
+"""When an evaluation, a checkpoint and the end are due."""
 
 from __future__ import annotations
 
-from expt.config.schema import Checkpoint
+import pytest
+
 from expt.training.learner import Position
-from expt.worker.steps import SaveTimes
+from expt.worker.record import History
+from expt.worker.steps import Times
+from tests.conftest import Configured, as_typed
+
+NEVER = as_typed("checkpoint.every_epochs=null eval_every_steps=99")
 
 
-def at(epoch: int, step: int) -> Position:
+def at(step: int) -> Position:
     """After `step` of 30 steps, 10 an epoch."""
-    within = step - (epoch - 1) * 10
-    return Position(10, total_steps=30, epoch=epoch, step=step, step_in_epoch=within)
+    epoch = -(-step // 10)
+    return Position(10, 30, epoch=epoch, step=step, step_in_epoch=step - (epoch - 1) * 10)
 
 
-def test_never_of_themselves() -> None:
-    times = SaveTimes(Checkpoint(every_steps=None, every_epochs=None, every_minutes=None, keep=0))
-    assert not any(times.is_due_by_steps(at(1, step)) for step in range(1, 10))
-    assert not any(times.is_due(at(epoch, epoch * 10)) for epoch in (1, 2, 3))
+@pytest.mark.parametrize(
+    ("words", "evaluate", "save"),
+    [
+        (NEVER, [], []),
+        ((), [10, 20, 30], [10, 20, 30]),
+        (
+            as_typed("checkpoint.every_steps=8 checkpoint.every_epochs=2 eval_every_steps=7"),
+            [7, 14, 21, 28],
+            [8, 16, 20, 24],
+        ),
+    ],
+)
+def test_by_steps_and_by_epochs(
+    words: list[str], evaluate: list[int], save: list[int], configured: Configured
+) -> None:
+    times = Times(configured(*words))
+    due = {step: times.by_steps(at(step)) for step in range(1, 31)}
+    for what, steps in {"evaluate": evaluate, "save": save}.items():
+        assert [step for step in due if what in due[step]] == steps
+    assert times.by_clock(History("loss/val", "min")) == set()
 
 
-def test_by_epochs_and_by_steps() -> None:
-    times = SaveTimes(Checkpoint(every_steps=4, every_epochs=2, every_minutes=None, keep=0))
-    assert [step for step in range(1, 13) if times.is_due_by_steps(at(1, step))] == [4, 8, 12]
-    assert [times.is_due(at(epoch, epoch * 10)) for epoch in (1, 2)] == [False, True]
-    assert times.is_due(at(2, 12)), "within an epoch, too"
-
-
-def test_by_the_clock_since_the_last() -> None:
-    now = 0.0
-    times = SaveTimes(
-        Checkpoint(every_steps=None, every_epochs=None, every_minutes=2, keep=0), clock=lambda: now
-    )
+def test_by_the_clocks_since_the_last(configured: Configured) -> None:
+    now = trained = 0.0
+    history = History("loss/val", "min", clock=lambda: trained)
+    words = as_typed("checkpoint.every_minutes=2 eval_every_minutes=3 max_minutes=4")
+    times = Times(configured(*NEVER, *words), clock=lambda: now)
+    history.begin_epoch()
     now = 120.0
-    assert not times.is_due_by_clock()
-    now = 121.0
-    assert times.is_due_by_clock()
-    assert times.is_due(at(1, 10))
+    assert times.by_clock(history) == set()
+    now, trained = 121.0, 180.0
+    assert times.by_clock(history) == {"save", "evaluate"}
+    assert times.by_clock(None) == {"save"}, "of another rank"
     times.saved()
-    assert not times.is_due_by_clock()
-    now = 242.0
-    assert times.is_due_by_clock()
+    history.note_evaluation(1, 5)
+    assert times.by_clock(history) == set()
+    trained = 240.0
+    assert times.by_clock(history) == {"end"}

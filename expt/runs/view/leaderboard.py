@@ -97,7 +97,7 @@ def rows(runs: Sequence[FoundRecord], sort: str | None = None) -> list[Row]:
     objective = objective_of(runs)
     found = list[Row]()
     for known, group in zip(settings, groups, strict=True):
-        own = {key: _parents(group) if key == "fork" else known.get(key) for key in keys}
+        own = {key: known.get(key) for key in keys}
         found.append(Row(own, tuple(group), objective))
     by = objective if sort in (None, "best", objective) else str(sort)
 
@@ -108,20 +108,10 @@ def rows(runs: Sequence[FoundRecord], sort: str | None = None) -> list[Row]:
 
 
 def _experiments(runs: Sequence[FoundRecord]) -> list[list[FoundRecord]]:
-    """Group the runs that differ by their seed and fold only.
-
-    So do forks of parents that do, unless two of them have one seed: then the parent is a setting.
-    """
-    alike: dict[str, list[tuple[FoundRecord, Any]]] = {}
+    """Group the runs that differ by their seed and fold only, or are forks of such."""
+    found: dict[str, list[FoundRecord]] = {}
     for run in runs:
-        content: Any = run.get("content") or {}
-        alike.setdefault(without_seed(run), []).append((run, content.get("fork")))
-    found: dict[tuple[str, Any], list[FoundRecord]] = {}
-    for key, group in alike.items():
-        different = {(seed_and_fold(run), parent) for run, parent in group}
-        is_setting = len({seed for seed, _ in different}) < len(different)
-        for run, parent in group:
-            found.setdefault((key, is_setting and parent), []).append(run)
+        found.setdefault(without_seed(run), []).append(run)
     return [*found.values()]
 
 
@@ -240,12 +230,6 @@ def _spread(values: Sequence[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.4f}" if values else ""
     return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} ({len(values)})"
-
-
-def _parents(group: Sequence[FoundRecord]) -> Any:
-    """Return what the runs of a row are forks of, which may be several."""
-    first, *others = dict.fromkeys(_Settings(run).get("fork") for run in group)
-    return ", ".join(map(str, (first, *others))) if others else first
 
 
 def _overrides(run: FoundRecord) -> dict[str, Any]:

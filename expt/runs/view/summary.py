@@ -47,11 +47,8 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     is_pruned = result.get("status") == PRUNED
     resumed_at = result.get("resumed_from", {}).get("step")
     if not is_pruned and resumed_at and resumed_at == result.get("steps"):
-        stopped, named = result.get("stopped_early"), ("max_minutes", "early_stop.threshold")
-        key = "early_stop.patience" if stopped else "epochs"
-        key = next((each for each in named if stopped and each in stopped["reason"]), key)
         at_end = f"nothing was left to train: the run was at its end, step {resumed_at}, already"
-        say(console, f"{at_end}; change {key} to continue")
+        say(console, f"{at_end}; to continue: {_longer(paths, result)}")
     values: Mapping[str, float | None] = result.get("metrics") or {}
     metrics = metrics_of((result.get("config") or {}).get("task"))
     table = plain_table(("", *metrics, "of epoch"), left=[""])
@@ -66,6 +63,9 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     console.print(table)
     for line in _facts(result):
         say(console, line)
+    if stopped := result.get("stopped_early"):
+        why = f"{_when(result, stopped)}: {stopped['reason']}"
+        say(console, f"stopped      {why}; to continue: {_longer(paths, result)}")
     folder = shown_path(paths.folder)
     if is_pruned:
         command = resume_command(paths)
@@ -78,6 +78,10 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     say(console, f"look at it   tensorboard --logdir {_quoted(logdir(paths.folder))}")
     if folder.startswith("outputs/"):  # where the report looks by itself
         say(console, f"compare      {provenance.program()} report")
+
+
+def _longer(paths: RunPaths, result: Record) -> str:
+    return resume_command(paths, result.get("ended_by", "epochs"))
 
 
 def _number(value: Any) -> str:
@@ -125,11 +129,12 @@ def _facts(result: Record) -> Iterator[str]:
     speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
     yield f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {_where(result)}, {speed}"
     if best := result.get("best"):
-        at = moment(result, best)
-        where = f"{'at' if at.startswith('step') else 'in'} {at}"
-        yield f"best         {best['metric']} {best['value']:.4f} {where}"
-    if stopped := result.get("stopped_early"):
-        yield f"stopped      after {moment(result, stopped)}: {stopped['reason']}"
+        yield f"best         {best['metric']} {best['value']:.4f} {_when(result, best)}"
+
+
+def _when(result: Record, at: Mapping[str, Any]) -> str:
+    found = moment(result, at)
+    return f"{'at' if found.startswith('step') else 'in'} {found}"
 
 
 def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:

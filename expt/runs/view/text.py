@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 from collections.abc import Collection, Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -87,10 +88,12 @@ def shown_path(folder: Path) -> str:
         return str(folder)
 
 
-def resume_command(paths: RunPaths) -> str:
-    """Return what to type to resume the run of that folder."""
-    folder = setting_word("hydra.run.dir", shown_path(paths.folder))
-    return f"{provenance.program()} {folder} resume=auto"
+def resume_command(paths: RunPaths, key: str = "") -> str:
+    """Return what to type to resume the run of that folder, which the value of `key` has ended."""
+    words = [setting_word("hydra.run.dir", shown_path(paths.folder)), "resume=auto"]
+    words += [f"{key}=..."] if key else []
+    words += ["--json"] if "--json" in sys.argv[1:] else []
+    return " ".join([provenance.program(), *words])
 
 
 def duration(seconds: float) -> str:
