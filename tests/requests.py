@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.machine import Machine
 from expt.runs import continuing
+from expt.runs.attempt import Attempt
 from expt.runs.continuing import Source
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.named_checkpoint import read
@@ -95,6 +97,18 @@ def continued(
     )
     source = continuing.find(asked, resumes=resumes)
     return continuing.take(source, paths) if source else None
+
+
+def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Path | None:
+    """Make the folder of a run, as its driver does; return the checkpoint that it begins from."""
+    asked = RunRequest(
+        config=config,
+        content=continuing.as_forked(config, Content()),
+        paths=RunPaths(folder),
+        about={"name": folder.name, "overrides": {}, "arguments": []},
+        may_have_run=may_have_run,
+    )
+    return Attempt(request=asked, started_at=time.monotonic()).begin()
 
 
 def resumed(file: Path, folder: Path) -> Path:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expt.data.plain_text import composed
-from expt.data.table_files import MISSING, Column, Texts, are_numbers, texts_of
+from expt.data.table_files import MISSING, Column, Texts, texts_of
 from expt.errors import DataError, listed
 
 if TYPE_CHECKING:
     import numpy as np
 
 FIX = "give it a number, or remove the row"
+_TEXTS = "give it a number, or empty the cell, or if these are categories use dataset.categories"
 _FLAGS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _NUMBER = re.compile(
     r"\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)\s*", re.ASCII | re.IGNORECASE
@@ -26,8 +27,10 @@ _INTEGER = re.compile(r"-?\d+(\.0*)?", re.ASCII)
 """A text that is a class by its value, for pandas writes 7 as 7.0 where a cell is empty."""
 _PADDED = re.compile(r"[+-]?0\d")
 """A text that is not a number, though it could be read as one: a code such as 007."""
-_AMOUNT = re.compile(r"[+-]?[$€£]? ?\d[\d.,_' ]*[%$€£]?")
-"""A text that is meant as a number, such as 1,5 or 1_000 or 12%."""
+_AMOUNT = re.compile(
+    r"[+-]?([$€£]? ?\d[\d.,_' ]*(e[+-]?\d+)?[%$€£]?|inf)|\[[\d.,\se+-]*\]", re.IGNORECASE
+)
+"""A text that is meant as numbers, such as 1,5 or 1_000 or 12% or 1e39 or [1, 2]."""
 _COMMA = re.compile(r"[+-]?[\d.]*\d,\d[\d,]*")
 _DATE = re.compile(
     r"(\d{4}([-/.])\d\d?\2\d\d?|\d\d?([-/.])\d\d?\3\d{2,4}|\d{1,2}[ -][a-z]{3,9}[ -]\d{2,4}|"
@@ -38,6 +41,8 @@ TEXT = 2.0**200
 """The first text of a column is this number, the second twice as much, ... until all rows are
 read: a number of float32 is never as large.
 """
+MOST = float.fromhex("0x1.fffffep127")
+"""The largest number of float32."""
 FEW = 20
 """Rows of which numbers may follow each other by chance."""
 _HEAD = 1000
@@ -57,127 +62,127 @@ def parts_of(columns: Mapping[str, Column], names: Iterable[str]) -> list[str]:
     return found
 
 
-class Wrong:
-    """What is not a finite number of float32 in a column: the first of it, and in how many rows."""
-
-    def __init__(self, row: int, cell: Any) -> None:
-        self.row, self.cell, self.number = row, cell, 0
-
-    def problem(self, fix: str) -> str:
-        """Return what is wrong, and a fix."""
-        text = str(self.cell).strip() if self.cell is not None else ""
-        what = f"is {text}" if is_number(self.cell) else f"{text[:40]!r} is not a number"
-        what = "has no value" if text in MISSING else what
-        if _COMMA.fullmatch(text):
-            fix = "write a point as the decimal sign, and no sign between thousands"
-        rows = f"row {self.row + 1}" + (f" and {self.number - 1} more" if self.number > 1 else "")
-        return f"{rows}: {what}; {fix}"
-
-
 class Cells:
-    """What a column of features holds, batch after batch: numbers, texts, and gaps."""
+    """What a column holds, batch after batch, as numbers: nan is a gap, and a text has a code.
 
-    def __init__(self, limit: int | None, *, are_texts: bool) -> None:
-        """Take numbers for texts too if they `are_texts`, and at most `limit` different ones."""
-        self._limit, self._are_texts = limit, are_texts
-        self._places = dict[str, int]()
-        self._has_numbers = self._are_many = self.has_gaps = False
-        self._wrong: Wrong | None = None
-        self._odd: Wrong | None = None
-        """The first text that is neither true nor false, yes nor no."""
+    Codes are multiples of TEXT in the order of the texts, until all rows are read.
+    """
 
-    def read(self, column: Column, before: int) -> np.ndarray:
-        """Return cells as float64 [N, K]: nan is a gap, and a text its multiple of TEXT.
+    width = 1
 
-        `before` rows came before these.
-        """
+    def __init__(self, *, are_texts: bool = False, most: float = math.inf) -> None:
+        """Take numbers for texts too if they `are_texts`; `most` different texts have a code."""
+        self._are_texts, self._most = are_texts, most
+        self._codes = dict[str, float]()
+        self._has_numbers = self.has_gaps = False
+
+    def read(self, column: Column) -> np.ndarray:
+        """Return cells as float64 [N, K]."""
         import numpy as np
 
-        if self._are_texts or getattr(column, "dtype", np.dtype(float)).kind not in "biuf":
-            column = _as_texts(column)
-        if not isinstance(column, Texts):
-            values = read_numbers(column)
-            may_have = column.dtype.kind == "f" and column[:1].size == 1
-            gaps, texts = np.isnan(values) & may_have, np.zeros(values.shape, bool)
+        values: np.ndarray
+        if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" and not self._are_texts:
+            values = column.astype(np.float64).reshape(len(column), -1)
+            for place in zip(*np.nonzero(np.abs(values) > MOST), strict=True):
+                values[place] = self._code(str(values[place]))
         else:
-            values = np.array([*map(self._value, column.different)])[column.rows].reshape(-1, 1)
-            gaps, texts = np.isnan(values), values >= TEXT
-        good = are_numbers(values)
-        self._has_numbers = self._has_numbers or bool(good.any())
-        if good.all():
-            return values
-        self.has_gaps = self.has_gaps or bool(gaps.any())
-        self._wrong = _counted(self._wrong, ~(good | gaps | texts).all(1), column, before)
-        if isinstance(column, Texts) and texts.any():
-            is_odd = [_plain(text).casefold() not in _FLAGS for text in column.different]
-            odd = np.array(is_odd)[column.rows] & texts[:, 0]
-            self._odd = _counted(self._odd, odd, column, before)
+            texts = as_texts(column)
+            codes = np.array([self._code(text) for text in texts.different], float)
+            values = codes[texts.rows].reshape(len(column), -1)
+        self.width = values.shape[1]
+        if not (are_numbers := values < TEXT).all():
+            self.has_gaps = self.has_gaps or bool(np.isnan(values).any())
+        self._has_numbers = self._has_numbers or bool(are_numbers.any())
         return values
 
-    def _value(self, text: str) -> float:
-        text = _plain(text)
+    def _code(self, text: str) -> float:
+        text = composed(text.strip())
         if text in MISSING:
             return math.nan
-        if not self._are_texts and _NUMBER.fullmatch(text):
-            number = float(text)
-            return math.inf if abs(number) >= TEXT else number
-        if self._limit is not None and len(self._places) == self._limit:
-            self._are_many = self._are_many or text not in self._places
-        if not self._are_many:
-            self._places.setdefault(text, len(self._places))
-        return TEXT * (1 + self._places.get(text, 0))
+        if not self._are_texts and _NUMBER.fullmatch(text) and not abs(float(text)) > MOST:
+            return float(text)
+        if len(self._codes) < self._most:
+            self._codes.setdefault(text, TEXT * (1 + len(self._codes)))
+        return self._codes.get(text, TEXT * len(self._codes))
 
     @property
     def is_empty(self) -> bool:
         """Whether no row has a value."""
-        return not (self._has_numbers or self._places or self._wrong)
+        return not (self._has_numbers or self._codes)
 
     @property
     def texts(self) -> list[str]:
-        """The categories in order of the alphabet; none of numbers, yes and no, true and false."""
-        return sorted(self._places) if self._odd or self._are_texts else []
+        """Those that there are, by their codes."""
+        return [*self._codes]
 
     @property
-    def numbers(self) -> list[float]:
-        """What each text becomes, in the order of their first rows."""
-        places = {text: float(place) for place, text in enumerate(self.texts)}
-        return [places.get(text, _FLAGS.get(text.casefold(), 0.0)) for text in self._places]
+    def flags(self) -> list[str]:
+        """Yes and no, or true and false, that of 0 first; none where there are other texts."""
+        texts = {text.casefold() for text in self._codes}
+        return [] if self._are_texts or not texts <= _FLAGS.keys() else sorted(texts)
 
-    def problem(self) -> Wrong | str | None:
-        """Return why the column can't be used, if so."""
-        some = [*self._places][:_HEAD]
-        if self._wrong or not self.texts:
-            return self._wrong
-        if not self._are_texts and all(map(_DATE.fullmatch, some)):
-            fix = "give numbers of them, such as the year, the month or the days since one"
-            return f"holds dates ({some[0]}); {fix}"
-        if not self._are_texts and (self._has_numbers or any(map(_AMOUNT.fullmatch, some))):
-            return self._odd
-        if self._are_many:
-            what = f"{self._limit} different texts ({listed(some, 3)}), and each is a column"
-            return f"holds more than {what}; raise dataset.max_categories={self._limit}"
-        return None
+    @property
+    def categories(self) -> list[str]:
+        """The texts in order of the alphabet, unless they are flags."""
+        return [] if self.flags else sorted(self._codes)
+
+    def number(self, values: np.ndarray) -> None:
+        """Write 1 and 0 in place of flags, and of other texts their places among `categories`."""
+        places = {text: float(place) for place, text in enumerate(self.categories)} or _FLAGS
+        replace(values, [places.get(text, places.get(text.casefold(), 0.0)) for text in self.texts])
+
+    def odd_rows(self, values: np.ndarray, fix: str, *, may_have_gaps: bool = False) -> str:
+        """Return which of the rows [N, K] hold texts that are no flags, or gaps, if any do."""
+        import numpy as np
+
+        odd = [code for text, code in self._codes.items() if text.casefold() not in _FLAGS]
+        wrong = np.isin(values, odd) if odd else np.zeros(values.shape, bool)
+        if not may_have_gaps and self.has_gaps:
+            wrong |= np.isnan(values)
+        if not wrong.any():
+            return ""
+        (row, place), number = np.argwhere(wrong)[0], int(wrong.any(1).sum())
+        text = text_at(self.texts, values[row, place])
+        if _COMMA.fullmatch(text):
+            fix = "write a point as the decimal sign, and no sign between thousands"
+        what = f"{text[:40]!r} is not a number" if text else "has no value"
+        return f", row {row + 1}{f' and {number - 1} more' * (number > 1)}: {what}; {fix}"
+
+    def problem(self, values: np.ndarray, most: int | None) -> str:
+        """Return why the rows [N, K] can't be features, of at `most` so many categories, if so."""
+        some = self.categories[:_HEAD]
+        if some and not self._are_texts:
+            if all(map(_DATE.fullmatch, some)):
+                fix = "give numbers of them, such as the year, the month or the days since one"
+                return f" holds dates ({some[0]}); {fix}"
+            if self._has_numbers or any(map(_AMOUNT.fullmatch, some)):
+                return self.odd_rows(values, _TEXTS, may_have_gaps=True)
+        if most is not None and len(self.categories) > most:
+            there = f"{len(self._codes)}{' or more' * (len(self._codes) == self._most)}"
+            what = f"{there} different texts ({', '.join(some[:3])}, ...), more than {most}"
+            return f" holds {what}; set dataset.max_categories={len(self._codes)}"
+        return ""
 
 
-def _counted(known: Wrong | None, rows: np.ndarray, column: Column, before: int) -> Wrong | None:
-    """Return the first of what is wrong, with the number of such rows, these among them."""
-    if rows.any():
-        row = int(rows.argmax())
-        known = known or Wrong(before + row, column[row])
-        known.number += int(rows.sum())
-    return known
-
-
-def _plain(text: str) -> str:
-    """Return a text by which categories are compared."""
-    return composed(text.strip())
-
-
-def _as_texts(column: Column) -> Column:
-    """Return the cells of an array as texts, unless they hold several each."""
+def replace(values: np.ndarray, numbers: Sequence[float]) -> None:
+    """Write a number in place of each code of a text."""
     import numpy as np
 
-    if isinstance(column, Texts) or column[:1].size != 1 or np.ndim(column.flat[0]):
+    if numbers:
+        are_texts = values >= TEXT
+        values[are_texts] = np.array(numbers)[(values[are_texts] / TEXT).astype(int) - 1]
+
+
+def text_at(texts: Sequence[str], code: float) -> str:
+    """Return the text that a code stands for, none for a gap."""
+    return "" if math.isnan(code) else texts[int(code / TEXT) - 1]
+
+
+def as_texts(column: Column) -> Texts:
+    """Return cells as texts, of an array one after the other."""
+    import numpy as np
+
+    if isinstance(column, Texts):
         return column
     if column.dtype.kind == "O":
         return texts_of([*map(text_of, column.flat)])
@@ -201,22 +206,16 @@ def read_as(column: Column, how: Mapping[str, Any]) -> tuple[np.ndarray, np.ndar
     """
     import numpy as np
 
-    unknown = Counter[str]()
+    cells = Cells(are_texts="categories" in how)
+    values = cells.read(column)
     if "categories" not in how:
-        values = read_numbers(column)
-        wrong = np.asarray(~are_numbers(values).all(1))
-        for row in np.flatnonzero(wrong).tolist() if how else ():
-            wrong[row] = text_of(column[row]).strip() not in MISSING
-        return values, wrong, unknown
-    cells = _as_texts(column)
-    assert isinstance(cells, Texts)
+        replace(values, [_FLAGS.get(text.casefold(), math.inf) for text in cells.texts])
+        wrong = np.isinf(values) | (np.isnan(values) & ("median" not in how))
+        return values, wrong.any(1), Counter()
     known = {text: float(place) for place, text in enumerate(how["categories"])}
-    texts = [*map(_plain, cells.different)]
-    codes = np.array([math.nan if text in MISSING else known.get(text, -1.0) for text in texts])
-    number = np.bincount(cells.rows, minlength=len(texts))
-    for place in np.flatnonzero(codes == -1).tolist():
-        unknown[texts[place]] += int(number[place])
-    values = codes[cells.rows].reshape(-1, 1)
+    codes = values.copy()
+    replace(values, [known.get(text, -1.0) for text in cells.texts])
+    unknown = Counter(text_at(cells.texts, code) for code in codes[values == -1].tolist())
     return values, np.zeros(len(values), bool), unknown
 
 
@@ -226,74 +225,30 @@ def unknown_texts(name: str, unknown: Iterable[str], rows: int = 0) -> str:
     return f"column {name}: no training row has {texts}{where}: they are 0 in all its categories"
 
 
-def numbers_of(
-    columns: Mapping[str, Column], names: Sequence[str], wrong: dict[str, Wrong], before: int = 0
-) -> np.ndarray:
-    """Return the columns `names` as float64 [N, K], see parts_of.
-
-    What is wrong in them is added to `wrong`; `before` rows came before these.
-    """
+def numbers_of(path: Path, columns: Mapping[str, Column], names: Sequence[str]) -> np.ndarray:
+    """Return the columns `names` as float64 [N, K], see parts_of. Raise DataError for others."""
     import numpy as np
 
-    found = list[Any]()
+    found, wrong = list[np.ndarray](), dict[str, str]()
     for name in names:
-        column = columns[name]
-        values = read_numbers(column)
-        good = are_numbers(values)
-        if not good.all():
-            row, part = np.argwhere(~good)[0].tolist()
-            cell = column[row] if values.shape[1] == 1 else column[row, part]
-            here = wrong.setdefault(name, Wrong(before + row, cell))
-            here.number += len(values) - int(good.all(1).sum())
-        found.append(values)
-    numbers: np.ndarray = np.concatenate(found, axis=1)
-    return np.ascontiguousarray(numbers)
+        cells = Cells()
+        found.append(cells.read(columns[name]))
+        wrong[name] = cells.odd_rows(found[-1], FIX)
+        cells.number(found[-1])
+    refuse(path, wrong)
+    return np.ascontiguousarray(np.concatenate(found, axis=1))
 
 
-def refuse(path: Path, wrong: Mapping[str, Wrong | str], more: str = "", fix: str = FIX) -> None:
+def refuse(path: Path, wrong: Mapping[str, str], more: str = "") -> None:
     """Raise DataError where columns have something wrong."""
-    if wrong:
-        said = {
-            x: each if isinstance(each, str) else each.problem(fix) for x, each in wrong.items()
-        }
-        problems = (f"{path}: column {name}, {each}" for name, each in said.items())
-        first, *others = problems
+    first, *others = [f"{path}: column {name}{why}" for name, why in wrong.items() if why] or [""]
+    if first:
         raise DataError([f"{first}{more}", *others])
 
 
-def read_numbers(column: Column) -> np.ndarray:
-    """Return a column as float64 [N, K]: true is 1, false 0, what is not a number nan.
-
-    NumPy is not asked for dates, which it takes for numbers, nor for complex numbers, of which it
-    drops a part.
-    """
-    import numpy as np
-
-    if isinstance(column, Texts):
-        values: np.ndarray = np.array([*map(_number, column.different)])[column.rows]
-    elif column.dtype.kind in "biuf":
-        values = column.astype(np.float64)
-    elif column.dtype.kind in "USO":
-        values = np.array([*map(_number, column.flat)]).reshape(column.shape)
-    else:
-        values = np.full(column.shape, np.nan)
-    return values.reshape(len(values), -1)
-
-
-def _number(cell: Any) -> float:
-    flag = _FLAGS.get(str(cell).strip().lower())
-    return (float(cell) if is_number(cell) else math.nan) if flag is None else flag
-
-
-def is_number(cell: Any) -> bool:
-    """Return whether a cell is a number, or a text of one."""
-    if isinstance(cell, str):
-        return _NUMBER.fullmatch(cell) is not None
-    try:
-        float(cell)
-    except (TypeError, ValueError):
-        return False
-    return not hasattr(cell, "dtype") or cell.dtype.kind in "biufUSO"
+def are_numbers(names: Iterable[str]) -> bool:
+    """Return whether all texts are numbers."""
+    return all(map(_NUMBER.fullmatch, names))
 
 
 def counts_rows(values: np.ndarray) -> bool:
@@ -324,91 +279,43 @@ def _are_ids(values: np.ndarray) -> bool:
     )
 
 
-def joined(cells: Sequence[Column]) -> Column:
-    """Return the rows of a column one after the other."""
-    import numpy as np
+def classes_of(
+    path: Path, name: str, cells: Cells, codes: np.ndarray
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the class of each row, int64 [N], by the `codes` of its text, and the classes' names.
 
-    texts = [each for each in cells if isinstance(each, Texts)]
-    if not texts:
-        return np.concatenate([each for each in cells if isinstance(each, np.ndarray)])
-    known, rows = dict[str, int](), list[np.ndarray]()
-    for each in texts:
-        numbers = [known.setdefault(text, len(known)) for text in each.different]
-        rows.append(np.array(numbers)[each.rows])
-    return Texts([*known], np.concatenate(rows))
-
-
-def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the class of each row, int64 [N], and their names.
-
-    These are texts in order of the alphabet, integers, or False and True. Raise DataError for what
+    These are texts in order of the alphabet, or integers by their value. Raise DataError for what
     is not a class.
     """
     import numpy as np
 
-    if isinstance(column, Texts):
-        return _classes_of_texts(path, name, column)
-    cells = column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column
-    if cells.ndim != 1:
-        raise DataError(
-            f"{path}: column {name} has {cells.shape[1]} numbers in each row; a class is one"
-        )
-    if cells.dtype.kind in "OUS":
-        return _classes_of_texts(path, name, texts_of([_text(path, name, each) for each in cells]))
-    if is_float := cells.dtype.kind not in "biu":  # of which float64 has large ones alike
-        wrong = dict[str, Wrong]()
-        cells = numbers_of({name: cells}, [name], wrong)[:, 0]
-        refuse(path, wrong)
-        if (fractions := np.flatnonzero(cells % 1)).size:
-            raise _fraction(path, name, int(fractions[0]), cells[fractions[0]])
-    found, classes = np.unique(cells, return_inverse=True)
-    names = (f"{number:.0f}" for number in found) if is_float else map(str, found)
-    return classes.astype(np.int64), tuple(names)
-
-
-def _classes_of_texts(path: Path, name: str, cells: Texts) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return classes that are texts as they are spelled, or integers by their value."""
-    import numpy as np
-
-    texts = [composed(text.strip()) for text in cells.different]
-    names = dict(zip(texts, texts, strict=True))  # in the order in which the rows have them
-    if missing := [place for place, text in enumerate(texts) if text in MISSING]:
-        text, row = texts[missing[0]], int((cells.rows == missing[0]).argmax())
-        what = f"{text!r} stands for no value" if text else "is empty"
-        fix = ", or write it otherwise if it is one" if text else ""
-        raise DataError(
-            f"{path}: column {name}, row {row + 1}: {what}; give it a class, or remove the row{fix}"
-        )
+    if codes.shape[1] > 1:
+        what = f"has {codes.shape[1]} numbers in each row; a class is one"
+        raise DataError(f"{path}: column {name} {what}")
+    values, texts = codes[:, 0].copy(), cells.texts
+    names = dict(zip(texts, texts, strict=True))
+    if cells.has_gaps:
+        row = int(np.isnan(values).argmax())
+        fix = "give it a class, remove the row, or write another word if it is one"
+        raise DataError(f"{path}: column {name}, row {row + 1}: is empty, or NA or such; {fix}")
     key: Callable[[str], Any] | None = None
-    if all(map(_NUMBER.fullmatch, names)) and not any(map(_PADDED.match, names)):
-        for place, text in enumerate(texts):
-            if not float(text).is_integer():
-                row = int((cells.rows == place).argmax())
-                raise _fraction(path, name, row, float(text))
+    if are_numbers(texts) and not any(map(_PADDED.match, texts)):
+        if fraction := next((text for text in texts if not float(text).is_integer()), None):
+            row = int((values == TEXT * (1 + texts.index(fraction))).argmax())
+            what = f"{fraction} is not a class, which is an integer or a text"
+            fix = "fix it, or use task=regression"
+            raise DataError(f"{path}: column {name}, row {row + 1}: {what}; {fix}")
         key = _value_and_text
-        if all(map(_INTEGER.fullmatch, names)):
-            names, key = {text: str(int(text.partition(".")[0])) for text in names}, int
+        if all(map(_INTEGER.fullmatch, texts)):
+            names, key = {text: str(int(text.partition(".")[0])) for text in texts}, int
     found = sorted({*names.values()}, key=key)
-    places = {each: place for place, each in enumerate(found)}
-    return np.array([places[names[text]] for text in texts])[cells.rows], tuple(found)
-
-
-def _fraction(path: Path, name: str, row: int, number: float) -> DataError:
-    return DataError(
-        f"{path}: column {name}, row {row + 1}: {number:g} is not a class, which is an integer or a"
-        " text; fix it, or use task=regression"
-    )
+    places = {each: float(place) for place, each in enumerate(found)}
+    replace(values, [places[names[text]] for text in texts])
+    return values.astype(np.int64), tuple(found)
 
 
 def _value_and_text(text: str) -> tuple[float, str]:
     return float(text), text
-
-
-def _text(path: Path, name: str, cell: Any) -> str:
-    try:
-        return cell.decode() if isinstance(cell, bytes) else "" if cell is None else str(cell)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: column {name}: {cell!r} is not UTF-8 ({error})") from error
 
 
 def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:

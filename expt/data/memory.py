@@ -28,16 +28,17 @@ from expt.data.loading import (
     prefetched,
     to_device,
 )
+from expt.data.rows import Chosen
 from expt.data.source import NOTHING, Part, Source
 from expt.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
     from expt.data.kinds.text import Extent
-    from expt.data.rows import Chosen, Rows
+    from expt.data.rows import Rows
 
 Encoding: TypeAlias = Mapping[str, Any]
 """What a column becomes: the `categories` of texts (None: a gap), or the `median` for gaps among
-numbers and whether there is an `indicator` of them."""
+numbers and how many `gaps` training rows have; and the texts of `flags`, which are 0 and 1."""
 Scale: TypeAlias = tuple[float, float]
 """A mean and a deviation."""
 
@@ -159,15 +160,16 @@ def of_rows(
     """
     if trained_on is not None:
         return _source(as_trained_on(trained_on, rows), parts, device)
-    how = dataset.standardise, dataset.standardise_targets
 
     def fitted(chosen: Tensor) -> Source:
         training = parts["train"][chosen.numpy()]
         encoded = encodings(rows, training)
-        scaled, scales = standardised(how, _filled(rows, encoded), training)
-        for name in rows.texts:
-            scales.pop(name, None)
-        scaled = _encoded(scaled, rows, encoded, scales)
+        scales = dict[str, Scale]()
+        if dataset.standardise:
+            scales |= _scales(rows.features, rows.feature_names, training, encoded)
+        if dataset.standardise_targets and isinstance(rows.targets, Chosen):
+            scales |= _scales(rows.targets, rows.target_names, training, {})
+        scaled = rows._replace(encoded=encoded, scales=scales)
         return _source(scaled, parts, device, standardised=scales, encoded=encoded)
 
     return _source(rows, parts, device, fitted=fitted)
@@ -188,35 +190,41 @@ def _source(
     there = {name: part(index) for name, index in parts.items() if len(index)}
     more |= {"train": NOTHING, **there}
     more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
-    more["notes"] = rows.encoder.notes if rows.encoder else ()
+    features, targets = _encoders(rows)
     # An image of one row and one channel, so that a model of images may flatten it.
-    inputs = rows.encoder.number if rows.encoder else rows.features.shape[1]
-    shapes = {"channels": 1, "image_size": (1, inputs)}
+    shapes = {"channels": 1, "image_size": (1, features.number)}
     shapes["num_classes"] = len(rows.class_names or rows.target_names)
     return Source(
         shapes=shapes,
         class_names=rows.class_names,
         example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
         classes=torch.from_numpy(rows.targets[train]) if rows.class_names else None,
-        targets_of=lambda chosen: torch.from_numpy(rows.targets[train[chosen.numpy()]]),
+        targets_of=lambda chosen: targets(torch.from_numpy(rows.targets[train[chosen.numpy()]])),
+        notes=features.notes,
         **more,
     )
 
 
+def _encoders(rows: Rows) -> tuple[Encoder, Encoder]:
+    """Return what makes of rows what a model gets, and of their targets what it is to predict."""
+    names = rows.target_names if isinstance(rows.targets, Chosen) else ()
+    features = Encoder(rows.feature_names, rows.encoded, rows.scales, rows.texts)
+    return features, Encoder(names, {}, rows.scales)
+
+
 def _tensors(rows: Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:
     """Return features float32 [N, F] and targets float32 [N, T], or classes int64 [N]."""
-    features = _floats(rows.features, index, rows.encoder)
+    of_features, of_targets = _encoders(rows)
+    features = _floats(rows.features, index, of_features)
     if isinstance(rows.targets, np.ndarray):
         return features, torch.from_numpy(rows.targets[index])
-    return features, _floats(rows.targets, index)
+    return features, _floats(rows.targets, index, of_targets)
 
 
-def _floats(columns: Chosen, index: np.ndarray, encoder: Encoder | None = None) -> Tensor:
-    width = encoder.number if encoder else columns.shape[1]
-    found, start = torch.empty(len(index), width), 0
+def _floats(columns: Chosen, index: np.ndarray, encoder: Encoder) -> Tensor:
+    found, start = torch.empty(len(index), encoder.number), 0
     for block in columns.blocks(index):
-        numbers = torch.from_numpy(block)
-        found[start : start + len(block)] = encoder(numbers) if encoder else numbers
+        found[start : start + len(block)] = encoder(torch.from_numpy(block))
         start += len(block)
     return found
 
@@ -228,39 +236,24 @@ def encodings(rows: Rows, training: np.ndarray) -> dict[str, Encoding]:
     """
     found = dict[str, Encoding]()
     for place, name in enumerate(rows.feature_names):
-        if name not in rows.texts and name not in rows.gaps:
-            continue
-        cells = rows.features.columns([place])[training][:, 0]
-        gaps = np.isnan(cells)
-        there, has_gaps = cells[~gaps], bool(gaps.any())
-        if name in rows.texts:
-            texts = [rows.texts[name][code] for code in np.unique(there).astype(int)]
-            found[name] = {"categories": [*texts, *[None] * has_gaps]}
-        elif len(there):
-            found[name] = {"median": float(np.median(there)), "indicator": has_gaps}
-        else:
-            raise DataError(
-                f"column {name}: has no value in the {len(training)} rows that are trained on;"
-                " leave it out of dataset.features"
-            )
+        how = {"flags": rows.flags[name]} if name in rows.flags else {}
+        if name in rows.texts or name in rows.gaps:
+            how |= _encoding(name, rows.features.columns([place])[training][:, 0], rows.texts)
+        if how:
+            found[name] = how
     return found
 
 
-def _filled(rows: Rows, encoded: Mapping[str, Encoding]) -> Rows:
-    if not encoded:
-        return rows
-    fills = [encoded.get(name, {}).get("median", 0.0) for name in rows.feature_names]
-    return rows._replace(features=rows.features.filled(fills))
-
-
-def _encoded(
-    scaled: Rows, rows: Rows, encoded: Mapping[str, Encoding], scales: Mapping[str, Scale]
-) -> Rows:
-    """Return the `scaled` rows with the features of `rows` and what encodes these, if anything."""
-    if not encoded:
-        return scaled
-    encoder = Encoder(rows.feature_names, encoded, scales, rows.texts)
-    return scaled._replace(features=rows.features, encoder=encoder)
+def _encoding(name: str, cells: np.ndarray, texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    is_gap = np.isnan(cells)
+    there, gaps = cells[~is_gap], int(is_gap.sum())
+    if name in texts:
+        known = [texts[name][code] for code in np.unique(there).astype(int)]
+        return {"categories": [*known, *[None] * (gaps > 0)]}
+    if not len(there):
+        what = f"has no value in the {len(cells)} rows that are trained on"
+        raise DataError(f"column {name}: {what}; leave it out of dataset.features")
+    return {"median": float(np.median(there)), "gaps": gaps}
 
 
 class Encoder:
@@ -287,22 +280,24 @@ class Encoder:
                 if unknown := [text for text in known if text not in how["categories"]]:
                     self.notes.append(unknown_texts(name, unknown))
                 places = {text: float(at) for at, text in enumerate(known)} | {None: math.nan}
-                inputs += [
-                    (place, False, places.get(text, -2.0), (0.0, 1.0)) for text in how["categories"]
-                ]
+                codes = [places.get(text, -2.0) for text in how["categories"]]
+                inputs += [(place, False, code, (0.0, 1.0)) for code in codes]
                 continue
             fill = how.get("median", math.nan)
             inputs.append((place, True, fill, scales.get(name, (0.0, 1.0))))
-            if how.get("indicator"):
+            if how.get("gaps"):
                 inputs.append((place, False, math.nan, (0.0, 1.0)))
-        sources, are_numbers, values, of = zip(*inputs, strict=True)
-        self.number = len(inputs)
-        self._sources, self._are_numbers = torch.tensor(sources), torch.tensor(are_numbers)
+        self.number, self._is_plain = len(inputs), not any(map(encoded.get, names))
+        self._is_same = self._is_plain and not any(map(scales.get, names))
+        sources, are_numbers, values, of = zip(*inputs, strict=True) if inputs else [()] * 4
+        self._sources, self._are_numbers = torch.tensor(sources).int(), torch.tensor(are_numbers)
         self._values = torch.tensor(values, dtype=torch.float64)
-        self._means, self._deviations = torch.tensor(of, dtype=torch.float64).T
+        self._means, self._deviations = torch.tensor(of, dtype=torch.float64).reshape(-1, 2).T
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return them in float64."""
+        if self._is_plain:
+            return rows if self._is_same else (rows - self._means) / self._deviations
         cells = rows.index_select(1, self._sources)
         gaps = cells.isnan()
         numbers = (torch.where(gaps, self._values, cells) - self._means) / self._deviations
@@ -310,49 +305,35 @@ class Encoder:
         return torch.where(self._are_numbers, numbers, is_one.double())
 
 
-def standardised(
-    standardises: tuple[bool, bool], rows: Rows, training: np.ndarray
-) -> tuple[Rows, dict[str, tuple[float, float]]]:
-    """Return the rows at mean 0 and deviation 1 over the rows at `training`, and what they had.
+def _scales(
+    columns: Chosen, names: Sequence[str], rows: np.ndarray, encoded: Mapping[str, Encoding]
+) -> dict[str, Scale]:
+    """Return the mean and deviation of the columns of numbers, to the bit NumPy's of all at once.
 
-    `standardises` says which of features and targets are to be so. A column of one value is only
-    shifted.
+    Their gaps count as what they become. A column of one value is only shifted.
     """
-    scales: dict[str, tuple[float, float]] = {}
-    for kind, is_so in zip(("feature", "target"), standardises, strict=True):
-        if is_so and not (kind == "target" and rows.class_names):
-            each = _mean_and_std(getattr(rows, f"{kind}s"), training)
-            scales |= dict(zip(getattr(rows, f"{kind}_names"), each, strict=True))
-    return _scaled(rows, scales), scales
+    ways = [encoded.get(name, {}) for name in names]
+    fills = np.array([how.get("median", 0.0) for how in ways])
 
+    def blocks() -> Iterator[np.ndarray]:
+        for block in columns.blocks(rows):
+            yield np.where(np.isnan(block), fills, block) if fills.any() or encoded else block
 
-def _mean_and_std(columns: Chosen, rows: np.ndarray) -> Iterator[tuple[float, float]]:
-    """Return the mean and deviation of each column, to the bit NumPy's of all rows at once."""
-    largest = total = squares = np.zeros(columns.shape[1])
-    for block in columns.blocks(rows):
+    largest = total = squares = np.zeros(len(names))
+    for block in blocks():
         largest = np.maximum(largest, np.abs(block).max(0))
         block[0] += total
         total = block.sum(0)
     mean = total / len(rows)
-    for block in columns.blocks(rows):
+    for block in blocks():
         apart = np.square(block - mean)
         apart[0] += squares
         squares = apart.sum(0)
     std = np.sqrt(squares / len(rows))
     # A column of one value has no deviation but that of rounding.
     std = np.where(std > 1e-12 * largest, std, 1.0)
-    return zip(mean.tolist(), std.tolist(), strict=True)
-
-
-def _scaled(rows: Rows, scales: Mapping[str, tuple[float, float]]) -> Rows:
-    """Return the rows less the mean, by the deviation, of those columns that have a scale."""
-    for kind in ("feature", "target"):
-        names = getattr(rows, f"{kind}_names")
-        if not scales.keys().isdisjoint(names):
-            each = [scales.get(name, (0.0, 1.0)) for name in names]
-            values = getattr(rows, f"{kind}s").columns(range(len(names)), each)
-            rows = rows._replace(**{f"{kind}s": values})
-    return rows
+    each = zip(names, mean.tolist(), std.tolist(), ways, strict=True)
+    return {name: (mean, std) for name, mean, std, how in each if "categories" not in how}
 
 
 def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
@@ -375,12 +356,12 @@ def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
             rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
     encoded, scales = trained_on.get("encoded", {}), trained_on.get("standardised", {})
     for name in trained_on["feature_names"]:
-        lacks = name not in encoded and ("texts" if name in rows.texts else "gaps")
-        if lacks and name in {*rows.texts, *rows.gaps}:
-            raise DataError(
-                f"column {name}: has {lacks}, and the run was trained on numbers only; correct it"
-            )
-    return _encoded(_scaled(rows, scales), rows, encoded, scales)
+        if "categories" in (how := encoded.get(name, {})):
+            continue
+        if name in rows.texts or (name in rows.gaps and "median" not in how):
+            what = "texts" if name in rows.texts else "gaps"
+            raise DataError(f"column {name}: has {what}, and had none in training; correct it")
+    return rows._replace(encoded=encoded, scales=scales)
 
 
 NO_TARGET = -100

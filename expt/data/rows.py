@@ -6,74 +6,56 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from expt import progress
 from expt.data.cache import digest, filled, of_content, state_of
 from expt.data.columns import (
     FIX,
-    TEXT,
     Cells,
-    Wrong,
+    are_numbers,
     base,
     check_labels,
     check_learnable,
     classes_of,
     counts_rows,
-    is_number,
-    joined,
-    numbers_of,
     parts_of,
     refuse,
 )
-from expt.data.table_files import SMALL, Batch, Column, TableFile, open_table
+from expt.data.table_files import SMALL, Batch, TableFile, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 
 if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
     import numpy as np
 
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
-_TEXTS = "give it a number, or empty the cell, or if these are categories use dataset.categories"
 _INDEX, _COUNTER = "the index of pandas, or without a name", "counts the rows"
 _EMPTY = "has no values"
-Scales: TypeAlias = Sequence[tuple[float, float]]
-"""The mean and the deviation of each column, or none."""
 _BLOCK = 1 << 16
 """Numbers that are computed with at a time."""
+_COUNTED = 10_000
+"""Different texts of a column that are counted, to say how many there are."""
 
 
 class Chosen:
     """Some columns [N, F] of numbers [N, K], which may lie in a file and are read when needed."""
 
-    def __init__(
-        self,
-        numbers: np.ndarray,
-        places: Sequence[int] | None = None,
-        scales: Scales = (),
-        fills: Sequence[float] = (),
-    ) -> None:
+    def __init__(self, numbers: np.ndarray, places: Sequence[int] | None = None) -> None:
         self._numbers = numbers
         self._places = [*range(numbers.shape[1])] if places is None else [*places]
-        self._scales, self._fills = scales, fills
         self.shape = (len(numbers), len(self._places))
 
     def __getitem__(self, rows: Any) -> np.ndarray:
-        """Return rows, float64; without scales, a slice of columns side by side is no copy."""
-        import numpy as np
-
+        """Return rows, float64; a slice of columns side by side is no copy."""
         first, last = min(self._places), max(self._places)
         found: np.ndarray = self._numbers[:, first : last + 1][rows]
         if self._places != [*range(first, last + 1)]:
             # By take they lie row by row, so that sums have the bits of those over all columns.
             found = found.take([place - first for place in self._places], axis=1)
-        if self._fills:
-            found = np.where(np.isnan(found), self._fills, found)
-        if self._scales:
-            mean, std = np.array(self._scales).T
-            found = (found - mean) / std
         return found
 
     def blocks(self, rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -85,13 +67,9 @@ class Chosen:
         for start in range(0, len(rows), number):
             yield self[rows[start : start + number]]
 
-    def columns(self, places: Sequence[int], scales: Scales = ()) -> Chosen:
-        """Return the columns at these places, less the mean of each and by its deviation."""
-        return Chosen(self._numbers, [self._places[place] for place in places], scales, self._fills)
-
-    def filled(self, fills: Sequence[float]) -> Chosen:
-        """Return the same columns, with a number for the gaps of each."""
-        return Chosen(self._numbers, self._places, self._scales, fills)
+    def columns(self, places: Sequence[int]) -> Chosen:
+        """Return the columns at these places."""
+        return Chosen(self._numbers, [self._places[place] for place in places])
 
 
 class Rows(NamedTuple):
@@ -110,8 +88,12 @@ class Rows(NamedTuple):
     """Of features that are texts, those that there are; a cell is the place of one."""
     gaps: Sequence[str] = ()
     """Features of which a row has no value, but nan."""
-    encoder: Any = None
-    """What makes of the features what a model gets, if they are not that."""
+    flags: Mapping[str, Sequence[str]] = {}
+    """Of features that are yes and no, or true and false, how they are written."""
+    encoded: Mapping[str, Mapping[str, Any]] = {}
+    """What features become that are texts or have gaps, see `memory.Encoder`."""
+    scales: Mapping[str, tuple[float, float]] = {}
+    """The mean and deviation that columns are standardised by."""
 
 
 class Wanted(NamedTuple):
@@ -186,8 +168,8 @@ def _rows(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Row
         zip(*about[kind], strict=True) for kind in ("targets", "features")
     )
     answers = classes if names else Chosen(numbers, target_places)
-    more = about["left_out"], about["texts"], about["gaps"]
-    return Rows(Chosen(numbers, places), answers, features, targets, names, *more)
+    more = {name: about[name] for name in ("left_out", "texts", "gaps", "flags")}
+    return Rows(Chosen(numbers, places), answers, features, targets, names, **more)
 
 
 def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarray:
@@ -205,49 +187,47 @@ def _read(
 
     table = open_table(path)
     columns, left_out = _candidates(table, wanted)
-    answers, classes = ((), wanted.targets) if wanted.kind == "class" else (wanted.targets, ())
-    labels, targets, wrong = list[Column](), list[str](), dict[str, Wrong]()
-    cells = {x: Cells(wanted.limit, are_texts=x in wanted.categories) for x in columns}
+    texts = [*wanted.categories, *(wanted.targets if wanted.kind == "class" else ())]
+    most = math.inf if wanted.limit is None else max(wanted.limit, _COUNTED)
+    targets = {x: Cells(are_texts=x in texts) for x in wanted.targets}
+    features = {x: Cells(are_texts=x in wanted.categories, most=most) for x in columns}
+    every = [*targets.items(), *features.items()]
     with progress.phase(f"reading {path}", table.size) as here:
-        needed = [*dict.fromkeys((*wanted.targets, *columns))]
-        for batch in table.batches(needed, (*classes, *wanted.categories)):
+        for batch in table.batches([*dict.fromkeys(name for name, _ in every)], texts):
             _refuse_damaged(table, batch, here.done)
-            targets, features = (parts_of(batch.columns, each) for each in (answers, columns))
-            found = [numbers_of(batch.columns, answers, wrong, here.done)] if answers else []
-            found += [each.read(batch.columns[x], here.done) for x, each in cells.items()]
+            names = parts_of(batch.columns, targets), parts_of(batch.columns, features)
+            found = [each.read(batch.columns[name]) for name, each in every]
             file.write(np.ascontiguousarray(np.concatenate(found, axis=1)).data)
-            labels += [batch.columns[name] for name in classes]
             here.done += batch.size
     if not here.done:
         raise DataError(f"{path}: has no rows; give it some")
     if tuple(state_of(path)) != state:
         raise DataError(f"{path}: has changed while it was read; start again once it is written")
-    names = targets + features
-    if texts := {names.index(name): each for name, each in cells.items() if each.numbers}:
-        _number_texts(_mapped(file, (here.done, len(names)), "r+"), texts)
-    numbers = _mapped(file, (here.done, len(names)))
-    by_name = dict(zip(names, numbers.T, strict=True))
-    answer = _classes(path, wanted, labels, {x: by_name[x] for x in targets}, wrong)
-    unfit = wrong | {name: why for name, each in cells.items() if (why := each.problem())}
-    left_out |= _left_out(path, wanted, cells, by_name, unfit)
-    refuse(path, unfit, fix=_TEXTS)
-    kept = [x for x in enumerate(features, len(targets)) if not {x[1], base(x[1])} & {*left_out}]
-    about: dict[str, Any] = {"shape": numbers.shape, "features": kept, "class_names": answer[1]}
-    about |= {"targets": [*enumerate(targets or wanted.targets)], "left_out": left_out}
-    about["texts"] = {name: each.texts for name, each in cells.items() if each.texts}
-    return about | {"gaps": [name for name, each in cells.items() if each.has_gaps]}, answer[0]
+    numbers = _mapped(file, (here.done, len(names[0] + names[1])), "r+")
+    ends = [*itertools.accumulate(each.width for _, each in every)]
+    spans = [numbers[:, end - each.width : end] for end, (_, each) in zip(ends, every, strict=True)]
+    classes, class_names = _answers(path, wanted, targets, spans, names[0])
+    there = dict(zip(columns, spans[len(targets) :], strict=True))
+    left_out |= _left_out(path, wanted, features, there)
+    kept = [x for x in enumerate(names[1], len(names[0])) if not {x[1], base(x[1])} & {*left_out}]
+    about: dict[str, Any] = {"shape": numbers.shape, "features": kept, "class_names": class_names}
+    about |= {"targets": [*enumerate(names[0])], "left_out": left_out}
+    return about | _number(batch, features, there), classes
 
 
-def _number_texts(numbers: np.ndarray, columns: Mapping[int, Cells]) -> None:
-    """Write in place of each text its number, now that all are known."""
-    import numpy as np
-
-    for place, each in columns.items():
-        table = np.array(each.numbers)
-        for start in range(0, len(numbers), _BLOCK):
-            block = numbers[start : start + _BLOCK, place]
-            are_texts = block >= TEXT
-            block[are_texts] = table[(block[are_texts] / TEXT).astype(int) - 1]
+def _number(
+    batch: Batch, features: Mapping[str, Cells], columns: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Write numbers in place of texts, and return what these are and where gaps are, by name."""
+    found: dict[str, Any] = {"texts": {}, "flags": {}, "gaps": []}
+    for name, cells in features.items():
+        cells.number(columns[name])
+        for part in parts_of(batch.columns, [name]):
+            found["gaps"] += [part] * cells.has_gaps
+            if cells.texts:
+                kind, texts = ("flags", cells.flags) if cells.flags else ("texts", cells.categories)
+                found[kind][part] = texts
+    return found
 
 
 def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
@@ -283,55 +263,56 @@ def _refuse_damaged(table: TableFile, batch: Batch, before: int = 0) -> None:
         )
 
 
-def _classes(
+def _answers(
     path: Path,
     wanted: Wanted,
-    cells: Sequence[Column],
-    numbers: Mapping[str, np.ndarray],
-    wrong: Mapping[str, Wrong],
+    targets: Mapping[str, Cells],
+    columns: Sequence[np.ndarray],
+    names: Sequence[str],
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the classes [N] and their names, if any. Raise DataError for wrong targets."""
+    """Return the classes [N] and their names, if any, and write the numbers of flags.
+
+    Raise DataError for wrong targets.
+    """
     import numpy as np
 
+    each = [*zip(targets.items(), columns, strict=False)]
     if wanted.kind == "class":
-        (name,) = wanted.targets
-        classes, names = classes_of(path, name, joined(cells))
+        ((name, cells), codes), *_ = each
+        classes, class_names = classes_of(path, name, cells, codes)
         if not wanted.known:
-            check_learnable(path, name, classes, names)
-        return classes, names
+            check_learnable(path, name, classes, class_names)
+        return classes, class_names
     fix = _LABELS if wanted.kind == "labels" else FIX
-    refuse(path, {name: why for name, why in wrong.items() if name in wanted.targets}, fix=fix)
+    refuse(path, {name: cells.odd_rows(values, fix) for (name, cells), values in each})
+    for (_, cells), values in each:
+        cells.number(values)
     if wanted.kind == "labels":
-        check_labels(path, [*numbers], np.stack([*numbers.values()], axis=1))
+        check_labels(path, names, np.concatenate([values for _, values in each], axis=1))
     return np.empty(0, np.int64), ()
 
 
 def _left_out(
-    path: Path,
-    wanted: Wanted,
-    cells: Mapping[str, Cells],
-    numbers: Mapping[str, np.ndarray],
-    wrong: dict[str, Wrong | str],
+    path: Path, wanted: Wanted, features: Mapping[str, Cells], columns: Mapping[str, np.ndarray]
 ) -> dict[str, str]:
     """Return why columns that nobody chose are no features: they number the rows, or are empty.
 
     Raise where others can't be used, or there are no others.
     """
-    if wanted.known:
+    wrong = {x: each.problem(columns[x], wanted.limit) for x, each in features.items()}
+    empty = [name for name, each in features.items() if each.is_empty and not wanted.known]
+    if wanted.features or wanted.known:
+        refuse(path, wrong | dict.fromkeys(empty, f" {_EMPTY}; leave it out"))
         return {}
-    empty = [name for name, each in cells.items() if each.is_empty]
-    if wanted.features:
-        wrong |= dict.fromkeys(empty, f"{_EMPTY}; leave it out")
-        return {}
-    single = [name for name, each in cells.items() if name in numbers and not each.texts]
-    counters = [name for name in single if counts_rows(numbers[name])]
+    single = [name for name, each in features.items() if each.width == 1 and not each.texts]
+    counters = [name for name in single if counts_rows(columns[name][:, 0])]
     left = dict.fromkeys(empty, _EMPTY) | dict.fromkeys(counters, _COUNTER)
-    usable = [name for name in cells if name not in {*left, *wrong}]
-    refuse(path, wrong, f"; or leave it out: {word(usable)}" if usable else "", _TEXTS)
+    usable = [name for name in features if name not in left and not wrong[name]]
+    refuse(path, wrong, f"; or leave it out: {word(usable)}" if usable else "")
     if not usable:
         raise ConfigError(
-            f"dataset.features: {path} has only the targets and {listed([*cells])}"
-            f" ({', '.join(left.values())}); if it is to be learned from: {word([*cells])}"
+            f"dataset.features: {path} has only the targets and {listed([*features])}"
+            f" ({', '.join(left.values())}); if it is to be learned from: {word([*features])}"
         )
     return left
 
@@ -348,7 +329,7 @@ def _refuse_missing(path: Path, columns: Sequence[str], key: str, names: Sequenc
     for name in names:
         if name in columns:
             continue
-        if all(map(is_number, columns)):
+        if are_numbers(columns):
             raise DataError(
                 f"{path}: its first line is one of numbers ({listed(columns)}), and none is"
                 f" {name}; name the columns there"

@@ -48,6 +48,9 @@ class Texts:
     rows: np.ndarray
     """which of them each row has, int [N]"""
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     def __getitem__(self, row: Any) -> str:
         return str(self.different[self.rows[row]])
 
@@ -194,17 +197,17 @@ class _Csv(TableFile):
 
     def __init__(self, path: Path) -> None:
         with opened(path):  # it refuses an archive, and UTF-16
-            heads = [_head(path, ",")]
-        if any(sign in name for sign in SIGNS[1:] for name in heads[0].names):
-            heads += [_head(path, sign) for sign in SIGNS[1:]]
-        is_one = len(heads[0].names) == 1
-        found = max(heads, key=lambda head: len(head.names) if head.fits or is_one else 0)
-        if found.error:
-            raise found.error
-        if not found.names:
+            self.path, self.sign = path, _sign(path)
+        self._start, self._gaps = 0, list[str]()
+        names = next(_rows(path, self._header(), self.sign), None)
+        if not names:
             raise DataError(f"{path}: is empty; its first line names the columns")
-        super().__init__(path, found.names)
-        self.sign, self._start, self._gaps = found.sign, found.end, list[str]()
+        super().__init__(path, names)
+
+    def _header(self) -> Iterator[str]:
+        for line in _lines(block for _, block in _blocks(self.path, self.sign)):
+            self._start += len(line.encode())
+            yield line.removeprefix("\ufeff")
 
     def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
         known, blocks = {*texts}, _blocks(self.path, self.sign, self._start)
@@ -221,34 +224,33 @@ class _Csv(TableFile):
         """Return what pyarrow reads, unless it refuses a row; add to `texts` what is no numbers."""
         if len(block) < SMALL:
             return None
-        from pyarrow import ArrowInvalid, float64, py_buffer, string
+        from pyarrow import ArrowInvalid, py_buffer, string, types
         from pyarrow import csv as arrow
 
-        gaps = [*MISSING]
-        # At a cell that is no number those are taken for gaps that may be, then all are texts.
-        for others, empty in ((texts, self._gaps), (texts, gaps), (names, [])):
-            types = {name: string() if name in others else float64() for name in names}
-            with contextlib.suppress(ArrowInvalid):
+        with contextlib.suppress(ArrowInvalid):
+            while True:
                 found = arrow.read_csv(
                     py_buffer(block),
                     arrow.ReadOptions(column_names=self.names),
                     arrow.ParseOptions(delimiter=self.sign, newlines_in_values=b'"' in block),
                     arrow.ConvertOptions(
-                        column_types=types, include_columns=names, null_values=empty
+                        column_types=dict.fromkeys(texts, string()),
+                        include_columns=names,
+                        null_values=self._gaps,
                     ),
                 )
-                self._gaps = empty or self._gaps
-                columns = {name: found[name].combine_chunks() for name in names}
-                for name in {*names} - texts if others is names else ():
-                    with contextlib.suppress(ArrowInvalid):
-                        columns[name] = _numbers(columns[name], gaps)
-                read = {name: _of_arrow(column) for name, column in columns.items()}
-                texts |= {name for name, column in read.items() if isinstance(column, Texts)}
-                return Batch(read, found.num_rows)
+                are_numbers = types.is_integer, types.is_floating, types.is_null
+                others = {x.name for x in found.schema if not any(f(x.type) for f in are_numbers)}
+                if others <= texts:
+                    columns = {name: _of_arrow(found[name].combine_chunks()) for name in names}
+                    return Batch(columns, found.num_rows)
+                if self._gaps:
+                    texts |= others
+                self._gaps = [*MISSING]  # looking for them takes time, so only where it is needed
         return None
 
     def _by_csv(self, lines: Iterable[str], start: int, names: Sequence[str]) -> Iterator[Batch]:
-        rows = _filled(_rows(self.path, lines, self.sign, start))
+        rows = _rows(self.path, lines, self.sign, start)
         while several := list(itertools.islice(rows, _ROWS)):
             damaged = {}
             for place, row in enumerate(several):
@@ -259,48 +261,21 @@ class _Csv(TableFile):
             yield Batch({name: texts_of(cells[name]) for name in names}, len(several), damaged)
 
 
-def _numbers(texts: Any, gaps: Sequence[str]) -> Any:
-    """Return Arrow's texts as numbers."""
-    import pyarrow
-    import pyarrow.compute
-
-    arrow: Any = pyarrow.compute
-    is_gap = arrow.is_in(texts, pyarrow.array(gaps))
-    return arrow.if_else(is_gap, None, texts).cast(pyarrow.float64())
-
-
-class _Head(NamedTuple):
-    """The first row of a text, by a sign between its cells."""
-
-    sign: str
-    names: Sequence[str] = ()
-    end: int = 0
-    """where the next line begins"""
-    fits: bool = True
-    """whether the next row has as many cells"""
-    error: DataError | None = None
+def _sign(path: Path) -> str:
+    """Return the sign that divides the first two rows into as many cells, the most; or a comma."""
+    _, block = next(_blocks(path, SIGNS), (0, b""))
+    found = dict.fromkeys(SIGNS, (False, 1))
+    for sign in SIGNS:
+        with contextlib.suppress(csv.Error):  # what is in quotes may end with another sign
+            rows = [*itertools.islice(filter(None, _reader(_lines([block]), sign)), 2)]
+            number = len(rows[0]) if rows else 0
+            fits = sign == "," or all(len(row) == number for row in rows)
+            found[sign] = fits and number > 1, number
+    return max(found, key=lambda sign: found[sign])
 
 
-def _head(path: Path, sign: str) -> _Head:
-    end = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal end
-        for line in _lines(block for _, block in _blocks(path, sign)):
-            end += len(line.encode())
-            yield line.removeprefix("\ufeff")
-
-    rows = _rows(path, lines(), sign)
-    try:
-        names = next(rows, [])
-    except DataError as error:
-        # What is in quotes may end with another sign.
-        return _Head(sign, ["".join(SIGNS)], fits=sign == ",", error=error)
-    begins = end
-    with contextlib.suppress(DataError):
-        row = next(rows, names)
-        return _Head(sign, names, begins, sign == "," or len(row) == len(names))
-    return _Head(sign, names, begins, fits=sign == ",")
+def _reader(lines: Iterable[str], sign: str) -> Any:
+    return csv.reader(lines, delimiter=sign, skipinitialspace=True, strict=True)
 
 
 def _is_plain(block: bytes, sign: str) -> bool:
@@ -319,14 +294,6 @@ def _is_plain(block: bytes, sign: str) -> bool:
     quotes = np.flatnonzero(content == ord('"'))
     beside = np.concatenate([content[quotes[::2] - 1], content[quotes[1::2] + 1]])
     return len(quotes) % 2 == 0 and bool(np.isin(beside, [*sign.encode(), *b'"\r\n']).all())
-
-
-def are_numbers(values: np.ndarray) -> np.ndarray:
-    """Return which of values are numbers of float32."""
-    import numpy as np
-
-    found: np.ndarray = np.abs(values) <= np.finfo(np.float32).max
-    return found
 
 
 def texts_of(cells: Sequence[str]) -> Texts:
@@ -373,7 +340,7 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[str]:
 def _rows(path: Path, lines: Iterable[str], sign: str, start: int = 0) -> Iterator[list[str]]:
     """Yield the rows in lines, which begin at `start`, but empty ones."""
     before = 0
-    reader = csv.reader(lines, delimiter=sign, skipinitialspace=True, strict=True)
+    reader = _reader(lines, sign)
     limit = csv.field_size_limit(2**31 - 1)
     try:
         for row in reader:
@@ -388,16 +355,6 @@ def _rows(path: Path, lines: Iterable[str], sign: str, start: int = 0) -> Iterat
         ) from error
     finally:
         csv.field_size_limit(limit)
-
-
-def _filled(rows: Iterable[list[str]]) -> Iterator[list[str]]:
-    """Yield the rows but blank ones at the end."""
-    blank = list[list[str]]()
-    for row in rows:
-        blank.append(row)
-        if any(map(str.strip, row)):
-            yield from blank
-            blank.clear()
 
 
 _KINDS: dict[str, Callable[[Path], TableFile]] = {

@@ -19,7 +19,7 @@ from expt.inference.load import Scales
 from expt.inference.plan import Plan
 
 About: TypeAlias = "dict[str, str | int]"
-"""Where a sample is from: a path, and of a file with several which one."""
+"""Where a sample is from: a path, of a file with several which one, and what it has beside it."""
 Record: TypeAlias = "dict[str, Any]"
 """Of one sample: where it is from, and what is predicted of it."""
 

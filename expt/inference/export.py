@@ -156,7 +156,7 @@ def _samples(
     Nothing is downloaded. If not `normalised`, images are pixels in [0, 1] and rows [N, F] as they
     stand in the table. Raise ConfigError where it is not known what samples are like.
     """
-    if not normalised and trained.preprocess.encoded:
+    if not normalised and any({*how} - {"flags"} for how in trained.preprocess.encoded.values()):
         raise ConfigError("--preprocess: the run's table has texts or gaps; leave it out")
     dataset = config.dataset
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}

@@ -73,7 +73,7 @@ class Preprocess:
         self.features: Scales = {x: each for x, each in known.items() if x in features}
         self.targets: Scales = {x: each for x, each in known.items() if x not in features}
         self.encoded: Mapping[str, Mapping[str, Any]] = encoded
-        self._encoder = Encoder(self._names, encoded, self.features) if encoded else None
+        self._encode = Encoder(self._names, encoded, self.features)
         self._shape: list[int] = [*data.get("sample", {}).get("shape", ())]
         self._normalise: Finish | None = None
         if dataset.has_pixels(data):
@@ -84,7 +84,7 @@ class Preprocess:
         """Return the batch."""
         if "vocab_size" in self._data:
             return self._tokens(samples)
-        if self._encoder and not _are_arrays(samples):
+        if self.encoded and not _are_arrays(samples):
             samples = self._coded(samples)
         has_rows, are_several = self._dataset.has_rows, isinstance(samples, list | tuple)
         if are_several and (not has_rows or any(hasattr(sample, "dtype") for sample in samples)):
@@ -137,16 +137,9 @@ class Preprocess:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rows: {error}; give lists of numbers, as many in each") from error
         rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
-        width = self._data["image_size"][1]
-        number = len(self._names) if self._encoder else width
-        if rows.dim() != 2 or rows.shape[1] != number:
-            raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {number}]")
-        if self._encoder:
-            rows = self._encoder(rows.cpu())
-        elif scales := [*self.features.values()]:
-            mean, std = torch.tensor(scales, dtype=torch.float64).T
-            rows = (rows - mean) / std
-        return rows.float().view(-1, 1, 1, width).to(self._device)
+        if rows.dim() != 2 or rows.shape[1] != len(self._names):
+            raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {len(self._names)}]")
+        return self._encode(rows.cpu()).float()[:, None, None].to(self._device)
 
     def _coded(self, given: Any) -> Tensor:
         """Return rows of numbers, texts and None as Encoder takes them, float64 [N, F]."""

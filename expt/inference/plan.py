@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import zipfile
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.columns import base, parts_of, read_as, unknown_texts
+from expt.data.columns import as_texts, base, parts_of, read_as, unknown_texts
 from expt.data.image_files import (
     files_below,
     left_out,
@@ -21,8 +22,8 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import DatasetConfig
-from expt.data.table_files import Arrays, TableFile, open_table
-from expt.errors import ConfigError, DataError, did_you_mean, first_line, warn
+from expt.data.table_files import MISSING, Arrays, Batch, TableFile, open_table
+from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
 from expt.runs.named_checkpoint import found
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 ARRAYS = (".npy", ".npz")
 TABLES = (".csv", ".tsv", ".parquet", *ARRAYS)
 SPLITS = ("train", "val", "test")
+OURS = ("path", "row", "class", "probability", "labels", "target")
+"""Columns of predictions, which those of a table do not take the place of."""
+_IN_TRAINING = ", and had one in each row of training"
 NAMES = ("x", "images", "inputs")
 """Of an .npz with several arrays, the one that is taken."""
 
@@ -191,20 +195,35 @@ def list_files(kind: Kind, given: Sequence[Path]) -> list[str]:
     return found
 
 
+class Piece(NamedTuple):
+    """Some samples of a file, in order."""
+
+    array: np.ndarray
+    """[n, ...], as the model takes them."""
+    wrong: Mapping[int, str] = {}
+    """Why some can't be used, by their place."""
+    beside: Mapping[str, Sequence[str]] = {}
+    """What else a table has of each, by its column."""
+
+
 class Samples:
     """The samples of a file that holds several: an array [n, ...] in the model's layout."""
 
     def __init__(self, path: str, array: np.ndarray) -> None:
         self.path, self.array, self.size = path, array, len(array)
 
-    def pieces(self, size: int) -> Iterator[tuple[np.ndarray, Mapping[int, str]]]:
-        """Yield `size` samples at a time, and why some can't be used, by their place among all."""
+    def pieces(self, size: int) -> Iterator[Piece]:
+        """Yield up to `size` samples at a time."""
         for start in range(0, len(self.array), size):
-            yield self.array[start : start + size], {}
+            yield Piece(self.array[start : start + size])
 
 
 class Features(Samples):
-    """The features in a table, float64 [n, F], read as they are needed."""
+    """The features in a table, float64 [n, F], read as they are needed.
+
+    Texts are the places of their categories, and gaps nan where training rows had some. Columns
+    that the model neither takes nor predicts, such as an ID, are read too.
+    """
 
     def __init__(self, path: str, data: Mapping[str, Any]) -> None:
         """Read the first rows. Raise ConfigError where the model's columns are not there."""
@@ -219,52 +238,64 @@ class Features(Samples):
             table, known = open_table(Path(path)), wanted or [*data.get("target_names", ())]
         named = {*known, *map(base, known)}
         self._names = [name for name in table.names if (name in named) == bool(wanted)]
+        others = {*self._names, *data.get("target_names", ()), *OURS}
+        self._beside = [name for name in table.names if wanted and name not in others]
         self.path, self.size, self._table = path, table.size, table
         first = next(table.batches(self._names or table.names[:1]), None)
         if first is None:
             raise DataError(f"{path}: has no rows; give it some")
         parts = parts_of(first.columns, self._names)
         missing = next((name for name in wanted if name not in parts), None)
-        number = len(wanted) if self._encoded else data["image_size"][1]
-        if missing is not None or len(wanted or parts) != number:
-            has = f"no column {missing} of one number in each row" if missing else f"{len(parts)}"
+        number, columns = len(wanted) or data["image_size"][1], listed(table.names, 20)
+        if missing is not None:
+            hint = did_you_mean(missing, table.names)
             raise ConfigError(
-                f"{path}: has {has}, and the model takes {number} columns; it has"
-                f" {', '.join(table.names[:20])}.{did_you_mean(missing or '', table.names)}"
+                f"{path}: has no column {missing}, which the model takes; it has {columns}.{hint}"
+            )
+        if len(wanted or parts) != number:
+            raise ConfigError(
+                f"{path}: has {len(parts)} columns ({columns}), and the model takes {number}"
             )
         self._order = [parts.index(name) for name in wanted or parts]
 
-    def pieces(self, size: int) -> Iterator[tuple[np.ndarray, Mapping[int, str]]]:
-        """See Samples; what is not a finite number of float32 can't be used.
-
-        Texts are the places of their categories, and gaps nan where training rows had some.
-        """
-        import numpy as np
-
-        rest, wrong, before = np.empty((0, len(self._order))), dict[int, str](), 0
-        new = dict[str, Counter[str]]()
+    def pieces(self, size: int) -> Iterator[Piece]:
+        """See Samples; what is not a finite number of float32 can't be used."""
+        new = collections.defaultdict[str, Counter[str]](Counter)
         texts = [name for name, how in self._encoded.items() if "categories" in how]
-        for batch in self._table.batches(self._names, texts):
-            wrong |= {before + place: why for place, why in batch.damaged.items()}
-            found = list[np.ndarray]()
-            for name in self._names:
-                column, how = batch.columns[name], self._encoded.get(name, {})
-                values, bad, unknown = read_as(column, how)
-                found.append(values)
-                if unknown:
-                    new[name] = new.get(name, Counter()) + unknown
-                for place in np.flatnonzero(bad).tolist():
-                    what = f"{str(column[place])[:40]!r}, which is not a number"
-                    wrong.setdefault(before + place, f"column {name} holds {what}")
-            before += batch.size
-            rest = np.concatenate([rest, np.concatenate(found, axis=1)[:, self._order]])
-            while len(rest) >= size:
-                yield rest[:size], wrong
-                rest = rest[size:]
+        names = [*self._names, *self._beside]
+        for batch in self._table.batches(names, [*texts, *self._beside]):
+            values, wrong = self._read(batch, new)
+            several = {name: as_texts(batch.columns[name]) for name in self._beside}
+            beside = {name: each for name, each in several.items() if len(each) == batch.size}
+            for start in range(0, batch.size, size):
+                places = range(start, min(start + size, batch.size))
+                yield Piece(
+                    values[start : places.stop],
+                    {place - start: wrong[place] for place in places if place in wrong},
+                    {name: [cells[place] for place in places] for name, cells in beside.items()},
+                )
         for name, unknown in new.items():
             warn(f"{self.path}: {unknown_texts(name, unknown, unknown.total())}")
-        if len(rest):
-            yield rest, wrong
+
+    def _read(
+        self, batch: Batch, new: dict[str, Counter[str]]
+    ) -> tuple[np.ndarray, dict[int, str]]:
+        """Return rows, and why some can't be used; add to `new` the texts that nobody knows."""
+        import numpy as np
+
+        found, wrong = list[np.ndarray](), dict(batch.damaged)
+        for name in self._names:
+            column = batch.columns[name]
+            values, bad, unknown = read_as(column, self._encoded.get(name, {}))
+            found.append(values)
+            if unknown:
+                new[name] += unknown
+            for place in np.flatnonzero(bad).tolist():
+                text = str(column[place])[:40].strip()
+                is_gap = text in MISSING
+                what = "has no value" if is_gap else f"holds {text!r}, which is not a number"
+                wrong.setdefault(place, f"column {name} {what}{_IN_TRAINING * is_gap}")
+        return np.concatenate(found, axis=1)[:, self._order], wrong
 
 
 def open_samples(path: str, kind: Kind, dataset: DatasetConfig, data: Mapping[str, Any]) -> Samples:

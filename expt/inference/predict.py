@@ -163,18 +163,21 @@ class Predictor:
         in_unit = kind is PICTURES and not self._plan.config.dataset.custom_class
         for samples in self._plan.samples:
             path, start = samples.path, 0
-            for array, wrong in samples.pieces(size):
-                places = range(start, start + len(array))
-                self._skip([f"{path}: row {at + 1}: {wrong[at]}" for at in places if at in wrong])
-                good = [at for at in places if at not in wrong]
-                # Always a copy: files are mapped read-only.
-                piece, start = array[[at - start for at in good]], places.stop
+            for array, wrong, beside in samples.pieces(size):
+                skipped = sorted(wrong.items())
+                self._skip([f"{path}: row {start + at + 1}: {why}" for at, why in skipped])
+                good = [at for at in range(len(array)) if at not in wrong]
+                piece = array[good]  # always a copy: files are mapped read-only
+                about: list[About] = [
+                    {"path": path, name: start + at + first, **{x: beside[x][at] for x in beside}}
+                    for at in good
+                ]
+                start += len(array)
                 if in_unit:
                     _check_unit(path, piece)
                 if kind is SAMPLES and piece.dtype == np.float64:
                     piece = piece.astype(np.float32)
                 if good:
-                    about: list[About] = [{"path": path, name: at + first} for at in good]
                     yield Chunk(about, self.model.preprocess(piece))
 
     def _texts(self, context: int, size: int) -> Iterator[Chunk]:

@@ -108,12 +108,14 @@ def _to_npz(file: IO[bytes]) -> Iterator[Write]:
     def write(answers: Answers, form: Form) -> None:
         names.update(form.beside)
         for name in answers.about[0]:
-            parts[name].append(np.array([about[name] for about in answers.about]))
+            if name not in answers.arrays:
+                parts[name].append(np.array([about[name] for about in answers.about]))
         for name, array in answers.arrays.items():
             parts[name].append(array)
 
     yield write
-    np.savez(file, **names, **{name: np.concatenate(several) for name, several in parts.items()})  # type: ignore[arg-type]
+    whole = {name: np.concatenate(several) for name, several in parts.items()}
+    np.savez(file, **(whole | names))
 
 
 FILES = {".csv": to_csv, ".jsonl": _to_jsonl, ".npz": _to_npz}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -180,8 +179,8 @@ def test_rows_that_a_run_does_not_take(tmp_path: Path) -> None:
     path = written(tmp_path, "a,b,y\n1,u,1\n2,v,2\n3,u,3\n")
     known = {**built(of(path)).info.told, "standardised": {}}
     for text, why in (
-        ("a,b,y\nx,u,1\nz,v,2\n", "column a: has texts"),
-        ("a,b,y\n1,u,1\n,v,2\n", "column a: has gaps"),
+        ("a,b,y\nx,u,1\nz,v,2\n", "column a: has texts, and had none in training"),
+        ("a,b,y\n1,u,1\n,v,2\n", "column a: has gaps, and had none"),
     ):
         other = of(written(tmp_path, text), features=None)
         with pytest.raises(DataError, match=why):
@@ -199,7 +198,8 @@ def test_yes_and_no_are_numbers_unless_there_is_more(tmp_path: Path) -> None:
     path = written(tmp_path, "a,b,y\nyes,Yes,1\nNO,no,2\ntrue,perhaps,3\n")
     data = built(of(path))
     assert samples(data.train)[0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1]]
-    assert data.info.encoded == {"b": {"categories": ["Yes", "no", "perhaps"]}}
+    flags = {"a": {"flags": ["no", "true", "yes"]}}
+    assert data.info.encoded == {**flags, "b": {"categories": ["Yes", "no", "perhaps"]}}
     labels = of(written(tmp_path, "a,y\n1,yes\n2,no\n"), features=("a",)).load(NUMBER)
     assert labels.targets[:].tolist() == [[1], [0]]
 
@@ -211,20 +211,18 @@ def test_a_table_without_texts_and_gaps_is_as_before(tmp_path: Path) -> None:
 
 
 def test_the_columns_are_shown_in_few_lines() -> None:
-    encoded: dict[str, Any] = {"age": {"median": 37.0, "indicator": True}}
-    encoded |= {f"c{x}": {"categories": ["u", None]} for x in range(2)}
-    data = {"feature_names": ["x", *encoded], "encoded": encoded, "image_size": [1, 7]}
-    shown = [*encoded_in(data)]
-    assert (len(shown), shown[0].split()[:4]) == (4, ["columns", "7", "from", "4:"])
-    assert "c0 (u, no value)" in shown[3]
-    encoded |= {f"c{x}": {"categories": [*"uvw"]} for x in range(50)}
-    assert max(map(len, encoded_in({**data, "feature_names": [*encoded]}))) < 200
+    encoded: dict[str, Any] = {"age": {"median": 37.0, "gaps": 4}, "smoker": {"flags": ["no"]}}
+    encoded |= {f"c{x}": {"categories": ["u", *"vwxy"[:x], None]} for x in range(4)}
+    data = {"feature_names": ["x", *encoded], "encoded": encoded, "image_size": [1, 17]}
+    head, *shown = encoded_in(data)
+    assert head.split()[:4] == ["columns", "17", "from", "7:"]
+    lines = {line.split()[0]: line for line in shown}
+    assert [*lines] == [*data["feature_names"]]
+    assert "4 gaps" in lines["age"]
+    assert lines["age"].count("37") == 1
+    assert lines["c3"].endswith("5 columns of 0 and 1: u, v, w, x and 1 more")
+    encoded |= {f"d{x}": {"categories": [*"uvw"]} for x in range(50)}
+    many = [*encoded_in({**data, "feature_names": [*encoded]})]
+    assert len(many) < 20
+    assert max(map(len, many)) < 100
     assert not [*encoded_in({"feature_names": ["x"], "image_size": [1, 1]})]
-
-
-def test_read_by_csv_what_pandas_wrote(tmp_path: Path) -> None:
-    """A sign in a cell is in quotes, so that each row has its cells."""
-    path = save(people(), tmp_path / "t.csv")
-    with path.open() as file:
-        cities = {row["city"] for row in csv.DictReader(file, delimiter=";")}
-    assert {"Oslo; N"} < cities

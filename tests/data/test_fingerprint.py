@@ -21,7 +21,7 @@ from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import Made, create_result, read_result, update_result
-from tests.conftest import Configured, Trained, as_typed, run, start
+from tests.conftest import Configured, as_typed, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until
 from tests.requests import dataset
@@ -161,40 +161,6 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     os.utime(image, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as copies that keep times do
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     assert digits_of(folder(root)) != first
-
-
-@pytest.mark.slow
-def test_two_folders_of_a_sweep_are_two_runs(tmp_path: Path) -> None:
-    images(tmp_path / "a")
-    images(tmp_path / "b", seed=1)
-    words = (
-        "dataset=image_folder",
-        "dataset.image_size=[8,8]",
-        *QUICK,
-        f"hydra.sweep.dir='{tmp_path / 'sweep'}'",
-    )
-    results = expt.sweep(f"dataset.root='{tmp_path / 'a'}','{tmp_path / 'b'}'", *words)
-    assert len({result.folder for result in results}) == 2
-    (again,) = expt.sweep(f"dataset.root='{tmp_path / 'b'}'", "seed=0", *words)
-    assert again.record["config"]["dataset"]["root"] == str(tmp_path / "b")
-    assert again.folder in {result.folder for result in results}
-    images(tmp_path / "b", seed=2)  # overwritten on the disk
-    (after,) = expt.sweep(f"dataset.root='{tmp_path / 'b'}'", "seed=0", *words)
-    assert after.folder not in {result.folder for result in results}
-
-
-def test_a_run_does_not_resume_on_other_data(tmp_path: Path, trained: Trained) -> None:
-    root = images(tmp_path / "a")
-    own = (
-        *as_typed(f"dataset=image_folder dataset.image_size=[8,8] dataset.root='{root}'"),
-        *as_typed("world_size=1 epochs=2"),
-    )
-    trained(*own, "batch_size=16", "max_steps=2")
-    images(root, seed=3)
-    with pytest.raises(ConfigError, match=r"its files are not those"):
-        trained("resume=auto", "max_steps=4")
-    images(root)
-    assert trained("resume=auto", "max_steps=4").result["steps"] == 4
 
 
 NET = """

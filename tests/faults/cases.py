@@ -16,12 +16,13 @@ WORKERS, WATCHDOGS, SIGNALS, SWEEPS, DISK, PORTS, BAD_INPUT = (
         "bad_input",
     )
 )
-FILES, LOADING, CHECKPOINT, CONFIG, LAUNCHER = (
+FILES, LOADING, CHECKPOINT, CONTINUING, CONFIG, LAUNCHER = (
     f"tests/{name}.py::test_"
     for name in (
         "data/test_files",
         "data/test_loading",
         "runs/test_checkpoint",
+        "runs/test_continuing",
         "config/test_parse",
         "launch/test_launcher",
     )
@@ -30,7 +31,6 @@ FILES, LOADING, CHECKPOINT, CONFIG, LAUNCHER = (
 CASES: dict[str, tuple[str, ...]] = {
     "a rank raises": (f"{WORKERS}the_failing_ranks_traceback_is_the_error",),
     "a worker is killed": (
-        f"{WORKERS}a_killed_worker_ends_the_run_with_its_rank_and_signal",
         f"{WORKERS}however_a_worker_ends_the_run_says_which_and_how",
         f"{SIGNALS}a_run_whose_worker_dies_starts_again_by_itself",
         f"{SWEEPS}a_sweep_survives_workers_that_die_at_random",
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "out of GPU memory": (f"{WATCHDOGS}a_gpu_without_room_names_the_batch_size",),
     "a checkpoint that is empty, truncated or garbage": (
         f"{RESUME}a_damaged_checkpoint_is_set_aside_for_the_one_before",
-        f"{RESUME}without_a_whole_checkpoint_nothing_starts_from_zero",
+        f"{CONTINUING}the_newest_whole_one_is_found",
     ),
     "a checkpoint of which a byte has flipped": (
         f"{RESUME}a_damaged_checkpoint_is_set_aside_for_the_one_before",
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "no space for TensorBoard": (f"{DISK}a_disk_that_fills_up_ends_the_run_with_a_word",),
     "two commands in one second, or in one folder": (
         f"{RUN}two_runs_of_the_same_second_get_two_folders_and_two_ports",
-        f"{RUN}a_folder_that_holds_a_run_is_left_as_it_is",
+        f"{BAD_INPUT}bad_input_is_told_in_one_message_and_touches_nothing",
         f"{PORTS}of_two_commands_in_one_folder_the_second_is_refused",
         f"{SWEEPS}ctrl_c_stops_the_sweep_and_says_how_to_go_on",
     ),
@@ -105,7 +105,7 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{FILES}a_file_with_too_few_or_too_many_bytes",
     ),
     "no network, no data, data lost on the way": (
-        f"{PORTS}data_that_is_not_there_is_told_before_anything_starts",
+        f"{BAD_INPUT}bad_input_is_told_in_one_message_and_touches_nothing",
         f"{PORTS}data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it",
         f"{FILES}without_a_network_the_error_comes_at_once",
     ),

@@ -44,8 +44,6 @@ CASES = {
         "t10k-labels-idx1-ubyte (plain or .gz) not found in missing/"),
     "a truncated data file": Bad(f"{MNIST}truncated", 2,
         "holds 500 bytes, and its shape (64, 8, 8) makes 4112; delete it"),
-    "an empty data file": Bad(f"{MNIST}nothing", 2,
-        "is not an IDX file of bytes with 3 dimensions"),
     "test images of another size": Bad(
         f"{MNIST}sizes", 2,
         "dataset.root=sizes: the training images are 8x8, those of the test set 9x9"
@@ -66,7 +64,6 @@ CASES = {
     "a checkpoint of another model": Bad("resume=trained model=convnet", 2, "model=convnet: "),
     "no checkpoint there": Bad("resume=nowhere", 2, "resume=nowhere: "),
     "a folder without checkpoints": Bad("resume=good", 2, "resume=good: "),
-    "weights of nowhere": Bad("weights=nowhere@last", 2, "weights=nowhere@last: "),
     "to go on nowhere": Bad("resume=auto", 2,
         "resume=auto: continues in the folder of a run; name it"),
     "a run folder that exists": Bad("hydra.run.dir=trained", 2,
@@ -88,7 +85,6 @@ CASES = {
         "model=nothere: not one of "),
     "YAML with an unset variable": Bad("--config-dir conf model=env", 2,
         "model.hidden: KeyError raised while"),
-    "a sweep over bad YAML": Bad("-m --config-dir conf model=mlp,tab", 2, "tab.yaml"),
     "no folder of YAML": Bad("--config-dir nowhere", 2,
         "--config-dir nowhere: there is no such folder"),
     # words
@@ -100,16 +96,10 @@ CASES = {
         "hydra.launcher.retries=x: Value 'x' of"),
     "no key": Bad("=3", 2, "=3: "),
     "a number for a group": Bad("model=3", 2, "model=3: "),
-    "no value": Bad("epochs=", 2, "epochs=: input should be a valid integer"),
-    "a negative number": Bad("optimizer.lr=-1", 2,
-        "optimizer.lr=-1: input should be greater than 0"),
-    "a text for a number": Bad("epochs=abc", 2, "epochs=abc: input should be a valid integer"),
     "a plan that is all warm-up": Bad(
         "scheduler=cosine scheduler.epochs=1 scheduler.warmup_epochs=2", 2,
         "scheduler.epochs=1: is all warm-up, sched"
     ),
-    "99 GPUs": Bad("gpus=99 batch_size=99", 2,
-        "gpus=99: this machine has no GPUs; use gpus=0 to run on the CPU"),
     "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'", 2,
         "(plain or .gz) not found in ünï code/"),
 }  # fmt: skip
@@ -123,7 +113,6 @@ OWN = Bad(
 
 FILES = {
     "conf/model/tab.yaml": "name: mlp\n\thidden: [1]\n",
-    "conf/model/syntax.yaml": "name: mlp\nhidden: [1\n",
     "conf/model/type.yaml": "name: mlp\nhidden: 3\ndropout: 0.0\n",
     "conf/model/asks.yaml": "defaults: [nothere]\nname: mlp\n",
     "conf/model/env.yaml": "name: mlp\nhidden: ${oc.env:EXPT_NOT_SET}\ndropout: 0.0\n",
@@ -184,14 +173,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     (root / "conf/model/bytes.yaml").write_bytes(b"\xff\xfe\x00")
-    for name in ("good", "missing", "truncated", "nothing"):
+    for name in ("good", "missing", "truncated"):
         _write_mnist(root / name)
     _write_mnist(root / "label", label=77)
     _write_mnist(root / "sizes", test_size=9)
     (root / "missing/t10k-labels-idx1-ubyte").unlink()
-    for name, size in (("truncated", 500), ("nothing", 0)):
-        with (root / name / "train-images-idx3-ubyte").open("r+b") as file:
-            file.truncate(size)
+    with (root / "truncated/train-images-idx3-ubyte").open("r+b") as file:
+        file.truncate(500)
     _write_photos(root / "empty")
     shutil.rmtree(root / "empty/train/b")
     (root / "empty/train/b").mkdir()

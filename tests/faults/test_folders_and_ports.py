@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import expt
-from expt.errors import DataError, FolderInUse
+from expt.errors import FolderInUse
 from expt.launch.workers import bind_free_port
 from tests.conftest import RunFolder, run, start
 from tests.data.test_files import config, write_idx_set
@@ -79,13 +79,6 @@ def test_of_two_runs_at_once_one_downloads(tmp_path: Path, monkeypatch: pytest.M
     for thread in threads:
         thread.join()
     assert fetched == ["mnist"]
-
-
-def test_data_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
-    words = ("dataset=mnist", f"dataset.root={tmp_path}", "dataset.download=false")
-    with pytest.raises(DataError, match=r"dataset=mnist: train-images-idx3-ubyte.* not found"):
-        expt.run(*words, f"hydra.run.dir='{tmp_path / 'here'}'")
-    assert not (tmp_path / "here" / "logs").exists()
 
 
 @pytest.mark.slow

@@ -3,17 +3,13 @@ behind."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import expt
 from expt.command import preflight
 from expt.errors import ConfigError
-from expt.launch.job import Options
-from expt.machine import Machine
 from tests.conftest import Configured, as_typed, run
 
 OWN = """
@@ -86,14 +82,3 @@ def test_kinds_differ_by_what_costs_memory_or_time(configured: Configured) -> No
     ):
         other = configured("model=mlp", word)
         assert preflight._kind(other) != preflight._kind(configured("model=mlp"))
-
-
-def test_the_samples_of_a_search_stand_for_all_its_runs(configured: Configured) -> None:
-    console = Console(file=io.StringIO(), width=300)
-    one, machine = configured("world_size=1", "threads=1"), Machine(cpus=2)
-    for total in (100, 0):
-        preflight._print_total(
-            console, [(one, 3.0), (one, 5.0)], machine, Options(max_concurrent=1), total
-        )
-    (line,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert line.startswith("100 runs take about 06:40 on 2 cores, judged by the 2 tried: until ")

@@ -95,17 +95,6 @@ def test_two_runs_of_the_same_second_get_two_folders_and_two_ports(tmp_path: Pat
     assert len({result["master_port"] for result in results}) == 2
 
 
-def test_a_folder_that_holds_a_run_is_left_as_it_is(tmp_path: Path, trained: Trained) -> None:
-    first = trained("max_steps=2", "world_size=1", name="mine")
-    files = (first.folder / "result.json", first.folder / ".hydra" / "config.yaml")
-    before = [path.read_bytes() for path in files]
-    again = run("epochs=2", f"hydra.run.dir={first.folder}", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "holds a run already" in again.stderr
-    assert "larger epochs" in again.stderr
-    assert before == [path.read_bytes() for path in files]
-
-
 OWN = """
 import torch
 class Net(torch.nn.Sequential):

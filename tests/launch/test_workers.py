@@ -39,10 +39,6 @@ def workers(folder: Path, *codes: int | None) -> Workers:
     return Workers(RunPaths(folder), 0, 60.0, processes)
 
 
-def test_it_goes_on_while_one_lives(tmp_path: Path) -> None:
-    assert workers(tmp_path, FINISHED, None).poll() is False
-
-
 def test_the_driver_is_woken_by_those_alone_that_it_has_not_seen_ended(tmp_path: Path) -> None:
     found = workers(tmp_path, None, FINISHED)
     assert found.sentinels == [0, 1], "one that has ended since must wake it"

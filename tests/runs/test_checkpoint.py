@@ -48,18 +48,6 @@ def state(step: int) -> dict[str, Any]:
     }
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    path, written = tmp_path / "deep" / "last.pt", state(7)
-    checkpoint.save(path, written)
-    loaded = checkpoint.load(path)
-    assert loaded.keys() == written.keys()
-    assert (loaded["step"], loaded["best"]) == (7, None)
-    assert torch.equal(loaded["model"]["weight"], written["model"]["weight"])
-    momentum = loaded["optimizer"]["state"][0]["momentum_buffer"]
-    assert torch.equal(momentum, written["optimizer"]["state"][0]["momentum_buffer"])
-    assert sorted(os.listdir(path.parent)) == ["last.pt", "last.pt.sha256"]
-
-
 def test_numbers_of_numpy_are_loaded_as_python_s(tmp_path: Path) -> None:
     numbers = {np.int64(3): [np.float64(0.1), (np.bool_(True), np.float32(0.5))]}
     checkpoint.refuse_unreadable(numbers, "scheduler")
@@ -140,17 +128,6 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
         checkpoint.save(path, {"weight": torch.ones(1000), "bad": Unwritable()})
     assert checkpoint.load(path) == {"step": 1}
     assert sorted(os.listdir(tmp_path)) == ["last.pt", "last.pt.sha256"]
-
-
-def test_best_stays_when_last_is_replaced(tmp_path: Path) -> None:
-    last, best = tmp_path / "last.pt", tmp_path / "best.pt"
-    for step in (1, 2):
-        checkpoint.save(last, {"step": step})
-        checkpoint_file.keep_as(last, best)
-    assert checkpoint.load(best) == {"step": 2}
-    checkpoint.save(last, {"step": 3})
-    assert (checkpoint.load(best), checkpoint.load(last)) == ({"step": 2}, {"step": 3})
-    assert sorted(os.listdir(tmp_path)) == "best.pt best.pt.sha256 last.pt last.pt.sha256".split()
 
 
 def test_a_killed_keep_as_does_not_stop_the_next(tmp_path: Path) -> None:

@@ -47,17 +47,6 @@ def test_threads_that_add_to_a_record_lose_nothing(paths: RunPaths) -> None:
     assert {**read_result(paths)}.items() >= dict.fromkeys(names, "19").items()
 
 
-def test_points_are_read_as_they_are_written(paths: RunPaths) -> None:
-    reader = MetricsReader(paths)
-    assert reader.read() == []
-    record_points(paths, (1, 1, {"loss/train": 0.5, "lr": 0.1}))
-    assert reader.read() == [Point(1, 1, "loss/train", 0.5), Point(1, 1, "lr", 0.1)]
-    assert reader.read() == []
-    record_points(paths, (2, 1, {"lr": 0.2}))
-    assert reader.read() == [Point(2, 1, "lr", 0.2)]
-    assert len(MetricsReader(paths).read()) == 3
-
-
 def test_a_line_that_is_being_written_is_left_for_the_next_call(paths: RunPaths) -> None:
     reader = MetricsReader(paths)
     line = json.dumps(Point(1, 1, "lr", 0.1)._asdict()).encode() + b"\n"
@@ -67,18 +56,6 @@ def test_a_line_that_is_being_written_is_left_for_the_next_call(paths: RunPaths)
         assert reader.read() == []
         file.write(line[7:])
         assert reader.read() == [Point(1, 1, "lr", 0.1)]
-
-
-def test_an_update_keeps_the_other_fields(paths: RunPaths) -> None:
-    create_result(paths, world_size=2, metrics={"a": 1})
-    update_result(paths, status=COMPLETED, metrics={"b": 2})
-    assert read_result(paths) == {
-        "version": VERSION,
-        "status": "completed",
-        "world_size": 2,
-        "metrics": {"b": 2},
-    }
-    assert os.listdir(paths.folder) == [paths.result.name]
 
 
 @pytest.mark.parametrize(

@@ -347,17 +347,6 @@ def test_one_cycle_whose_rise_is_a_step_or_less_starts_high(
     assert used[0] > PEAK / 2
 
 
-def test_a_persons_own_classes() -> None:
-    options = {"lr": 0.1, "alpha": 0.5}
-    optimizer = build_optimizer(
-        schema.TargetOptimizer(target="torch.optim.RMSprop", kwargs=options), net()
-    )
-    assert isinstance(optimizer, optim.RMSprop)
-    assert optimizer.defaults["alpha"] == 0.5
-    own = scheduler("ExponentialLR", gamma=0.5)
-    assert rates(own, optimizer=optimizer, total_steps=3) == pytest.approx([0.1, 0.05, 0.025])
-
-
 def scheduler(name: str, interval: Any = "epoch", **kwargs: Any) -> schema.TargetScheduler:
     """A scheduler of torch's, as a person names one."""
     return schema.TargetScheduler(
@@ -425,12 +414,7 @@ OWN, ONE_CYCLE = f"{__name__}.Told", "torch.optim.lr_scheduler.OneCycleLR"
     [
         (OWN, "step", {}, {"told": SPE, "total_steps": 7}),
         (OWN, "epoch", {}, {"told": 1, "total_steps": 7}),
-        (
-            OWN,
-            "step",
-            {"steps_per_epoch": 3, "total_steps": 4},
-            {"told": 3, "total_steps": 4},
-        ),
+        (OWN, "step", {"steps_per_epoch": 3, "total_steps": 4}, {"told": 3, "total_steps": 4}),
         (ONE_CYCLE, "step", {"max_lr": 0.1}, {"total_steps": TOTAL}),
         (ONE_CYCLE, "epoch", {"max_lr": 0.1}, {"total_steps": TOTAL // SPE}),
         (

@@ -235,17 +235,6 @@ class Late(Net):
         return outputs
 
 
-class LateBuffer(Net):
-    """Makes a buffer there."""
-
-    mask: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not hasattr(self, "mask"):
-            self.register_buffer("mask", torch.ones(10))
-        return super().forward(x) * self.mask
-
-
 class Bank(Net):
     """Has a buffer that grows."""
 
@@ -259,17 +248,6 @@ class Bank(Net):
         outputs = super().forward(x)
         self.bank = torch.cat([self.bank, outputs.detach()])
         return outputs
-
-
-class LateCache(Net):
-    """Makes one that no checkpoint holds, as caches are."""
-
-    mask: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not hasattr(self, "mask"):
-            self.register_buffer("mask", torch.ones(10), persistent=False)
-        return super().forward(x) * self.mask
 
 
 class Replaced(Net):
@@ -295,17 +273,6 @@ class InAList(Net):
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.more[0](super().forward(x))
         return outputs
-
-
-class PlainTensor(Net):
-    """Has a tensor in the place of a parameter."""
-
-    def __init__(self, channels: int, image_size: tuple[int, int], num_classes: int) -> None:
-        super().__init__(channels, image_size, num_classes)
-        self.more = torch.ones(num_classes, requires_grad=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.more
 
 
 class Centred(expt.Task):

@@ -24,7 +24,7 @@ OWN, HOOKS = "tests.worker.stateful", ("_forward_hooks", "_forward_pre_hooks")
 
 
 def of(name: str) -> tuple[str, ...]:
-    if name in ("Warm", "Saved", "Half", "Hidden", "Centred", "Evaluated"):
+    if name in ("Warm", "Saved", "Hidden", "Centred", "Evaluated"):
         return "~task", f"+task._target_={OWN}.{name}", "objective=loss/val"
     if name.startswith("Slow"):
         return "~optimizer", f"+optimizer._target_={OWN}.{name}", "+optimizer.lr=0.1"
@@ -39,17 +39,11 @@ def of(name: str) -> tuple[str, ...]:
     [
         ("Warm", {"task.steps", "task.seen"}),
         ("Saved", set()),
-        ("Half", {"task.seen"}),
         ("Hidden", {"task.count", f"{OWN}.called", f"{OWN}.Hidden.kept"}),
-        ("Net", set()),
         ("Counting", {"model.calls", "model.total"}),
         ("Extra", set()),
-        ("LateCache", set()),
         ("Outside", {f"{OWN}.calls", f"{OWN}.remember", f"{OWN}.Outside.calls_of_all"}),
-        (
-            "OnLayer",
-            {"model.scales", *(f"model.layer.{each}" for each in ("count", *HOOKS))},
-        ),
+        ("OnLayer", {"model.scales", *(f"model.layer.{each}" for each in ("count", *HOOKS))}),
         ("Unfreezing", set()),
         ("Slow", {"optimizer.slow"}),
         ("SlowSaved", set()),
@@ -77,14 +71,7 @@ def test_what_an_epoch_ends_by_changing_is_reported_after_it(
 
 @pytest.mark.parametrize(
     ("name", "made"),
-    [
-        ("Late", "late.weight"),
-        ("LateBuffer", "mask"),
-        ("Bank", "bank"),
-        ("Replaced", "head.weight"),
-        ("InAList", "more"),
-        ("PlainTensor", "more"),
-    ],
+    [("Late", "late.weight"), ("Bank", "bank"), ("Replaced", "head.weight"), ("InAList", "more")],
 )
 def test_what_no_optimizer_would_train_is_refused(
     name: str, made: str, configured: Configured

@@ -10,13 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from expt.config.parse import parse
 from expt.data.loading import Batch
 from expt.errors import ConfigError, RunFailed
-from expt.machine import Machine
 from expt.training.collectives import Worker
 from expt.worker.diagnosis import in_words, lost_peers
-from tests.composing import composed
 from tests.conftest import Configured
 
 
@@ -113,17 +110,6 @@ def test_a_lost_peer_in_the_words_of_nccl(text: str) -> None:
     )
     assert "rank 1 of 2 on " in str(lost_peers(nccl(text), worker))
     assert lost_peers(nccl("invalid usage"), worker) is None
-
-
-def test_the_gpus_of_dp_share_a_batch() -> None:
-    config = parse(
-        composed("strategy=dp", "gpus=2", "batch_size=64"), Machine(gpus=("0", "1"), cpus=2)
-    )
-    told = str(in_words(torch.OutOfMemoryError("no memory"), config))
-    assert (
-        "batch_size=64 is 32 samples on each of 2 GPUs; try gradient_accumulation=2, or"
-        " batch_size=32" in told
-    )
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="has no notes")

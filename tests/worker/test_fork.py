@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from expt.config.identity import Content
 from expt.errors import ConfigError
-from expt.runs import checkpoint, continuing
-from expt.runs.attempt import Attempt
+from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
 from expt.runs.result import read_result
 from tests.conftest import Configured, as_typed
 from tests.integration.test_resume import _same
+from tests.requests import begun
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.sharded import Observer
 
@@ -36,31 +33,14 @@ Forking = Callable[..., Trained]
 def run(
     train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Forking:
-    """Carries a run out in tmp_path/NAME as its driver would; `looks` has TensorBoard's file
-    written too."""
+    """Carries a run out in tmp_path/NAME as its driver would."""
     monkeypatch.chdir(tmp_path)
 
-    def carry_out(*words: str, name: str, looks: bool = False, **more: Any) -> Trained:
-        source = _begun(configured, tmp_path, *words, name=name)
-        observe = {} if looks else {"observe": lambda *_: Observer()}
-        return train_alone(*words, name=name, source=source, **observe, **more)
+    def carry_out(*words: str, name: str) -> Trained:
+        source = begun(configured(*words), tmp_path / name)
+        return train_alone(*words, name=name, source=source, observe=lambda *_: Observer())
 
     return carry_out
-
-
-def _begun(
-    configured: Configured, tmp_path: Path, *words: str, name: str, may_have_run: bool = False
-) -> Path | None:
-    config = configured(*words)
-    content = continuing.as_forked(config, Content())
-    request = RunRequest(
-        config=config,
-        content=content,
-        paths=RunPaths(tmp_path / name),
-        about={"name": name, "overrides": {}, "arguments": [*words]},
-        may_have_run=may_have_run,
-    )
-    return Attempt(request=request, started_at=time.monotonic()).begin()
 
 
 def _last(run: Trained, name: str = "last.pt") -> dict[str, Any]:
@@ -171,7 +151,7 @@ def test_what_cannot_be_is_refused_in_a_line(
     (tmp_path / "parent/checkpoints/best.pt").unlink()
     for what, (more, told) in REFUSED.items():
         with pytest.raises(ConfigError, match=told):
-            _begun(configured, tmp_path, *words, *more.split(), name="fork")
+            begun(configured(*words, *more.split()), tmp_path / "fork")
         assert not (tmp_path / "fork").exists(), what
 
 
@@ -204,7 +184,7 @@ def test_another_batch_goes_on_by_epochs_and_is_resumed(
     whole = _last(fork, "last-1.pt")["position"]
     assert (whole["step"], whole["epoch"], whole["began_at"]) == (25, 3, 20)
     before = fork.points
-    source = _begun(configured, tmp_path, *more, name="fork", may_have_run=True)
+    source = begun(configured(*more), tmp_path / "fork", may_have_run=True)
     assert source == tmp_path / "fork/checkpoints/last-1.pt"
     resumed = train_alone(*more, name="fork", source=source, observe=lambda *_: Observer())
     assert resumed.points == before, "as if it had not been stopped"
@@ -218,14 +198,12 @@ def test_a_fork_that_is_killed_as_it_writes_its_first_checkpoint_is_still_a_fork
     words = (*SHORT, "model.hidden=[8]", "epochs=2")
     run(*words, name="parent")
     more = (*words, "fork=parent@10", "optimizer.lr=0.3")
-    source = _begun(configured, tmp_path, *more, name="fork")
+    source = begun(configured(*more), tmp_path / "fork")
     assert source == tmp_path / "fork/checkpoints/fork.pt"
     for name in (".last.pt.tmp", "last.pt.sha256"):
         source.with_name(name).touch()
     (tmp_path / "parent/checkpoints").rename(tmp_path / "away")
-    assert (
-        _begun(configured, tmp_path, *more, "resume=auto", name="fork", may_have_run=True) == source
-    )
+    assert begun(configured(*more, "resume=auto"), tmp_path / "fork", may_have_run=True) == source
     record = read_result(RunPaths(tmp_path / "fork"))
     assert record["forked_from"]["changed"] == {"optimizer.lr": [0.2, 0.3]}
 

@@ -32,19 +32,6 @@ def test_lower_or_higher_is_better_and_what_is_not_finite_never(
     assert is_better(value, than, better) is expected
 
 
-def test_the_best_is_kept_with_its_epoch() -> None:
-    history = History("loss/val", "min")
-    assert history.note_evaluation(0, 0) is False, "nothing was evaluated"
-    assert history.reached["objective"] == {"name": "loss/val", "value": None}
-    improved = []
-    for epoch, loss in enumerate([0.9, 0.4, 0.7], start=1):
-        history.last["loss/val"] = loss
-        improved.append(history.note_evaluation(epoch, 10 * epoch))
-    assert improved == [True, True, False]
-    assert history.best == {"metric": "loss/val", "value": 0.4, "epoch": 2, "step": 20}
-    assert history.reached["objective"] == {"name": "loss/val", "value": 0.4}, "not the last value"
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_an_objective_that_no_epoch_can_be_best_by_is_told_once(value: float) -> None:
     history = History("acc/val", "max")
@@ -59,12 +46,6 @@ def test_an_objective_that_no_epoch_can_be_best_by_is_told_once(value: float) ->
     later.note_evaluation(1, 10)
     later.last["acc/val"] = value
     assert later.why_no_best(2) is None, "epoch 1 is the best"
-
-
-def test_tests_objective_is_its_one_value() -> None:
-    history = History("accuracy/test", "max")
-    history.last["accuracy/test"] = 0.9
-    assert history.reached["objective"] == {"name": "accuracy/test", "value": 0.9}
 
 
 def test_the_time_of_an_epoch_counts_both_attempts() -> None:

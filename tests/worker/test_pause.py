@@ -22,12 +22,12 @@ from tests.requests import continued
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.sharded import Observer
 from tests.worker.test_callbacks import words as with_callbacks
-from tests.worker.test_continue import ALL_AT_ONCE, AUGMENTED, SHORT, _assert_same
+from tests.worker.test_continue import ALL_AT_ONCE, SHORT, _assert_same
 
 CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     # the words of the run, and the epochs after which it pauses
     "all that draws and averages, by a cosine that sees all epochs": (
-        (*ALL_AT_ONCE, *AUGMENTED, "model=convnet", "scheduler=cosine",
+        (*ALL_AT_ONCE, "scheduler=cosine",
             "scheduler.warmup_epochs=1.5", "epochs=3",
          "checkpoint.every_epochs=null", "tensorboard.images=false", with_callbacks("Busy")),
         (1, 2),

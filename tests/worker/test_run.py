@@ -187,50 +187,6 @@ def test_who_looks_on_is_told_where_early_stop_ends_a_run(train_alone: TrainAlon
     assert len(ends) < 9
 
 
-class Listening(Observer):
-    """Keeps each epoch's labels, as they are trained on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.labels: list[list[torch.Tensor]] = []
-
-    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        self.labels.append([])
-        for batch in batches:
-            self.labels[-1].append(batch.targets.clone())
-            yield batch
-
-
-def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images_alone(
-    train_alone: TrainAlone,
-) -> None:
-    heard, logits = Listening(), list[torch.Tensor]()
-
-    def hear(run: Run) -> None:
-        def keep(module: nn.Module, _: Any, output: torch.Tensor) -> None:
-            if module.training:
-                logits.append(output.detach().clone())
-
-        run.learner.module.register_forward_hook(keep)
-
-    words = as_typed("dataset.train_limit=300 drop_last=false batch_size=64 log_every=2 epochs=2")
-    done = train_alone(*words, observe=lambda *_: heard, before=hear)
-    found = iter(logits)
-    expected = []
-    for labels in heard.labels:
-        whole, outputs = torch.cat(labels), torch.cat([next(found) for _ in labels])
-        assert len(whole) == 300
-        right = (outputs.argmax(1) == whole).double().mean().item()
-        expected.append((functional.cross_entropy(outputs, whole).item(), right))
-    assert next(found, None) is None
-    assert [value for _, value in done.curve("loss/train")] == pytest.approx(
-        [loss for loss, _ in expected], rel=1e-5
-    )
-    assert [value for _, value in done.curve("accuracy/train")] == pytest.approx(
-        [right for _, right in expected]
-    )
-
-
 def test_the_speed_is_that_of_all_epochs(train_alone: TrainAlone) -> None:
     result = train_alone(
         "dataset.train_limit=330", "drop_last=false", "epochs=2", "batch_size=64"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from expt.config.schema import RunConfig
 from expt.dashboards.events import records
@@ -23,7 +22,6 @@ from tests import ranks
 from tests.conftest import RunFolder, as_typed
 from tests.requests import resumed
 from tests.worker.conftest import ALONE
-from tests.worker.odd_models import OddMemory
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
 
@@ -111,30 +109,6 @@ def norms(folder: Path) -> dict[str, float]:
         for value in event.summary.value
         if value.tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))
     }
-
-
-class PlainMemory(OddMemory):
-    def __init__(self, num_classes: int) -> None:
-        super().__init__(num_classes)
-        self.register_buffer("scale", self.scale.contiguous())
-        self.weight = nn.Parameter(self.weight.detach().contiguous())
-
-
-@pytest.mark.slow
-def test_tensors_that_are_views_train_as_others_do(configs: Configs, tmp_path: Path) -> None:
-    words = (*SMALL[1:], "epochs=2", "optimizer=sgd")
-
-    def each(worker: Worker) -> None:
-        for name, (strategy, cls) in kinds.items():
-            model = f"model={{_target_: {__name__}.{cls.__name__}}}"
-            trained(tmp_path / name, configs(strategy, 2, *words, model), worker)
-
-    kinds = {"plain": ("ddp", PlainMemory), "ddp": ("ddp", OddMemory), "fsdp": ("fsdp", OddMemory)}
-    together(tmp_path, 2, each)
-    assert max(apart(tmp_path / name, tmp_path / "plain") for name in ("ddp", "fsdp")) < 1e-5
-    state = checkpoint.load(RunPaths(tmp_path / "ddp").last)["model"]
-    assert state["scale"].shape == (3, 64)
-    assert load(tmp_path / "ddp")(torch.ones(2, 1, 8, 8)).shape == (2, 10)
 
 
 LONG = (

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
-from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.runs import checkpoint, continuing
-from expt.runs.attempt import Attempt
+from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
 from expt.training.collectives import Worker
 from tests.conftest import RunFolder, as_typed
 from tests.integration.test_resume import _same
-from tests.requests import continued
+from tests.requests import begun, continued
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
 SHORT = (
@@ -30,18 +26,6 @@ DRAWING = (
     "mixup=0.2",
     "early_stop={metric: loss/val, patience: 9}",
 )
-
-
-def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Path | None:
-    """Make the folder of a run, as its driver does; returns the checkpoint that it goes on from."""
-    request = RunRequest(
-        config=config,
-        content=continuing.as_forked(config, Content()),
-        paths=RunPaths(folder),
-        about={"name": folder.name, "overrides": {}, "arguments": []},
-        may_have_run=may_have_run,
-    )
-    return Attempt(request=request, started_at=time.monotonic()).begin()
 
 
 def assert_same_end(one: Path, other: Path) -> None:

@@ -130,22 +130,6 @@ def test_another_number_of_workers_shares_the_sums_out(rank: int) -> None:
     assert torch.equal(torch.get_rng_state(), seeded if rank < 2 else before)
 
 
-def test_as_many_workers_take_each_its_own_sums() -> None:
-    subject = snapshot(rank=1, workers=2)
-    state = copy.deepcopy(snapshot().state_dict())
-    rng = state["workers"][0]["rng"]
-    state["workers"] = [
-        {"rng": rng, "sums": [number] * 5, "finite": [number] * 5, "logged": [number / 2] * 5}
-        for number in (1.0, 10.0)
-    ]
-    subject.load_state_dict(state)
-    assert subject.sums.state_dict() == {
-        "sums": [10.0] * 5,
-        "finite": [10.0] * 5,
-        "logged": [5.0] * 5,
-    }
-
-
 def test_a_run_in_bfloat16_goes_on_in_float16() -> None:
     """amp=true is each GPU's own type; bfloat16 has no scale to go on from."""
     state = trained(snapshot(amp="bf16"), 2)

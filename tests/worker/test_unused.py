@@ -109,13 +109,3 @@ def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
     config = configs("fsdp", 2, *of(Centred), *SHORT, "batch_size=16")
     told, _ = together(tmp_path, 2, functools.partial(refused, tmp_path / "run", config))
     assert told.startswith("the parameter body.weight was used by some workers only in a step")
-
-
-@pytest.mark.slow
-def test_buffers_that_training_reads_are_rank_0s_on_all_workers_as_with_ddp(
-    configs: Configs, tmp_path: Path
-) -> None:
-    words = (*of(Centred), *SHORT, "batch_size=16", "checkpoint.every_steps=2")
-    plain, found = by_both(tmp_path, configs, 2, *words)
-    assert apart(plain, found) < 1e-5
-    assert torch.equal(weights(plain)["mean"], weights(found)["mean"])

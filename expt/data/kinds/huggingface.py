@@ -235,16 +235,14 @@ def _numbers(path: Path, split: Any, names: Sequence[str]) -> tuple[np.ndarray, 
     """Return columns as numbers, and their names. Raise DataError for what is none."""
     import numpy as np
 
-    cells, wrong = dict[str, Any](), dict[str, columns.Wrong]()
+    cells = dict[str, Any]()
     for name in names:
         column = _column(split, name)
         try:
             cells[name] = np.asarray(column)
         except ValueError:  # lists of unequal lengths
             cells[name] = np.fromiter(column, object, len(column))
-    found = columns.numbers_of(cells, names, wrong)
-    columns.refuse(path, wrong)
-    return found, tuple(columns.parts_of(cells, names))
+    return columns.numbers_of(path, cells, names), tuple(columns.parts_of(cells, names))
 
 
 class _Rows:

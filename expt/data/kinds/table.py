@@ -151,10 +151,13 @@ class Diabetes(_Table):
 
 def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
     """Yield what may not be meant of classes, and of features if nobody has chosen them."""
-    spelled = sorted(("".join(name.split()).casefold(), name) for name in rows.class_names)
-    number = Counter(plain for plain, _ in spelled)
-    if alike := listed(repr(name) for plain, name in spelled if number[plain] > 1):
-        yield f"classes differ only in case or spaces: {alike}; write those alike that are one"
+    texts: dict[str, Sequence[str]] = {"classes": rows.class_names}
+    texts |= {f"column {name}: categories": each for name, each in rows.texts.items()}
+    for what, each in texts.items():
+        spelled = sorted(("".join(text.split()).casefold(), text) for text in each)
+        number = Counter(plain for plain, _ in spelled)
+        if alike := listed(repr(text) for plain, text in spelled if number[plain] > 1):
+            yield f"{what} differ only in case or spaces: {alike}; write those alike that are one"
     names, one = rows.feature_names, rows.features.columns
     numbers = [(place, name) for place, name in enumerate(names) if name not in rows.texts]
     ids = [name for place, name in numbers if may_be_ids(one([place])[:][:, 0])]
