@@ -20,7 +20,7 @@ from expt.config.groups import GROUPS
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
-from expt.errors import ConfigError, FolderInUse, did_you_mean, refuse_undecoded, warn
+from expt.errors import ConfigError, FolderInUse, refuse_undecoded, warn
 from expt.runs import continuing
 from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths, is_held, is_sweep
@@ -184,9 +184,7 @@ def _refuse_nothing_to_resume(settings: Sequence[str], *, sweep: bool) -> None:
         return
     if sweep or len(settings) > 2:
         return warn(f"{key}={folder}: holds no {what}; a new {what} begins there")
-    beside = [str(path) for path in folder.parent.glob("*") if path.is_dir()]
-    hint = did_you_mean(given, {*beside} - {given})
-    raise ConfigError(f"{key}={folder}: holds no run to resume.{hint}")
+    raise ConfigError(f"{key}={folder}: holds no run to resume; name the folder of one")
 
 
 def _with_latest(settings: Sequence[str]) -> list[str]:

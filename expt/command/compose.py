@@ -451,8 +451,6 @@ def refuse_no_choice(word: Override) -> None:
     if key == "hydra":
         raise ConfigError(f"{word.input_line}: has keys of its own, e.g. hydra.run.dir=FOLDER")
     is_name = isinstance(value, str) and word.type == OverrideType.CHANGE
-    if isinstance(value, str) and (value.startswith((".", "/")) or value.endswith(".yaml")):
-        is_name, value = False, Path(value).stem
     if key not in groups() or word.package is not None or word.is_delete() or is_name:
         return
     if isinstance(value, dict) and value:

@@ -34,7 +34,7 @@ _DOWNLOADED: tuple[Literal["mnist", "fashion_mnist", "cifar10", "cifar100"], ...
 _DOWNLOADED = ("mnist", "fashion_mnist", "cifar10", "cifar100")
 _QUICK = (
     *("world_size=2", "epochs=1", "max_steps=2", "dataset.train_limit=256", "timeout_s=60"),
-    *("tensorboard.images=false", "tensorboard.graph=false", "tensorboard.norms=false"),
+    *("tensorboard.images=false", "tensorboard.norms=false"),
 )
 _REINSTALL = (
     "install both from one index, their builds must match: pip install --force-reinstall torch"

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from expt import machine
 from expt.command.command_line import check_repeated, own_folders, readable
 from expt.command.compose import Composer, Override, parse, refuse_no_choice
-from expt.command.conf_files import keys
 from expt.config import secrets, user_code
 from expt.config.identity import Content, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
@@ -96,15 +95,12 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
 
 def _refuse(override: Override) -> None:
     key, text = str(override.key_or_group), override.input_line
-    if override.is_sweep_override():
-        raise ConfigError(f"{text}: several values; evaluate one after the other")
-    if override.is_delete():
-        raise ConfigError(f"{text}: an evaluation needs all settings; type a value")
+    if override.is_sweep_override() or override.is_delete():
+        raise ConfigError(f"{text}: an evaluation takes one value; evaluate one after the other")
     if key == "dataset":
         refuse_no_choice(override)
         if isinstance(value := override.value(), dict) and "_target_" not in value:
-            fix = "for keys of the run's type dataset.KEY=VALUE"
-            raise ConfigError(f"{text}: names no dataset; {fix}")
+            raise ConfigError(f"{text}: names no dataset; type dataset.KEY=VALUE for keys")
     if key in TYPED or key.startswith("task.metrics."):
         return
     if key.startswith("dataset."):
@@ -112,10 +108,8 @@ def _refuse(override: Override) -> None:
         if meant.evaluate and not meant.varies and key != "dataset.features":
             raise ConfigError(f"{text}: samples are prepared as in training; leave it out")
         return
-    takes = f"an evaluation takes {', '.join(TYPED)}"
-    if key in {*keys()}:
-        raise ConfigError(f"{text}: an evaluation keeps the run's value; leave it out; {takes}")
-    raise ConfigError(f"{text}: there is no key '{key}'; {takes}.{did_you_mean(key, TYPED)}")
+    takes = f"an evaluation takes {', '.join(TYPED)}, and keeps all else of the run"
+    raise ConfigError(f"{text}: {takes}; leave it out.{did_you_mean(key, TYPED)}")
 
 
 def _value(override: Override) -> Any:

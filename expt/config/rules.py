@@ -136,9 +136,6 @@ def _sharding(config: RunConfig, machine: Machine) -> Problems:
         why = f"strategy=hsdp divides {workers} workers into equal groups of 2 or more"
         fix = "use one that divides them, or strategy=fsdp with sharding.shards=auto"
         yield "sharding.shards", why, fix
-    if config.tensorboard.graph is True:
-        why = "one worker would trace a model of which it has a part, and wait"
-        yield "tensorboard.graph", why, "use tensorboard.graph=auto, which leaves it out"
     for tracker in config.send:
         if config.checkpoint.sharded is not False and getattr(config, tracker).checkpoints:
             why = "sends single files, and a sharded run may write a checkpoint in parts"

@@ -94,7 +94,6 @@ class Sharding:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TensorBoard:
     images: Annotated[bool | Literal["end", "spare"], Key(evaluate=True)]
-    graph: bool | Literal["auto"]
     norms: bool
     histograms: bool
     health: bool

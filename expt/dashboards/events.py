@@ -6,7 +6,6 @@ import io
 import os
 import socket
 import time
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -182,23 +181,9 @@ class Writer:
         )
         self._add(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
 
-    def text(self, tag: str, markdown: str, step: int) -> None:
-        """Add a text to the TEXT tab."""
-        self._open().add_text(tag, markdown, step)
-
     def histogram(self, tag: str, values: torch.Tensor, step: int) -> None:
         """Add the distribution of `values`, which must be finite, to the HISTOGRAMS tab."""
         self._open().add_histogram(tag, values.detach().float().cpu(), step)
-
-    def graph(self, module: torch.nn.Module, images: torch.Tensor) -> None:
-        """Add the model's graph, from tracing it on `images`.
-
-        Raises whatever the model raises when traced.
-        """
-        with warnings.catch_warnings():
-            # that tracing is deprecated; TensorBoard reads nothing newer
-            warnings.simplefilter("ignore")
-            self._open().add_graph(module, images)
 
     def flush(self) -> None:
         """Let a running TensorBoard see what was written."""

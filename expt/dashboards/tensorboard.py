@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run, and when each is due: curves, pictures, norms, the model."""
+"""What TensorBoard shows of a run, and when each is due: curves, pictures, norms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from expt.config.schema import TensorBoard
 from expt.dashboards.events import Writer
 from expt.dashboards.pictures import Review, RunPictures, whole
 from expt.data.loading import Batch
-from expt.errors import type_name
 from expt.runs import tags
 from expt.training import sharding
 from expt.training.learner import Learner, Position
@@ -23,7 +21,7 @@ from expt.training.learner import Learner, Position
 SHARE = 0.01
 """Of the time of training: what pictures may take where they are not asked for."""
 FIRST_S = 0.1
-"""What the first pictures, or the graph, are taken to cost until they have been seen [seconds]."""
+"""What the first pictures are taken to cost until they have been drawn [seconds]."""
 
 
 class Dashboard:
@@ -36,18 +34,14 @@ class Dashboard:
         position: Position,
         pictures: RunPictures | None,
         *,
-        example: Any,
         settings: TensorBoard,
     ) -> None:
         self._events, self._learner, self._position = events, learner, position
-        self._example, self._pictures = example, pictures
+        self._pictures = pictures
         self._images = settings.images if pictures else False
         self._layers: LayerValues | None = None
         if (events or learner.shards > 1) and (settings.norms or settings.histograms):
             self._layers = LayerValues(learner, settings)
-        self._graph = False if learner.compiled and settings.graph == "auto" else settings.graph
-        self._graph_due = self._graph is not False and learner.shards == 1
-        self._table_due = True
         self.spent_s = self._trained_s = 0.0
         self._pictures_s, self._epoch_began = FIRST_S, time.perf_counter()
         self._reviews = self._reviews_end = False
@@ -90,19 +84,11 @@ class Dashboard:
         self._reviews, self._reviews_end = review, self._images == "end" and may_end
 
     def end_epoch(self) -> None:
-        """Show norms, histograms and the model."""
+        """Show norms and histograms."""
         with self._timed():
             if self._layers:
                 self._layers.show(self._events, self._position.step)
-            if self._events and self._table_due:
-                table = parameter_table(self._learner.module)
-                self._events.text(tags.PARAMETERS, table, self._position.step)
-                self._table_due = False
         if self._events:
-            spares = self._can_spare(2 * FIRST_S + self._pictures_s)
-            if self._graph_due and (self._graph is True or spares):
-                with self._timed():
-                    self._show_graph(self._events)
             self._events.flush()
 
     def review(self) -> Review | None:
@@ -136,22 +122,6 @@ class Dashboard:
         """Close the event file; the HPARAMS tab then says whether the run is complete."""
         if self._events:
             self._events.close(complete=complete)
-
-    def _show_graph(self, events: Writer) -> None:
-        module = self._learner.module
-        device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-        modes = {part: part.training for part in module.modules()}
-        self._graph_due = False
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
-            try:
-                module.eval()
-                events.graph(module, self._example)
-            except Exception as error:  # a model that cannot be traced can be trained all the same
-                problem = f"could not be traced: {type(error).__name__}: {error}"
-                events.text(tags.GRAPH_ERROR, problem, self._position.step)
-            finally:
-                for part, training in modes.items():
-                    part.training = training
 
 
 class LayerValues:
@@ -225,18 +195,3 @@ def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
         for group in tensors
     )
     return torch.stack([group.square().sum() for group in each]).sqrt()
-
-
-def parameter_table(module: nn.Module) -> str:
-    """Return Markdown of each parameter's name, layer, shape, type and size, and the totals."""
-    layer = {name: type(part).__name__ for name, part in module.named_modules()}
-    rows = [
-        f"| {name} | {layer[name.rpartition('.')[0]]} |"
-        f" {' x '.join(map(str, parameter.shape)) or '1'} |"
-        f" {type_name(parameter)} |"
-        f" {parameter.numel():,}{'' if parameter.requires_grad else ' (not trained)'} |"
-        for name, parameter in module.named_parameters()
-    ]
-    total, trained = (sharding.num_parameters(module, trained=only) for only in (False, True))
-    head = ["| parameter | layer | shape | type | numbers |", "|---|---|---|---|--:|"]
-    return "\n".join([*head, *rows, f"| **{trained:,} trained** | | | | **{total:,}** |"])

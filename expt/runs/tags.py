@@ -23,8 +23,6 @@ GRADIENT_NORM, WEIGHT_NORM = "norm_gradients", "norm_weights"
 Late in the alphabet: HPARAMS shows the first five tags until others are chosen.
 """
 TRAIN_IMAGES = "images/train"
-PARAMETERS = "model/parameters"
-GRAPH_ERROR = "model/graph"
 
 OF_EXPT = {LR, SKIPPED_STEPS, GRADIENT_NORM, WEIGHT_NORM, "running", "speed", "images", "model"}
 OF_EXPT |= {"best", "confusion", "mistakes", "memory", "ranks", "weights", "gradients"}

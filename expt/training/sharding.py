@@ -276,9 +276,9 @@ def _shared_name(module: nn.Module, unit: str) -> str | None:
     )
 
 
-def num_parameters(module: nn.Module, *, trained: bool = False) -> int:
-    """Return how many numbers the parameters of a module are, or those that are trained."""
-    return sum(one.numel() for one in module.parameters() if one.requires_grad or not trained)
+def num_parameters(module: nn.Module) -> int:
+    """Return how many numbers the parameters of a module are."""
+    return sum(one.numel() for one in module.parameters())
 
 
 @contextlib.contextmanager

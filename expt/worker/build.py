@@ -357,8 +357,8 @@ def build_history(config: RunConfig) -> History:
 
 def build_early_stop(config: RunConfig) -> EarlyStop:
     """Build what ends the run early, if that is wanted."""
-    by_epochs = config.evaluates_epochs
-    return EarlyStop(config.early_stop, metrics_of(config.task), by_epochs=by_epochs)
+    more: Any = {"max_minutes": config.max_minutes, "by_epochs": config.evaluates_epochs}
+    return EarlyStop(config.early_stop, metrics_of(config.task), **more)
 
 
 def build_observer(
@@ -390,11 +390,9 @@ def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
     """Build what is drawn into `events`; the other ranks take part in it."""
-    info, example = data.info, data.blank(1).inputs
+    info = data.info
     pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
-    return Dashboard(
-        events, learner, position, pictures, example=example, settings=config.tensorboard
-    )
+    return Dashboard(events, learner, position, pictures, settings=config.tensorboard)
 
 
 def total_steps(config: RunConfig, steps_per_epoch: int) -> int:

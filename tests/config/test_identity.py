@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from expt.config.constraints import Target
-from expt.config.identity import (
-    REPEATED,
-    identity,
-    shown,
-    typed_hyperparameters,
-)
+from expt.config.identity import REPEATED, identity, shown, typed_hyperparameters
 from expt.config.keys import (
     Rule,
     choices_of,
@@ -262,7 +257,7 @@ def test_a_number_that_is_made_of_a_variable_is_not_shown_and_part_of_the_identi
         ("batch_norm", {"per_worker", "groups", "sync"}),
         ("ddp.comm_hook", {"bf16", "fp16", "powersgd", "null"}),
         ("optimizer.nesterov", {"true", "false"}),
-        ("tensorboard.graph", {"true", "false", "auto"}),
+        ("tensorboard.images", {"true", "false", "end", "spare"}),
         ("send", {"mlflow", "wandb", "trackio"}),
         ("epochs", set()),
         ("model", set()),

@@ -80,10 +80,6 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         {"strategy": "hsdp", "world_size": 4, "sharding": {"shards": 3}},
         "sharding.shards=3: strategy=hsdp divides 4 workers into equal groups of 2 or more",
     ),
-    "a graph of shards": (
-        machine(2), {"strategy": "fsdp"}, {"strategy": "fsdp", "tensorboard": {"graph": True}},
-        "tensorboard.graph=true: one worker would trace a model",
-    ),
     "GPUs beside the workers of one machine": (
         machine(4, workers=4, local_workers=2), {"gpus": 2}, {"gpus": 4, "backend": "gloo"},
         "gpus=4: ",

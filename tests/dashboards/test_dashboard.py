@@ -1,4 +1,4 @@
-"""When pictures and the graph are drawn: as often as a hundredth of the time of training allows."""
+"""When pictures are drawn: as often as a hundredth of the time of training allows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from expt.config.schema import TensorBoard
 from expt.dashboards import tensorboard
@@ -15,7 +14,7 @@ from expt.dashboards.events import Writer
 from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.training.learner import Position
-from tests.training.test_loop import CLASSES, SHAPE, learner, plain
+from tests.training.test_loop import CLASSES, learner, plain
 
 
 class Clock:
@@ -46,13 +45,12 @@ class Watched:
         self.clock, self.pictures = clock, SlowPictures(clock)
         self.position = Position(steps_per_epoch=10, total_steps=100)
         self.events = Writer(folder, {}, {}) if rank_0 else None
-        off: dict[str, Any] = dict.fromkeys(("graph", "norms", "histograms", "health"), False)
+        off: dict[str, Any] = dict.fromkeys(("norms", "histograms", "health"), False)
         self.dashboard = Dashboard(
             self.events,
             learner(plain()),
             self.position,
             self.pictures,
-            example=torch.zeros(1, *SHAPE),
             settings=TensorBoard(**{**off, "images": "spare", **options}),
         )
 
@@ -120,19 +118,3 @@ def test_all_ranks_look_on_where_rank_0_wishes(watch: Watch) -> None:
     for wish in (True, False):
         other.dashboard.expect_evaluation(review=wish)
         assert (other.dashboard.review() is not None) == wish
-
-
-@pytest.mark.parametrize(
-    ("graph", "seconds", "shown"),
-    [("auto", 29.0, 0), ("auto", 31.0, 1), (True, 0.0, 1), (False, 1e6, 0)],
-)
-def test_the_graph_is_drawn_once_where_it_can_be_spared(
-    watch: Watch, graph: Any, seconds: float, shown: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, drawn = watch(images=False, graph=graph), list[object]()
-    monkeypatch.setattr(
-        run.events, "graph", lambda module, images: drawn.append(tuple(images.shape))
-    )
-    run.epoch(seconds)
-    run.epoch(0.0)
-    assert drawn == [(1, *SHAPE)] * shown

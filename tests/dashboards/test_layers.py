@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from expt.dashboards.tensorboard import layers, norms, parameter_table
+from expt.dashboards.tensorboard import layers, norms
 
 
 def test_norms_of_layers() -> None:
@@ -21,7 +21,3 @@ def test_norms_of_layers() -> None:
         for group in both
     ]
     assert torch.allclose(norms(both), torch.stack(expected))
-    table = parameter_table(model)
-    assert "| 0.weight | Linear | 4 x 3 | float32 | 12 |" in table
-    assert "| 2.weight | Linear | 2 x 4 | float32 | 8 (not trained) |" in table
-    assert "| **16 trained** | | | | **24** |" in table

@@ -267,7 +267,7 @@ TYPED = (
     "a loss without a weight",
     "no sums",
 )
-ALWAYS = ("world_size=1", "log_every=7", "drop_last=false", "tensorboard.graph=false")
+ALWAYS = ("world_size=1", "log_every=7", "drop_last=false")
 
 
 @pytest.mark.parametrize("name", TYPED)

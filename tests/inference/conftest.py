@@ -24,7 +24,7 @@ from tests.conftest import Configured, as_typed
 from tests.inference.test_load import FEW, masks_in, words
 from tests.worker.conftest import ALONE
 
-SHORT = (*FEW[:3], "tensorboard.images=false", "tensorboard.graph=false")
+SHORT = (*FEW[:3], "tensorboard.images=false")
 CLASSES = ("=sum(A1)", "cat")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 Weights = dict[str, Tensor]

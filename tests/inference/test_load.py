@@ -22,10 +22,7 @@ from tests.conftest import as_typed, python
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
-FEW = (
-    *as_typed("epochs=1 max_steps=2 batch_size=16 tensorboard.images=false"),
-    "tensorboard.graph=false",
-)
+FEW = (*as_typed("epochs=1 max_steps=2 batch_size=16 tensorboard.images=false"),)
 SMALL = ("dataset=synthetic", "dataset.train_size=64", "dataset.test_size=20")
 IMAGES = (*SMALL, "dataset.image_size=[16,16]", "dataset.channels=3")
 

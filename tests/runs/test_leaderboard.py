@@ -202,31 +202,6 @@ def test_what_was_typed_alike_and_is_not_alike_is_no_seed(tmp_path: Path) -> Non
     ]
 
 
-def test_forks_of_parents_that_differ_by_seed_are_repetitions(tmp_path: Path) -> None:
-    def leave(parent: int, seed: int) -> None:
-        typed = {"fork": f"a{parent}@40", "seed": seed}
-        content = {
-            "data": None,
-            "code": None,
-            "fork": f"parent{parent}@40",
-            "seedless_fork": "parent@40",
-        }
-        alike = {"seedless_identity": "same", "config": {"seed": seed, "dataset": {"fold": None}}}
-        leave_run(
-            tmp_path,
-            f"fork=a{parent},seed={seed}",
-            parent + seed / 10,
-            overrides=typed,
-            content=content,
-            **alike,
-        )
-
-    leave(parent=0, seed=0)
-    leave(parent=1, seed=1)
-    (both,) = rows_of(tmp_path)
-    assert both.values == [0.0, 1.1]
-
-
 def test_one_nan_is_said_and_ends_nothing(tmp_path: Path) -> None:
     for seed, value in enumerate((0.1, float("nan"), 0.6)):
         leave_run(tmp_path, f"lr=1,seed={seed}", value)

@@ -69,7 +69,7 @@ def _without_autograd(learner: Learner, loss: Tensor, weight: float, _: object) 
         parameter.grad = torch.empty_like(parameter)
 
 
-DRAWN = TensorBoard(images=False, graph=False, norms=True, histograms=True, health=False)
+DRAWN = TensorBoard(images=False, norms=True, histograms=True, health=False)
 STEPS = [
     ("model=mlp",),
     ("model=convnet", "amp=fp16"),

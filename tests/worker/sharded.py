@@ -26,10 +26,8 @@ class Observer(Dashboard):
 
     def __init__(self) -> None:
         learner: Any = SimpleNamespace(shards=1, compiled=False)
-        settings = TensorBoard(
-            images=False, graph=False, norms=False, histograms=False, health=False
-        )
-        super().__init__(None, learner, Position(1, 1), None, example=None, settings=settings)
+        settings = TensorBoard(images=False, norms=False, histograms=False, health=False)
+        super().__init__(None, learner, Position(1, 1), None, settings=settings)
 
 
 def trained(

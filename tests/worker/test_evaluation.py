@@ -35,10 +35,7 @@ from tests.conftest import Configured, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
-QUIET = as_typed(
-    "tensorboard.images=false tensorboard.graph=false tensorboard.norms=false"
-    " tensorboard.health=false"
-)
+QUIET = as_typed("tensorboard.images=false tensorboard.norms=false tensorboard.health=false")
 FEW = (*as_typed("epochs=2 batch_size=16 dataset.train_limit=160"), *QUIET)
 TABLE = (*as_typed("model=mlp model.hidden=[4] epochs=1 batch_size=8 drop_last=false"), *QUIET)
 

@@ -153,7 +153,7 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
         *as_typed("batch_size=8"),
     )
     threads = f"threads={torch.get_num_threads()}"
-    words = (*images, *model, "tensorboard.graph=false", "patches.malloc=false", threads)
+    words = (*images, *model, "patches.malloc=false", threads)
     config, paths = configured(*words, "max_steps=2"), RunPaths(tmp_path / "run")
     paths.folder.mkdir()
     assert main.run_as(ONE, config, paths, 0.0) == "completed"

@@ -49,7 +49,7 @@ def test_it_is_told_of_the_split_and_of_the_log_point(
         "~dataset",
         "~model",
         *own,
-        *as_typed("task=language_model batch_size=1 epochs=1 tensorboard.graph=false"),
+        *as_typed("task=language_model batch_size=1 epochs=1"),
     )
     train_alone(*words, "log_every=1", "+dataset.val_fraction=0.2")
     found = {line for line in capsys.readouterr().err.splitlines() if ": not measured" in line}
@@ -79,7 +79,7 @@ def test_an_objective_of_nan_is_told_once(
         f"+task={{_target_: {__name__}.Weightless, metrics: {{rare: max}}}}",
         "model.hidden=[4]",
     )
-    train_alone(*words, "epochs=2", "dataset.train_limit=160", "tensorboard.graph=false")
+    train_alone(*words, "epochs=2", "dataset.train_limit=160")
     found = [
         line
         for line in capsys.readouterr().err.splitlines()
