@@ -60,15 +60,19 @@ def train_epoch(
         if learner.scheduler_interval == "step":
             learner.scheduler.step()
         if position.step % log_every == 0:
-            total = sum_across_workers(sums.since_logged, len(learner.task.reductions))
-            values = sums.averages_if_any(total)
-            now = time.perf_counter()
+            values, now = averages_since_logged(learner, sums), time.perf_counter()
             if values is not None:  # else every step was left out
                 on_log(values, trained / (now - since))
             since, trained = now, 0
             sums.mark_logged()
         if between_steps() or position.is_run_done:
             break
+
+
+def averages_since_logged(learner: Learner, sums: Sums) -> Averages | None:
+    """Return those of all workers since the last log point; None if every step was left out."""
+    total = sum_across_workers(sums.since_logged, len(learner.task.reductions))
+    return sums.averages_if_any(total)
 
 
 def _train_step(

@@ -357,8 +357,8 @@ def build_history(config: RunConfig) -> History:
 
 def build_early_stop(config: RunConfig) -> EarlyStop:
     """Build what ends the run early, if that is wanted."""
-    by_epochs = config.evaluates_epochs
-    return EarlyStop(config.early_stop, metrics_of(config.task), by_epochs=by_epochs)
+    more: Any = {"max_minutes": config.max_minutes, "by_epochs": config.evaluates_epochs}
+    return EarlyStop(config.early_stop, metrics_of(config.task), **more)
 
 
 def build_observer(

@@ -279,13 +279,19 @@ def is_better(value: float, than: float | None, better: Better) -> bool:
 
 
 class EarlyStop:
-    """The patience with a metric, which all workers know; without settings it is never due."""
+    """What ends a run before its last step, which all workers know: a metric, or the time."""
 
     def __init__(
-        self, settings: Settings | None, better: Mapping[str, Better], *, by_epochs: bool = True
+        self,
+        settings: Settings | None,
+        better: Mapping[str, Better],
+        *,
+        max_minutes: float | None = None,
+        by_epochs: bool = True,
     ) -> None:
         """With `by_epochs` each evaluation is of an epoch, and is called so."""
-        self._settings, self._by_epochs = settings, by_epochs
+        self._settings, self._max_minutes, self._by_epochs = settings, max_minutes, by_epochs
+        self.is_time_up = False
         self._better = better[settings.metric.partition("/")[0]] if settings else "min"
         self._best: float | None = None
         self._last = math.nan
@@ -306,16 +312,19 @@ class EarlyStop:
 
     @property
     def ended_by(self) -> str | None:
-        """The key by which the run ends: the last is good enough, or so many were no better."""
-        if self._is_good_enough:
-            return "early_stop.threshold"
-        return "early_stop.patience" if self._has_waited(self._waited) else None
+        """The key by which the run ends; None where it goes on."""
+        keys = {
+            "early_stop.threshold": self._is_good_enough,
+            "early_stop.patience": self._has_waited(self._waited),
+            "max_minutes": self.is_time_up,
+        }
+        return next((key for key, is_due in keys.items() if is_due), None)
 
     @property
     def may_be_due(self) -> bool:
         """Whether the run may end so after one more evaluation."""
         can_be_enough = self._settings is not None and self._settings.threshold is not None
-        return self._has_waited(self._waited + 1) or can_be_enough
+        return self.is_time_up or self._has_waited(self._waited + 1) or can_be_enough
 
     def _has_waited(self, evaluations: int) -> bool:
         patience = self._settings.patience if self._settings else None
@@ -331,10 +340,11 @@ class EarlyStop:
     @property
     def reason(self) -> str:
         """Why the run ends, in words."""
-        if self._settings is None:
-            return ""
+        key = self.ended_by
+        if self._settings is None or key == "max_minutes":
+            return f"max_minutes={self._max_minutes:g} of training are over"
         metric, delta = self._settings.metric, self._settings.min_delta
-        if self._is_good_enough:
+        if key == "early_stop.threshold":
             enough = f"{self._settings.threshold:g}"
             return f"{metric} is {self._last:.4f}, early_stop.threshold is {enough}"
         by = f" by more than {delta:g}" if delta else ""

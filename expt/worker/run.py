@@ -26,7 +26,7 @@ from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly,
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
 from expt.training.collectives import Worker
-from expt.training.loop import evaluate, train_epoch, warm_up_buckets
+from expt.training.loop import averages_since_logged, evaluate, train_epoch, warm_up_buckets
 from expt.training.optimizer_state import in_use, switch
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import (
@@ -92,7 +92,7 @@ class Run:
         self.sums.redoes = self.learner.fit is not None
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
-        self._is_at_best, self._is_time_up = False, False
+        self._is_at_best = False
         self.history = build.build_history(config)
         self.early_stop = build.build_early_stop(config)
         self.times, self._agreed = Times(config), set[str]()
@@ -120,9 +120,8 @@ class Run:
         if source is not None:
             self._resume(source)
         else:
-            begun = first_weights.begin_with(
-                self.config, self.learner.module, self.worker, self.data.info.told
-            )
+            told, module = self.data.info.told, self.learner.module
+            begun = first_weights.begin_with(self.config, module, self.worker, told)
         self.snapshot.refuse_unreadable()
         self._has_probed = self.position.step > 0
         self._begin(observe, resumed_at=None if source is None else self.position.step)
@@ -154,9 +153,7 @@ class Run:
     @property
     def ended_by(self) -> str | None:
         """The key whose value has ended the run."""
-        if self.position.is_run_done:
-            return self.position.ends_by
-        return self.early_stop.ended_by or ("max_minutes" if self._is_time_up else None)
+        return self.position.ends_by if self.position.is_run_done else self.early_stop.ended_by
 
     @property
     def is_pruned(self) -> bool:
@@ -182,7 +179,8 @@ class Run:
             self.early_stop.load_state_dict(
                 saved.get("early_stop") or EarlyStop(None, {}).state_dict()
             )
-            self._is_time_up = self.times.is_over(sum(saved["epoch_s"]) + saved["elapsed_s"])
+            trained_s = sum(saved["epoch_s"]) + saved["elapsed_s"]
+            self.early_stop.is_time_up = self.times.is_over(trained_s)
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         if isinstance(self.learner.fit, Fitting):
             self.learner.fit.at_a_time = saved.get("micro_batch_size")
@@ -226,17 +224,18 @@ class Run:
         if self._batches is None:
             self._batches = self._begin_epoch()
         self._is_at_best = False  # whether the model has the weights of the best evaluation
-        train_epoch(
-            self.learner,
-            self._batches,
-            self.position,
-            self.sums,
-            log_every=self.config.log_every,
-            on_gradients=self.observer.before_update,
-            on_step=self._note_step,
-            on_log=self._log_within_epoch,
-            between_steps=self._is_due,
-        )
+        with self.steps.under_way():
+            train_epoch(
+                self.learner,
+                self._batches,
+                self.position,
+                self.sums,
+                log_every=self.config.log_every,
+                on_gradients=self.observer.before_update,
+                on_step=self._note_step,
+                on_log=self._log_running,
+                between_steps=self._is_due,
+            )
 
     def _is_due(self) -> bool:
         """Return whether there is more to do after this step than the next; see _take_stock."""
@@ -267,7 +266,7 @@ class Run:
             if ends_epoch:
                 self._call_back("on_epoch_end", self.config.eval_split)
             due |= self.agreement.meet(self._wishes() | due)
-            self._is_time_up |= "end" in due
+            self.early_stop.is_time_up |= "end" in due
             if ends_epoch:
                 self._refuse_unequal()
             saves = "save" in due or self.is_pruned or self.agreement.stopping
@@ -329,13 +328,15 @@ class Run:
         self.first_steps.step()
         self.record.end_step(self.config.batch_size)
 
-    def _log_within_epoch(self, values: Averages, samples_per_s: float) -> None:
-        """Log the averages since the last log point, and the speed."""
+    def _log_running(self, values: Averages | None, samples_per_s: float | None = None) -> None:
+        """Log the averages since the last log point, and where this is one the speed."""
+        if values is None:
+            return
         self._refuse_loss(values)
         points = tagged(values, tags.running, warns=self.worker.rank == 0)
-        self.record.log(
-            points | {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
-        )
+        if samples_per_s is not None:
+            points |= {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
+        self.record.log(points)
 
     def _log_epoch(self, values: Averages, seconds: float, waited_s: float) -> None:
         """Log the averages over the epoch."""
@@ -358,7 +359,9 @@ class Run:
         position, history, began = self.position, self.history, time.perf_counter()
         readings = [] if history.is_within_epoch else self.health.readings[:1]
         wishes = self.config.tensorboard.images is True or any(one.wish for one in readings)
-        may_end = position.is_run_done or self._is_time_up or self.early_stop.may_be_due
+        if history.is_within_epoch:  # next to what the evaluation measures; no log point
+            self._log_running(averages_since_logged(self.learner, self.sums))
+        may_end = position.is_run_done or self.early_stop.may_be_due
         self.observer.expect_evaluation(review=wishes, may_end=may_end)
         with contextlib.nullcontext() if self.config.evaluates_epochs else self._unchanged():
             values = self._evaluate(self.config.eval_split)
@@ -490,11 +493,8 @@ class Run:
         }
 
     def _stopped_early(self) -> StoppedEarly | None:
-        """Return why the run has ended before its last step."""
-        key, position = self.ended_by, self.position
-        if key is None or position.is_run_done:
+        """Return where and why the run has ended before its last step."""
+        position = self.position
+        if position.is_run_done or not self.is_done:
             return None
-        reason = self.early_stop.reason
-        if key == "max_minutes":
-            reason = f"max_minutes={self.config.max_minutes:g} of training are over"
-        return {"epoch": position.epoch, "step": position.step, "reason": reason}
+        return {"epoch": position.epoch, "step": position.step, "reason": self.early_stop.reason}

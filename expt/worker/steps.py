@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,23 @@ class Steps:
     ) -> None:
         self._learner, self._device, self._typed_at = learner, device, typed_at
         self._beat, self._profiler = beat, profiler
-        self._until_end = contextlib.ExitStack()
-        self._step = self._until_end.enter_context(progress.phase("the first step"))
+        self._step: progress.Phase | None = None
         self.lr = 0.0
         """The learning rate of the last step."""
         self.first_s: float | None = None
         """The seconds until the end of this attempt's first step."""
 
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Have a step that takes long reported until the end."""
+        name = "the first step" if self.first_s is None else "a step"
+        with progress.phase(name) as self._step:
+            yield
+
     def done(self) -> None:
         """Note that a step is done; call it before the learning rate changes."""
         self._beat()
+        assert self._step
         self._step.again()
         self.lr = rate_of(self._learner.optimizer)
         if self.first_s is None:
@@ -55,7 +62,6 @@ class Steps:
 
     def close(self) -> None:
         """Write the profile, if there is one."""
-        self._until_end.close()
         if self._profiler:
             self._profiler.close()
 

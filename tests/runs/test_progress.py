@@ -172,61 +172,48 @@ def test_who_prints_without_end_is_cut_short_at_the_end(tmp_path: Path) -> None:
     assert list(printed.new(last=True))[1:] == [(1, f"... more in {paths.stdout(0, 1)}")]
 
 
-def test_after_a_resume_the_steps_of_before_took_no_time(
+def test_what_is_left_goes_as_fast_as_the_steps_of_this_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And no longer than the minutes that training may take, over all attempts."""
     now = [50.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    paths = RunPaths(tmp_path)
-    create_result(paths, resumed_from={"checkpoint": "x", "step": 1000})
-    record_points(paths, (1000, 10, {"loss/train": 1.0}))
-    state = RunState(paths, epochs=4)
-    assert (state.read(), state.total_steps) == ([], 0), "the worker has not said yet"
+    paths, state = RunPaths(tmp_path), RunState(RunPaths(tmp_path), epochs=4)
+    resumed_from: Any = {"checkpoint": "x", "step": 1000}
+    create_result(paths, resumed_from=resumed_from, config={"max_minutes": 10})
+    record_points(paths, (1000, 10, {"loss/train": 1.0, "speed/epoch_s": 580.0}))
+    state.read()
+    assert (state.total_steps, state.left_s) == (0, None), "the worker has not said yet"
     update_result(paths, total_steps=1040, steps_per_epoch=100)
     record_points(paths, (1010, 11, {"running/loss": 1.0}))
-    assert [point.step for point in state.read()] == [1010]
+    state.read()
     assert (state.epoch, state.epochs, state.total_steps) == (11, 11, 1040)
     now[0] = 55.0
+    assert state.left_s is None, "one look says no speed"
     record_points(paths, (1020, 11, {"running/loss": 1.0}))
     state.read()
     assert state.left_s == 10.0
-
-
-def test_what_is_left_goes_as_fast_as_the_steps_so_far(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    paths = RunPaths(tmp_path)
-    create_result(paths, total_steps=40)
-    state = RunState(paths, epochs=4)
-    now[0] = 100.0  # the workers have started
-    record_points(paths, (10, 1, {"loss/train": 1.0}))
-    assert [point.tag for point in state.read()] == ["loss/train"]
-    assert (state.step, state.epoch, state.total_steps) == (10, 1, 40)
-    now[0] = 105.0
-    assert state.left_s is None, "one look says no speed"
-    record_points(paths, (20, 2, {"loss/train": 0.75}))
+    now[0] = 62.0
+    assert state.left_s == 8.0, "of ten minutes 580 s and 12 s are over"
+    record_points(paths, (1040, 11, {"loss/train": 0.5}))
     state.read()
-    assert state.left_s == 10.0
-    record_points(paths, (40, 4, {"loss/train": 0.5}))
-    state.read()
-    assert state.values == {"loss/train": 0.5}
-    assert state.left_s is None, "it is done"
-    assert RunState(paths, epochs=4).left_s is None, "nothing is known yet"
+    assert (state.values["loss/train"], state.left_s) == (0.5, None), "it is done"
 
 
 @pytest.mark.parametrize("plain_line_s", [progress.PLAIN_LINE_S, -1.0])
 def test_lines_are_printed_every_so_many_steps_however_late_one_looks(
     plain_line_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no step twice, where another line is due because none was printed for some time."""
+    """And no step twice, where an evaluation or the time that has passed made a line due, too."""
     monkeypatch.setattr(progress, "PLAIN_LINE_S", plain_line_s)
     paths = RunPaths(tmp_path)
     create_result(paths, total_steps=90, steps_per_epoch=30)
+    loss = {step: {"running/loss": step / 10} for step in (5, 10, 15, 20, 30)}
     record_points(
         paths,
-        *((step, 1, {"running/loss": step / 10}) for step in (5, 10, 15, 20, 30)),
+        *((step, 1, loss[step]) for step in (5, 10)),
+        (10, 1, {**EVALUATED, "best/accuracy/val": 0.25}),
+        *((step, 1, loss[step]) for step in (15, 20, 30)),
         (30, 1, {**OF_EPOCH, "loss/train": 0.75}),
         (30, 1, {"best/accuracy/val": 0.25}),
         (40, 2, {"running/loss": 4.0}),
@@ -235,11 +222,31 @@ def test_lines_are_printed_every_so_many_steps_however_late_one_looks(
     with RunDisplay(paths, Console(file=out), epochs=4, print_every=10) as display:
         display.update()
     assert out.getvalue().splitlines() == [
-        "epoch 1/3  step 10/90  loss 1.0000",
+        "epoch 1/3  step 10/90  loss 1.0000  val 0.2500  best",
         "epoch 1/3  step 20/90  loss 2.0000",
         "epoch 1/3  step 30/90  loss 0.7500  acc 0.5000  img/s 12,345",
         "epoch 2/3  step 40/90  loss 4.0000",
     ]
+
+
+def test_without_a_terminal_each_number_is_shown_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_LINE_S", -1.0)
+    monkeypatch.setattr(progress, "REFRESH_S", -1.0)
+    paths, out = RunPaths(tmp_path), io.StringIO()
+    create_result(paths, total_steps=200, steps_per_epoch=100)
+    speed = "speed/running_samples_per_s"
+    steps = {49: {speed: 1.0}, 50: {"running/loss": 4.0, speed: 2.0}, 53: {speed: 3.0}}
+    steps |= {56: {**EVALUATED, "best/accuracy/val": 0.5}, 57: {speed: 4.0}}
+    with RunDisplay(paths, Console(file=out, width=99), epochs=4) as display:
+        for step, values in steps.items():
+            record_points(paths, (step, 1, values))
+            display.update()
+    lines = [
+        line.partition("/200  ")[2].partition("  0")[0] for line in out.getvalue().splitlines()
+    ]
+    assert lines == ["img/s 1", "loss 4.0000  img/s 2", "val 0.2500  img/s 3", "img/s 4"]
 
 
 def summary_of(paths: RunPaths) -> str:

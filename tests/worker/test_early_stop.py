@@ -111,9 +111,7 @@ def test_all_workers_end_after_the_same_epoch_and_the_summary_says_why(tmp_path:
     stop = "early_stop={metric: accuracy/train, patience: 1, min_delta: 0.9}"
     done = run("hydra.run.dir=run", "world_size=2", "dataset.train_limit=128", stop, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = (
-        "after epoch 2: accuracy/train has not improved by more than 0.9 for 1 epoch; its best was "
-    )
+    told = "in epoch 2: accuracy/train has not improved by more than 0.9 for 1 epoch; its best was "
     assert f"\nstopped      {told}" in done.stdout
     folder = RunFolder(tmp_path / "run")
     assert folder.result["status"] == "completed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import threading
 import time
@@ -18,7 +17,7 @@ from expt.config.kinds import noun_of
 from expt.errors import WARNING, listed, warn
 from expt.progress import EVERY_S
 from expt.runs import tags
-from expt.runs.metrics_file import MetricsReader, Point
+from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import evaluated_tag, read_result
 from expt.runs.view.text import duration, say
@@ -28,7 +27,7 @@ WIDE, BAR = 100, 16
 """Columns of a terminal that has room for everything, and of the progress bar there."""
 BEST = tags.best("")
 PLAIN_LINE_S = EVERY_S * 0.8
-"""Without a terminal: seconds between lines within a long epoch, but for those of a point."""
+"""Without a terminal: seconds between lines within a long epoch, but for awaited ones."""
 MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
 """Read of a worker's log at a time, and at the end: endless output must not hold up the rest."""
 _KEPT_LONGEST = ("test", "val", "loss", "objective")
@@ -36,11 +35,13 @@ _NEVER_LEFT_OUT = ("left", "best")
 
 
 class Line(NamedTuple):
-    """The numbers of an epoch that has ended, evaluation included, or of an evaluation within."""
+    """What was logged after one step, in training or an evaluation."""
 
     epoch: int
     step: int
     values: Mapping[str, float]
+    is_awaited: bool
+    """Whether an epoch or an evaluation has ended with it."""
     is_best: bool
     """Whether it was the best by the run's objective until then."""
 
@@ -55,32 +56,35 @@ class RunState:
         self._resumed_at = 0
         self.values: dict[str, float] = {}
         """The newest of each tag."""
-        self.of_line: dict[str, float] = {}
-        """The newest of each tag, since the last line only."""
+        self.of_step: dict[str, float] = {}
+        """Those of the last step, until its line has ended."""
         self._ended: list[Line] = []
         self._last_ended, self._best = 0, math.nan
-        self._ends = {tags.EPOCH_S}  # tags that make a line
+        self._awaited = {tags.EPOCH_S}
+        self._max_s = math.inf  # of training
+        self._epochs_s, self._epoch_began = 0.0, 0.0
         self.noun, self.found = "image", list[str]()
-        self.step = self.epoch = self.total_steps = self._per_epoch = 0
+        self.step = self.epoch = self.total_steps = 0
 
-    def read(self) -> list[Point]:
-        """Read what is new; return it without what was there before the run was resumed."""
-        points = self._reader.read()
+    def read(self) -> None:
+        """Read what is new."""
+        points, now = self._reader.read(), time.monotonic()
         if points and not self.total_steps:
             self._read_result()
         for point in points:
             if point.step != self.step:
                 self._end_line()
-                if self._last_ended == self.step:
-                    self.of_line = {}
-            self.values[point.tag] = self.of_line[point.tag] = point.value
             self.step, self.epoch = point.step, point.epoch
-            if point.tag.startswith(BEST):
+            self.values[point.tag] = point.value
+            if point.step > self._last_ended:
+                self.of_step[point.tag] = point.value
+            if point.tag == tags.EPOCH_S:
+                self._epochs_s, self._epoch_began = self._epochs_s + point.value, now
+            elif point.tag.startswith(BEST):
                 self._end_line()
         if self._began is None and self.step > self._resumed_at:
             # The time left is that of the steps, not of the start.
-            self._began = time.monotonic(), self.step
-        return [point for point in points if point.step > self._resumed_at]
+            self._began, self._epoch_began = (now, self.step), now
 
     def _read_result(self) -> None:
         result = read_result(self._paths)
@@ -89,30 +93,28 @@ class RunState:
         began = result.get("resumed_from") or result.get("forked_from")
         self._resumed_at = began["step"] if began else 0
         self.total_steps = result.get("total_steps", 0)
-        self._per_epoch = result.get("steps_per_epoch", 0)
         self.noun = noun_of(result)
-        self._ends.add(evaluated_tag(result))
-        if self._per_epoch:
-            self.epochs = -(-self.total_steps // self._per_epoch)
-
-    def ends_epoch(self, step: int) -> bool:
-        """Return whether it is an epoch's last, whose numbers come with those of the epoch."""
-        return bool(self._per_epoch and step % self._per_epoch == 0)
+        self._awaited.add(evaluated_tag(result))
+        self._max_s = (result.get("config", {}).get("max_minutes") or math.inf) * 60
+        if per_epoch := result.get("steps_per_epoch", 0):
+            self.epochs = -(-self.total_steps // per_epoch)
 
     def _end_line(self) -> None:
-        if not self._ends & self.of_line.keys() or self._last_ended >= self.step:
+        """End the line of the last step, whose numbers are all there; it has one only."""
+        values, self.of_step = self.of_step, {}
+        if not values:
             return
         self._last_ended = self.step
-        bests = (each for each in self.of_line.items() if each[0].startswith(BEST))
-        tag, best = next(bests, ("", math.nan))
-        is_new = best not in (self._best, math.nan)
-        is_best = is_new and self.of_line.get(tag.removeprefix(BEST)) == best
-        self._best = best
+        tag = next((tag for tag in values if tag.startswith(BEST)), "")
+        best = values.get(tag, math.nan)
+        is_best = best not in (self._best, math.nan) and values.get(tag.removeprefix(BEST)) == best
+        self._best = best if tag else self._best
+        is_awaited = bool(self._awaited & values.keys())
         if self.step > self._resumed_at:
-            self._ended.append(Line(self.epoch, self.step, dict(self.of_line), is_best))
+            self._ended.append(Line(self.epoch, self.step, values, is_awaited, is_best))
 
     def take_ended(self, *, last: bool = False) -> list[Line]:
-        """Return the lines that have ended since; at the `last` call also one without a best."""
+        """Return the lines that have ended since; at the `last` call that of the last step, too."""
         if last:
             self._end_line()
         ended, self._ended = self._ended, []
@@ -120,11 +122,12 @@ class RunState:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end at the speed until now; None where it is unknown."""
+        """Seconds to the end, by steps or minutes, at the speed until now; None if unknown."""
         if self._began is None or not self._began[1] < self.step < self.total_steps:
             return None
-        since, first = self._began
-        return (time.monotonic() - since) / (self.step - first) * (self.total_steps - self.step)
+        (since, first), now = self._began, time.monotonic()
+        left_s = (now - since) / (self.step - first) * (self.total_steps - self.step)
+        return max(0.0, min(left_s, self._max_s - self._epochs_s - (now - self._epoch_began)))
 
 
 class RunDisplay:
@@ -149,7 +152,7 @@ class RunDisplay:
         self._console, self._print_every, self._errors = console, print_every, errors
         self._began = False
         self._next = self._line_at = time.monotonic()
-        self._line_step = 0  # of the newest line: each step has one line at most
+        self._unprinted: dict[str, float] = {}  # what is newest of each tag, since the last line
         live = live and console.is_terminal and not console.is_dumb_terminal
         self._bar = _progress_bar(console) if live else None
         self._task = self._bar.add_task("starting", total=None, text="") if self._bar else None
@@ -181,27 +184,26 @@ class RunDisplay:
         new = self._printed.new(last=last)
         show_printed(self._console, ((f"rank {rank}", line) for rank, line in new), self._errors)
         state = self._state
-        points = state.read()
-        for line in filter(None, state.found):
-            say(self._console, line)
+        state.read()
+        for about in filter(None, state.found):
+            say(self._console, about)
         state.found.clear()
-        steps = self._due(points, self._print_every) if self._print_every else []
-        ended = state.take_ended(last=last)
-        for end in ended:
-            self._line_at, self._line_step = now, end.step
-            while steps and steps[0][1] < end.step:  # both in order, however late one looks
-                self._print(*steps.pop(0))
-            self._print_line(end, left=end is ended[-1])
-        for step in steps:
-            self._print(*step)
-        if not points or not state.total_steps:
-            return
-        words = {**in_words(state.of_line, state.noun), **self._left()}
-        within = not state.ends_epoch(state.step) and state.step > self._line_step
-        if self._bar and self._task is not None:
-            self._show_progress(self._bar, words)
-        elif within and now - self._line_at > PLAIN_LINE_S:
-            self._print(state.epoch, state.step, "  ".join(words.values()))
+        lines = state.take_ended(last=last)
+        for line in lines:
+            self._unprinted |= line.values
+            if self._is_due(line, is_newest=line is lines[-1]):
+                self._print(line, left=line is lines[-1])
+        if self._bar and self._task is not None and state.total_steps:
+            words = in_words({**self._unprinted, **state.of_step}, state.noun)
+            self._show_progress(self._bar, {**words, **self._left()})
+
+    def _is_due(self, line: Line, *, is_newest: bool) -> bool:
+        """Return whether a line is printed: an awaited one, every so many, or after some time."""
+        every, is_logged = self._print_every, tags.RUNNING_LOSS in line.values
+        if line.is_awaited or (every and line.step % every == 0 and is_logged):
+            return True
+        has_waited = time.monotonic() - self._line_at > PLAIN_LINE_S
+        return is_newest and has_waited and not self._bar
 
     def _show_progress(self, bar: Progress, words: Mapping[str, str]) -> None:
         state, width = self._state, self._console.width
@@ -216,37 +218,21 @@ class RunDisplay:
             text=self._fitted(words, width - taken),
         )
 
-    def _due(self, points: list[Point], every: int) -> list[tuple[int, int, str]]:
-        """Return a line for each step that is due; epochs' ends have theirs."""
-        due = list[tuple[int, int, str]]()
-        by_step = itertools.groupby(points, key=lambda point: (point.epoch, point.step))
-        for (epoch, step), group in by_step:
-            values = {point.tag: point.value for point in group if _is_running(point.tag)}
-            if step % every or tags.RUNNING_LOSS not in values or self._state.ends_epoch(step):
-                continue
-            due.append((epoch, step, "  ".join(in_words(values, self._state.noun).values())))
-        return due
-
-    def _print_line(self, end: Line, *, left: bool) -> None:
-        ends_epoch = tags.EPOCH_S in end.values
-        values = {
-            tag: value for tag, value in end.values.items() if not (ends_epoch and _is_running(tag))
-        }
-        words = {**in_words(values, self._state.noun), **({"best": "best"} if end.is_best else {})}
+    def _print(self, line: Line, *, left: bool) -> None:
+        state, values, self._unprinted = self._state, self._unprinted, {}
+        self._line_at = time.monotonic()
+        ends_epoch = tags.EPOCH_S in line.values
+        if ends_epoch:
+            values = {tag: value for tag, value in values.items() if not _is_running(tag)}
+        words = {**in_words(values, state.noun), **({"best": "best"} if line.is_best else {})}
+        step, epoch = f"step {line.step}/{state.total_steps}  ", str(line.epoch)
         if not self._console.is_terminal:
-            words |= self._left() if left else {}
-            self._print(end.epoch, end.step, "  ".join(words.values()))
-            return
-        label = f"epoch {end.epoch:>{len(str(self._state.epochs))}}/{self._state.epochs}  "
-        if not ends_epoch:
-            label += f"step {end.step}/{self._state.total_steps}  "
+            text = "  ".join([*words.values(), *(self._left() if left else {}).values()])
+            return say(self._console, f"epoch {epoch}/{state.epochs}  {step}{text}")
+        label = f"epoch {epoch:>{len(str(state.epochs))}}/{state.epochs}  "
+        label += "" if ends_epoch else step
         text = label + self._fitted(words, self._console.width - len(label))
-        say(self._console, text, "bold" if end.is_best else "")
-
-    def _print(self, epoch: int, step: int, text: str) -> None:
-        self._line_at, self._line_step = time.monotonic(), step
-        state = self._state
-        say(self._console, f"epoch {epoch}/{state.epochs}  step {step}/{state.total_steps}  {text}")
+        say(self._console, text, "bold" if line.is_best else "")
 
     def _left(self) -> dict[str, str]:
         left_s = self._state.left_s

@@ -64,7 +64,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     for line in _facts(result):
         say(console, line)
     if stopped := result.get("stopped_early"):
-        why = f"after {moment(result, stopped)}: {stopped['reason']}"
+        why = f"{_when(result, stopped)}: {stopped['reason']}"
         say(console, f"stopped      {why}; to continue: {_longer(paths, result)}")
     folder = shown_path(paths.folder)
     if is_pruned:
@@ -129,9 +129,12 @@ def _facts(result: Record) -> Iterator[str]:
     speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
     yield f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {_where(result)}, {speed}"
     if best := result.get("best"):
-        at = moment(result, best)
-        where = f"{'at' if at.startswith('step') else 'in'} {at}"
-        yield f"best         {best['metric']} {best['value']:.4f} {where}"
+        yield f"best         {best['metric']} {best['value']:.4f} {_when(result, best)}"
+
+
+def _when(result: Record, at: Mapping[str, Any]) -> str:
+    found = moment(result, at)
+    return f"{'at' if found.startswith('step') else 'in'} {found}"
 
 
 def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
