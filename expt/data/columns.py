@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 FIX = "give it a number, or remove the row"
+_NO_VALUE = "has no value, and had one in each row of training"
+_FILLED = {"median", "categories"}
 _TEXTS = "give it a number, or empty the cell, or if these are categories use dataset.categories"
 _FLAGS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _NUMBER = re.compile(
@@ -129,7 +131,9 @@ class Cells:
     def number(self, values: np.ndarray) -> None:
         """Write 1 and 0 in place of flags, and of other texts their places among `categories`."""
         places = {text: float(place) for place, text in enumerate(self.categories)} or _FLAGS
-        replace(values, [places.get(text, places.get(text.casefold(), 0.0)) for text in self.texts])
+        if self._codes:
+            numbers = [places.get(x, places.get(x.casefold(), 0.0)) for x in self._codes]
+            values[:] = replaced(values, numbers)
 
     def odd_rows(self, values: np.ndarray, fix: str, *, may_have_gaps: bool = False) -> str:
         """Return which of the rows [N, K] hold texts that are no flags, or gaps, if any do."""
@@ -164,13 +168,14 @@ class Cells:
         return ""
 
 
-def replace(values: np.ndarray, numbers: Sequence[float]) -> None:
-    """Write a number in place of each code of a text."""
+def replaced(codes: np.ndarray, numbers: Sequence[float]) -> np.ndarray:
+    """Return numbers in place of the codes of texts."""
     import numpy as np
 
-    if numbers:
-        are_texts = values >= TEXT
-        values[are_texts] = np.array(numbers)[(values[are_texts] / TEXT).astype(int) - 1]
+    values: np.ndarray = codes.copy()
+    are_texts = codes >= TEXT
+    values[are_texts] = np.array(numbers)[(codes[are_texts] / TEXT).astype(int) - 1]
+    return values
 
 
 def text_at(texts: Sequence[str], code: float) -> str:
@@ -198,25 +203,35 @@ def text_of(cell: Any) -> str:
     return cell.decode(errors="replace") if isinstance(cell, bytes) else str(cell)
 
 
-def read_as(column: Column, how: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, Counter[str]]:
-    """Return a column of new rows as a run has it, float64 [N, K], see `memory.Encoder`.
+def read_as_known(
+    columns: Mapping[str, Column], encoded: Mapping[str, Mapping[str, Any]]
+) -> tuple[np.ndarray, dict[int, str], dict[str, Counter[str]]]:
+    """Return new rows as a run has them, float64 [N, K], see `memory.Encoder`.
 
-    Also which rows can't be used, and how often texts occur that the run does not know: they are
-    -1.
+    Also why rows can't be used, by their place, and how often texts occur in a column that the run
+    does not know: they are -1.
     """
     import numpy as np
 
-    cells = Cells(are_texts="categories" in how)
-    values = cells.read(column)
-    if "categories" not in how:
-        replace(values, [_FLAGS.get(text.casefold(), math.inf) for text in cells.texts])
-        wrong = np.isinf(values) | (np.isnan(values) & ("median" not in how))
-        return values, wrong.any(1), Counter()
-    known = {text: float(place) for place, text in enumerate(how["categories"])}
-    codes = values.copy()
-    replace(values, [known.get(text, -1.0) for text in cells.texts])
-    unknown = Counter(text_at(cells.texts, code) for code in codes[values == -1].tolist())
-    return values, np.zeros(len(values), bool), unknown
+    found, wrong, unknown = list[np.ndarray](), dict[int, str](), dict[str, Counter[str]]()
+    for name, column in columns.items():
+        how = encoded.get(name, {})
+        cells = Cells(are_texts="categories" in how)
+        codes = cells.read(column)
+        if "categories" in how:
+            known = {text: float(place) for place, text in enumerate(how["categories"])}
+            numbers = [known.get(text, -1.0) for text in cells.texts]
+        else:
+            numbers = [_FLAGS.get(text.casefold(), math.inf) for text in cells.texts]
+        found.append(replaced(codes, numbers))
+        if (new := codes[found[-1] == -1]).size and "categories" in how:
+            unknown[name] = Counter(text_at(cells.texts, code) for code in new.tolist())
+        odd = np.isinf(found[-1]) | (np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED))
+        for row, place in np.argwhere(odd).tolist():
+            text = text_at(cells.texts, codes[row, place])[:40]
+            what = f"holds {text!r}, which is not a number" if text else _NO_VALUE
+            wrong.setdefault(row, f"column {name} {what}")
+    return np.concatenate(found, axis=1), wrong, unknown
 
 
 def unknown_texts(name: str, unknown: Iterable[str], rows: int = 0) -> str:
@@ -292,7 +307,7 @@ def classes_of(
     if codes.shape[1] > 1:
         what = f"has {codes.shape[1]} numbers in each row; a class is one"
         raise DataError(f"{path}: column {name} {what}")
-    values, texts = codes[:, 0].copy(), cells.texts
+    values, texts = codes[:, 0], cells.texts
     names = dict(zip(texts, texts, strict=True))
     if cells.has_gaps:
         row = int(np.isnan(values).argmax())
@@ -310,8 +325,8 @@ def classes_of(
             names, key = {text: str(int(text.partition(".")[0])) for text in texts}, int
     found = sorted({*names.values()}, key=key)
     places = {each: float(place) for place, each in enumerate(found)}
-    replace(values, [places[names[text]] for text in texts])
-    return values.astype(np.int64), tuple(found)
+    classes = replaced(values, [places[names[text]] for text in texts])
+    return classes.astype(np.int64), tuple(found)
 
 
 def _value_and_text(text: str) -> tuple[float, str]:

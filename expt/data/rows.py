@@ -17,7 +17,6 @@ from expt.data.cache import digest, filled, of_content, state_of
 from expt.data.columns import (
     FIX,
     Cells,
-    are_numbers,
     base,
     check_labels,
     check_learnable,
@@ -101,34 +100,22 @@ class Wanted(NamedTuple):
 
     targets: tuple[str, ...]
     features: tuple[str, ...]
-    """empty: those that are `known`, else all other columns that are features"""
-    known: tuple[str, ...]
-    """a run's"""
-    known_texts: tuple[str, ...]
-    """those of them that are texts"""
+    """empty: all other columns that are features"""
     kind: str
     """of the task's targets"""
     categories: tuple[str, ...] = ()
     """columns that are texts, whatever they hold"""
     limit: int | None = None
-    """the most different texts in a column"""
+    """the most different texts in a column; any number where a run has learned what there are"""
 
 
 def load(path: Path, wanted: Wanted) -> Rows:
     """Return the rows of a table, the first of what a run takes of its file.
 
     Raise ConfigError for columns that are not there, DataError for a file or a cell that cannot be
-    read, and without a run for classes of which nothing can be learned.
+    read, and to learn from for classes of which nothing can be learned.
     """
-    state = tuple(state_of(path))
-    if wanted.known:  # which mostly are what the run has read of this file, and kept
-        with contextlib.suppress(ConfigError):
-            found = _load(path, state, wanted._replace(known=(), known_texts=()))
-            texts = {*found.texts} & {*wanted.known}
-            if {*wanted.known} <= {*found.feature_names} and texts == {*wanted.known_texts}:
-                return found._replace(left_out={})
-        wanted = wanted._replace(categories=wanted.known_texts, limit=None)
-    return _load(path, state, wanted)
+    return _load(path, tuple(state_of(path)), wanted)
 
 
 @functools.lru_cache(maxsize=1)  # the driver checks it for each run of a sweep
@@ -232,24 +219,23 @@ def _number(
 
 def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
     """Return the columns that may be features, and why others are none if nobody has named any."""
-    path, (targets, features, known, *_) = table.path, wanted
-    if not {*table.names}.issuperset(targets + features):
-        for batch in itertools.islice(table.batches(table.names[:1]), 1):
-            _refuse_damaged(table, batch)  # the first line may not be that of the names
+    path, names, targets = table.path, table.names, wanted.targets
+    # A run's features may be the columns of an array.
+    features = [*dict.fromkeys(x if x in names else base(x) for x in wanted.features)]
     named = {"targets": targets, "features": features}
-    for key, chosen in (named if known else named | {"categories": wanted.categories}).items():
-        _refuse_missing(path, table.names, key, chosen)
-    refuse_twice({"targets": targets, "features": features})
-    run = {*known, *map(base, known)}
-    if found := [*features] or [name for name in table.names if name in run]:
-        return found, {}
-    if known:
-        raise ConfigError(
-            f"dataset.features: {path} has none of the run's columns {listed(known)}; give it these"
-        )
+    if wanted.limit is not None:
+        named |= {"features": wanted.features, "categories": wanted.categories}
+        refuse_twice({"targets": targets, "features": wanted.features})
+    for key, chosen in named.items():
+        for name in chosen:
+            if name not in names:
+                has = f"no such column, it has {listed(names)}.{did_you_mean(name, names)}"
+                raise ConfigError(f"dataset.{key}={name}: {path} has {has}")
+    if features:
+        return features, {}
     index = table.index - {*targets}
-    if found := [name for name in table.names if name not in {*index, *targets}]:
-        return found, {name: _INDEX for name in table.names if name in index}
+    if found := [name for name in names if name not in {*index, *targets}]:
+        return found, {name: _INDEX for name in names if name in index}
     raise ConfigError(f"dataset.features: {path} has only targets; give it other columns")
 
 
@@ -280,7 +266,7 @@ def _answers(
     if wanted.kind == "class":
         ((name, cells), codes), *_ = each
         classes, class_names = classes_of(path, name, cells, codes)
-        if not wanted.known:
+        if wanted.limit is not None:
             check_learnable(path, name, classes, class_names)
         return classes, class_names
     fix = _LABELS if wanted.kind == "labels" else FIX
@@ -300,9 +286,10 @@ def _left_out(
     Raise where others can't be used, or there are no others.
     """
     wrong = {x: each.problem(columns[x], wanted.limit) for x, each in features.items()}
-    empty = [name for name, each in features.items() if each.is_empty and not wanted.known]
-    if wanted.features or wanted.known:
-        refuse(path, wrong | dict.fromkeys(empty, f" {_EMPTY}; leave it out"))
+    empty = [name for name, each in features.items() if each.is_empty]
+    if wanted.features:
+        learns = wanted.limit is not None
+        refuse(path, wrong | dict.fromkeys(empty * learns, f" {_EMPTY}; leave it out"))
         return {}
     single = [name for name, each in features.items() if each.width == 1 and not each.texts]
     counters = [name for name in single if counts_rows(columns[name][:, 0])]
@@ -322,22 +309,6 @@ def word(features: Sequence[str]) -> str:
     from expt.runs.request import joined, literal  # late: it imports all kinds of datasets
 
     return joined([f"dataset.features={literal([*features])}"])
-
-
-def _refuse_missing(path: Path, columns: Sequence[str], key: str, names: Sequence[str]) -> None:
-    """Raise ConfigError for a column that is not there, DataError where the names are numbers."""
-    for name in names:
-        if name in columns:
-            continue
-        if are_numbers(columns):
-            raise DataError(
-                f"{path}: its first line is one of numbers ({listed(columns)}), and none is"
-                f" {name}; name the columns there"
-            )
-        raise ConfigError(
-            f"dataset.{key}={name}: {path} has no such column, it has {listed(columns)}"
-            f".{did_you_mean(name, columns)}"
-        )
 
 
 def refuse_twice(chosen: Mapping[str, Sequence[str]]) -> None:

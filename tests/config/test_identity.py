@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from expt.config.constraints import Target
-from expt.config.identity import (
-    REPEATED,
-    identity,
-    shown,
-    typed_hyperparameters,
-)
+from expt.config.identity import REPEATED, identity, shown, typed_hyperparameters
 from expt.config.keys import (
     Rule,
     choices_of,

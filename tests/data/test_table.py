@@ -199,7 +199,7 @@ def test_the_columns_of_a_run_are_those_of_its_evaluation(tmp_path: Path) -> Non
     assert source.feature_names == ("b", "a")
     assert source.shapes["image_size"] == (1, 2)
     known = {"feature_names": ("b", "a")}  # now a target, too
-    assert of(dataset.path, "a", None).load(NUMBER, known).feature_names == ("a", "b")
+    assert of(dataset.path, "a", None).load(NUMBER, known).feature_names == ("b", "a")
 
 
 def test_a_class_that_train_has_none_of_is_reported(
@@ -323,11 +323,9 @@ BAD: list[tuple[Any, str, str, dict[str, Any]]] = [
     (CLASS, "a,b,y\n1,2,u\n1,2,\n", "column y, row 2: is empty", {}),
     (CLASS, "a,b,y\n1,2,u\n1,2,NA\n", "column y, row 2: is empty, or NA", {}),
     (LABEL, "a,b,y\n1,2,0\n1,2,2\n", "column y, row 2: 2 is not a label", {}),
-    (NUMBER, "# of May\na,b,y\n1,2,0\n", r"which line 1 names \(# of May\)", {}),
     (NUMBER, "a,b,y\nx,2,\n", "column y, row 1: has no val", {}),
     (NUMBER, "a,b,y\n1,2,0\n1,2\n", "row 2 has 2 cells for 3 columns", {}),
     (NUMBER, "a,a,y\n1,2,0\n", "two columns are called 'a'; rename one", {}),
-    (NUMBER, "1,2\n3,4\n", "its first line is one of numbers", {}),
     (NUMBER, "a;b;y\n1,5;2;3\n", "column a, row 1: .*decimal sign", {}),
     (NUMBER, "a;b;y\n1;2;3\n1;2;3;4\n", "row 2 has 4 cells", {}),
     (NUMBER, "a,b,y\nx,1,1\n2,2,2\n", r"leave it out: 'dataset.features=\[b\]'", ALL),
@@ -340,7 +338,6 @@ BAD: list[tuple[Any, str, str, dict[str, Any]]] = [
     (NUMBER, 'a,b,y\n"1,5",2,3\n', "column a, row 1: .*decimal sign", {}),
     (NUMBER, "a,b,y\n1,5,2,3\n", "row 1 has 4 cells .*decimal sign", {}),
     (NUMBER, "a,b,y\n1_000,2,3\n", "column a, row 1: '1_000' is no", {}),
-    (NUMBER, "a,b,y\n\ufeff1,2,0\n1,2,0\n", r"column a, row 1: '\\ufeff1' is no", {}),
     (CLASS, 'a,b,y\n1,2,u\n1,2,"v\n1,2,u\n', "quote .* line 3", {}),
     (CLASS, 'a,b,y\n1,2,"v\n1,2,"u\n', "quote .* line 2", {}),
     (
@@ -432,8 +429,6 @@ def test_a_large_table_is_read_once(
         table_rows._load.cache_clear()
         rows = of(path, "kind", None).load(CLASS)
         assert rows.features[:][1].tolist() == [3, 4.6 if "4.6" in text else 4.5, 1]
-        table_rows._load.cache_clear()
-        of(path, "kind", None).load(CLASS, {"feature_names": ("y", "a")})  # to be evaluated
         assert len(read) == number or not is_large
 
 

@@ -53,9 +53,7 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
     assert RunFolder(again).result["seed"] == 4
 
 
-def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(
-    tmp_path: Path,
-) -> None:
+def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(tmp_path: Path) -> None:
     there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
     for folder in (there, elsewhere):
         folder.mkdir()

@@ -94,8 +94,7 @@ def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) 
 
 
 @pytest.mark.parametrize(
-    "number",
-    [SEED, *(pytest.param(SEED + n, marks=pytest.mark.slow) for n in range(1, KILLS))],
+    "number", [SEED, *(pytest.param(SEED + n, marks=pytest.mark.slow) for n in range(1, KILLS))]
 )
 def test_a_killed_run_goes_on_to_the_same_bits(
     number: int, tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch

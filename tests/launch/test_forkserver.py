@@ -268,18 +268,6 @@ def test_no_import_waits_for_the_thread_that_loads_torch() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.slow
-def test_what_sharded_models_need_is_imported_once(tmp_path: Path) -> None:
-    code = """
-        forkserver.warm(forkserver.libraries_in(["strategy=fsdp"]))
-        needed = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
-        code = f"import sys; print([name in sys.modules for name in {needed}])"
-        start("builtins:exec", code).result()
-        print(open("out").read())
-    """
-    assert python(code, tmp_path)[0] == "[True, True, True]"
-
-
 def test_one_that_was_killed_is_started_again_and_its_processes_died_with_it(
     tmp_path: Path,
 ) -> None:

@@ -414,12 +414,7 @@ OWN, ONE_CYCLE = f"{__name__}.Told", "torch.optim.lr_scheduler.OneCycleLR"
     [
         (OWN, "step", {}, {"told": SPE, "total_steps": 7}),
         (OWN, "epoch", {}, {"told": 1, "total_steps": 7}),
-        (
-            OWN,
-            "step",
-            {"steps_per_epoch": 3, "total_steps": 4},
-            {"told": 3, "total_steps": 4},
-        ),
+        (OWN, "step", {"steps_per_epoch": 3, "total_steps": 4}, {"told": 3, "total_steps": 4}),
         (ONE_CYCLE, "step", {"max_lr": 0.1}, {"total_steps": TOTAL}),
         (ONE_CYCLE, "epoch", {"max_lr": 0.1}, {"total_steps": TOTAL // SPE}),
         (

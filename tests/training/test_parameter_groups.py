@@ -12,14 +12,11 @@ from torch import nn, optim
 from expt.config.groups import (
     SGD,
     Adam,
-    Constant,
-    Cosine,
-    OneCycle,
     ParameterGroup,
     TargetOptimizer,
 )
 from expt.errors import ConfigError
-from expt.training.optim import build_optimizer, build_scheduler, scale_lr
+from expt.training.optim import build_optimizer
 from expt.training.parameter_groups import parameter_groups, rate_of
 
 HEAD = ParameterGroup(match="^head", lr_scale=0.1, weight_decay=0.0)
@@ -116,37 +113,6 @@ def test_a_step_uses_the_settings_of_each_group(make: Any) -> None:
     ours, theirs = trained(groups=(HEAD,)), trained(groups=())
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        Constant(name="constant", warmup_epochs=1.0),
-        Cosine(name="cosine", warmup_epochs=1.0, min_lr=0.01),
-        OneCycle(name="one_cycle", rise_fraction=0.3, start_factor=0.1, end_factor=0.01),
-    ],
-    ids=lambda config: config.name,
-)
-def test_a_schedule_scales_every_group(config: Any) -> None:
-    """Also where no parameter is left for a group with all of the rate."""
-    rates: dict[int, list[tuple[float, list[float]]]] = {}
-    for groups in ((), (HEAD, ParameterGroup(match="", lr_scale=0.5))):
-        optimizer = build_optimizer(OPTIMIZERS["sgd"](groups=groups), net())
-        scale_lr(optimizer, "linear", 2.0)
-        scheduler = build_scheduler(config, optimizer, steps_per_epoch=5, total_steps=20)
-        rates[len(groups)] = []
-        for _ in range(20):
-            rates[len(groups)].append(
-                (
-                    rate_of(optimizer),
-                    [group["lr"] / group.get("lr_scale", 1.0) for group in optimizer.param_groups],
-                )
-            )
-            optimizer.step()
-            scheduler.step()
-    assert [rate for rate, _ in rates[2]] == pytest.approx([rate for rate, _ in rates[0]])
-    for rate, (first, second) in rates[2]:
-        assert (first, second) == pytest.approx((rate, rate))
 
 
 @pytest.mark.parametrize(

@@ -41,18 +41,8 @@ class Named(Net):
         super().__init__(num_classes)
 
 
-class TwoViews(expt.Task):
-    """Its outputs [B, 2, 10] are not scores of classes."""
-
-    def forward(self, model: Any, batch: Batch) -> Tensor:
-        return torch.stack([model(batch.inputs), model(batch.inputs.flip(-1))], 1)
-
-    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        return (outputs[:, 0] - outputs[:, 1]).square().sum(), len(outputs)
-
-
 class Embedded(expt.Task):
-    """Nor are these, which have their shape: the class is used in the loss alone."""
+    """Its outputs are not scores of classes, though they have their shape."""
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         return nn.functional.cross_entropy(-outputs, batch.targets, reduction="sum"), len(outputs)

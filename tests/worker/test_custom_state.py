@@ -43,10 +43,7 @@ def of(name: str) -> tuple[str, ...]:
         ("Counting", {"model.calls", "model.total"}),
         ("Extra", set()),
         ("Outside", {f"{OWN}.calls", f"{OWN}.remember", f"{OWN}.Outside.calls_of_all"}),
-        (
-            "OnLayer",
-            {"model.scales", *(f"model.layer.{each}" for each in ("count", *HOOKS))},
-        ),
+        ("OnLayer", {"model.scales", *(f"model.layer.{each}" for each in ("count", *HOOKS))}),
         ("Unfreezing", set()),
         ("Slow", {"optimizer.slow"}),
         ("SlowSaved", set()),
@@ -74,12 +71,7 @@ def test_what_an_epoch_ends_by_changing_is_reported_after_it(
 
 @pytest.mark.parametrize(
     ("name", "made"),
-    [
-        ("Late", "late.weight"),
-        ("Bank", "bank"),
-        ("Replaced", "head.weight"),
-        ("InAList", "more"),
-    ],
+    [("Late", "late.weight"), ("Bank", "bank"), ("Replaced", "head.weight"), ("InAList", "more")],
 )
 def test_what_no_optimizer_would_train_is_refused(
     name: str, made: str, configured: Configured
