@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.columns import as_texts, base, parts_of, read_as_known, unknown_texts
+from expt.data.columns import Cells, as_texts, base, read_as_known, unknown_texts
 from expt.data.image_files import (
     files_below,
     left_out,
@@ -22,7 +22,7 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import DatasetConfig
-from expt.data.table_files import Arrays, TableFile, open_table
+from expt.data.table_files import Arrays, Column, TableFile, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
 from expt.runs.named_checkpoint import found
 
@@ -243,7 +243,7 @@ class Features(Samples):
         first = next(table.batches(self._names or table.names[:1]), None)
         if first is None:
             raise DataError(f"{path}: has no rows; give it some")
-        parts = parts_of(first.columns, self._names)
+        parts = [part for name in self._names for part in _parts(name, first.columns[name])]
         missing = next((name for name in wanted if name not in parts), None)
         number, columns = len(wanted) or data["image_size"][1], listed(table.names, 20)
         if missing is not None:
@@ -279,6 +279,12 @@ class Features(Samples):
                 )
         for name, counted in new.items():
             warn(f"{self.path}: {unknown_texts(name, counted, counted.total())}")
+
+
+def _parts(name: str, column: Column) -> list[str]:
+    cells = Cells(name)
+    cells.read(column)
+    return cells.parts
 
 
 def open_samples(path: str, kind: Kind, dataset: DatasetConfig, data: Mapping[str, Any]) -> Samples:
