@@ -268,10 +268,15 @@ def test_metrics_are_tried_out_without_a_trace_in_the_model(
     pytest.importorskip("torchmetrics")
     (tmp_path / "own_counting.py").write_text(OUTPUTS)
     monkeypatch.syspath_prepend(tmp_path)
-    auroc = "torchmetrics.classification.MulticlassAUROC"
-    metric = f"+task.metrics.x={{_target_: {auroc}, num_classes: 10, better: max}}"
+    auroc = "torchmetrics.classification.MulticlassAUROC, num_classes: 10"
+    fine, wrong = (
+        f"+task.metrics.x={{_target_: {metric}, better: max}}"
+        for metric in (auroc, "torchmetrics.MeanSquaredError")
+    )
     target = Target(target="own_counting.Counting", kwargs={"outputs": 10})
-    made = dataclasses.replace(config(metric), model=target)
+    with pytest.raises(ConfigError, match=r"^task\.metrics\.x: "):
+        built(wrong)
+    made = dataclasses.replace(config(fine), model=target)
     assert not hasattr(build_learner(made, build_data(made, worker()), worker()).module, "seen")
 
 
