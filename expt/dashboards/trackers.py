@@ -243,14 +243,8 @@ class WandbCopy(Copy):
         """Send status, summary and files. Raise TimeoutError where not all could be uploaded."""
         about = {"status": run.status, "error": run.record.get("error")}
         self._each({**run.summary, **about}, self._run.summary.update)
-        for path in run.files(checkpoints=False):
+        for path in run.files(checkpoints=self._settings.checkpoints):
             self._run.save(str(path), base_path=str(run.paths.folder), policy="now")
-        if self._settings.checkpoints:
-            artifact: Any = self._wandb.Artifact(f"checkpoints-{self._run.id}", type="model")
-            for path in (run.paths.best, run.paths.last):
-                if path.is_file():
-                    artifact.add_file(str(path))
-            self._run.log_artifact(artifact)
         self._run.finish(exit_code=_EXIT_CODES.get(run.status, KILLED))
 
     def leave(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import math
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ from expt.config.groups import GROUPS
 from expt.config.keys import holders
 from expt.errors import ConfigError, warn
 from expt.python import main_module
-from expt.runs.request import quoted
+from expt.runs.request import literal
 
 OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
 """Groups whose choice may be a custom class."""
@@ -134,24 +133,26 @@ def text_of(key: str, value: Any) -> str:
     Texts are taken as they stand, never for an interpolation or a list. A path is its text, an
     enum's member its value; tuples and arrays are lists. Raises ConfigError for what no YAML holds.
     """
-    value = _plain(key, value)
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return str(int(value))
-    if isinstance(value, float):
-        return repr(float(value)) if math.isfinite(value) else str(float(value))
+    return literal(_plain(key, value))
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return `value` as YAML has it; OmegaConf finds no interpolation in its texts."""
+    if isinstance(value, enum.Enum):
+        return _plain(key, value.value)
+    if isinstance(value, os.PathLike):
+        value = os.fsdecode(value)
+    if isinstance(value, functools.partial | Mapping):
+        items = as_setting(value, key).items()
+        return {_name(key, name): _plain(f"{key}.{name}", each) for name, each in items}
+    if not isinstance(value, type) and callable(getattr(value, "tolist", None)):  # NumPy's, torch's
+        value = value.tolist()
+    if isinstance(value, list | tuple | range):
+        return [_plain(f"{key}[{at}]", each) for at, each in enumerate(value)]
     if isinstance(value, str) and not isinstance(value, Interval):
-        return _quoted(value)
-    if isinstance(value, list):
-        return f"[{','.join(text_of(f'{key}[{at}]', each) for at, each in enumerate(value))}]"
-    if isinstance(value, Mapping):
-        pairs = (
-            f"{_name(key, name)}:{text_of(f'{key}.{name}', each)}" for name, each in value.items()
-        )
-        return f"{{{','.join(pairs)}}}"
+        return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
+    if value is None or isinstance(value, int | float):
+        return value
     shown = repr(value)
     name = shown if len(shown) < 60 and "\n" not in shown else f"{type(value).__name__}(...)"
     raise ConfigError(
@@ -172,28 +173,6 @@ def as_setting(value: Any, key: str) -> Any:
     if isinstance(value, type) and not issubclass(value, enum.Enum):
         return {"_target_": dotted(key, value)}
     return value
-
-
-def _plain(key: str, value: Any) -> Any:
-    """Return `value` as a kind that YAML has; anything else as it is."""
-    if isinstance(value, enum.Enum):
-        return _plain(key, value.value)
-    if isinstance(value, os.PathLike):
-        return os.fsdecode(value)
-    if isinstance(value, functools.partial | Mapping):
-        return as_setting(value, key)
-    if isinstance(value, tuple | range):
-        return list(value)
-    if not isinstance(value, type) and callable(getattr(value, "tolist", None)):  # NumPy's, torch's
-        return value.tolist()
-    return value
-
-
-def _quoted(text: str) -> str:
-    """Return a text in quotes, so that OmegaConf finds no interpolation in it."""
-    if "${" in text:
-        text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", text)
-    return quoted(text)
 
 
 def _name(key: str, name: object) -> str:

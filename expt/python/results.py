@@ -16,7 +16,6 @@ from expt.errors import RunFailed, SweepFailed, did_you_mean
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, FoundRecord, Record, read_result
-from expt.runs.sweep import by_objective
 from expt.runs.view.curves import History, figure, in_html
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.query import ListedRun
@@ -201,22 +200,15 @@ class SweepResult(Runs):
 
         It keeps the search's constraints. Raises RunFailed where there is none.
         """
-        from expt.search.conclusion import search_in  # late: few ask for it
+        from expt.search.conclusion import best_of  # late: few ask for it
 
-        found, folders = self._found(), {run.folder.parent for run in self}
-        if len(folders) == 1 and (search := search_in(folders.pop(), found)):
-            best = search.best(found)
-            ranked = [run for run in self if best and run.folder == best["folder"]]
-        else:
-            ranked = by_objective(
-                (run, run.record) for run in self.completed if run.objective is not None
+        best = best_of(self[0].folder.parent, self._found())[0] if self else None
+        if best is None:
+            raise RunFailed(
+                "no run has completed, measured its objective and kept all constraints, or they"
+                " were chosen by different ones"
             )
-            if len(names := {run.record["objective"]["name"] for run in ranked}) > 1:
-                text = f"chosen by {' and '.join(sorted(names))}: none is best by all"
-                raise RunFailed(f"the runs were {text}")
-        if not ranked:
-            raise RunFailed("no run has completed, measured its objective and kept all constraints")
-        return ranked[0]
+        return next(run for run in self if run.folder == best["folder"])
 
     def _found(self) -> list[FoundRecord]:
         return [{**run.record, "folder": run.folder} for run in self]

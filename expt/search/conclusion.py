@@ -7,7 +7,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +18,7 @@ from rich.table import Table
 from expt.config.identity import REPEATED
 from expt.errors import BAD_TRIALS, ConfigError, listed, warn
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, RUNNING, FoundRecord
+from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, FoundRecord
 from expt.runs.sweep import by_objective, place
 from expt.runs.view.leaderboard import objective_of
 from expt.runs.view.text import cells, plain_table, say, setting
@@ -194,7 +193,6 @@ def _trials(
     from optuna.trial import TrialState, create_trial
 
     states = {PRUNED: TrialState.PRUNED, RUNNING: TrialState.RUNNING}
-    states[INTERRUPTED] = TrialState.RUNNING
     typed = [run.get("overrides") or {} for run in runs]
     keys = [key for key in dict.fromkeys(itertools.chain(*typed)) if key not in REPEATED]
     known = {key: [each[key] for each in typed if key in each] for key in keys}
@@ -203,39 +201,33 @@ def _trials(
     for run, given in zip(runs, typed, strict=True):
         if (read := reader.trial(RunPaths(run["folder"]), run)) is None:  # damaged
             continue
-        done = read.status == COMPLETED and read.has_values
-        trial = create_trial(
+        done, own = read.status == COMPLETED and read.has_values, [x for x in axes if x in given]
+        costs = {} if search.goals[1:] else read.costs
+        yield create_trial(
             state=TrialState.COMPLETE if done else states.get(read.status, TrialState.FAIL),
             values=read.objectives if done else None,  # type: ignore[arg-type]
-            params={key: axes[key][1](given[key]) for key in axes if key in given},
-            distributions={key: axes[key][0] for key in axes if key in given},
-            intermediate_values={} if search.goals[1:] else {
-                epoch: search.goals[0].cost(cost) for epoch, cost in read.costs.items()
-            },
+            params={key: _in(axes[key], given[key]) for key in own},
+            distributions={key: axes[key] for key in own},
+            intermediate_values={x: search.goals[0].cost(cost) for x, cost in costs.items()},
             constraints=dict(read.violations),
             user_attrs={"folder": str(run["folder"].absolute()), "status": read.status},
-        )  # fmt: skip
-        if "started" in run:
-            began = datetime.fromtimestamp(run["started"])
-            took_s = sum(run.get("epoch_s") or ()) + run.get("eval_s", 0.0)
-            ended = trial.datetime_complete and began + timedelta(seconds=took_s)
-            trial.datetime_start, trial.datetime_complete = began, ended
-        yield trial
+        )
 
 
-def _axis(
-    values: Sequence[Any],
-) -> tuple[optuna.distributions.BaseDistribution, Callable[[Any], Any]]:
-    """Return the distribution of a setting that has had these values, and what makes them its."""
+def _axis(values: Sequence[Any]) -> optuna.distributions.BaseDistribution:
+    """Return the distribution of a setting that has had these values."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
-        return CategoricalDistribution([*dict.fromkeys(map(setting, values))]), setting
+        return CategoricalDistribution([*dict.fromkeys(map(setting, values))])
     low, high = min(values), max(values)
-    is_log = low > 0 and high >= WIDE * low
-    if all(isinstance(value, int) for value in values):
-        return IntDistribution(low, high, log=is_log), int
-    return FloatDistribution(low, high, log=is_log), float
+    are_whole = all(isinstance(value, int) for value in values)
+    kind = IntDistribution if are_whole else FloatDistribution
+    return kind(low, high, log=low > 0 and high >= WIDE * low)
+
+
+def _in(axis: optuna.distributions.BaseDistribution, value: Any) -> Any:
+    return setting(value) if hasattr(axis, "choices") else value
 
 
 def importance(folder: Path, runs: Sequence[FoundRecord]) -> dict[str, dict[str, dict[str, float]]]:

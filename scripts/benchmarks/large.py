@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +18,8 @@ from scripts.benchmarks.comparison import OURS, Comparison, interleave
 from scripts.benchmarks.systems import free_port, start, threads
 
 BY_HAND = "by hand"
+_VALIDATION = ("dataset.val_fraction=0.97", "dataset.test_fraction=0.0", "max_steps=10")
+_TRAINING = ("dataset.val_fraction=0.0001", "dataset.test_fraction=0.0", "max_steps=30")
 _SUFFIXES = (".csv", ".parquet")
 READERS = (0, 1, 2)
 """For each worker by hand, of which the fastest number counts."""
@@ -135,6 +139,102 @@ def _table(suffix: str, what: str, at_most: float | None, *, again: bool = False
     return Case(name=name, unit=unit, ours=ours, by_hand=by_hand, at_most=at_most)
 
 
+def _folder(bench: Bench, number: int, height: int, width: int) -> Path:
+    found = bench.scratch / f"{number}-of-{height}x{width}"
+    if not found.exists():
+        from scripts.baselines import pictures  # late: it imports torch
+
+        pictures.write(found, number, height, width)
+    return found
+
+
+def _files(size: int, folder: Path) -> list[str]:
+    words = ["dataset=image_folder", f"dataset.root={folder}", "gpus=0", "batch_size=64"]
+    words += ["model=mlp", "model.hidden=[128]", "optimizer=sgd", "optimizer.lr=0.01"]
+    return [sys.executable, "-m", "expt", *words, f"dataset.image_size=[{size},{size}]"]
+
+
+def _small_files(*, again: bool = False, at_most: float | None = None) -> Case:
+    """Return the case of the first step on a folder of many pictures."""
+
+    def by_hand(bench: Bench) -> float:
+        command = [sys.executable, "-m", "scripts.baselines.pictures", str(files(bench))]
+        return float(json.loads(start([*command, f"--began={time.time()}"]).text)["first_step_s"])
+
+    def ours(bench: Bench) -> float:
+        command = [*_files(64, files(bench)), "epochs=1", "max_steps=1"]
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(1 + again):
+                run, began = Path(folder) / str(number), time.time()
+                start([*command, f"seed={number}", f"hydra.run.dir={run}"], EXPT_CACHE=folder)
+            result = json.loads((run / "result.json").read_text())
+        return float(result["started"] + result["first_step_s"] - began)
+
+    files = partial(_folder, number=50_000, height=64, width=64)
+    name = f"50,000 JPEGs of 64x64 in class folders{', a second start' * again}: first step"
+    return Case(name=name, unit="s", ours=ours, by_hand=by_hand, at_most=at_most)
+
+
+def _photos() -> Case:
+    """Return the case of photos that are larger than a model wants them, of which none is kept."""
+
+    def by_hand(bench: Bench) -> float:
+        command = [sys.executable, "-m", "scripts.baselines.pictures", str(files(bench))]
+        command += ["--size=224", "--steps=8"]
+        read = (start([*command, f"--readers={number}"]).text for number in (*READERS, 3))
+        return 1e3 / max(float(json.loads(text)["images_s"]) for text in read)
+
+    def ours(bench: Bench) -> float:
+        command = [*_files(224, files(bench)), "dataset.cache=false", f"epochs={bench.epochs}"]
+        with tempfile.TemporaryDirectory() as folder:
+            start([*command, "world_size=1", f"hydra.run.dir={folder}/run"], EXPT_CACHE=folder)
+            result = json.loads((Path(folder) / "run" / "result.json").read_text())
+        train_size = int(result["data"]["train_size"])
+        return 1e3 * float(statistics.median(result["epoch_s"][1:])) / train_size
+
+    files = partial(_folder, number=600, height=1200, width=1600)
+    name = "600 photos of 1600x1200 to 224x224, nothing cached, one worker: a picture"
+    return Case(name=name, unit="ms", ours=ours, by_hand=by_hand, at_most=0.5)
+
+
+def _text(large: int, small: int, what: str, words: Sequence[str]) -> Case:
+    """Return the case of the peak memory with a large text; the other is that of a small one."""
+
+    def peak(million: int, bench: Bench) -> float:
+        path = bench.scratch / f"{million}.txt"
+        if not path.exists():
+            path.write_text(random.Random(0).randbytes(500_000).hex() * million)
+        command = [sys.executable, "-m", "expt", "experiment=char_lm", f"dataset.root={path}"]
+        with tempfile.TemporaryDirectory() as folder:
+            run = f"hydra.run.dir={folder}/run"
+            output = start([*command, *words, run], watch_memory=True, EXPT_CACHE=folder)
+        return output.peak.total_mib if what == "all processes" else output.peak.workers_mib
+
+    name = f"{large} million bytes to {small} million, a language model: peak memory of {what}"
+    ours, by_hand = partial(peak, large), partial(peak, small)
+    return Case(name=name, unit="MiB", ours=ours, by_hand=by_hand, at_most=1.1)
+
+
+def _resume() -> Case:
+    """Return the case of 10^8 parameters with Adam; the other is a fresh start."""
+    hidden = ",".join(["3162"] * 10)
+    words = ["dataset=synthetic", "model=mlp", f"model.hidden=[{hidden}]", "optimizer=adam"]
+    words += ["gpus=0", "batch_size=64"]
+
+    def first_step(bench: Bench, *, resumed: bool) -> float:
+        command = [sys.executable, "-m", "expt", *words]
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(1, 2 + resumed):
+                more = [f"max_steps={number}", f"hydra.run.dir={folder}/run", "resume=auto"]
+                start([*command, *more])
+            result = json.loads((Path(folder) / "run" / "result.json").read_text())
+        return float(result["first_step_s"])
+
+    name = "10^8 parameters with Adam: the first step of a resumed run to that of a fresh one"
+    ours, by_hand = partial(first_step, resumed=True), partial(first_step, resumed=False)
+    return Case(name=name, unit="s", ours=ours, by_hand=by_hand, at_most=1.2)
+
+
 CASES = (
     *(_table(suffix, what, 1.5) for suffix in _SUFFIXES for what in ("first step", "peak memory")),
     *(_table(suffix, "first step", None, again=True) for suffix in _SUFFIXES),
@@ -144,4 +244,10 @@ CASES = (
     _read("stream", 1024),
     _read("pictures", 64),
     _read("pictures", 64, workers=1),
+    _small_files(at_most=1.5),
+    _small_files(again=True),
+    _photos(),
+    _text(16, 1, "all processes", _VALIDATION),
+    _text(500, 10, "the workers", _TRAINING),
+    _resume(),
 )
