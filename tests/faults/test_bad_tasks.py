@@ -169,6 +169,8 @@ CASES = {
         "is 9x8, and its image 8x8"),
     "own masks of another size": Bad(f"{OWN_MASKS}'mask sizes'",
         "the model gives float32 [8, 2, 8, 8] where [8, 2, 4, 4"),
+    "masks of an unknown number of classes": Bad("task=segmentation model=unet dataset=rows",
+        "task.num_classes: a custom dataset has none; give it, e.g."),
     # samples
     "images' settings for rows": Bad(f"{ROWS}plain dataset.mean=[0.5]",
         "dataset.mean, std and augment: are of images"),
