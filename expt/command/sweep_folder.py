@@ -189,8 +189,7 @@ class SweepFolder:
         longest, most = None, 0
         for paths, record in self._shorter_runs.get(identity(config, content, but=LENGTH), ()):
             steps, per_epoch = _steps(record), record.get("steps_per_epoch") or 0
-            end = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
-            if most < steps <= end:
+            if most < steps <= config.total_steps(per_epoch):
                 longest, most = paths, steps
         return longest
 

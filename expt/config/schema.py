@@ -254,6 +254,11 @@ class RunConfig:
         """Whether each worker has only a part of the model."""
         return self.strategy in SHARDED
 
+    def total_steps(self, steps_per_epoch: int, offset: int = 0) -> int:
+        """Return the optimizer steps of the whole run; a fork may have `offset` more."""
+        steps = self.epochs * steps_per_epoch + offset
+        return min(steps, self.max_steps or steps)
+
     @property
     def evaluates_epochs(self) -> bool:
         """Whether each epoch's end is evaluated, and not every so many steps or minutes."""

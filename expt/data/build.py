@@ -48,6 +48,8 @@ class DataInfo(About):
     val_size: int | None
     """None, as of the test, where they are not counted"""
     test_size: int | None
+    is_uncounted: bool = False
+    """whether those to train on are not counted"""
     sample: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """the shape and the dtype of one, if it is one tensor"""
     class_counts: tuple[int, ...] = ()
@@ -66,7 +68,7 @@ class DataInfo(About):
     @property
     def told(self) -> dict[str, Any]:
         """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
-        names = ("majority", "target_origin", "sample")
+        names = ("majority", "target_origin", "sample", "is_uncounted")
         more = {**_about(self), **{name: getattr(self, name) for name in names}}
         shapes = more.pop("shapes")
         return {**shapes, **self.sizes, **{name: one for name, one in more.items() if one}}
@@ -223,6 +225,7 @@ def _info(
     return DataInfo(
         **_about(source),
         train_size=train.size,
+        is_uncounted=source.train.size is None,
         val_size=0 if val is None else val.size or None,
         test_size=0 if test is None else test.size or None,
         sample=sample,

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +22,7 @@ from expt.data.checked_samples import (
     Check,
     as_it_is,
     checked,
+    checked_image,
     class_of,
     in_words,
     labelled,
@@ -31,10 +33,17 @@ from expt.data.checked_samples import (
     to_tensor,
 )
 from expt.data.image_files import values_of
-from expt.data.images import image_part, of_images
+from expt.data.images import stacked
 from expt.data.memory import NO_TARGET
 from expt.data.source import Part, Source, are_images
-from expt.data.stream import MEDIAN_OF, Reading, median_read_s, preserved_generators, seeded
+from expt.data.stream import (
+    MEDIAN_OF,
+    Collate,
+    Reading,
+    median_read_s,
+    preserved_generators,
+    seeded,
+)
 from expt.errors import ConfigError, DataError, described, listed
 
 if TYPE_CHECKING:
@@ -45,22 +54,36 @@ _SOME = 8  # samples, whose targets say where all are
 
 def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     """Return its parts; the first sample gives the shapes, the `task` what its targets are."""
+    parts, threads = _parts(dataset), threading.active_count()
+    train = parts["train"]
+    with samples.left_as_it_was(train):
+        first = samples.first(train)
+        if threading.active_count() > threads:  # no thread goes on in a process that is forked
+            num_workers = 0
+        found = _Built(dataset, parts, num_workers, task).source(first)
+        is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
+        notes = [*_notes(train, is_picture)]
+    return dataclasses.replace(found, notes=notes, is_stream=isinstance(train, IterableDataset))
+
+
+def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
+    """Return the parts that there are. Raise ConfigError for arguments that do not fit."""
+    key = f"dataset._target_={dataset.target}"
     cls: type[Dataset[Any]] = user_code.resolve(dataset.target, Dataset)
     if not (hasattr(cls, "__len__") or issubclass(cls, IterableDataset)):
-        raise ConfigError(f"dataset._target_={dataset.target}: must have __len__")
-    key = f"dataset._target_={dataset.target}"
+        raise ConfigError(f"{key}: must have __len__")
     more = {name: each for part in dataset.given.values() for name, each in part.items()}
     if unknown := sorted(more.keys() - user_code.taken(cls, more)):
         given = listed(f"dataset.{part}={each}" for part, each in dataset.given.items())
         raise ConfigError(
-            f"{key}: takes no {listed(map(repr, unknown))} of {given}; add the parameter, or give"
-            " others, e.g. '+dataset.train={split: train}' '+dataset.test={split: test}'"
+            f"{key}: takes no {listed(map(repr, unknown))} of {given}; add the parameter, give"
+            " others, e.g. '+dataset.train={split: train}' '+dataset.test={split: test}', or, of a"
+            " dataset that is only trained on, none: '+dataset.train={}' '+dataset.test=null'"
         )
     parts = {
         part: user_code.construct(key, cls, (), {**dataset.kwargs, **each})
         for part, each in dataset.given.items()
     }
-    starts = {name: samples.state_of(part) for name, part in parts.items()}
     for name, part in parts.items():
         try:
             size = samples.size_of(part)
@@ -68,14 +91,10 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
             raise in_words(error, f"{key}: len() of its {name} part") from error
         if size == 0:
             raise DataError(f"{key}: its {name} part has no samples")
-    train = parts["train"]
-    found = _Built(dataset, parts, starts, num_workers, task).source()
-    is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
-    notes = [*_notes(train, is_picture, starts["train"])]
-    return dataclasses.replace(found, notes=notes, is_stream=isinstance(train, IterableDataset))
+    return parts
 
 
-def _notes(train: Dataset[Any], is_picture: bool, start: Any) -> Iterator[str]:
+def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
     """Yield what the author of a dataset may not have meant; the first sample has been read."""
     with preserved_generators(), contextlib.suppress(Exception):  # training says what is wrong
         if is_stream := isinstance(train, IterableDataset):  # what each pass does anew is no change
@@ -83,7 +102,7 @@ def _notes(train: Dataset[Any], is_picture: bool, start: Any) -> Iterator[str]:
         before = changes.prints(train)
         sample = samples.first(train) if is_stream else read(train, len(cast(Sized, train)) - 1)
         names = changes.changed(before, changes.prints(train))
-        if names and start is None:  # else its state holds them
+        if names and samples.state_of(train) is None:  # else its state holds them
             yield f"reading a sample changes {listed(names)}{changes.UNSEEDED}"
         inputs = sample[0]
         if is_picture and getattr(inputs, "ndim", 0) == 2 and "float" in str(inputs.dtype):
@@ -101,8 +120,6 @@ class _Built:
 
     config: Custom
     parts: Mapping[str, Dataset[Any]]
-    starts: Mapping[str, Any]
-    """the states of streams that keep one, before anything is read"""
     num_workers: int
     task: Any
 
@@ -111,9 +128,8 @@ class _Built:
         """What is trained on."""
         return self.parts["train"]
 
-    def source(self) -> Source:
-        """Return them as a source: samples of a class each, or of any kind."""
-        first = samples.first(self.train)
+    def source(self, first: Any) -> Source:
+        """Return them as a source: samples like the first, of a class each or of any kind."""
         if self.config.num_classes is not None:
             return self._of_classes(first)
         found = self._like(first, check_for(self.train, self.config, self.task))
@@ -130,15 +146,10 @@ class _Built:
         inputs, _ = checked(functools.partial(labelled, what="inputs"), 0, first)
         shape = None if hasattr(self.train, "collate") else _image_shape(inputs)
         if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
-            check = functools.partial(checked_class, num_classes=len(names))
-            found = self._like(first, check)
+            found = self._like(first, functools.partial(checked_class, num_classes=len(names)))
         else:
-            how: Any = (shape, self.num_workers, len(names))
-            parts = {
-                name: image_part(part, *how, sample_s=self._seconds(), start=self.starts[name])
-                for name, part in self.parts.items()
-            }
-            found = of_images(shape, names, parts)
+            check = functools.partial(checked_image, shape=shape, num_classes=len(names))
+            found = self._like(first, check, stacked)
         if are_images(names, found.example):
             self._refuse_channels_last(tuple(found.example[0].shape))
         return dataclasses.replace(
@@ -178,9 +189,9 @@ class _Built:
         read = stream.read if is_stream else functools.partial(read_all, train, as_it_is)
         return median_read_s(read, samples.size_of(train) or MEDIAN_OF)
 
-    def _like(self, first: Any, check: Check) -> Source:
+    def _like(self, first: Any, check: Check, collate: Collate | None = None) -> Source:
         """Return samples of any kind, which are like the `first`."""
-        if not hasattr(self.train, "collate"):  # which may make anything of anything
+        if not (collate or hasattr(self.train, "collate")):  # which may make anything of anything
             check = like(structure_of(first), check)
         example, classes = samples.example(self.train, first, check), self.config.num_classes
         channels = _channels(example[0]) if classes else None
@@ -189,18 +200,15 @@ class _Built:
         of = classes if getattr(self.task, "TARGETS", "class") == "class" else None
         how: Any = {"channels": channels, "sample_s": self._seconds()}
 
-        def part(name: str, found: Dataset[Any]) -> Part:
-            own, collate = getattr(found, "collate", None), None
+        def part(found: Dataset[Any]) -> Part:
+            own, makes = getattr(found, "collate", None), collate
             if own and classes:
                 more: Any = {"classes": of, "are_images": bool(channels)}
-                collate = functools.partial(_collated, own=own, **more)
-            start = self.starts[name]
-            load = samples.loading(
-                found, self.num_workers, check, collate=collate, start=start, **how
-            )
+                makes = functools.partial(_collated, own=own, **more)
+            load = samples.loading(found, self.num_workers, check, collate=makes, **how)
             return Part(samples.size_of(found), load)
 
-        parts = {name: part(name, each) for name, each in self.parts.items()}
+        parts = {name: part(each) for name, each in self.parts.items()}
         are_tensors = isinstance(example[1], Tensor)
         return Source(
             shapes=shapes(self.train, *example),
@@ -279,7 +287,7 @@ def _is_integer(target: Any) -> bool:
 def some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
     """Return targets of a few samples, spread evenly over those at `indices`."""
     places = torch.linspace(0, len(indices) - 1, _SOME).long()
-    with seeded(0):
+    with seeded(0), samples.left_as_it_was(train):
         if isinstance(train, IterableDataset):
             found = [*itertools.islice(train, _SOME)]
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -104,15 +103,13 @@ def image_part(
     *,
     originals: Dataset[Any] | None = None,
     memory: Part | Kept | None = None,
-    sample_s: float = math.inf,
     eval_as_training: bool = False,
-    start: Any = None,
 ) -> Part:
     """Return a part of images, each of a class if there are `num_classes`.
 
     They are read one by one while a run trains, or are taken from the `memory`, or are Kept.
     Transforms get the `originals`, which may be of any size. With `eval_as_training` an evaluation
-    takes no more of them at a time than a step. `start` is as `loading` has it.
+    takes no more of them at a time than a step.
     """
     how: Any = {}
     if num_classes is not None:
@@ -132,8 +129,7 @@ def image_part(
         if eval_as_training:
             share = max(1, options.batch_size // options.shard.world_size)
             options = replace(options, eval_batch_size=options.eval_batch_size or share)
-        more = {"channels": shape[0], "sample_s": sample_s, "start": start, **how}
-        loads = loading(chosen, num_workers, **more)
+        loads = loading(chosen, num_workers, channels=shape[0], **how)
         if isinstance(chosen, Kept):
             return KeptLoader(indices, options, chosen, loads)
         return loads(indices, options)

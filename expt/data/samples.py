@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -53,14 +54,12 @@ def loading(
     collate: Collate | None = None,
     channels: int | None = None,
     sample_s: float = math.inf,
-    start: Any = None,
 ) -> Load:
     """Return what makes a loader of the samples at given indices, each once it is checked.
 
     A sample is (inputs, targets), anything else is inputs only. Samples are stacked as torch's
     default_collate does, unless there is a `collate`, or the dataset has a method of that name,
     which makes a batch of a list. Images of so many `channels` are normalised and augmented.
-    `start` is the state of a stream that keeps one, before anything is read.
     """
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
@@ -79,7 +78,7 @@ def loading(
             None if channels is None else Finish(options, channels),
         )
         if size_of(dataset) is None:
-            return UncountedLoader(options, _of_worker(reading, start, options.shard))
+            return UncountedLoader(options, _of_worker(reading, options.shard))
         if is_stream:
             return IterableLoader(indices.sort().values, options, reading)
         return SampleLoader(indices, options, reading)
@@ -103,21 +102,28 @@ def state_of(dataset: Any) -> Any:
         raise in_words(error, f"{type(dataset).__name__}.state_dict") from error
 
 
-def _of_worker(reading: Reading, start: Any, shard: Shard) -> Reading:
+@contextlib.contextmanager
+def left_as_it_was(dataset: Any) -> Iterator[None]:
+    """Load the state again that a dataset has now, if it keeps one."""
+    start = state_of(dataset)
+    yield
+    if start is not None:
+        dataset.load_state_dict(start)
+
+
+def _of_worker(reading: Reading, shard: Shard) -> Reading:
     """Return what this worker reads of a stream, and the state in which it begins."""
     dataset: Any = reading.dataset
-    if not hasattr(dataset, "shard"):
-        return dataclasses.replace(reading, start=start)
-    name = type(dataset).__name__
-    try:
-        if start is not None:  # before what was read to see what samples are
-            dataset.load_state_dict(copy.deepcopy(start))
-        dataset = dataset.shard(num_shards=shard.world_size, index=shard.rank)
-    except Exception as error:
-        raise in_words(error, f"{name}.shard") from error
-    if not isinstance(dataset, IterableDataset):
-        raise ConfigError(f"{name}.shard: returned {described(dataset)}; return the dataset")
-    return dataclasses.replace(reading, dataset=dataset, start=state_of(dataset), is_sharded=True)
+    if is_sharded := hasattr(dataset, "shard"):
+        name = f"{type(dataset).__name__}.shard"
+        try:
+            dataset = dataset.shard(num_shards=shard.world_size, index=shard.rank)
+        except Exception as error:
+            raise in_words(error, name) from error
+        if not isinstance(dataset, IterableDataset):
+            raise ConfigError(f"{name}: returned {described(dataset)}; return the dataset")
+    start = state_of(dataset)
+    return dataclasses.replace(reading, dataset=dataset, start=start, is_sharded=is_sharded)
 
 
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import csv
 import io
@@ -281,12 +280,11 @@ def _reader(lines: Iterable[str], sign: str) -> Any:
 def _is_plain(block: bytes, sign: str) -> bool:
     """Return whether Python's csv and pyarrow read rows alike.
 
-    Quotes are around whole cells, no line ends are a Mac's of before 2001, and no cell begins with
-    the mark of an encoding, which pyarrow takes away from the first.
+    Quotes are around whole cells, and no line ends are a Mac's of before 2001.
     """
     import numpy as np
 
-    if block.startswith(codecs.BOM_UTF8) or block.count(b"\r") != block.count(b"\r\n"):
+    if block.count(b"\r") != block.count(b"\r\n"):
         return False
     if b'"' not in block:
         return True

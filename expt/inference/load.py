@@ -18,12 +18,11 @@ from expt.config.schema import RunConfig
 from expt.config.user_code import targets
 from expt.data.build import shapes_told
 from expt.data.checked_samples import Transformed, build_transforms
-from expt.data.columns import read_as, text_of, unknown_texts
+from expt.data.columns import read_as_known, unknown_texts
 from expt.data.image_files import MODES, fit, open_picture, size_of, stretch
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Finish, LoaderOptions
 from expt.data.memory import Encoder
-from expt.data.table_files import texts_of
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
@@ -146,19 +145,16 @@ class Preprocess:
         if hasattr(given, "columns"):  # of pandas, by their names
             given = given[self._names].to_numpy(object)
         rows = np.array(given, object)
-        rows, found = rows.reshape(-1, rows.shape[-1]), list[np.ndarray]()
+        rows = rows.reshape(-1, rows.shape[-1])
         if rows.shape[1] != len(self._names):
             raise ConfigError(f"rows of {rows.shape[1]} cells: give {', '.join(self._names)}")
-        for name, cells in zip(self._names, rows.T, strict=True):
-            column = texts_of([*map(text_of, cells)])
-            values, wrong, unknown = read_as(column, self.encoded.get(name, {}))
-            if wrong.any():
-                cell = cells[int(wrong.argmax())]
-                raise ConfigError(f"column {name}: {cell!r} is not a number; give one")
-            if unknown:
-                warn(unknown_texts(name, unknown, unknown.total()))
-            found.append(values)
-        return torch.from_numpy(np.concatenate(found, axis=1))
+        columns = dict(zip(self._names, rows.T, strict=True))
+        values, wrong, unknown = read_as_known(columns, self.encoded)
+        for row, why in wrong.items():
+            raise ConfigError(f"row {row + 1}: {why}; correct it")
+        for name, texts in unknown.items():
+            warn(unknown_texts(name, texts, texts.total()))
+        return torch.from_numpy(values)
 
     def _tokens(self, given: Any) -> Tensor:
         if isinstance(given, str):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.columns import as_texts, base, parts_of, read_as, unknown_texts
+from expt.data.columns import Cells, as_texts, base, read_as_known, unknown_texts
 from expt.data.image_files import (
     files_below,
     left_out,
@@ -22,7 +22,7 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import DatasetConfig
-from expt.data.table_files import MISSING, Arrays, Batch, TableFile, open_table
+from expt.data.table_files import Arrays, Column, TableFile, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
 from expt.runs.named_checkpoint import found
 
@@ -34,7 +34,6 @@ TABLES = (".csv", ".tsv", ".parquet", *ARRAYS)
 SPLITS = ("train", "val", "test")
 OURS = ("path", "row", "class", "probability", "labels", "target")
 """Columns of predictions, which those of a table do not take the place of."""
-_IN_TRAINING = ", and had one in each row of training"
 NAMES = ("x", "images", "inputs")
 """Of an .npz with several arrays, the one that is taken."""
 
@@ -244,7 +243,7 @@ class Features(Samples):
         first = next(table.batches(self._names or table.names[:1]), None)
         if first is None:
             raise DataError(f"{path}: has no rows; give it some")
-        parts = parts_of(first.columns, self._names)
+        parts = [part for name in self._names for part in _parts(name, first.columns[name])]
         missing = next((name for name in wanted if name not in parts), None)
         number, columns = len(wanted) or data["image_size"][1], listed(table.names, 20)
         if missing is not None:
@@ -264,38 +263,28 @@ class Features(Samples):
         texts = [name for name, how in self._encoded.items() if "categories" in how]
         names = [*self._names, *self._beside]
         for batch in self._table.batches(names, [*texts, *self._beside]):
-            values, wrong = self._read(batch, new)
+            columns = {name: batch.columns[name] for name in self._names}
+            values, wrong, unknown = read_as_known(columns, self._encoded)
+            for name, counted in unknown.items():
+                new[name] += counted
             several = {name: as_texts(batch.columns[name]) for name in self._beside}
             beside = {name: each for name, each in several.items() if len(each) == batch.size}
+            wrong |= batch.damaged
             for start in range(0, batch.size, size):
                 places = range(start, min(start + size, batch.size))
                 yield Piece(
-                    values[start : places.stop],
+                    values[start : places.stop, self._order],
                     {place - start: wrong[place] for place in places if place in wrong},
                     {name: [cells[place] for place in places] for name, cells in beside.items()},
                 )
-        for name, unknown in new.items():
-            warn(f"{self.path}: {unknown_texts(name, unknown, unknown.total())}")
+        for name, counted in new.items():
+            warn(f"{self.path}: {unknown_texts(name, counted, counted.total())}")
 
-    def _read(
-        self, batch: Batch, new: dict[str, Counter[str]]
-    ) -> tuple[np.ndarray, dict[int, str]]:
-        """Return rows, and why some can't be used; add to `new` the texts that nobody knows."""
-        import numpy as np
 
-        found, wrong = list[np.ndarray](), dict(batch.damaged)
-        for name in self._names:
-            column = batch.columns[name]
-            values, bad, unknown = read_as(column, self._encoded.get(name, {}))
-            found.append(values)
-            if unknown:
-                new[name] += unknown
-            for place in np.flatnonzero(bad).tolist():
-                text = str(column[place])[:40].strip()
-                is_gap = text in MISSING
-                what = "has no value" if is_gap else f"holds {text!r}, which is not a number"
-                wrong.setdefault(place, f"column {name} {what}{_IN_TRAINING * is_gap}")
-        return np.concatenate(found, axis=1)[:, self._order], wrong
+def _parts(name: str, column: Column) -> list[str]:
+    cells = Cells(name)
+    cells.read(column)
+    return cells.parts
 
 
 def open_samples(path: str, kind: Kind, dataset: DatasetConfig, data: Mapping[str, Any]) -> Samples:

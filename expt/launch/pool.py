@@ -265,7 +265,7 @@ class Pool:
                 lock=lock,
             )
             self._workers[number] = self._start_workers(attempt)
-            if job.check:
+            if job.check and request.instead is None:
                 self._checks[number] = DataCheck(job.check)
         except ExptError as error:
             self._end(number, error)

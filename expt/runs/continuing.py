@@ -196,8 +196,7 @@ def _refuse(source: Source, config: RunConfig, content: Content, folder: Path) -
         )
     if made["code"] != content.code or user_code.changed(record):
         other = f"{found.run}: the source of its custom classes has changed"
-        steps = config.epochs * found.state["steps_per_epoch"]
-        is_trained = found.step >= min(steps, config.max_steps or steps)
+        is_trained = found.step >= config.total_steps(found.state["steps_per_epoch"])
         here = found.run.resolve() == folder.resolve()
         if rule == "resume" and (here or is_trained):  # one record can't be of both
             program, run = provenance.program(), shlex.quote(str(found.run))
@@ -281,8 +280,7 @@ def _refuse_other_fork(
 def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
     """Raise ConfigError where the learning rates until here were planned to another end."""
     then, per_epoch = found.state["plan"], found.state["steps_per_epoch"]
-    total = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
-    scheduler = config.scheduler
+    total, scheduler = config.total_steps(per_epoch), config.scheduler
     if not isinstance(scheduler, TargetScheduler):
         now = planned_steps(scheduler, steps_per_epoch=per_epoch, total_steps=total)
         keep = f"scheduler.epochs={(then or 0) / per_epoch:.10g}"
@@ -312,10 +310,9 @@ def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:
     if damage := checkpoint_file.damage_of(path):
         warn(f"{damage}; the run continues from its end, at {found}")
         return found
-    end = config.epochs * found.state["steps_per_epoch"] + position.get("offset", 0)
+    end = config.total_steps(found.state["steps_per_epoch"], position.get("offset", 0))
     before = read(path)
-    continues = min(end, config.max_steps or end) > found.step
-    return before if continues and before.state["position"] == position else found
+    return before if end > found.step and before.state["position"] == position else found
 
 
 def take(source: Source, paths: RunPaths) -> Path:

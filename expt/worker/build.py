@@ -187,7 +187,7 @@ def build_learner(
         parallel.refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = parallel.with_batch_norm(config, module, worker, memory)
     average_statistics = parallel.with_buffers(config, module, average_statistics, worker)
-    compiled = mode_of(config.compile, steps=total_steps(config, len(data.train)))
+    compiled = mode_of(config.compile, steps=config.total_steps(len(data.train)))
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))
     compile_module(module, compiled)
@@ -245,7 +245,7 @@ def build_scheduler(
         config.scheduler,
         optimizer,
         steps_per_epoch=steps_per_epoch,
-        total_steps=total_steps(config, steps_per_epoch),
+        total_steps=config.total_steps(steps_per_epoch),
         better=metrics_of(config.task),
     )
 
@@ -345,7 +345,7 @@ def _has_closure(
 def build_position(config: RunConfig, data: Data) -> Position:
     """Build the position at the begin of the run, with its length."""
     each = len(data.train)
-    total = total_steps(config, each)
+    total = config.total_steps(each)
     return Position(each, total, epochs=config.epochs, max_steps=config.max_steps)
 
 
@@ -357,8 +357,7 @@ def build_history(config: RunConfig) -> History:
 
 def build_early_stop(config: RunConfig) -> EarlyStop:
     """Build what ends the run early, if that is wanted."""
-    more: Any = {"max_minutes": config.max_minutes, "by_epochs": config.evaluates_epochs}
-    return EarlyStop(config.early_stop, metrics_of(config.task), **more)
+    return EarlyStop(config.early_stop, metrics_of(config.task), config.max_minutes)
 
 
 def build_observer(
@@ -393,12 +392,6 @@ def build_dashboard(
     info = data.info
     pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
     return Dashboard(events, learner, position, pictures, settings=config.tensorboard)
-
-
-def total_steps(config: RunConfig, steps_per_epoch: int) -> int:
-    """Return the optimizer steps of the whole run."""
-    steps = config.epochs * steps_per_epoch
-    return min(steps, config.max_steps or steps)
 
 
 def with_beats(

@@ -221,7 +221,7 @@ class _Comparison:
             return False
         self._begin()
         self._batch = self._taken()
-        total_steps = build.total_steps(self._config, len(self._data.train))
+        total_steps = self._config.total_steps(len(self._data.train))
         for number, scale in enumerate(SCALES):
             if number == len(SCALES) // 2:
                 self._when = ", after it was saved and loaded"

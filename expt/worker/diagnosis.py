@@ -88,11 +88,6 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
         )
     if not isinstance(error, RuntimeError):
         return None
-    if "mark a variable ready only once" in text:
-        return ConfigError(
-            "model: a parameter is used in several backward passes of a step; give"
-            " torch.utils.checkpoint.checkpoint use_reentrant=False, or use ddp.static_graph=true"
-        )
     if size := _CPU_MEMORY.search(text):
         needed = f"{int(size[1]) / 1e9:.1f} GB more were asked for"
         return OutOfMemory(f"out of memory: {needed}\n{_to_need_less(config)}")

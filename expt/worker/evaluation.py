@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
 from expt.data import build as evaluation_data
 from expt.data.build import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
+from expt.errors import warn
 from expt.inference.load import rebuilt, saved
 from expt.runs import tags
 from expt.runs.paths import RunPaths
@@ -41,6 +42,8 @@ from expt.worker.build import build_pictures
 from expt.worker.record import tagged
 from expt.worker.run import Run
 
+ROUNDING = 0.01
+"""How much a number may differ from the run's, relative to it, on another device for example."""
 MOST_COUNTED = 2000
 """Classes whose confusion matrix an evaluation counts: of more it would fill the memory."""
 
@@ -91,6 +94,8 @@ def measure_weights(
         if seen:
             about["by_class"] = by_class(seen[0], data.class_names)
         metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
+        if evaluation.own_data:
+            _warn_of_others(metrics, _measured(record, state), values.samples)
         update_result(paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s)
     return COMPLETED
 
@@ -101,9 +106,30 @@ def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]
     read: tuple[Any, dict[str, Any]] | None = None
     if worker.rank == 0:
         record, state = saved(evaluation.run, evaluation.which)
-        kept = ("model", "ema", "config", "position", "workers")
+        kept = ("model", "ema", "config", "position", "workers", "last", "evaluated_at")
         read = record, {key: value for key, value in state.items() if key in kept}
     return collectives.from_rank_0(read, worker.device)
+
+
+def _measured(record: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that the run itself has of these weights, by their tags."""
+    step, best = state["position"]["step"], record.get("best") or {}
+    known = state["last"] if state.get("evaluated_at") == step else {}
+    is_tested = record.get("status") == COMPLETED and best.get("step") == step
+    return {**(record["metrics"] if is_tested else {}), **known}
+
+
+def _warn_of_others(metrics: Mapping[str, float], known: Mapping[str, float], samples: int) -> None:
+    """Warn where numbers are others than those `known`, by more than rounding."""
+    for tag, value in metrics.items():
+        near = {"rel_tol": ROUNDING, "abs_tol": 2 / max(1, samples)}
+        if not math.isclose(value, was := known.get(tag, value), **near) and math.isfinite(was):
+            warn(
+                f"{tag}: {value:.4f} here, and {was:.4f} where the run measured these weights; its"
+                " samples or classes come in another order in each process, e.g. by that of a set,"
+                " or its evaluation draws random numbers"
+            )
+            return
 
 
 def _data(

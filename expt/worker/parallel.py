@@ -33,6 +33,7 @@ from expt.training.parameter_groups import members
 from expt.training.precision import Precision
 from expt.training.sharding import gathered
 from expt.training.shared_memory import SharedMemory, average_gradients
+from expt.training.task_state import task_state
 from expt.worker import random_state
 from expt.worker.rank_health import UNEQUAL
 
@@ -397,10 +398,21 @@ def copy_whole(outline: nn.Module, evaluated: nn.Module, worker: Worker) -> nn.M
     return whole.to(worker.device)
 
 
-def accumulation(config: RunConfig, *built: Any) -> dict[str, Any]:
-    """Return the fields of a Learner that say how it accumulates gradients; a collective."""
-    is_auto = config.gradient_accumulation == "auto"
-    fit = Fitting(config, *built) if is_auto else None
+def accumulation(
+    config: RunConfig, module: nn.Module, optimizer: Optimizer, task: Task, worker: Worker
+) -> dict[str, Any]:
+    """Return the fields of a Learner that say how it accumulates gradients; a collective.
+
+    Raises ConfigError for a task with a state, which would go from micro-batch to micro-batch.
+    """
+    number = config.gradient_accumulation
+    if number != 1 and task_state(task):
+        raise ConfigError(
+            f"gradient_accumulation={number}: {type(task).__name__}.state_dict carries a state from"
+            " batch to batch, and a micro-batch has other samples; use gradient_accumulation=1,"
+            " with a smaller batch_size or more workers to save memory"
+        )
+    fit = Fitting(config, module, optimizer, worker) if number == "auto" else None
     return {"gradient_accumulation": config.micro_batches, "fit": fit}
 
 
@@ -412,10 +424,10 @@ class Fitting:
     """
 
     def __init__(
-        self, config: RunConfig, module: nn.Module, optimizer: Optimizer, task: Task, worker: Worker
+        self, config: RunConfig, module: nn.Module, optimizer: Optimizer, worker: Worker
     ) -> None:
         """Give all workers rank 0's weights; a collective."""
-        self._module, self._optimizer, self._task = module, optimizer, task
+        self._module, self._optimizer = module, optimizer
         self._worker, self._is_alone = worker, worker.world_size == 1
         self._allows_unused = config.ddp.find_unused_parameters
         self.at_a_time: int | None = None
@@ -478,11 +490,9 @@ class Fitting:
             for name, one in self._module.state_dict().items()
             if name not in parameters
         }
-        task = copy.deepcopy(self._task.state_dict())
 
         def restore() -> None:
             random_state.load_state_dict(random, self._worker.device)
             self._module.load_state_dict(model, strict=False)
-            self._task.load_state_dict(task)
 
         return restore

@@ -285,22 +285,16 @@ class EarlyStop:
         self,
         settings: Settings | None,
         better: Mapping[str, Better],
-        *,
         max_minutes: float | None = None,
-        by_epochs: bool = True,
     ) -> None:
-        """With `by_epochs` each evaluation is of an epoch, and is called so."""
-        self._settings, self._max_minutes, self._by_epochs = settings, max_minutes, by_epochs
-        self.is_time_up = False
+        self._settings, self._max_minutes, self.is_time_up = settings, max_minutes, False
         self._better = better[settings.metric.partition("/")[0]] if settings else "min"
         self._best: float | None = None
-        self._last = math.nan
+        self._best_at, self._last = 0, math.nan
         self._waited = 0
         """Evaluations without an improvement."""
-        self._best_at = (0, 0)
-        """The epoch and step of the best."""
 
-    def look(self, values: Mapping[str, float], epoch: int, step: int) -> None:
+    def look(self, values: Mapping[str, float], step: int) -> None:
         """Take in the values of an evaluation, by their tags."""
         if self._settings is None:
             return
@@ -308,7 +302,7 @@ class EarlyStop:
         self._waited += 1
         margin = self._settings.min_delta * (1 if self._better == "min" else -1)
         if is_better(self._last + margin, self._best, self._better):
-            self._best, self._best_at, self._waited = self._last, (epoch, step), 0
+            self._best, self._best_at, self._waited = self._last, step, 0
 
     @property
     def ended_by(self) -> str | None:
@@ -348,13 +342,10 @@ class EarlyStop:
             enough = f"{self._settings.threshold:g}"
             return f"{metric} is {self._last:.4f}, early_stop.threshold is {enough}"
         by = f" by more than {delta:g}" if delta else ""
-        noun = "epoch" if self._by_epochs else "evaluation"
-        count = f"{self._waited} {noun}{'s' if self._waited > 1 else ''}"
-        at = "in epoch {}" if self._by_epochs else "at step {1}"
-        reason = f"{metric} has not improved{by} for {count}"
-        if self._best is not None:
-            reason += f"; its best was {self._best:.4f} {at.format(*self._best_at)}"
-        return reason
+        count = f"{self._waited} evaluation{'s' if self._waited > 1 else ''}"
+        best = "" if self._best is None else f"; its best was {self._best:.4f}"
+        at = f" at step {self._best_at}" if best else ""
+        return f"{metric} has not improved{by} in {count}{best}{at}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best so far, when it was, and how long ago."""
@@ -366,4 +357,4 @@ class EarlyStop:
         """Load what `state_dict` returned; count anew where the metric is another now."""
         if self._settings and state["metric"] == self._settings.metric and "waited" in state:
             self._best, self._last, self._waited = state["best"], state["last"], state["waited"]
-            self._best_at = tuple(state["best_at"])
+            self._best_at = state["best_at"]

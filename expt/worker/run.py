@@ -398,7 +398,7 @@ class Run:
             tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0)
         )
         if split == self.config.eval_split:
-            self.early_stop.look(self.history.last, self.position.epoch, self.position.step)
+            self.early_stop.look(self.history.last, self.position.step)
         self.observer.end_evaluation(split, is_last=self.is_done)
         self._call_back("on_evaluation_end", split)
         return values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,16 @@ class Shards(Numbers):
         return self
 
 
+class Threaded(Numbers):
+    """Read ahead by a thread, which would not live in a process that is forked."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        threading.Thread(target=self.ended.wait, daemon=True).start()
+        return super().__iter__()
+
+    ended = threading.Event()
+
+
 class Pictures(IterableDataset[tuple[Tensor, int]]):
     def __init__(self, train: bool) -> None:
         pass
@@ -128,6 +139,14 @@ def test_an_own_shard_is_read_by_one_worker_only() -> None:
         mine = [row[0] for row in parts[index] + parts[2 + index]]
         assert mine == [range(index, SIZE, 2)[at % len(range(index, SIZE, 2))] for at in
                         range(STEPS * BATCH)]  # fmt: skip
+
+
+def test_one_that_has_started_a_thread_is_read_by_the_worker_itself() -> None:
+    for kind, readers in ((Numbers, 1), (Threaded, 0)):
+        loader = data_of(kind, readers=1).train
+        assert isinstance(loader, UncountedLoader)
+        assert loader._reading.num_workers == readers
+    Threaded.ended.set()
 
 
 @pytest.mark.parametrize("kind", [Numbers, Shards, Kept])
@@ -180,6 +199,7 @@ def test_images_are_augmented_and_mixed_alike_on_any_number_of_workers() -> None
     one = data_of(Pictures, mixup=0.4, own=own)
     assert one.info.shapes["num_classes"] == 4
     assert (one.info.train_size, one.info.val_size) == (STEPS * BATCH, None)
+    assert one.info.told["is_uncounted"]
     epoch = rows([*one.train.epoch(1)])
     several = [data_of(Pictures, rank, 2, mixup=0.4, own=own).train for rank in range(2)]
     assert global_rows([[*each.epoch(1)] for each in several]) == epoch

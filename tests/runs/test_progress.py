@@ -332,7 +332,7 @@ def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:
         ({"name": "table"}, "rows/s", "rows"),
         ({"name": "text"}, "windows/s", "windows"),
         ({"name": "_target_", "num_classes": None}, "samples/s", "samples"),
-        ({"name": "_target_", "num_classes": 3}, "img/s", "images"),
+        ({"name": "_target_", "num_classes": 3}, "samples/s", "samples"),
     ],
 )
 def test_samples_are_called_what_they_are(
@@ -357,4 +357,6 @@ def test_a_run_says_first_what_it_has_found() -> None:
     uneven = {**sizes, "class_names": ["no", "yes"], "majority": ["no", 0.915]}
     assert found_in(uneven).endswith("2 classes, 91.5% of train are no")
     assert found_in({**sizes, "test_size": 0}) == "4,380 train, 48 val"
+    of_stream = found_in({"train_size": 4380, "val_size": None, "is_uncounted": True})
+    assert of_stream == "4,380 train in an epoch (a stream)"
     assert found_in({}) == ""

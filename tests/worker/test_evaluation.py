@@ -89,7 +89,7 @@ def metrics(folder: Path, *words: str) -> dict[str, float]:
 
 
 OWN = """
-import torch, expt
+import os, torch, expt
 from torch import nn
 from torch.nn import functional
 
@@ -100,7 +100,8 @@ class Data(torch.utils.data.Dataset):
     def __len__(self):
         return len(self.x)
     def __getitem__(self, index):
-        return {"row": self.x[index]}, self.x[index].sum()
+        other = int(os.environ.get("ORDER", "0"))
+        return {"row": self.x[index]}, self.x[index - other].sum()
 
 class Net(nn.Module):
     def __init__(self):
@@ -187,6 +188,10 @@ def test_classes_of_ones_own_and_more_metrics(
         rows.sum(1).tolist()
     )
     assert "warning" not in capfd.readouterr().err
+    monkeypatch.setenv("ORDER", "1")  # as that of a set in another process
+    for words in ((), ("split=val", "which=last")):
+        split = metrics(folder, *words).popitem()[0].rpartition("/")[2]
+        assert f"/{split}: " in capfd.readouterr().err
     others: dict[str, Any] = {"content": {"data": None, "code": "other"}, "config": shown(config)}
     mae = "torchmetrics.MeanAbsoluteError"
     extra = {"name": "_target_", "target": mae, "kwargs": {}, "better": "min"}

@@ -15,10 +15,12 @@ from torch.nn import functional
 from expt.errors import ConfigError, OutOfMemory, RunFailed
 from expt.runs import checkpoint
 from expt.tasks.classification import Classification
+from expt.tasks.task import Task
 from expt.worker import build, parallel
 from tests.conftest import Configured, RunFolder, Trained, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stop_at
 from tests.worker.odd_models import Hungry
+from tests.worker.stateful import Saved
 from tests.worker.test_run import values
 
 MODELS = "tests.worker.odd_models"
@@ -111,11 +113,22 @@ def test_parameters_that_a_worker_did_not_use(train_together: TrainTogether) -> 
         train_together(2, *words, AUTO, name="refused")
 
 
-def test_layers_that_wait_for_other_workers_are_refused(configured: Configured) -> None:
-    model, two = nn.SyncBatchNorm(3), dataclasses.replace(ALONE, world_size=2)
-    optimizer, task = torch.optim.SGD(model.parameters()), Classification()
-    with pytest.raises(ConfigError, match="gradient_accumulation=auto"):
-        parallel.accumulation(configured(AUTO), model, optimizer, task, two)
+@pytest.mark.parametrize(
+    ("number", "model", "task"),
+    [
+        ("auto", nn.SyncBatchNorm(3), Classification()),
+        ("auto", nn.Linear(3, 3), Saved()),
+        ("2", nn.Linear(3, 3), Saved()),
+    ],
+)
+def test_layers_that_wait_for_others_and_state_from_batch_to_batch_are_refused(
+    number: str, model: nn.Module, task: Task, configured: Configured
+) -> None:
+    key, two = f"gradient_accumulation={number}", dataclasses.replace(ALONE, world_size=2)
+    with pytest.raises(ConfigError, match=f"^{key}: "):
+        parallel.accumulation(
+            configured(key), model, torch.optim.SGD(model.parameters()), task, two
+        )
 
 
 def test_a_command(trained: Trained, capfd: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ class Custom(DatasetConfig):
 
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
-        return "image" if settings.get("num_classes") else "sample"
+        return "sample"
 
     def problems(self, task: Any) -> list[str]:
         number = self.num_classes

@@ -69,12 +69,10 @@ class _Table(DatasetConfig):
         rows = self.load(task)
         names, targets, features = rows.class_names, rows.target_names, rows.feature_names
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
-        texts = len(rows.texts)
-        kinds = ["numbers"] * (texts < len(features)) + [f"{texts} of texts"] * bool(texts)
         left = listed([f"{name} ({why})" for name, why in rows.left_out.items()])
         return (
             f"{self.file.name}: {rows.features.shape[0]} rows; target {listed(targets)} ({kind});"
-            f" features {listed(features, 12)} ({', '.join(kinds)}){left and '; left out: '}{left}"
+            f" features {listed(features, 12)}{left and '; left out: '}{left}"
         )
 
     def load(self, task: Any, trained_on: Mapping[str, Any] | None = None) -> Rows:
@@ -83,15 +81,14 @@ class _Table(DatasetConfig):
         If nobody names features, they are those that a run was `trained_on`, by its record.
         """
         run = trained_on or {}
-        known, encoded = tuple(run.get("feature_names", ())), run.get("encoded", {})
+        encoded, known = run.get("encoded", {}), run.get("feature_names", ())
+        texts = [name for name, how in encoded.items() if "categories" in how]
         wanted = Wanted(
             targets=names_of(self.targets),
-            features=tuple(self.features or ()),
-            known=known,
-            known_texts=tuple(name for name, how in encoded.items() if "categories" in how),
+            features=tuple(self.features or known),
             kind=getattr(task, "TARGETS", "numbers"),
-            categories=tuple(self.categories),
-            limit=self.max_categories,
+            categories=tuple(texts if run else self.categories),
+            limit=None if run else self.max_categories,
         )
         return load(self.file, wanted)
 

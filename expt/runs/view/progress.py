@@ -283,7 +283,9 @@ def _progress_bar(console: Console) -> Progress:
 def found_in(data: Mapping[str, Any]) -> str:
     """Return how many samples a run has found, and how many classes, by its record."""
     sizes = {part: data.get(f"{part}_size") for part in ("train", "val", "test")}
-    samples = ", ".join(f"{size:,} {part}" for part, size in sizes.items() if size)
+    words = {"train": "train in an epoch (a stream)"} if data.get("is_uncounted") else {}
+    each = (f"{size:,} {words.get(part, part)}" for part, size in sizes.items() if size)
+    samples = ", ".join(each)
     names, (most, share) = data.get("class_names"), data.get("majority") or ("", 0.0)
     uneven = f", {share:.1%} of train are {most}" if most else ""
     return f"{samples}; {len(names)} classes{uneven}" if samples and names else samples
