@@ -25,7 +25,7 @@ from expt.machine import Machine
 from expt.tasks.classification import Classification
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
-from expt.worker.build import build_data, build_learner, check_first_output, total_steps
+from expt.worker.build import build_data, build_learner, check_first_output
 from expt.worker.parallel import refuse_uneven_last_batch
 from tests.composing import composed
 from tests.conftest import as_typed
@@ -122,8 +122,8 @@ def test_the_initialisation() -> None:
 
 
 def test_the_length_of_the_run() -> None:
-    assert total_steps(config("batch_size=64", "epochs=3"), 20) == 3 * 20
-    assert total_steps(config("batch_size=64", "epochs=3", "max_steps=7"), 20) == 7
+    assert config("epochs=3").total_steps(20, offset=5) == 3 * 20 + 5
+    assert config("epochs=3", "max_steps=7").total_steps(20) == 7
     _, learner = built("batch_size=64", "epochs=2", "scheduler=one_cycle", "max_steps=9")
     assert learner.scheduler.state_dict()["total_steps"] == 9
 
