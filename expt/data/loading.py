@@ -117,8 +117,6 @@ class Loader(ABC):
 
     is_stream = False
     """Whether samples come only one after the other."""
-    is_behind = False
-    """Whether the next epoch first goes to the place of a checkpoint, as long as that takes."""
 
     def __init__(self, indices: Tensor, options: LoaderOptions) -> None:
         self._indices = indices

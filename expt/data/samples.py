@@ -267,16 +267,21 @@ class UncountedLoader(IterableLoader):
                 f" {there or 'no'} shards of the dataset, and here are {here or 'none'}; use"
                 f" world_size={there or 1} and the dataset's code as it was"
             )
-        self._place = Place(**{name: state[name] for name in Place._fields})
-        self.is_behind = True
+        self._place, self._live = Place(**{name: state[name] for name in Place._fields}), None
+
+    def catch_up(self) -> None:
+        """Go to the place, as long as it takes; else the next epoch does."""
+        self._live = self._in_process(functools.partial(self._parts, self._place))
+        self._place = next(self._live)
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the next batches, as many as the epoch has left; the run's first from the start."""
         options, begins = self._options, epoch <= 1 and not skip
-        if self._live is None or self.is_behind or begins:  # what was read before does not count
-            place = Place() if begins else self._place
-            self._live = self._in_process(functools.partial(self._parts, place))
-            self._place, self.is_behind = next(self._live), False
+        if begins:  # what was read before does not count
+            self._place, self._live = Place(), None
+        if self._live is None:
+            self.catch_up()
+        assert self._live
         left = itertools.islice(self._live, len(self) - skip)
         batches = prefetched(self._whole(left), options.device)
         if options.mixing is None:

@@ -103,11 +103,11 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
         yield
 
 
-def reading_past(
-    config: RunConfig, loader: Loader, worker: Worker, beat: Callable[[], None]
-) -> contextlib.AbstractContextManager[object]:
-    """Give a stream its time to go to where a checkpoint was written; a collective."""
-    return patiently(config, worker, beat) if loader.is_behind else contextlib.nullcontext()
+def catch_up(config: RunConfig, loader: Loader, worker: Worker, beat: Callable[[], None]) -> None:
+    """Have a stream go to where a checkpoint was written, as long as it takes; a collective."""
+    if isinstance(loader, UncountedLoader):
+        with patiently(config, worker, beat):
+            loader.catch_up()
 
 
 @contextlib.contextmanager

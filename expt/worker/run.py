@@ -119,6 +119,8 @@ class Run:
         begun: Mapping[str, Any] = {}
         if source is not None:
             self._resume(source)
+            if not self.is_done:
+                build.catch_up(self.config, self.data.train, self.worker, self.beat)
         else:
             told, module = self.data.info.told, self.learner.module
             begun = first_weights.begin_with(self.config, module, self.worker, told)
@@ -213,8 +215,7 @@ class Run:
             self.sums.reset()
         self.history.begin_epoch()
         self.health.begin_epoch()
-        with build.reading_past(self.config, self.data.train, self.worker, self.beat):
-            epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
+        epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
         if position.step == 0 and isinstance(self.config.task, constraints.Target):
             epoch = contracts.tried(epoch, self.learner, self.worker)
         return TimedBatches(self.observer.watch(epoch))
@@ -303,9 +304,8 @@ class Run:
 
     def _in_use(self) -> contextlib.AbstractContextManager[list[Tensor]]:
         """Have the weights to be used, which all are after an epoch; see in_use."""
-        if self.history.is_within_epoch:
-            return in_use(self.learner.optimizer)
-        return contextlib.nullcontext([])
+        optimizer = self.learner.optimizer
+        return in_use(optimizer) if self.history.is_within_epoch else contextlib.nullcontext([])
 
     def _end_epoch(self) -> None:
         """Log the epoch's numbers, whether all of its steps are done or the run ends within it."""
