@@ -59,12 +59,13 @@ def reported(say: Callable[[str], object]) -> Iterator[None]:
     if _reporter is not None and _reporter.is_alive():
         yield
         return
-    done = threading.Event()
+    done, num_before = threading.Event(), len(_under_way)
     _reporter = threading.Thread(target=_report, args=(say, done), name="progress", daemon=True)
     _reporter.start()
     try:
         yield
     finally:
+        del _under_way[num_before:]  # of a run that has failed
         done.set()
 
 

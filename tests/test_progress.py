@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 from pathlib import Path
@@ -74,6 +75,10 @@ def test_the_innermost_is_reported_and_how_far_it_is(monkeypatch: pytest.MonkeyP
             here.done = 250
             assert until("evaluating val: 250 of 1,000").endswith(" s left")
         until("reading: ")
+    with contextlib.suppress(ZeroDivisionError), progress.reported(said.put):
+        progress.phase("a step").__enter__()
+        raise ZeroDivisionError
+    assert not progress._under_way, "the next run of this process does not report it"
 
 
 class Begun(list[progress.Phase]):

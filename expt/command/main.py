@@ -59,8 +59,9 @@ def _ended(arguments: Sequence[str], typed_at: float) -> int:
 
 
 def _reported(arguments: Sequence[str], typed_at: float) -> int:
+    debugs = "debug=true" in arguments  # where a breakpoint waits for a person
     try:
-        with machine.seldom_collecting(), progress.reported(_progressed):
+        with machine.seldom_collecting(), progress.reported(_unsaid if debugs else _progressed):
             code = _do(arguments, typed_at)
             sys.stdout.flush()
             return code
@@ -141,6 +142,10 @@ def _help(arguments: Sequence[str]) -> int:
 def _progressed(line: str) -> None:
     if os.environ.get("RANK", "0") == "0":  # else a worker of torchrun, of which one reports
         print(line, file=sys.stderr, flush=True)
+
+
+def _unsaid(_: str) -> None:
+    """Print nothing."""
 
 
 def _complain(error: ExptError) -> None:

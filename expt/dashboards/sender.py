@@ -121,14 +121,12 @@ class Sender:
         return is_new
 
     def _copy(self, run: _Run, sent: _Sent, found: Snapshot, settings: Any) -> None:
-        if run.copy is None:
-            run.copy = COPIES[self._name][1](found, sent.state, settings, self._key_of)
-            run.copy.describe(found)
-            self.addresses[run.copy.address] = None
-            run.reader = MetricsReader(run.paths)
-        elif found.has_ended:  # all of it once more: the dashboard says what is new
+        is_new, create = run.copy is None, COPIES[self._name][1]
+        run.copy = run.copy or create(found, sent.state, settings, self._key_of)
+        if is_new or found.has_ended:  # all of it once more: the dashboard says what is new
             run.copy.describe(found)
             run.reader = MetricsReader(run.paths)
+        self.addresses[run.copy.address] = None
         run.copy.add([*with_epochs(run.reader.read())], time.time())
         if found.has_ended:
             run.copy.end(found, _sweep_status(found.sweep))

@@ -51,17 +51,8 @@ _HEAD = 1000
 
 
 def base(name: str) -> str:
-    """Return the column that a name of numbers_of is of: x[0] and x[1] are of x."""
+    """Return the column that a part is of: x[0] and x[1] are of x."""
     return re.sub(r"\[\d+\]$", "", name)
-
-
-def parts_of(columns: Mapping[str, Column], names: Iterable[str]) -> list[str]:
-    """Return the names of the numbers in each row: an array of an .npz may hold several."""
-    found = list[str]()
-    for name in names:
-        width = [*getattr(columns[name], "shape", (0,)), 1][1]
-        found += [name] if width == 1 else [f"{name}[{number}]" for number in range(width)]
-    return found
 
 
 class Cells:
@@ -70,11 +61,12 @@ class Cells:
     Codes are multiples of TEXT in the order of the texts, until all rows are read.
     """
 
-    width = 1
+    values: np.ndarray
+    """All rows, float64 [N, K]; whoever has them together sets it"""
 
-    def __init__(self, *, are_texts: bool = False, most: float = math.inf) -> None:
+    def __init__(self, name: str, *, are_texts: bool = False, most: float = math.inf) -> None:
         """Take numbers for texts too if they `are_texts`; `most` different texts have a code."""
-        self._are_texts, self._most = are_texts, most
+        self.name, self.parts, self._are_texts, self._most = name, [name], are_texts, most
         self._codes = dict[str, float]()
         self._has_numbers = self.has_gaps = False
 
@@ -91,7 +83,8 @@ class Cells:
             texts = as_texts(column)
             codes = np.array([self._code(text) for text in texts.different], float)
             values = codes[texts.rows].reshape(len(column), -1)
-        self.width = values.shape[1]
+        if (width := values.shape[1]) > 1:
+            self.parts = [f"{self.name}[{number}]" for number in range(width)]
         if not (are_numbers := values < TEXT).all():
             self.has_gaps = self.has_gaps or bool(np.isnan(values).any())
         self._has_numbers = self._has_numbers or bool(are_numbers.any())
@@ -128,43 +121,48 @@ class Cells:
         """The texts in order of the alphabet, unless they are flags."""
         return [] if self.flags else sorted(self._codes)
 
-    def number(self, values: np.ndarray) -> None:
+    def number(self) -> None:
         """Write 1 and 0 in place of flags, and of other texts their places among `categories`."""
         places = {text: float(place) for place, text in enumerate(self.categories)} or _FLAGS
         if self._codes:
             numbers = [places.get(x, places.get(x.casefold(), 0.0)) for x in self._codes]
-            values[:] = replaced(values, numbers)
+            self.values[:] = replaced(self.values, numbers)
 
-    def odd_rows(self, values: np.ndarray, fix: str, *, may_have_gaps: bool = False) -> str:
-        """Return which of the rows [N, K] hold texts that are no flags, or gaps, if any do."""
+    def odd_rows(self, fix: str, *, may_have_gaps: bool = False) -> str:
+        """Return which rows hold texts that are no flags, or gaps, if any do."""
         import numpy as np
 
         odd = [code for text, code in self._codes.items() if text.casefold() not in _FLAGS]
-        wrong = np.isin(values, odd) if odd else np.zeros(values.shape, bool)
-        if not may_have_gaps and self.has_gaps:
-            wrong |= np.isnan(values)
-        if not wrong.any():
+        if not odd and (may_have_gaps or not self.has_gaps):
             return ""
+        wrong = np.isin(self.values, odd) | (np.isnan(self.values) & (not may_have_gaps))
         (row, place), number = np.argwhere(wrong)[0], int(wrong.any(1).sum())
-        text = text_at(self.texts, values[row, place])
+        text = self.text_at(self.values[row, place])
         if _COMMA.fullmatch(text):
             fix = "write a point as the decimal sign, and no sign between thousands"
         what = f"{text[:40]!r} is not a number" if text else "has no value"
         return f", row {row + 1}{f' and {number - 1} more' * (number > 1)}: {what}; {fix}"
 
-    def problem(self, values: np.ndarray, most: int | None) -> str:
-        """Return why the rows [N, K] can't be features, of at `most` so many categories, if so."""
+    def text_at(self, code: float) -> str:
+        """Return the text that a code stands for, none for a gap."""
+        return "" if math.isnan(code) else self.texts[int(code / TEXT) - 1]
+
+    def problem(self, most: int | None) -> str:
+        """Return why the rows can't be features, of at `most` so many categories, if so."""
+        if len(self.parts) > 1:
+            return self.odd_rows(FIX)
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
             if all(map(_DATE.fullmatch, some)):
                 fix = "give numbers of them, such as the year, the month or the days since one"
                 return f" holds dates ({some[0]}); {fix}"
             if self._has_numbers or any(map(_AMOUNT.fullmatch, some)):
-                return self.odd_rows(values, _TEXTS, may_have_gaps=True)
+                return self.odd_rows(_TEXTS, may_have_gaps=True)
         if most is not None and len(self.categories) > most:
-            there = f"{len(self._codes)}{' or more' * (len(self._codes) == self._most)}"
-            what = f"{there} different texts ({', '.join(some[:3])}, ...), more than {most}"
-            return f" holds {what}; set dataset.max_categories={len(self._codes)}"
+            number, is_all = len(self._codes), len(self._codes) < self._most
+            there = f"{number}{' or more' * (not is_all)} different texts"
+            fix = f"set dataset.max_categories={number}" if is_all else "give it fewer"
+            return f" holds {there} ({', '.join(some[:3])}, ...), more than {most}; {fix}"
         return ""
 
 
@@ -176,11 +174,6 @@ def replaced(codes: np.ndarray, numbers: Sequence[float]) -> np.ndarray:
     are_texts = codes >= TEXT
     values[are_texts] = np.array(numbers)[(codes[are_texts] / TEXT).astype(int) - 1]
     return values
-
-
-def text_at(texts: Sequence[str], code: float) -> str:
-    """Return the text that a code stands for, none for a gap."""
-    return "" if math.isnan(code) else texts[int(code / TEXT) - 1]
 
 
 def as_texts(column: Column) -> Texts:
@@ -216,7 +209,7 @@ def read_as_known(
     found, wrong, unknown = list[np.ndarray](), dict[int, str](), dict[str, Counter[str]]()
     for name, column in columns.items():
         how = encoded.get(name, {})
-        cells = Cells(are_texts="categories" in how)
+        cells = Cells(name, are_texts="categories" in how)
         codes = cells.read(column)
         if "categories" in how:
             known = {text: float(place) for place, text in enumerate(how["categories"])}
@@ -225,10 +218,10 @@ def read_as_known(
             numbers = [_FLAGS.get(text.casefold(), math.inf) for text in cells.texts]
         found.append(replaced(codes, numbers))
         if (new := codes[found[-1] == -1]).size and "categories" in how:
-            unknown[name] = Counter(text_at(cells.texts, code) for code in new.tolist())
+            unknown[name] = Counter(map(cells.text_at, new.tolist()))
         odd = np.isinf(found[-1]) | (np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED))
         for row, place in np.argwhere(odd).tolist():
-            text = text_at(cells.texts, codes[row, place])[:40]
+            text = cells.text_at(codes[row, place])[:40]
             what = f"holds {text!r}, which is not a number" if text else _NO_VALUE
             wrong.setdefault(row, f"column {name} {what}")
     return np.concatenate(found, axis=1), wrong, unknown
@@ -240,18 +233,18 @@ def unknown_texts(name: str, unknown: Iterable[str], rows: int = 0) -> str:
     return f"column {name}: no training row has {texts}{where}: they are 0 in all its categories"
 
 
-def numbers_of(path: Path, columns: Mapping[str, Column], names: Sequence[str]) -> np.ndarray:
-    """Return the columns `names` as float64 [N, K], see parts_of. Raise DataError for others."""
+def numbers_of(path: Path, columns: Mapping[str, Column]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return columns as float64 [N, K], and the names of these. Raise DataError for others."""
     import numpy as np
 
-    found, wrong = list[np.ndarray](), dict[str, str]()
-    for name in names:
-        cells = Cells()
-        found.append(cells.read(columns[name]))
-        wrong[name] = cells.odd_rows(found[-1], FIX)
-        cells.number(found[-1])
-    refuse(path, wrong)
-    return np.ascontiguousarray(np.concatenate(found, axis=1))
+    every = [Cells(name) for name in columns]
+    for each in every:
+        each.values = each.read(columns[each.name])
+    refuse(path, {each.name: each.odd_rows(FIX) for each in every})
+    for each in every:
+        each.number()
+    numbers = np.concatenate([each.values for each in every], axis=1)
+    return np.ascontiguousarray(numbers), tuple(part for each in every for part in each.parts)
 
 
 def refuse(path: Path, wrong: Mapping[str, str], more: str = "") -> None:
@@ -294,33 +287,31 @@ def _are_ids(values: np.ndarray) -> bool:
     )
 
 
-def classes_of(
-    path: Path, name: str, cells: Cells, codes: np.ndarray
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the class of each row, int64 [N], by the `codes` of its text, and the classes' names.
+def classes_of(path: Path, cells: Cells) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the class of each row, int64 [N], and the classes' names.
 
     These are texts in order of the alphabet, or integers by their value. Raise DataError for what
     is not a class.
     """
     import numpy as np
 
-    if codes.shape[1] > 1:
-        what = f"has {codes.shape[1]} numbers in each row; a class is one"
-        raise DataError(f"{path}: column {name} {what}")
-    values, texts = codes[:, 0], cells.texts
+    if (number := len(cells.parts)) > 1:
+        what = f"has {number} numbers in each row; a class is one"
+        raise DataError(f"{path}: column {cells.name} {what}")
+    values, texts, at = cells.values[:, 0], cells.texts, f"{path}: column {cells.name}, row"
     names = dict(zip(texts, texts, strict=True))
     if cells.has_gaps:
         row = int(np.isnan(values).argmax())
         fix = "give it a class, remove the row, or write another word if it is one"
-        raise DataError(f"{path}: column {name}, row {row + 1}: is empty, or NA or such; {fix}")
+        raise DataError(f"{at} {row + 1}: is empty, or NA or such; {fix}")
     key: Callable[[str], Any] | None = None
     if are_numbers(texts) and not any(map(_PADDED.match, texts)):
         if fraction := next((text for text in texts if not float(text).is_integer()), None):
             row = int((values == TEXT * (1 + texts.index(fraction))).argmax())
             what = f"{fraction} is not a class, which is an integer or a text"
             fix = "fix it, or use task=regression"
-            raise DataError(f"{path}: column {name}, row {row + 1}: {what}; {fix}")
-        key = _value_and_text
+            raise DataError(f"{at} {row + 1}: {what}; {fix}")
+        key = lambda text: (float(text), text)  # noqa: E731
         if all(map(_INTEGER.fullmatch, texts)):
             names, key = {text: str(int(text.partition(".")[0])) for text in texts}, int
     found = sorted({*names.values()}, key=key)
@@ -329,21 +320,14 @@ def classes_of(
     return classes.astype(np.int64), tuple(found)
 
 
-def _value_and_text(text: str) -> tuple[float, str]:
-    return float(text), text
-
-
 def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:
     """Raise DataError where nothing can be learned of classes: only one, or few rows of each."""
-    if len(names) == 1:
-        raise DataError(
-            f"{path}: column {name}: all rows are of one class, {names[0]}; name another target"
-        )
-    if len(names) > max(20, len(classes) / 2):
-        raise DataError(
-            f"{path}: column {name}: has {len(names)} classes in {len(classes)} rows, too few of"
-            " each to learn one; use task=regression for numbers, or name another target"
-        )
+    what = f"all rows are of one class, {names[0]}"
+    if len(names) > 1:
+        what = f"has {len(names)} classes in {len(classes)} rows, too few of each to learn one"
+        what += "; use task=regression for numbers"
+    if not 1 < len(names) <= max(20, len(classes) / 2):
+        raise DataError(f"{path}: column {name}: {what}; name another target")
 
 
 def check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:

@@ -123,8 +123,6 @@ class Loader(ABC):
     def __init__(self, indices: Tensor, options: LoaderOptions) -> None:
         self._indices = indices
         self._options = options
-        self._ahead: Order | None = None
-        """The order of an epoch that is yet to come."""
         self.stay_double = False
         """Whether float64 stays as it is, for a model in double; set before anything is read."""
 
@@ -151,28 +149,15 @@ class Loader(ABC):
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Yield this worker's share of each batch of an epoch, after the first `skip`, unread."""
-        options, pieces = self._options, self._pieces(skip)
-        ahead, self._ahead = self._ahead, None
-        order = ahead if ahead is not None and ahead.epoch == epoch else self._whole_order(epoch)
+        options, pieces, order = self._options, self._pieces(skip), self._whole_order(epoch)
         if options.mixing is None:
-            batches = self._batches(order, pieces)
-        else:
-            positions, wider = indexing.with_partners([*pieces], options.batch_size, skip)
-            batches = options.mixing.mixed(
-                self._batches(order.at(positions), wider), options.seed, epoch, skip
-            )
-        return (
-            self._with_next_order(batches, epoch + 1) if options.device.type == "cuda" else batches
-        )
-
-    def _with_next_order(self, batches: Iterator[Batch], next_epoch: int) -> Iterator[Batch]:
-        """Yield the batches; then prepare the next epoch's order, while a GPU computes."""
-        yield from batches
-        self._ahead = self._whole_order(next_epoch)
+            return self._batches(order, pieces)
+        positions, wider = indexing.with_partners([*pieces], options.batch_size, skip)
+        batches = self._batches(order.at(positions), wider)
+        return options.mixing.mixed(batches, options.seed, epoch, skip)
 
     def _whole_order(self, epoch: int) -> Order:
-        options, samples = self._options, self._order(epoch)
-        drawn = None
+        options, samples, drawn = self._options, self.order(epoch), None
         if options.augment:
             drawn = options.augment.draw(self.size, options.seed, epoch)
             drawn = options.augment.in_turn(drawn, samples, self._indices, options.seed, epoch)
@@ -182,16 +167,13 @@ class Loader(ABC):
     def indices(self, epoch: int, number: int) -> Tensor:
         """Return the samples of this worker's share of an epoch's batch `number`, int64 [b]."""
         piece = next(self._pieces(number))
-        return self._order(epoch)[piece.start : piece.stop]
+        return self.order(epoch)[piece.start : piece.stop]
 
     def order(self, epoch: int) -> Tensor:
         """Return all samples as an epoch takes them, int64 [N]."""
-        return self._order(epoch)
-
-    def _order(self, epoch: int) -> Tensor:
-        if not self._options.shuffle:
-            return self._indices
         options = self._options
+        if not options.shuffle:
+            return self._indices
         if options.balanced is not None:
             return self._indices[indexing.balanced(options.balanced, options.seed, epoch)]
         return self._indices[indexing.permutation(self.size, options.seed, epoch)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import os
@@ -22,7 +21,6 @@ from expt.data.columns import (
     check_learnable,
     classes_of,
     counts_rows,
-    parts_of,
     refuse,
 )
 from expt.data.table_files import SMALL, Batch, TableFile, open_table
@@ -176,45 +174,43 @@ def _read(
     columns, left_out = _candidates(table, wanted)
     texts = [*wanted.categories, *(wanted.targets if wanted.kind == "class" else ())]
     most = math.inf if wanted.limit is None else max(wanted.limit, _COUNTED)
-    targets = {x: Cells(are_texts=x in texts) for x in wanted.targets}
-    features = {x: Cells(are_texts=x in wanted.categories, most=most) for x in columns}
-    every = [*targets.items(), *features.items()]
+    targets = [Cells(x, are_texts=x in texts) for x in wanted.targets]
+    features = [Cells(x, are_texts=x in wanted.categories, most=most) for x in columns]
+    every = [*targets, *features]
     with progress.phase(f"reading {path}", table.size) as here:
-        for batch in table.batches([*dict.fromkeys(name for name, _ in every)], texts):
+        for batch in table.batches([*dict.fromkeys(each.name for each in every)], texts):
             _refuse_damaged(table, batch, here.done)
-            names = parts_of(batch.columns, targets), parts_of(batch.columns, features)
-            found = [each.read(batch.columns[name]) for name, each in every]
+            found = [each.read(batch.columns[each.name]) for each in every]
             file.write(np.ascontiguousarray(np.concatenate(found, axis=1)).data)
             here.done += batch.size
     if not here.done:
         raise DataError(f"{path}: has no rows; give it some")
     if tuple(state_of(path)) != state:
         raise DataError(f"{path}: has changed while it was read; start again once it is written")
-    numbers = _mapped(file, (here.done, len(names[0] + names[1])), "r+")
-    ends = [*itertools.accumulate(each.width for _, each in every)]
-    spans = [numbers[:, end - each.width : end] for end, (_, each) in zip(ends, every, strict=True)]
-    classes, class_names = _answers(path, wanted, targets, spans, names[0])
-    there = dict(zip(columns, spans[len(targets) :], strict=True))
-    left_out |= _left_out(path, wanted, features, there)
-    kept = [x for x in enumerate(names[1], len(names[0])) if not {x[1], base(x[1])} & {*left_out}]
-    about: dict[str, Any] = {"shape": numbers.shape, "features": kept, "class_names": class_names}
-    about |= {"targets": [*enumerate(names[0])], "left_out": left_out}
-    return about | _number(batch, features, there), classes
+    parts = [(part, each.name) for each in every for part in each.parts]
+    numbers, start = _mapped(file, (here.done, len(parts)), "r+"), 0
+    for each in every:
+        each.values = numbers[:, start : start + len(each.parts)]
+        start += len(each.parts)
+    classes, class_names = _answers(path, wanted, targets)
+    left_out |= _left_out(path, wanted, features)
+    number = sum(len(each.parts) for each in targets)
+    places = [(place, part) for place, (part, name) in enumerate(parts) if name not in left_out]
+    about = {"shape": numbers.shape, "class_names": class_names, "left_out": left_out}
+    about |= {"targets": places[:number], "features": places[number:]}
+    return about | _number(features), classes
 
 
-def _number(
-    batch: Batch, features: Mapping[str, Cells], columns: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
+def _number(features: Sequence[Cells]) -> dict[str, Any]:
     """Write numbers in place of texts, and return what these are and where gaps are, by name."""
-    found: dict[str, Any] = {"texts": {}, "flags": {}, "gaps": []}
-    for name, cells in features.items():
-        cells.number(columns[name])
-        for part in parts_of(batch.columns, [name]):
-            found["gaps"] += [part] * cells.has_gaps
-            if cells.texts:
-                kind, texts = ("flags", cells.flags) if cells.flags else ("texts", cells.categories)
-                found[kind][part] = texts
-    return found
+    for each in features:
+        each.number()
+    parts = [(part, each) for each in features for part in each.parts]
+    return {
+        "texts": {part: each.categories for part, each in parts if each.categories},
+        "flags": {part: each.flags for part, each in parts if each.flags},
+        "gaps": [part for part, each in parts if each.has_gaps],
+    }
 
 
 def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
@@ -250,11 +246,7 @@ def _refuse_damaged(table: TableFile, batch: Batch, before: int = 0) -> None:
 
 
 def _answers(
-    path: Path,
-    wanted: Wanted,
-    targets: Mapping[str, Cells],
-    columns: Sequence[np.ndarray],
-    names: Sequence[str],
+    path: Path, wanted: Wanted, targets: Sequence[Cells]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the classes [N] and their names, if any, and write the numbers of flags.
 
@@ -262,44 +254,41 @@ def _answers(
     """
     import numpy as np
 
-    each = [*zip(targets.items(), columns, strict=False)]
     if wanted.kind == "class":
-        ((name, cells), codes), *_ = each
-        classes, class_names = classes_of(path, name, cells, codes)
+        (target,) = targets
+        classes, names = classes_of(path, target)
         if wanted.limit is not None:
-            check_learnable(path, name, classes, class_names)
-        return classes, class_names
+            check_learnable(path, target.name, classes, names)
+        return classes, names
     fix = _LABELS if wanted.kind == "labels" else FIX
-    refuse(path, {name: cells.odd_rows(values, fix) for (name, cells), values in each})
-    for (_, cells), values in each:
-        cells.number(values)
-    if wanted.kind == "labels":
-        check_labels(path, names, np.concatenate([values for _, values in each], axis=1))
+    refuse(path, {each.name: each.odd_rows(fix) for each in targets})
+    for each in targets:
+        each.number()
+        if wanted.kind == "labels":
+            check_labels(path, each.parts, each.values)
     return np.empty(0, np.int64), ()
 
 
-def _left_out(
-    path: Path, wanted: Wanted, features: Mapping[str, Cells], columns: Mapping[str, np.ndarray]
-) -> dict[str, str]:
+def _left_out(path: Path, wanted: Wanted, features: Sequence[Cells]) -> dict[str, str]:
     """Return why columns that nobody chose are no features: they number the rows, or are empty.
 
     Raise where others can't be used, or there are no others.
     """
-    wrong = {x: each.problem(columns[x], wanted.limit) for x, each in features.items()}
-    empty = [name for name, each in features.items() if each.is_empty]
+    wrong = {each.name: each.problem(wanted.limit) for each in features}
+    empty = [each.name for each in features if each.is_empty]
     if wanted.features:
         learns = wanted.limit is not None
         refuse(path, wrong | dict.fromkeys(empty * learns, f" {_EMPTY}; leave it out"))
         return {}
-    single = [name for name, each in features.items() if each.width == 1 and not each.texts]
-    counters = [name for name in single if counts_rows(columns[name][:, 0])]
+    single = [each for each in features if len(each.parts) == 1 and not each.texts]
+    counters = [each.name for each in single if counts_rows(each.values[:, 0])]
     left = dict.fromkeys(empty, _EMPTY) | dict.fromkeys(counters, _COUNTER)
-    usable = [name for name in features if name not in left and not wrong[name]]
+    usable = [name for name in wrong if name not in left and not wrong[name]]
     refuse(path, wrong, f"; or leave it out: {word(usable)}" if usable else "")
     if not usable:
         raise ConfigError(
-            f"dataset.features: {path} has only the targets and {listed([*features])}"
-            f" ({', '.join(left.values())}); if it is to be learned from: {word([*features])}"
+            f"dataset.features: {path} has only the targets and {listed(wrong)}"
+            f" ({', '.join(left.values())}); if it is to be learned from: {word([*wrong])}"
         )
     return left
 

@@ -183,7 +183,8 @@ class IterableLoader(ReadingLoader):
 
     is_stream = True
 
-    def _order(self, epoch: int) -> Tensor:
+    def order(self, epoch: int) -> Tensor:
+        """See Loader."""
         return self._indices
 
     def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:

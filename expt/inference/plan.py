@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.columns import as_texts, base, parts_of, read_as_known, unknown_texts
+from expt.data.columns import Cells, as_texts, base, read_as_known, unknown_texts
 from expt.data.image_files import (
     files_below,
     left_out,
@@ -243,18 +243,17 @@ class Features(Samples):
         first = next(table.batches(self._names or table.names[:1]), None)
         if first is None:
             raise DataError(f"{path}: has no rows; give it some")
-        parts = parts_of(first.columns, self._names)
-        missing = next((name for name in wanted if name not in parts), None)
-        number, columns = len(wanted) or data["image_size"][1], listed(table.names, 20)
-        if missing is not None:
-            hint = did_you_mean(missing, table.names)
-            raise ConfigError(
-                f"{path}: has no column {missing}, which the model takes; it has {columns}.{hint}"
-            )
-        if len(wanted or parts) != number:
-            raise ConfigError(
-                f"{path}: has {len(parts)} columns ({columns}), and the model takes {number}"
-            )
+        cells = [Cells(name) for name in self._names]
+        for each in cells:
+            each.read(first.columns[each.name])
+        parts, columns = [part for each in cells for part in each.parts], listed(table.names, 20)
+        for name in wanted:
+            if name not in parts:
+                what = f"has no column {name}, which the model takes; it has {columns}"
+                raise ConfigError(f"{path}: {what}.{did_you_mean(name, table.names)}")
+        if len(wanted or parts) != (number := len(wanted) or data["image_size"][1]):
+            what = f"has {len(parts)} columns ({columns}), and the model takes {number}"
+            raise ConfigError(f"{path}: {what}")
         self._order = [parts.index(name) for name in wanted or parts]
 
     def pieces(self, size: int) -> Iterator[Piece]:

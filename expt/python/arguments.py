@@ -69,7 +69,7 @@ class _Setting:
             value = [f"{condition}: {axis}" for condition, axis in value.items()]
         if isinstance(value, Interval):
             yield Exact(f"{self._key}={value}")
-        elif self._sweep and (axis := _axis(value)) is not None:
+        elif self._sweep and (axis := _axis(self._key, value)) is not None:
             yield Exact(f"{self._key}={','.join(map(self._text, axis))}")
         elif self._key == "task.metrics" and isinstance(value, Mapping):
             for name, metric in value.items():
@@ -97,7 +97,9 @@ class _Setting:
 
     def _class(self, values: Mapping[str, Any]) -> Iterator[str]:
         axes = {
-            name: axis for name, value in values.items() if self._sweep and (axis := _axis(value))
+            name: axis
+            for name, value in values.items()
+            if self._sweep and (axis := _axis(f"{self._key}.{name}", value))
         }
         first = {**values, **{name: axis[0] for name, axis in axes.items()}}
         yield Exact(f"{self._key}={self._text(first)}")
@@ -111,16 +113,18 @@ class _Setting:
         return text_of(self._key, self._with_class(value))
 
 
-def _axis(value: Any) -> list[Any] | None:
+def _axis(key: str, value: Any) -> list[Any] | None:
     """Return the values of a list, a range or an array; None where `value` is one value.
 
-    A tuple is one value.
+    A tuple is one value. Raises ConfigError for an axis without values.
     """
     if not isinstance(value, list | range):
         is_array = not isinstance(value, type) and callable(getattr(value, "tolist", None))
         if not is_array or getattr(value, "ndim", 1) == 0:
             return None
         value = value.tolist()
+    if not value:
+        raise ConfigError(f"{key}={list(value)!r}: an axis of a sweep needs values")
     return list(value)
 
 

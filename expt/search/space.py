@@ -166,10 +166,6 @@ class Space:
                 found[parameter.name] = value
         return found
 
-    def at(self, share: float) -> Values:
-        """Return the trial whose parameters all lie at `share` of their ranges."""
-        return self.point([parameter.at(share) for parameter in self.parameters])
-
     def corners(self) -> list[Values]:
         """Return few trials that have each choice, and the ends of each range, at least once."""
         found: list[Values] = []

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 MEASURED = (
+    (r"^(\[[^]]*\] )?[\w' ]+: .* s (so far|left)$", ""),  # reported where it takes ten seconds
     (r"  +\d+:\d\d(:\d\d)? left", ""),  # told where it is over a second
     (r"\d{4}-\d\d-\d\d([/_ T]\d\d[-:]\d\d([-:]\d\d)?)?", "DATE"),
     (r"\b(\w+)/s +[\d,.]+", r"\1/s N"),

@@ -226,23 +226,16 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+WORD = re.compile(r"[a-z_][\w.]*=(?:\[[^\]]*\]|[^\s;,')]+)")
+
+
 @pytest.mark.parametrize(("on", "fine", "wrong", "begins"), EDGES.values(), ids=EDGES.keys())
-def test_each_rule_at_its_edge(
+def test_each_rule_at_its_edge_and_its_fix_works_as_it_is_typed(
     on: Machine, fine: dict[str, Any], wrong: dict[str, Any], begins: str, defaults: dict[str, Any]
 ) -> None:
     assert problems(defaults, on, **fine) == []
     (problem,) = problems(defaults, on, **wrong)
     assert problem.startswith(begins)
-
-
-WORD = re.compile(r"[a-z_][\w.]*=(?:\[[^\]]*\]|[^\s;,')]+)")
-
-
-@pytest.mark.parametrize(("on", "_", "wrong", "begins"), EDGES.values(), ids=EDGES.keys())
-def test_each_fix_works_as_it_is_typed(
-    on: Machine, _: object, wrong: dict[str, Any], begins: str, defaults: dict[str, Any]
-) -> None:
-    (problem,) = problems(defaults, on, **wrong)
     key, fix = begins.partition("=")[0], problem.partition(": ")[2].rpartition("; ")[2]
     fix = re.sub("-m '[^']+'", "", fix)
     ways = [WORD.findall(way) for way in re.split(r",? or ", fix.partition(", which ")[0])]

@@ -25,6 +25,8 @@ from tests.late import Late
 pandas: Any = Late("pandas")
 impute: Any = Late("sklearn.impute")
 preprocessing: Any = Late("sklearn.preprocessing")
+pipeline: Any = Late("sklearn.pipeline")
+compose: Any = Late("sklearn.compose")
 
 N = 300
 NAMES = ["age", "hours", "city", "smoker", "plan", "zip", "x"]
@@ -62,25 +64,18 @@ def save(frame: Any, path: Path) -> Path:
 
 
 def by_scikit_learn(frame: Any, rows: Any, *, scales: bool = False) -> Any:
-    """The columns one after another, each fitted on the rows that are trained on."""
-    found = []
-    for name in NAMES:
-        column = frame[[name]]
-        if name in TEXTS:
-            column = column.astype(object).map(lambda x: x if isinstance(x, str) else str(x))
-            column = column.replace({"None": math.nan, "nan": math.nan})
-            encoder = preprocessing.OneHotEncoder(handle_unknown="ignore", sparse_output=False)
-            found.append(encoder.fit(column.iloc[REST[TRAIN]]).transform(column.iloc[rows]))
-            continue
-        numbers = column.replace({"yes": 1, "No": 0}).astype(float)
-        imputer = impute.SimpleImputer(strategy="median", add_indicator=True)
-        train = imputer.fit_transform(numbers.iloc[REST[TRAIN]])
-        values = imputer.transform(numbers.iloc[rows])
-        if scales:
-            scaler = preprocessing.StandardScaler().fit(train[:, :1])
-            values[:, :1] = scaler.transform(values[:, :1])
-        found.append(values)
-    return np.concatenate(found, axis=1)
+    """All columns, fitted on the rows that are trained on."""
+    of_texts = preprocessing.OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    scaled = preprocessing.StandardScaler() if scales else "passthrough"
+    of_numbers = pipeline.make_union(
+        pipeline.make_pipeline(impute.SimpleImputer(strategy="median"), scaled),
+        impute.MissingIndicator(error_on_new=False),
+    )
+    each = [(name, of_texts if name in TEXTS else of_numbers, [name]) for name in NAMES]
+    plain = frame.assign(smoker=frame["smoker"].map({"yes": 1, "No": 0}), x=frame["x"] * 1.0)
+    plain = plain.assign(zip=plain["zip"].astype(str), city=plain["city"].fillna(math.nan))
+    fitted = compose.ColumnTransformer(each).fit(plain.iloc[REST[TRAIN]])
+    return fitted.transform(plain.iloc[rows])
 
 
 def opened(path: Path, **options: Any) -> Any:
@@ -89,23 +84,21 @@ def opened(path: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("scales", [False, True], ids=["plain", "standardised"])
-@pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("name", ["small.csv", "large.csv", "large.parquet"])
 def test_the_matrix_is_scikit_learns(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    suffix: str,
-    is_large: bool,
+    name: str,
     scales: bool,
 ) -> None:
     monkeypatch.setattr(table_files, "_BYTES", 4096)  # several blocks, in which kinds show late
-    if is_large:
+    if name.startswith("large"):
         monkeypatch.setattr(table_files, "SMALL", 0)
         monkeypatch.setattr(table_rows, "SMALL", 0)
         monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     frame = people()
-    data = opened(save(frame, tmp_path / f"t.{suffix}"), standardise=scales)
+    data = opened(save(frame, tmp_path / name), standardise=scales)
     assert "column city: no training row has 'Bern'" in capsys.readouterr().err
     for loader, rows in ((data.train, REST[TRAIN]), (data.val, REST[VAL]), (data.test, TEST)):
         expected = by_scikit_learn(frame, rows, scales=scales).astype(np.float32)
@@ -132,47 +125,43 @@ def test_rows_that_are_held_out_tell_nothing(tmp_path: Path) -> None:
 
 def test_what_a_run_does_with_other_rows(trained: Trained, tmp_path: Path) -> None:
     """Two workers train; then its test, new rows in another order, an evaluation, Python."""
-    frame = people()
-    path = save(frame, tmp_path / "people.csv")
-    words = f"task=classification dataset=table dataset.path={path} dataset.targets=y epochs=1"
-    split_as_here = "dataset.test_fraction=0.25 dataset.val_fraction=0.2 dataset.categories=[zip]"
-    folder = trained(*words.split(), *split_as_here.split(), "world_size=2").folder
+    frame, path = people(), tmp_path / "people.csv"
+    words = f"task=classification dataset=table dataset.path={save(frame, path)} dataset.targets=y"
+    words += " dataset.test_fraction=0.25 dataset.val_fraction=0.2 dataset.categories=[zip]"
+    folder = trained(*words.split(), "epochs=1", "world_size=2").folder
     model = expt.load(folder)
+
+    def outputs(matrix: Any) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = model.model(torch.from_numpy(matrix).float()[:, None, None])
+        return found
+
+    def said(found: Any) -> list[float]:
+        return [record["probabilities"]["high"] for record in found]
+
     other = frame.sample(60, random_state=0)
     other.iloc[:3, other.columns.get_loc("city")] = "Ulm"
-    matrix = by_scikit_learn(_joined(frame, other), range(N, N + 60), scales=True)
-    with torch.no_grad():
-        logits = model.model(torch.from_numpy(matrix).float().view(60, 1, 1, -1))
-    chances = logits.softmax(1).numpy()
-    labels = torch.tensor([model.class_names.index(name) for name in other["y"]])
+    whole = pandas.concat([frame, other], ignore_index=True)
+    matrix = by_scikit_learn(whole, range(N, N + 60), scales=True)
+    logits = outputs(matrix)
     for name in ("new.csv", "new.parquet"):
-        turned = other[["zip", "plan", "x", "hours", "city", "age", "smoker", "y"]]
+        turned = other[["zip", "plan", "id", "x", "hours", "city", "age", "smoker", "y"]]
         found = expt.predict(folder, save(turned, tmp_path / name), batch_size=16)
-        said = [record["probabilities"]["high"] for record in found]
-        np.testing.assert_allclose(said, chances[:, 0], rtol=1e-4)
+        np.testing.assert_allclose(said(found), logits.softmax(1)[:, 0], rtol=1e-4)
+        assert [record["id"] for record in found] == [*map(str, other["id"])]
+        assert {"zip", "y"}.isdisjoint(found[0])
     evaluated = expt.evaluate(folder, f"dataset.path={tmp_path / 'new.csv'}")
+    labels = torch.tensor([model.class_names.index(name) for name in other["y"]])
     loss = float(functional.cross_entropy(logits, labels))
     assert evaluated["loss/all"] == pytest.approx(loss, rel=1e-5)
-    tested = expt.predict(folder, split="test")
-    expected = by_scikit_learn(frame, TEST, scales=True)
-    given = torch.from_numpy(expected).float().view(len(TEST), 1, 1, -1)
-    with torch.no_grad():
-        np.testing.assert_allclose(
-            [record["probabilities"]["high"] for record in tested],
-            model.model(given).softmax(1)[:, 0],
-            rtol=1e-4,
-        )
+    tested = outputs(by_scikit_learn(frame, TEST, scales=True)).softmax(1)[:, 0]
+    np.testing.assert_allclose(said(expt.predict(folder, split="test")), tested, rtol=1e-4)
     rows = [[None if cell != cell else cell for cell in row] for row in other[NAMES].to_numpy()]
     for several in (other, rows, [tuple(row) for row in rows]):
-        np.testing.assert_allclose(
-            model.preprocess(several).flatten(1), matrix, rtol=1e-6, atol=1e-6
-        )
+        given = model.preprocess(several).flatten(1)
+        np.testing.assert_allclose(given, matrix, rtol=1e-6, atol=1e-6)
     with pytest.raises(ConfigError, match="column smoker holds 'often'"):
         model.preprocess([*rows[0][:3], "often", *rows[0][4:]])
-
-
-def _joined(frame: Any, other: Any) -> Any:
-    return pandas.concat([frame, other], ignore_index=True)
 
 
 def test_rows_that_a_run_does_not_take(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import multiprocessing
 import random
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.data import stream
-from expt.data.augment import Augmentation
 from expt.data.images import image_part
-from expt.data.indexing import Piece
-from expt.data.loading import Batch, Loader, LoaderOptions, Order, Shard
+from expt.data.loading import Batch, Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader, eval_batch_size
 from expt.errors import DataError
 from tests.conftest import environment
@@ -359,59 +357,6 @@ def test_loader_processes_die_with_their_worker(tmp_path: Path) -> None:
     assert [is_running(pid) for pid in children] == [True, True]
     worker.kill()
     wait_until(lambda: not any(map(is_running, children)), timeout_s=2)
-
-
-class OnGPU(Loader):
-    """Tells what it was to read; no tensor goes there."""
-
-    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        for piece in pieces:
-            drawn = (
-                torch.empty(0) if order.drawn is None else order.drawn[:, piece.start : piece.stop]
-            )
-            yield Batch(drawn, order.samples[piece.start : piece.stop], piece.global_size)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"balanced": LABELS % 3}, {"augment": Augmentation(flip=True)}], ids=str
-)
-def test_the_next_epochs_order_is_prepared_by_who_asks_for_one_batch_more(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu, cpu = (
-        OnGPU(ALL, dataclasses.replace(FIVE, device=torch.device(on), **options))
-        for on in ("cuda", "cpu")
-    )
-    asked = list[int]()
-    whole_order = Loader._whole_order
-
-    def noted(loader: Loader, epoch: int) -> Order:
-        asked.append(epoch)
-        return whole_order(loader, epoch)
-
-    monkeypatch.setattr(Loader, "_whole_order", noted)
-    orders = [(1, 0), (2, 3), (2, 0), (5, 0), (3, 1)]
-    for epoch, skip in orders:
-        assert same(list(gpu.epoch(epoch, skip)), list(cpu.epoch(epoch, skip)))
-    cpu_asked = [epoch for epoch, _ in orders]
-    gpu_asked = [
-        1,
-        2,
-        3,
-        2,
-        3,
-        5,
-        6,
-        3,
-        4,
-    ]  # and the second 2, the 5 and the 3 anew: another was prepared
-    assert sorted(asked) == sorted(cpu_asked + gpu_asked)
-
-
-def test_an_epoch_that_is_left_prepares_nothing() -> None:
-    loader = OnGPU(ALL, dataclasses.replace(FIVE, device=torch.device("cuda")))
-    next(loader.epoch(1))
-    assert loader._ahead is None
 
 
 @pytest.mark.parametrize(

@@ -183,24 +183,10 @@ def test_a_sample_that_comes_again_is_transformed_anew(photos: Any) -> None:
     assert made.info.class_counts == (27, 9)
 
 
-@pytest.mark.parametrize(
-    ("transforms", "said"),
-    [
-        ("{_target_: torchvision.transforms.v2.Normalise}", "v2 has no Normalise. Did you mean"),
-        ("{_target_: torchvision.transforms.v2.RandomCrop}", "missing 1 required positional"),
-        (
-            "{_target_: torchvision.transforms.v2.RandomCrop, size: [1, 2, 3]}",
-            "RandomCrop(size=[1, 2, 3]): ValueError: ",
-        ),
-        ("{_target_: torchvision.transforms.v2.functional.hflip}", "refused, it is not a class"),
-    ],
-)
-def test_a_list_that_cannot_be_built_is_refused(
-    transforms: str, said: str, configured: Configured
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        data(configured(f"dataset.transforms=[{transforms}]"))
-    assert said in str(refused.value)
+def test_a_list_that_cannot_be_built_is_refused(configured: Configured) -> None:
+    wrong = "{_target_: torchvision.transforms.v2.RandomCrop, size: [1, 2, 3]}"
+    with pytest.raises(ConfigError, match=r"RandomCrop\(size=\[1, 2, 3\]\): ValueError: "):
+        data(configured(f"dataset.transforms=[{wrong}]"))
 
 
 @pytest.mark.parametrize(

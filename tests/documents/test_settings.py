@@ -64,18 +64,3 @@ def test_each_key_of_a_group_is_documented(group: str) -> None:
 @pytest.mark.parametrize("page", settings.PAGES, ids=lambda page: page.stem)
 def test_a_page_in_the_checkout_is_what_is_generated(page: Path) -> None:
     assert settings.filled(text := page.read_text(encoding="utf-8")) == text, "scripts/lint"
-
-
-def test_what_a_page_says_of_a_setting() -> None:
-    run = settings.markdown("run")
-    assert (
-        "### `batch_size`\n\n**type** integer from 1 · **default** `64` · **unit**"
-        " samples\n\nSamples per" in run
-    )
-    assert "**type** `auto`, or `nccl` or `gloo` · **default** `auto`" in run
-    assert "**default** `25` · **unit** MiB" in run
-    assert (
-        "**default** `0.001` (adam, adamw, muon) · `1.0` (lbfgs) · `0.05` (plain_sgd, sgd)"
-        in settings.markdown("optimizer")
-    )
-    assert "**default** none: must be typed" in settings.markdown("dataset")

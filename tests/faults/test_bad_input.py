@@ -88,6 +88,8 @@ CASES = {
     "no folder of YAML": Bad("--config-dir nowhere", 2,
         "--config-dir nowhere: there is no such folder"),
     # words
+    "a target that is no model": Bad("'model={_target_: os.system, command: touch called}'", 2,
+        "_target_=os.system: refused, it is not a subclass of torch.nn"),
     "a wrong key": Bad("bakend=gloo", 2,
         "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?"),
     "a key of another dataset": Bad("dataset.num_workers=2", 2,

@@ -199,16 +199,6 @@ def test_a_sample_of_ones_own_becomes_a_batch_by_its_recorded_shape(
         preprocess(torch.ones(1, 2, 3))
 
 
-def test_rows_are_standardised(train: TrainAlone) -> None:
-    trained = train(*words("a table"))
-    loaded = expt.load(trained.folder, "last")
-    scales = list(trained.result["data"]["standardised"].values())
-    means = np.array([mean for mean, _ in scales[:10]])
-    assert torch.equal(loaded.preprocess(means), torch.zeros(1, 1, 1, 10))
-    with pytest.raises(ConfigError, match="rows of shape"):
-        loaded.preprocess(means[:3])
-
-
 NET = """
 from torch import nn
 class Net(nn.Sequential):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shutil
 import signal
 import time
@@ -180,50 +179,3 @@ def test_a_failed_run_of_a_sweep_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     again, _ = expt.sweep(*sweep)
     assert (again.record["resumed_from"]["step"], again.record["attempts"]) == (20, 2)
     assert RunFolder(first.folder).points == whole
-
-
-ROWS = """
-import pathlib
-import torch
-
-class Rows(torch.utils.data.Dataset):
-    def __init__(self, train):
-        self.rows = torch.randn(64, 6, generator=torch.Generator().manual_seed(int(train)))
-        self.times = 0
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        self.times += index == 5
-        if self.times > 3 and pathlib.Path("damage").exists():
-            raise ValueError("its file is gone")
-        return self.rows[index], self.rows[index].sum()
-"""
-
-
-def test_a_run_goes_on_once_a_sample_is_mended_that_was_damaged_in_its_middle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "rows_of_own.py").write_text(ROWS)
-    data = (
-        "dataset={_target_: rows_of_own.Rows}",
-        "dataset.num_workers=0",
-        "task=regression",
-        "batch_size=8",
-    )
-    words = (*data, "epochs=6", "world_size=1", "threads=1", "optimizer.lr=0.001")
-    whole = RunFolder(expt.run(*words, "hydra.run.dir=whole").folder)
-    (tmp_path / "damage").touch()
-    with pytest.raises(ConfigError) as told:
-        expt.run(*words, "hydra.run.dir=run")
-    where = rf"\({tmp_path}/rows_of_own.py, line 16\)"
-    raised = rf"^sample \d+: Rows.__getitem__ raised ValueError: its file is gone {where}; "
-    assert re.match(raised, str(told.value))
-    assert "hydra.run.dir=run resume=auto" in str(told.value)
-    (tmp_path / "damage").unlink()
-    again = RunFolder(expt.run(*words, "hydra.run.dir=run", "resume=auto").folder)
-    assert again.result["resumed_from"]
-    _assert_equal(again, whole)

@@ -95,53 +95,6 @@ def test_two_runs_of_the_same_second_get_two_folders_and_two_ports(tmp_path: Pat
     assert len({result["master_port"] for result in results}) == 2
 
 
-OWN = """
-import torch
-class Net(torch.nn.Sequential):
-    def __init__(self, *, channels, image_size, num_classes, width):
-        pixels = channels * image_size[0] * image_size[1]
-        first, last = torch.nn.Linear(pixels, width), torch.nn.Linear(width, num_classes)
-        super().__init__(torch.nn.Flatten(), first, torch.nn.Tanh(), last)
-class Stripes(torch.utils.data.Dataset):
-    def __init__(self, size, train):
-        self.size = size
-    def __len__(self):
-        return self.size
-    def __getitem__(self, index):
-        image = torch.zeros(1, 6, 6)
-        image[:, index % 2 :: 2] = 1.0
-        return image, index % 2
-"""
-
-
-def test_a_model_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
-    for group, content in {
-        "model": "_target_: mine.Net\nwidth: 16\n",
-        "dataset": "_target_: mine.Stripes\nsize: 200\nnum_classes: 2\nnum_workers: 1\n",
-    }.items():
-        (tmp_path / "my_conf" / group).mkdir(parents=True)
-        (tmp_path / "my_conf" / group / "mine.yaml").write_text(content)
-    done = run("--config-dir", "my_conf", "model=mine", "dataset=mine", "epochs=2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "outputs").glob("*/*/result.json")
-    assert json.loads(path.read_text())["metrics"]["accuracy/test"] == 1.0
-
-
-def test_a_target_that_is_no_model_is_refused_and_not_called(tmp_path: Path) -> None:
-    done = run(
-        "+model._target_=os.system",
-        f"+model.command='touch {tmp_path}/called'",
-        "~model.hidden",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 2
-    assert "os.system: refused, it is not a subclass of torch.nn" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "called").exists()
-    assert not [*tmp_path.glob("outputs/*/*")], "the mended command may name its folder again"
-
-
 def test_debug_trains_in_this_process(tmp_path: Path) -> None:
     (tmp_path / "here.py").write_text(
         "import os, torch\n"

@@ -156,15 +156,6 @@ def test_a_dry_run_starts_nothing(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_named_grid_needs_no_option(tmp_path: Path) -> None:
-    done = run("sweep=seeds", "world_size=1", *SMALL, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
-    assert results(folder).keys() == {f"seed={seed}" for seed in range(5)}
-    (row,) = (folder / "summary.md").read_text().splitlines()[2:]
-    assert "±" in row, "seeds are joined"
-
-
 @pytest.mark.parametrize(
     "path", sorted((conf_dir() / "sweep").glob("*.yaml")), ids=lambda path: path.stem
 )

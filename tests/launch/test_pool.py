@@ -208,16 +208,6 @@ def test_the_next_run_is_made_ready_while_another_is_under_way(
     assert (world.names, told) == (["a", "b", "c"], ["b", "c", "c"])
 
 
-def test_a_failure_stays_in_its_job(world: World) -> None:
-    bad, good = world.job("bad"), world.job("good")
-    world.plans["bad"] = [{"error": RunFailed("rank 0 of 1 raised")}]
-    world.run(bad, good)
-    assert (bad.status, good.status) == (FAILED, COMPLETED)
-    assert isinstance(bad.error, RunFailed)
-    assert read_result(bad.paths)["status"] == FAILED
-    assert read_result(bad.paths)["error"] == "rank 0 of 1 raised"
-
-
 def test_a_refused_job_never_starts(world: World) -> None:
     job = Job(world.job("a").paths, None, error=ConfigError("lr=x: not a number"))
     world.run(job)
@@ -280,14 +270,6 @@ def test_a_full_disk_fails_the_run_and_names_the_file(
     world.run(job)
     assert str(job.error) == "result: No space left on device"
     assert read_result(job.paths).get("status") == (FAILED if begun else None)
-
-
-@pytest.mark.parametrize("share", [1, 2])
-def test_each_run_gets_gpus_of_its_own_while_there_are(world: World, share: int) -> None:
-    jobs = [world.job(name, gpus=1) for name in "ab"]
-    world.plans = {"a": [{"looks": 3}]}
-    world.run(*jobs, gpus=2, runs_per_gpu=share)
-    assert [job.devices for job in jobs] == [("0",), ("1",)]
 
 
 def test_runs_wait_for_gpus_and_start_when_they_are_free(world: World) -> None:

@@ -16,7 +16,7 @@ from expt.config import groups
 from expt.errors import ConfigError
 from expt.models.build import build
 from expt.worker import first_weights
-from tests.conftest import Configured, as_typed, run
+from tests.conftest import Configured
 
 DEFAULT = groups.DefaultInit(name="default")
 
@@ -122,17 +122,6 @@ def test_published_weights_are_loaded_but_for_other_classes(
     )
 
 
-def test_weights_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
-    with pytest.raises(ConfigError) as refused:
-        named("torchvision", "squeezenet1_1", pretrained=True)
-    assert str(refused.value).startswith(
-        "model.pretrained=true: the weights of squeezenet1_1 can't be fetched ("
-    )
-    assert str(refused.value).endswith("; use model.pretrained=false")
-
-
 def test_weights_that_were_fetched_before_and_are_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,22 +152,6 @@ def test_without_fetching_it_is_the_same_network(channels: int) -> None:
     with torch.device("meta"):
         module: Any = build(config, DEFAULT, shapes, torch.zeros(1, channels, 32, 32), fetch=False)
     assert module.transform_input == (channels == 3)
-
-
-@pytest.mark.slow
-def test_a_named_model_trains_by_command_and_a_wrong_name_is_refused(tmp_path: Path) -> None:
-    few = (
-        *as_typed("model=torchvision max_steps=2 dataset.train_limit=256"),
-        *as_typed("tensorboard.images=false -q"),
-    )
-    done = run(*few, "model.arch=mobilenet_v3_small", "hydra.run.dir=named", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    refused = run(*few, "model.arch=mobilenet_v3_smal", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith(
-        "error: model.arch=mobilenet_v3_smal: torchvision has no such classifier. Did you"
-    )
-    assert refused.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("library", "arch"), [("torchvision", "resnet18"), ("timm", "resnet18")])

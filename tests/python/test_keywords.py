@@ -192,6 +192,8 @@ def test_what_cannot_be_said_is_refused_in_a_line(
         words_of((), given_by_name)
 
 
-def test_what_has_no_name_is_refused() -> None:
+def test_what_has_no_name_or_no_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^seed="):
+        words_of((), {"seed": []}, sweep=True)
     with pytest.raises(ConfigError, match=r"^3: give KEY=VALUE as a text, or by name"):
         words_of((3,), {})  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import expt
 from expt.command import report
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
@@ -190,14 +190,17 @@ def test_without_seeds_there_is_nothing_to_compare(rows: dict[str, Any]) -> None
         comparison.verdicts(runs_of(**rows))
 
 
-def test_of_a_real_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ("world_size=1", "epochs=1", "dataset.train_limit=320")
-    expt.sweep("seed=0,1", "optimizer.lr=0.1,0.001", *small, f"hydra.sweep.dir='{tmp_path}/s'")
-    capsys.readouterr()
-    asked = [str(tmp_path / "s"), "--verdict"]
-    assert report.main([*asked, "--metric", "accuracy/test"]) == 0
+def test_a_report_compares_the_runs_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in runs_of(a=A, b=B):
+        paths = RunPaths(tmp_path / run["folder"])
+        paths.folder.mkdir()
+        paths.result.write_text(json.dumps({**run, "folder": None}))
+    asked = [str(tmp_path), "--verdict"]
+    assert report.main([*asked, "--metric", "loss/test"]) == 0
     assert "lead of the best" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"--metric accuracy/tests: .* 'accuracy/test'"):
-        report.main([*asked, "--metric", "accuracy/tests"])
+    with pytest.raises(ConfigError, match=r"--metric loss/tests: .* 'loss/test'"):
+        report.main([*asked, "--metric", "loss/tests"])
     with pytest.raises(ConfigError, match="--metric"):
-        report.main([asked[0], "--metric", "accuracy/test"])
+        report.main([asked[0], "--metric", "loss/test"])

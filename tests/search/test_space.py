@@ -154,8 +154,7 @@ def test_ranges_of_one_key_below_different_choices_are_one_key_of_a_point() -> N
     on = Parameter("z", "categorical", choices=("on",), meant=("on",), when=("kind", "b"))
     space = Space((kind, low, high, on, below))
     assert len({*space.labels}) == 5
-    assert space.at(0) == {"kind": "a", "x": 1}
-    assert space.at(0.5) == {"kind": "b", "x": 8, "z": "on", "y": 2}
+    assert space.point(["a", 1, 7, "on", 1]) == {"kind": "a", "x": 1}
     labelled = space.labelled({"kind": "b", "x": 8, "z": "on", "y": 2})
     assert [*labelled.values()] == ["b", 8, "on", 2]
     assert labelled.keys() < {*space.labels}

@@ -18,7 +18,7 @@ from expt.errors import ConfigError, Diverged
 from expt.models.vision import UNet
 from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
-from tests.conftest import Trained, as_typed, run
+from tests.conftest import Trained, as_typed
 from tests.late import Late
 
 classification: Any = Late("torchmetrics.classification")
@@ -164,42 +164,3 @@ def test_curves_of_a_folder_are_a_plain_loops(tmp_path: Path, trained: Trained) 
     assert curves[1] == pytest.approx(val_losses, abs=1e-4)
     assert curves[2][-1] == pytest.approx(iou, abs=1e-4)
     assert done.result["objective"]["name"] == "mean_iou/val"
-
-
-OWN_DATASET = """
-import torch
-
-class Stripes(torch.utils.data.Dataset):
-    def __init__(self, train, wrong=False):
-        self.wrong = wrong
-    def __len__(self):
-        return 24
-    def __getitem__(self, index):
-        mask = torch.zeros(6, 10, dtype=torch.int64)
-        mask[:, index % 5 :] = 5 if self.wrong and index == 11 else 1
-        return mask[None].float() + 0.1, mask
-"""
-
-
-def test_a_dataset_of_ones_own_and_its_wrong_mask(tmp_path: Path) -> None:
-    (tmp_path / "stripes.py").write_text(OWN_DATASET)
-    conf = tmp_path / "conf" / "dataset"
-    conf.mkdir(parents=True)
-    (conf / "stripes.yaml").write_text("_target_: stripes.Stripes\nnum_workers: 0\nwrong: false\n")
-    words = (
-        *as_typed("task=segmentation dataset=stripes model=unet model.widths=[4,6]"),
-        *as_typed("batch_size=8 epochs=4"),
-    )
-    fast = ("optimizer=adam", "optimizer.lr=0.03", "world_size=1")
-    done = run(*words, *fast, "task.num_classes=2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "best         mean_iou/val" in done.stdout
-    wrong = run(*words, *fast, "task.num_classes=2", "dataset.wrong=true", cwd=tmp_path)
-    assert wrong.returncode == 2
-    assert (
-        "sample 11: its mask holds the class 5, expected 0 to 1, or 255 (task.ignore_index)"
-        in wrong.stderr
-    )
-    unsaid = run(*words, cwd=tmp_path)
-    assert unsaid.returncode == 2
-    assert "task.num_classes: a custom dataset has none; give it, e.g." in unsaid.stderr

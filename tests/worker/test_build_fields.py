@@ -25,7 +25,7 @@ from expt.machine import Machine
 from expt.tasks.classification import Classification
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
-from expt.worker.build import build_data, build_learner, check_first_output, total_steps
+from expt.worker.build import build_data, build_learner, check_first_output
 from expt.worker.parallel import refuse_uneven_last_batch
 from tests.composing import composed
 from tests.conftest import as_typed
@@ -122,8 +122,8 @@ def test_the_initialisation() -> None:
 
 
 def test_the_length_of_the_run() -> None:
-    assert total_steps(config("batch_size=64", "epochs=3"), 20) == 3 * 20
-    assert total_steps(config("batch_size=64", "epochs=3", "max_steps=7"), 20) == 7
+    assert config("epochs=3").total_steps(20, offset=5) == 3 * 20 + 5
+    assert config("epochs=3", "max_steps=7").total_steps(20) == 7
     _, learner = built("batch_size=64", "epochs=2", "scheduler=one_cycle", "max_steps=9")
     assert learner.scheduler.state_dict()["total_steps"] == 9
 
@@ -268,10 +268,15 @@ def test_metrics_are_tried_out_without_a_trace_in_the_model(
     pytest.importorskip("torchmetrics")
     (tmp_path / "own_counting.py").write_text(OUTPUTS)
     monkeypatch.syspath_prepend(tmp_path)
-    auroc = "torchmetrics.classification.MulticlassAUROC"
-    metric = f"+task.metrics.x={{_target_: {auroc}, num_classes: 10, better: max}}"
+    auroc = "torchmetrics.classification.MulticlassAUROC, num_classes: 10"
+    fine, wrong = (
+        f"+task.metrics.x={{_target_: {metric}, better: max}}"
+        for metric in (auroc, "torchmetrics.MeanSquaredError")
+    )
     target = Target(target="own_counting.Counting", kwargs={"outputs": 10})
-    made = dataclasses.replace(config(metric), model=target)
+    with pytest.raises(ConfigError, match=r"^task\.metrics\.x: "):
+        built(wrong)
+    made = dataclasses.replace(config(fine), model=target)
     assert not hasattr(build_learner(made, build_data(made, worker()), worker()).module, "seen")
 
 

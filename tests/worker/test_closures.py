@@ -20,7 +20,6 @@ from tests.worker.test_run import values
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "searching": ("line_search=strong_wolfe", {"max_iter": 4, "line_search_fn": "strong_wolfe"}),
     "fixed": ("max_iter=4", {"max_iter": 4}),
-    "single": ("max_iter=1", {"max_iter": 1}),
 }
 WORDS = as_typed(
     "model=mlp model.dropout=0 optimizer=lbfgs optimizer.lr=0.5 optimizer.history_size=4"

@@ -183,7 +183,7 @@ def test_two_workers_that_are_killed_on_their_way_and_a_new_folder(trained: Trai
 def test_a_longer_sweep_goes_on_from_its_runs_which_stay_as_they_are(
     tmp_path: Path, trained: TrainInWorkers, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = (*SHORT, "world_size=2", "threads=1", "model.dropout=0.3", "tensorboard.images=false")
+    words = (*SHORT, "world_size=1", "threads=1", "model.dropout=0.3", "tensorboard.images=false")
     stepped = (*words, "scheduler=step", "scheduler.every_epochs=1.5")
     sweep = (*stepped, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     short = expt.sweep("seed=0,1", "epochs=2", *sweep)

@@ -233,6 +233,8 @@ def test_another_table_has_the_runs_columns_scales_and_classes(
         float(functional.cross_entropy(logits, labels)), rel=1e-6
     )
     assert found["metrics"]["accuracy/all"] == float((logits.argmax(1) == labels).double().mean())
+    with pytest.raises(ConfigError, match="rows of shape"):
+        model.preprocess(np.zeros(3))
     assert (found["evaluation_of"]["samples"], found["evaluation_of"]["dataset"]) == (n, "there")
     assert metrics(folder, there, "dataset.features=[b,a]") == found["metrics"]
     assert found["evaluation_of"]["class_names"] == ["cat", "dog", "emu"]
@@ -394,17 +396,17 @@ def test_masks_and_what_in_them_counts_for_nothing(train: TrainAlone, tmp_path: 
 
 
 REFUSED = {
-    "optimizer.lr=0.1": "optimizer.lr=0.1: an evaluation keeps",
-    "epochs=3": "epochs=3: an evaluation keeps",
-    "model=mlp": "model=mlp: an evaluation keeps",
-    "splt=val": "splt=val: there is no key 'splt'; an evaluation takes dataset,",
+    "optimizer.lr=0.1": "optimizer.lr=0.1: an evaluation takes dataset,",
+    "epochs=3": "epochs=3: an evaluation takes dataset,",
+    "model=mlp": "model=mlp: an evaluation takes dataset,",
+    "splt=val": "and keeps all else of the run; leave it out. Did you mean 'split'?",
     "split=tst": "split=tst: not one of train, val, test, all",
     "which=first": "which=first: not one of best, last",
     "dataset=mnsit": "dataset=mnsit: not one of",
     "dataset=[digits,mnist]": "dataset=[digits,mnist]: takes the name of one choice",
     "dataset={root: new}": "dataset={root: new}: names no dataset",
-    "split=test,val": "split=test,val: several values; evaluate one after the other",
-    "~dataset.mean": "an evaluation needs all settings",
+    "split=test,val": "split=test,val: an evaluation takes one value; evaluate one after the other",
+    "~dataset.mean": "~dataset.mean: an evaluation takes one value",
     "dataset.colour=red": "dataset.colour=red: there is no such key",
     "task.metrics.x=3": "task.metrics.x=3: ",
 }

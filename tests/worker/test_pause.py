@@ -4,23 +4,18 @@ bit.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
-import torch
 
 from expt.dashboards import events
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.training.collectives import Worker
 from expt.worker.run import Run
-from tests.conftest import Configured, RunFolder
-from tests.ranks import together
+from tests.conftest import Configured
 from tests.requests import continued
 from tests.worker.conftest import TrainAlone, Trained
-from tests.worker.sharded import Observer
 from tests.worker.test_callbacks import words as with_callbacks
 from tests.worker.test_continue import ALL_AT_ONCE, SHORT, _assert_same
 
@@ -109,31 +104,3 @@ def test_what_is_stopped_within_the_epoch_is_interrupted(train_alone: TrainAlone
         run.agreement._asked_to_stop = lambda: run.position.step >= 15
 
     assert train_alone(*SHORT, "epochs=3", before=stop).status == "interrupted"
-
-
-def test_two_workers_pause_together_and_go_on_to_the_same_bits(
-    configured: Configured, tmp_path: Path
-) -> None:
-    words = ("epochs=2", "ema=0.9", "optimizer=adam", "model.dropout=0.3", "scheduler=cosine")
-    config = dataclasses.replace(configured(*SHORT, *words), world_size=2)
-
-    def trained(name: str, until_epoch: int | None, worker: Worker) -> str:
-        paths = RunPaths(tmp_path / name)
-        run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None, until_epoch=until_epoch)
-        return run.train(paths.last if paths.last.exists() else None, lambda *_: Observer())
-
-    def each(worker: Worker) -> list[str]:
-        stretches = (("whole", None), ("parts", 1), ("parts", None))
-        return [trained(name, until, worker) for name, until in stretches]
-
-    for name in ("whole", "parts"):
-        (tmp_path / name).mkdir()
-    assert together(tmp_path, 2, each) == [["completed", "pruned", "completed"]] * 2
-    whole, parts = (RunFolder(tmp_path / name) for name in ("whole", "parts"))
-    assert whole.points == parts.points
-    states = [checkpoint.load(RunPaths(run.folder).last) for run in (whole, parts)]
-    for part in ("model", "ema"):
-        assert all(
-            torch.equal(weights, states[1][part][key]) for key, weights in states[0][part].items()
-        )
-    assert str(states[0]["optimizer"]) == str(states[1]["optimizer"])

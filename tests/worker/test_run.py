@@ -261,27 +261,6 @@ def test_a_loss_that_is_no_number_ends_the_run(log_every: int, train_alone: Trai
     runs[0].record.end("interrupted", {})  # closes its files, as the worker's end would
 
 
-def test_skipped_steps_count_over_all_attempts(train_alone: TrainAlone) -> None:
-    words = ("on_nan=skip", "dataset.train_limit=320")
-
-    def spoil(run: Run) -> None:
-        def forward(module: nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
-            return (
-                logits * float("nan")
-                if module.training and run.position.step_in_epoch == 3
-                else logits
-            )
-
-        run.learner.module.register_forward_hook(forward)
-
-    first = train_alone(*words, "epochs=1", before=spoil)
-    assert first.result["metrics"]["skipped_steps"] == 1
-    again = train_alone(
-        *words, "epochs=2", before=spoil, source=first.folder / "checkpoints" / "last.pt"
-    )
-    assert again.result["metrics"]["skipped_steps"] == 2
-
-
 def test_a_folder_without_test_is_validated_and_not_tested(
     train_alone: TrainAlone, tmp_path: Path
 ) -> None:

@@ -242,7 +242,7 @@ def _numbers(path: Path, split: Any, names: Sequence[str]) -> tuple[np.ndarray, 
             cells[name] = np.asarray(column)
         except ValueError:  # lists of unequal lengths
             cells[name] = np.fromiter(column, object, len(column))
-    return columns.numbers_of(path, cells, names), tuple(columns.parts_of(cells, names))
+    return columns.numbers_of(path, cells)
 
 
 class _Rows:

@@ -1,4 +1,5 @@
-"""An IterableDataset without __len__: pass after pass, on any number of workers, and resumed."""
+"""An IterableDataset: of known length, each sample one worker's by its position, or without
+__len__, pass after pass, on any number of workers, and resumed."""
 
 from __future__ import annotations
 
@@ -6,23 +7,24 @@ import dataclasses
 import random
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from expt.config.kinds import Augment
-from expt.data import build
+from expt.data import build, samples
 from expt.data.build import Data
 from expt.data.kinds.custom import Custom
-from expt.data.loading import Batch, LoaderOptions, Shard
-from expt.data.samples import UncountedLoader
-from expt.errors import ConfigError
+from expt.data.loading import Batch, Loader, LoaderOptions, Shard
+from expt.data.samples import IterableLoader, UncountedLoader
+from expt.errors import ConfigError, DataError
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
 from expt.worker import steps
@@ -51,6 +53,25 @@ class Numbers(IterableDataset[tuple[Tensor, Tensor]]):
         for number in range(self.size)[self.numbers]:
             noise = torch.rand(()) + random.random()
             yield torch.tensor([number, noise, self.epoch]), torch.tensor(float(number))
+
+
+class Counted(Numbers):
+    """Of known length, through a buffer that shuffles."""
+
+    def __init__(self, train: bool, said: int = SIZE) -> None:
+        super().__init__(True)
+        self.said = said
+
+    def __len__(self) -> int:
+        return self.said
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        waiting = [np.random.randint(1000)]
+        for number in range(SIZE):
+            waiting.append(number)
+            chosen = waiting.pop(random.randrange(len(waiting)))
+            found = torch.tensor([chosen, torch.rand(()).item(), self.epoch])
+            yield found, torch.tensor(float(number))
 
 
 class Kept(Numbers):
@@ -100,9 +121,9 @@ class Pictures(IterableDataset[tuple[Tensor, int]]):
 
 
 def data_of(kind: type, rank: int = 0, workers: int = 1, readers: int = 0, **more: Any) -> Data:
-    keys: dict[str, Any] = {"train": {"train": True}, "val": {"train": False}}
+    keys: dict[str, Any] = {"train": {"train": True}, "val": {"train": False}, "kwargs": {}}
     keys |= {"num_classes": 4 if kind is Pictures else None, "num_workers": readers or "auto"}
-    own = Custom(target=f"{__name__}.{kind.__name__}", kwargs={}, **{**keys, **more.pop("own", {})})
+    own = Custom(target=f"{__name__}.{kind.__name__}", **{**keys, **more.pop("own", {})})
     how: dict[str, Any] = {"batch_size": BATCH, "seed": 3, "drop_last": True, "epoch_steps": STEPS}
     how |= {"channels_last": False, "device": torch.device("cpu"), "num_workers": readers, **more}
     return build.build(own, shard=Shard(rank, workers), **how)
@@ -114,7 +135,43 @@ def rows(batches: list[Batch]) -> list[list[float]]:
 
 def global_rows(parts: list[list[Batch]]) -> list[list[float]]:
     """Of each batch those of all workers."""
-    return [row for several in zip(*parts, strict=True) for row in rows([*several])]
+    several = zip(*parts, strict=True)
+    return [row for each in several for row in rows([part for part in each if not part.weightless])]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_of_a_known_length_is_a_pass_alike_on_any_number_of_workers(
+    drop_last: bool,
+) -> None:
+    one = data_of(Counted, drop_last=drop_last)
+    assert one.val is not None
+    assert (one.train.size, one.val.size) == (SIZE, SIZE)
+    epochs = [[*one.train.epoch(epoch)] for epoch in (1, 2)]
+    assert [batch.size for batch in epochs[0]] == [4, 4, 4, 4, 4] + [3] * (not drop_last)
+    assert rows(epochs[0]) != rows(epochs[1]), "drawn anew"
+    assert {row[2] for row in rows(epochs[1])} == {2.0}, "it is told of the epoch"
+    for part in (epochs[0], one.val.evaluation()):
+        targets = torch.cat([batch.targets for batch in part])
+        assert torch.equal(targets, torch.arange(float(len(targets))))
+    for workers, readers in ((2, 0), (4, 0), (1, 3)):
+        several = [
+            data_of(Counted, rank, workers, readers, drop_last=drop_last) for rank in range(workers)
+        ]
+        for number, epoch in enumerate(epochs, 1):
+            parts = [[*each.train.epoch(number)] for each in several]
+            assert global_rows(parts) == rows(epoch)
+        parts = [[*each.train.epoch(2, skip=2)] for each in several]
+        assert global_rows(parts) == rows(epochs[1][2:])
+        evaluated = [batch for each in several if each.val for batch in each.val.evaluation()]
+        assert rows(evaluated) == rows([*one.val.evaluation()])
+
+
+@pytest.mark.parametrize("readers", [0, 1])
+def test_one_that_ends_before_its_length_is_told(readers: int) -> None:
+    with pytest.raises(DataError, match=r"^the dataset ended after 23 samples"):
+        list(data_of(Counted, readers=readers, own={"kwargs": {"said": 30}}).train.epoch(1))
+    rest = data_of(Counted, own={"kwargs": {"said": 10}}).train.epoch(1)
+    assert len([*rest]) == 2, "the rest is not asked for"
 
 
 @pytest.mark.parametrize("kind", [Numbers, Kept])
@@ -132,6 +189,76 @@ def test_pass_follows_pass_alike_on_any_number_of_workers(kind: type) -> None:
             assert global_rows([[*each.epoch(number)] for each in several]) == epoch
 
 
+class Late(IterableDataset[Any]):
+    """Draws from each generator, for some positions alone."""
+
+    passes = 0
+
+    def __init__(self, train: bool, drawing: Sequence[int] = ()) -> None:
+        self.drawing = drawing
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Iterator[Any]:
+        Late.passes += 1
+        for number in range(SIZE):
+            is_drawn = number in self.drawing
+            drawn = random.random() + np.random.rand() + torch.rand(()) if is_drawn else 0.0
+            yield torch.tensor([float(number), float(drawn)]), torch.tensor(float(number))
+
+
+@pytest.mark.parametrize("readers", [0, 1])
+def test_samples_are_seeded_from_the_first_batch_that_draws(readers: int) -> None:
+    """What one draws hangs on its position, whichever before it draw, and on however many workers.
+
+    A pass begins anew where a generator has moved, and only there.
+    """
+
+    def loaders(*drawing: int, workers: int = 1) -> list[Loader]:
+        how: Any = {"own": {"kwargs": {"drawing": drawing}, "num_workers": readers}}
+        how |= {"readers": readers, "drop_last": False}
+        return [data_of(Late, rank, workers, **how).train for rank in range(workers)]
+
+    def drawn(*drawing: int, workers: int = 1) -> list[list[float]]:
+        parts = [[*loader.epoch(1)] for loader in loaders(*drawing, workers=workers)]
+        return [row for row in global_rows(parts) if row[0]]
+
+    before, early = torch.get_rng_state(), drawn(0, 9, 10, 20)
+    for workers in (1, 2, 4):
+        assert drawn(9, 10, 20, workers=workers) == early
+    assert torch.equal(torch.get_rng_state(), before)
+    for drawing, passes in (((), 2), ((9, 20), 3)):
+        (loader,) = loaders(*drawing)
+        Late.passes = 0
+        [*loader.epoch(1)], [*loader.epoch(2)]
+        assert readers or Late.passes == passes
+
+
+class Reused(Dataset[Any]):
+    """Gives one tensor, into which it writes each sample."""
+
+    def __init__(self, train: bool) -> None:
+        self.sample = torch.zeros(1)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample.fill_(index), torch.tensor(float(index))
+
+
+class ReusedInOrder(Reused, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(SIZE))
+
+
+@pytest.mark.parametrize("kind", [Reused, ReusedInOrder])
+def test_samples_may_share_memory_with_those_of_later_batches(kind: type) -> None:
+    batches = data_of(kind, batch_size=1).train.epoch(1)
+    assert all(float(batch.inputs) == float(batch.targets) for batch in batches)
+
+
 def test_an_own_shard_is_read_by_one_worker_only() -> None:
     several = [data_of(Shards, rank, 2).train for rank in range(2)]
     parts = [rows([*each.epoch(epoch)]) for epoch in (1, 2) for each in several]
@@ -141,10 +268,11 @@ def test_an_own_shard_is_read_by_one_worker_only() -> None:
                         range(STEPS * BATCH)]  # fmt: skip
 
 
-def test_one_that_has_started_a_thread_is_read_by_the_worker_itself() -> None:
-    for kind, readers in ((Numbers, 1), (Threaded, 0)):
-        loader = data_of(kind, readers=1).train
-        assert isinstance(loader, UncountedLoader)
+def test_one_that_is_cheap_or_has_started_a_thread_is_read_by_the_worker_itself() -> None:
+    own = {"num_workers": "auto"}
+    for kind, how, readers in ((Numbers, {}, 1), (Threaded, {}, 0), (Late, own, 0)):
+        loader = data_of(kind, readers=1, own=how).train
+        assert isinstance(loader, IterableLoader)
         assert loader._reading.num_workers == readers
     Threaded.ended.set()
 
@@ -203,8 +331,12 @@ def test_images_are_augmented_and_mixed_alike_on_any_number_of_workers() -> None
     epoch = rows([*one.train.epoch(1)])
     several = [data_of(Pictures, rank, 2, mixup=0.4, own=own).train for rank in range(2)]
     assert global_rows([[*each.epoch(1)] for each in several]) == epoch
-    plain = rows([*data_of(Pictures, own={**own, "augment": Augment()}).train.epoch(1)])
-    assert epoch != plain
+    plain = data_of(Pictures, own={**own, "augment": Augment()}).train
+    assert epoch != rows([*plain.epoch(1)])
+    assert isinstance(plain, IterableLoader)
+    drawing = dataclasses.replace(plain._options, balanced=torch.zeros(3))
+    with pytest.raises(ConfigError, match=r"^dataset\.sampling=balanced: an IterableDataset comes"):
+        samples.loading(plain._reading.dataset, 0)(torch.arange(3), drawing)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +363,11 @@ WORDS = ("~dataset", *LINEAR, *STEPWISE)
 def test_a_length_of_epochs_is_of_a_dataset_without_one(configured: Configured) -> None:
     with pytest.raises(ConfigError, match=r"^epoch_steps=9: is of a dataset without __len__"):
         build_data(configured("epoch_steps=9"), ALONE)
-    own = f"+dataset={{_target_: {__name__}.Numbers}}"
-    with pytest.raises(ConfigError, match=r"^dataset\.val_fraction=0\.1: .*dataset\.val="):
-        build_data(configured(*WORDS, own), ALONE)
+    for kind in ("Numbers", "Counted"):  # none of it is held out: it would be trained on
+        words = (*WORDS, f"+dataset={{_target_: {__name__}.{kind}}}", "epoch_steps=null")
+        for key, more in (("val_fraction", ()), ("folds", ("+dataset.folds=3", "+dataset.fold=1"))):
+            with pytest.raises(ConfigError, match=rf"^dataset\.{key}="):
+                build_data(configured(*words, "max_steps=9", *more), ALONE)
 
 
 @pytest.mark.parametrize("kind", ["Numbers", "Kept"])
@@ -294,3 +428,11 @@ def test_all_of_it_can_be_evaluated() -> None:
         found = build.load(own, None, split, trained_on, options, own=True)
         sizes[split] = sum(batch.size for batch in found.evaluation())
     assert sizes == {"train": SIZE, "val": 7, "test": 7, "all": SIZE + 14}
+
+
+def test_a_run_on_one_of_known_length_resumes_to_the_same_bits(train_alone: TrainAlone) -> None:
+    words = ("~dataset", *LINEAR, OWN % "Counted", *STEPWISE, "epoch_steps=null")
+    words += ("drop_last=false",)
+    done = train_alone(*words)
+    last = train_alone(*words, name="stopped", before=stop_at(8)).folder / "checkpoints" / "last.pt"
+    assert values(train_alone(*words, name="stopped", source=last)) == values(done)
