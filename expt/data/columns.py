@@ -149,6 +149,8 @@ class Cells:
 
     def problem(self, most: int | None) -> str:
         """Return why the rows can't be features, of at `most` so many categories, if so."""
+        if len(self.parts) > 1:
+            return self.odd_rows(FIX)
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
             if all(map(_DATE.fullmatch, some)):
@@ -157,9 +159,10 @@ class Cells:
             if self._has_numbers or any(map(_AMOUNT.fullmatch, some)):
                 return self.odd_rows(_TEXTS, may_have_gaps=True)
         if most is not None and len(self.categories) > most:
-            there = f"{len(self._codes)}{' or more' * (len(self._codes) == self._most)}"
-            what = f"{there} different texts ({', '.join(some[:3])}, ...), more than {most}"
-            return f" holds {what}; set dataset.max_categories={len(self._codes)}"
+            number, is_all = len(self._codes), len(self._codes) < self._most
+            there = f"{number}{' or more' * (not is_all)} different texts"
+            fix = f"set dataset.max_categories={number}" if is_all else "give it fewer"
+            return f" holds {there} ({', '.join(some[:3])}, ...), more than {most}; {fix}"
         return ""
 
 

@@ -221,7 +221,7 @@ class _Csv(TableFile):
 
     def _by_pyarrow(self, block: bytes, names: Sequence[str], texts: set[str]) -> Batch | None:
         """Return what pyarrow reads, unless it refuses a row; add to `texts` what is no numbers."""
-        if len(block) < SMALL:
+        if len(block) < SMALL or b"0x" in block or b"0X" in block:  # it reads 0x10 as 16
             return None
         from pyarrow import ArrowInvalid, py_buffer, string, types
         from pyarrow import csv as arrow

@@ -22,7 +22,7 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import DatasetConfig
-from expt.data.table_files import Arrays, Column, TableFile, open_table
+from expt.data.table_files import Arrays, TableFile, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
 from expt.runs.named_checkpoint import found
 
@@ -243,18 +243,17 @@ class Features(Samples):
         first = next(table.batches(self._names or table.names[:1]), None)
         if first is None:
             raise DataError(f"{path}: has no rows; give it some")
-        parts = [part for name in self._names for part in _parts(name, first.columns[name])]
-        missing = next((name for name in wanted if name not in parts), None)
-        number, columns = len(wanted) or data["image_size"][1], listed(table.names, 20)
-        if missing is not None:
-            hint = did_you_mean(missing, table.names)
-            raise ConfigError(
-                f"{path}: has no column {missing}, which the model takes; it has {columns}.{hint}"
-            )
-        if len(wanted or parts) != number:
-            raise ConfigError(
-                f"{path}: has {len(parts)} columns ({columns}), and the model takes {number}"
-            )
+        cells = [Cells(name) for name in self._names]
+        for each in cells:
+            each.read(first.columns[each.name])
+        parts, columns = [part for each in cells for part in each.parts], listed(table.names, 20)
+        for name in wanted:
+            if name not in parts:
+                what = f"has no column {name}, which the model takes; it has {columns}"
+                raise ConfigError(f"{path}: {what}.{did_you_mean(name, table.names)}")
+        if len(wanted or parts) != (number := len(wanted) or data["image_size"][1]):
+            what = f"has {len(parts)} columns ({columns}), and the model takes {number}"
+            raise ConfigError(f"{path}: {what}")
         self._order = [parts.index(name) for name in wanted or parts]
 
     def pieces(self, size: int) -> Iterator[Piece]:
@@ -279,12 +278,6 @@ class Features(Samples):
                 )
         for name, counted in new.items():
             warn(f"{self.path}: {unknown_texts(name, counted, counted.total())}")
-
-
-def _parts(name: str, column: Column) -> list[str]:
-    cells = Cells(name)
-    cells.read(column)
-    return cells.parts
 
 
 def open_samples(path: str, kind: Kind, dataset: DatasetConfig, data: Mapping[str, Any]) -> Samples:

@@ -244,13 +244,16 @@ def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
     y, names = np.array([[1, 0], [0, 0], [1, 1]]), np.array(["p", "q", "p"])
     large = np.array([2**60 + 1, 2**60, 2**60 + 1])  # which float64 does not hold
     path = tmp_path / "t.npz"
-    np.savez(path, x=np.arange(6.0).reshape(3, 2), y=y, names=names, large=large)
+    gaps = np.array([[1, 2], [math.nan, 2], [3, 4]])
+    np.savez(path, x=np.arange(6.0).reshape(3, 2), y=y, names=names, large=large, gaps=gaps)
     rows = of(path, features=("x",)).load(LABEL)
     assert (rows.feature_names, rows.target_names) == (("x[0]", "x[1]"), ("y[0]", "y[1]"))
     assert rows.features[:].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert rows.targets[:].tolist() == [[1, 0], [0, 0], [1, 1]]
     assert of(path, "names", ("x",)).load(CLASS).class_names == ("p", "q")
     assert of(path, "large", ("x",)).load(CLASS).class_names == (str(2**60), str(2**60 + 1))
+    with pytest.raises(DataError, match="column gaps, row 2: has no value"):
+        of(path, features=("gaps",)).load(LABEL)
     known = {"feature_names": ["x[1]", "x[0]"]}
     assert of(path, features=None).load(LABEL, known).features[:].tolist() == [
         [0, 1],
@@ -321,6 +324,7 @@ BAD: list[tuple[Any, str, str, dict[str, Any]]] = [
     (NUMBER, 'a,b,y\n"1,5",2,3\n', "column a, row 1: .*decimal sign", {}),
     (NUMBER, "a,b,y\n1,5,2,3\n", "row 1 has 4 cells .*decimal sign", {}),
     (NUMBER, "a,b,y\n1_000,2,3\n", "column a, row 1: '1_000' is no", {}),
+    (NUMBER, "a,b,y\n0x10,2,3\n2,2,3\n", "column a, row 1: '0x10' is not a number", {}),
     (CLASS, 'a,b,y\n1,2,u\n1,2,"v\n1,2,u\n', "quote .* line 3", {}),
     (CLASS, 'a,b,y\n1,2,"v\n1,2,"u\n', "quote .* line 2", {}),
     (
