@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -145,11 +145,12 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
             damage = damage or error
     listed = reversed([*checkpoints(run)])
     there = {each.step: each for each in listed if not checkpoint_file.damage_of(each.file)}
-    names = ", ".join(str(there[step]) for step in sorted(there)) or "none"
+    names = ", ".join(str(there[step]) for step in sorted(there))
     name = f"of step {which}" if which.isdigit() else which
     what, key = damage or f"{run} has no checkpoint {name}", f"{word}=" if word else ""
     keep = "checkpoint.keep=N keeps N more, checkpoint.keep_best=N the N best"
-    raise ConfigError(f"{key}{given}: {what}; it has {names}: use {key}RUN@STEP ({keep})")
+    others = f"it has {names}: use {key}RUN@STEP ({keep})" if there else "it has none"
+    raise ConfigError(f"{key}{given}: {what}; {others}")
 
 
 def _check(file: Path) -> None:
@@ -169,8 +170,6 @@ class Weights(NamedTuple):
     file: Path
     run: Path | None
     """The folder of the run that wrote it; None for a file of another program's."""
-    which: str | None
-    """The name of the checkpoint."""
 
 
 def chosen(given: str) -> Weights:
@@ -179,20 +178,17 @@ def chosen(given: str) -> Weights:
     Raises ConfigError for what is none of these.
     """
     run, which = named("weights", given)
-    if (file := Path(given)).is_file():
-        is_run = RunPaths(run).result.exists()
-        return Weights(file, run if is_run else None, file.stem if is_run else None)
     paths = RunPaths(run)
-    for name in (which,) if which in WHICH else () if which else WHICH:
-        if paths.checkpoint(name).is_file():
-            return Weights(paths.checkpoint(name), run, name)
-    if not which and not any(checkpoints(run)):
-        raise ConfigError(
-            f"weights={given}: has no checkpoint; give a run's folder, a checkpoint, or a file of"
-            " weights"
-        )
-    found = whole("weights", given, run, which)
-    return Weights(found.file, run, found.file.stem)
+    if (file := Path(given)).is_file():
+        return Weights(file, run if paths.result.exists() else None)
+    which = which or ("best" if paths.best.is_file() else "last")
+    return Weights(_file("weights", given, run, which), run)
+
+
+def _file(word: str, given: str, run: Path, which: str) -> Path:
+    """Return the file of a run's checkpoint, by its name or as `whole` finds it."""
+    file = RunPaths(run).checkpoint(which)
+    return file if file.is_file() else whole(word, given, run, which).file
 
 
 def begun_from(given: str, checksum: str | None) -> Begun:
@@ -201,7 +197,7 @@ def begun_from(given: str, checksum: str | None) -> Begun:
     Warns where the run that writes them is under way: what is loaded is of now.
     """
     try:
-        file, run, which = chosen(given)
+        file, run = chosen(given)
     except ConfigError:  # a resumed run has no need of them
         return {"file": given, "identity": None}
     begun: Begun = {"file": str(file), "identity": None, "checksum": checksum}
@@ -210,7 +206,7 @@ def begun_from(given: str, checksum: str | None) -> Begun:
     if result_of_any(RunPaths(run)).get("status") == RUNNING:
         warn(f"weights={given}: the run is still training; its checkpoint as it is now is loaded")
     identity = read_result(RunPaths(run)).get("identity")
-    return {**begun, "identity": identity, "run": str(run.resolve()), "which": which}
+    return {**begun, "identity": identity, "run": str(run.resolve()), "which": file.stem}
 
 
 def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, str]:
@@ -235,13 +231,7 @@ def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
         raise ConfigError(f"{run}: {no_run(paths.folder)}")
     if not re.fullmatch(_NAMES, which):
         raise ConfigError(f"which={which}: use best or last")
-    if which not in WHICH:
-        return record, whole("", f"{run}@{which}", paths.folder, which).file
-    if not (file := paths.checkpoint(which)).is_file():
-        there: Sequence[str] = [name for name in WHICH if paths.checkpoint(name).is_file()]
-        other = f"use which={there[0]}" if there else "it has no checkpoint"
-        raise ConfigError(f"{file}: there is no such file; {other}")
-    return record, file
+    return record, _file("", f"{run}@{which}", paths.folder, which)
 
 
 def no_run(folder: Path) -> str:

@@ -132,8 +132,8 @@ class RunPaths:
         return sorted(self.checkpoints.glob("step-*.parts"))
 
     def checkpoint(self, which: str) -> Path:
-        """Return the file of `best` or `last`."""
-        return {"best": self.best, "last": self.last}[which]
+        """Return the file of `best`, `last`, `best-40`, ..."""
+        return self.last.with_stem(which)
 
     @property
     def evaluations(self) -> Path:

@@ -116,14 +116,16 @@ def test_all_words_name_a_run_alike(word: str, paths: RunPaths, tmp_path: Path) 
 
 def test_first_weights_may_be_any_checkpoint_or_file(paths: RunPaths, tmp_path: Path) -> None:
     run, older = paths.folder, checkpoint_file.older(paths.last, 1)
-    assert chosen(str(run)) == (paths.best, run, "best")
-    assert chosen(f"{run}@last") == (paths.last, run, "last")
-    assert chosen(f"{run}@15") == (older, run, "last-1")
-    assert chosen(str(paths.last)) == (paths.last, run, "last")
+    assert chosen(str(run)) == (paths.best, run)
+    assert chosen(f"{run}@last") == (paths.last, run)
+    assert chosen(f"{run}@15") == (older, run)
+    assert chosen(str(paths.last)) == (paths.last, run)
     (file := tmp_path / "of_another_program.pt").touch()
-    assert chosen(str(file)) == (file, None, None)
+    assert chosen(str(file)) == (file, None)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"^weights=.*/empty: has no checkpoint"):
+    with pytest.raises(
+        ConfigError, match=r"^weights=.*/empty has no checkpoint last; it has none$"
+    ):
         chosen(str(tmp_path / "empty"))
 
 
