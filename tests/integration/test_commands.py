@@ -27,7 +27,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = (ROOT / "README.md", *PAGES)
 NO_SETTINGS = {
     *as_typed(
-        "KEY device weights_only MASTER_PORT early_stop.metric split which folder quiet"
+        "KEY device weights_only nodesplitter MASTER_PORT early_stop.metric split which folder quiet"
         " EXPT_TRUST_CODE"
     ),
     *as_typed(
