@@ -173,7 +173,7 @@ def _read(
     table = open_table(path)
     columns, left_out = _candidates(table, wanted)
     texts = [*wanted.categories, *(wanted.targets if wanted.kind == "class" else ())]
-    most = math.inf if wanted.limit is None else max(wanted.limit, _COUNTED)
+    most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
     targets = [Cells(x, are_texts=x in texts) for x in wanted.targets]
     features = [Cells(x, are_texts=x in wanted.categories, most=most) for x in columns]
     every = [*targets, *features]

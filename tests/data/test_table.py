@@ -296,6 +296,12 @@ BAD: list[tuple[Any, str, str, dict[str, Any]]] = [
     (NUMBER, "a,y\n1,1\n2,2\nx y,3\n", "column a, row 3: 'x y' .* use dataset.categories$", ALL),
     (NUMBER, "a,b,y\n1,2024-01-31,2\n1,,3\n1,2024-02-01 12:30,3\n", "column b holds dates", {}),
     (NUMBER, "a,b,y\n1,u,2\n1,v,3\n1,w,3\n", "b holds 3 .* set .*=3", {"max_categories": 2}),
+    (
+        NUMBER,
+        "a,b,y\n" + "".join(f"1,n{row},2\n" for row in range(10_002)),
+        "column b holds 10001 or more",
+        {"max_categories": 10_000},
+    ),
     (NUMBER, "a,b,y\n1,,2\n1,NA,3\n", "column b has no values; leave it out", {}),
     (NUMBER, "a,b,y\n1,2,3\n", "dataset.categories=c: .* has no such", {"categories": ("c",)}),
     (NUMBER, "a,y\nx,1\n2,1\nz,1\n", "column a, row 1 and 1 more: 'x'", {"features": ("a",)}),
