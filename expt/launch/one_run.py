@@ -218,8 +218,7 @@ class Tried:
         found, per_epoch = self.record["metrics"], self.record["steps_per_epoch"]
         config, source = request.config, continuing.find(request, resumes=request.resumes)
         done = source.checkpoint.step if source and source.rule == "resume" else 0
-        steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
-        steps = max(1, steps - done)
+        steps = max(1, config.total_steps(per_epoch) - done)
         steps_s = found["first_step_s"] + (steps - 1) * found["step_s"]
         steps_s = min(steps_s, (config.max_minutes or math.inf) * 60)
         evaluations = math.ceil(steps / (config.eval_every_steps or per_epoch))
