@@ -27,8 +27,8 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = (ROOT / "README.md", *PAGES)
 NO_SETTINGS = {
     *as_typed(
-        "KEY device weights_only nodesplitter MASTER_PORT early_stop.metric split which folder quiet"
-        " EXPT_TRUST_CODE"
+        "KEY device weights_only nodesplitter MASTER_PORT early_stop.metric split which folder"
+        " quiet EXPT_TRUST_CODE"
     ),
     *as_typed(
         "hydra.run.dir hydra.sweep.dir hydra.mode hydra/launcher hydra/callbacks hydra/sweeper"
