@@ -13,9 +13,10 @@ LOOK_S = 0.5
 
 _under_way: list[Phase] = []
 """The innermost last."""
+_sayers: list[Callable[[str], object]] = []
+_said_at = time.monotonic()
 os.register_at_fork(after_in_child=_under_way.clear)
-_reporter: threading.Thread | None = None
-_quiet_since = 0.0
+os.register_at_fork(after_in_child=_sayers.clear)
 
 
 class Phase:
@@ -35,8 +36,8 @@ class Phase:
 
     def again(self) -> None:
         """Begin anew, as the next of many short parts, of which only a long one is reported."""
-        global _quiet_since
-        self.began = _quiet_since = time.monotonic()
+        self.began = time.monotonic()
+        said()
 
 
 @contextlib.contextmanager
@@ -51,32 +52,32 @@ def phase(name: str, total: int = 0) -> Iterator[Phase]:
 
 @contextlib.contextmanager
 def reported(say: Callable[[str], object]) -> Iterator[None]:
-    """Say what is under way for EVERY_S seconds and longer, again and again.
-
-    Within another `reported` of this process it does nothing: that one reports.
-    """
-    global _reporter
-    if _reporter is not None and _reporter.is_alive():
-        yield
-        return
+    """Say what is under way where nothing was said for EVERY_S seconds; only the innermost does."""
     done, num_before = threading.Event(), len(_under_way)
-    _reporter = threading.Thread(target=_report, args=(say, done), name="progress", daemon=True)
-    _reporter.start()
+    _sayers.append(say)
+    threading.Thread(target=_report, args=(say, done), name="progress", daemon=True).start()
     try:
         yield
     finally:
-        del _under_way[num_before:]  # of a run that has failed
         done.set()
+        _sayers.remove(say)
+        del _under_way[num_before:]  # of a run that has failed
+
+
+def said() -> None:
+    """Note that something was said just now."""
+    global _said_at
+    _said_at = time.monotonic()
+
+
+def is_quiet() -> bool:
+    """Return whether nothing was said for EVERY_S seconds."""
+    return time.monotonic() - _said_at >= EVERY_S
 
 
 def _report(say: Callable[[str], object], done: threading.Event) -> None:
-    global _quiet_since
-    _quiet_since = time.monotonic()  # of phases that follow each other, too
     while not done.wait(min(LOOK_S, EVERY_S)):
-        phases, now = [*_under_way], time.monotonic()
-        if not phases:
-            _quiet_since = now
-        elif now - _quiet_since >= EVERY_S:
-            _quiet_since = now
+        if (phases := [*_under_way]) and is_quiet() and [*_sayers][-1:] == [say]:
+            said()
             with contextlib.suppress(OSError):  # nobody reads it
                 say(str(phases[-1]))

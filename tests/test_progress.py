@@ -69,7 +69,7 @@ def test_the_innermost_is_reported_and_how_far_it_is(monkeypatch: pytest.MonkeyP
             pass
         return line
 
-    with progress.reported(said.put), progress.reported(pytest.fail), progress.phase("reading"):
+    with progress.reported(pytest.fail), progress.reported(said.put), progress.phase("reading"):
         until("reading: ")
         with progress.phase("evaluating val", 1_000) as here:
             here.done = 250

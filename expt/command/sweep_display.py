@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from expt import progress
 from expt.command import terminal
 from expt.command.sweep_folder import SweepRun
 from expt.config.identity import identity
@@ -139,7 +140,11 @@ class SweepDisplay(Observer):
             self._next_printed = now + PRINTED_S
             for job in active:
                 self._show_printed(job)
-        if self._live is None or now < self._next:
+        if self._live is None:
+            if active and progress.is_quiet():
+                say(self._console, self._totals(len(active)))
+            return
+        if now < self._next:
             return
         self._next = now + REFRESH_S
         for job in active:
@@ -177,6 +182,7 @@ class SweepDisplay(Observer):
                 self._console.file.writelines(f"{_plain(line)}\n" for line in self._lines)
                 self._console.file.flush()
             self._lines.clear()
+            progress.said()
 
     def _table(self, active: Sequence[Job]) -> RenderableType:
         table = Table(box=None, pad_edge=False, header_style="bold")

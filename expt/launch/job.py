@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -138,7 +136,6 @@ def prepared(request: RunRequest) -> tuple[str, Check | None]:
 class DataCheck:
     """A check of data in a thread, while a run trains on it; dropped where a command ends first."""
 
-    NICENESS = 10
     _one_at_a_time = threading.Lock()  # the next one on the same files finds what was noted
 
     def __init__(self, check: Check) -> None:
@@ -150,8 +147,6 @@ class DataCheck:
         self._thread.start()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self.NICENESS)
         try:
             with self._one_at_a_time:
                 self._check(1)

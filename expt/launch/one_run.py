@@ -139,11 +139,9 @@ def _run_in_process(request: RunRequest, console: Console) -> None:
         paths, console, epochs=config.epochs, print_every=config.print_every, live=False
     )
     with imported.as_on_disk():  # in a notebook it may have been edited since the run before this
-        about, check = prepared(request)
+        about, _ = prepared(request)
         if about:
             say(console, about)
-        if check:
-            check(machine.usable_cpus())
         recorded = attempt.recorded()
         with torch_kept(alone.device), recorded as source, watched(display):
             run_as(

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TextIO
 import torch.distributed as dist
 from rich.console import Console
 
-from expt import machine, signals
+from expt import machine, progress, signals
 from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, listed, warn
@@ -41,6 +41,7 @@ from expt.runs.request import RunRequest, received, setting_word
 from expt.runs.result import INTERRUPTED, Host, Record
 from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
+from expt.runs.view.text import say
 from expt.worker.diagnosis import lost_peers
 from expt.worker.main import main, worker_of_environment
 
@@ -131,7 +132,8 @@ class ExternalWorker:
                         print_every=config.print_every,
                         errors=terminal.err,
                     )
-                    with watched(display):
+                    shown = progress.reported(functools.partial(say, console))
+                    with watched(display), shown:
                         _train(attempt, source, meeting, terminal)
         print_summary(Console(), paths)
 
@@ -171,9 +173,7 @@ def _where(arrivals: list[Arrival]) -> Record:
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, paths = attempt.request.config, attempt.paths
     user_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
-    _, check = prepared(attempt.request)  # under a file lock: one worker of each machine does it
-    if check:
-        check(machine.usable_cpus())
+    prepared(attempt.request)  # under a file lock, so that one worker of each machine does it
     status = main(
         config,
         paths,

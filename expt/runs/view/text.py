@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from expt import progress
 from expt.errors import printable
 from expt.runs import provenance
 from expt.runs.paths import RunPaths
@@ -51,6 +52,7 @@ def plain_table(columns: Iterable[str], left: Collection[str] = ()) -> Table:
 def say(console: Console, text: str, style: str = "") -> None:
     """Print a line as it is; the terminal wraps a long one, so that a path in it can be copied."""
     console.print(Text(printable(text), style), soft_wrap=True)
+    progress.said()
 
 
 def setting(value: Any) -> str:
