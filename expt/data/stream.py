@@ -29,6 +29,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     default_collate,
+    default_convert,
     get_worker_info,
 )
 
@@ -41,11 +42,12 @@ from expt.data.loading import (
     Loader,
     LoaderOptions,
     Order,
+    leaves,
     mapped,
     prefetched,
     to_device,
 )
-from expt.errors import ConfigError, ExptError
+from expt.errors import ConfigError, DataError, ExptError
 
 _BATCHES_AHEAD = 2  # for each reading process
 # What a batch costs on its way from another process. On a CPU that process takes a core from
@@ -352,6 +354,7 @@ class _Batches(Dataset[Any]):
     def __init__(self, reading: Reading, collate: Collate) -> None:
         self._collate, self._seeding = collate, reading.seeding
         self._read = functools.partial(read_all, reading.dataset, reading.check)
+        self._has_collate = hasattr(reading.dataset, "collate")
 
     def __getitem__(self, keys: Keys) -> tuple[Any, Any] | ExptError:
         try:
@@ -361,7 +364,20 @@ class _Batches(Dataset[Any]):
 
     def read(self, keys: Keys) -> tuple[Any, Any]:
         """Return a batch."""
-        return self._collate(self._seeding.read(self._read, keys))
+        samples = self._seeding.read(self._read, keys)
+        try:
+            return self._collate(samples)
+        except DataError as error:
+            if self._has_collate or not (odd := _odd(samples)):
+                raise
+            other = f"has another shape than sample {keys.samples[0]}"
+            raise DataError(f"sample {keys.samples[odd]} {other}: {error}") from error
+
+
+def _odd(samples: list[Any]) -> int:
+    """Return the place of a sample of other shapes than the first; 0 for none."""
+    shapes = [[*map(np.shape, leaves(default_convert(sample)))] for sample in samples]
+    return next((place for place, each in enumerate(shapes) if each != shapes[0]), 0)
 
 
 def identity_collate(batch: Any) -> Any:

@@ -179,7 +179,7 @@ CASES = {
     "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch (NoneType) must"),
     "a collate that fails": Bad(f"{ROWS}'wrong collate'",
         "AttributeError: 'list' object has no attribute 'nothing';"),
-    "samples of unequal length": Bad(f"{ROWS}lengths", "give the dataset a collate"),
+    "samples of unequal length": Bad(f"{ROWS}lengths", "has another shape than sample"),
     "targets that are not labels": Bad(
         "task=multilabel model=mlp batch_size=8 dataset=rows dataset.kind=labels",
         "some targets are neither 0 nor 1;"
