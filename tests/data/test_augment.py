@@ -121,19 +121,6 @@ def test_every_offset_comes_as_often_as_the_others() -> None:
     assert abs(flipped[..., 0].float().mean() - 0.5) < 0.02
 
 
-@make_loader
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_workers_together_see_what_one_sees(make: Callable[..., Loader], world_size: int) -> None:
-    alone = list(make(augment=ALL_THREE).epoch(1))
-    ranks = [
-        make(augment=ALL_THREE, shard=Shard(rank, world_size)).epoch(1)
-        for rank in range(world_size)
-    ]
-    for whole, *parts in zip(alone, *ranks, strict=True):
-        images = torch.cat([part.inputs for part in parts if not part.weightless])
-        assert torch.equal(images, whole.inputs)
-
-
 def digits(**augment: Any) -> Any:
     return dataset("dataset=digits", mean=None, std=None, augment=kinds.Augment(**augment))
 

@@ -90,7 +90,6 @@ def test_a_val_folder_validates(
     tmp_path: Path, cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is held out of train then, and nothing is a test set but test/."""
-    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     dataset = folder_config(write_folder(tmp_path / "images", test="val"), cache=cache)
     dataset.prepare()
     data = build_data(dataset)
@@ -121,7 +120,6 @@ def test_nothing_is_trained_on_a_test_alone(tmp_path: Path, configured: Configur
 
 
 def test_a_folder_may_be_read_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     root = write_folder(tmp_path / "photos")
     for cache in (True, False):
         colour, grey = (folder_config(root, channels=channels, cache=cache) for channels in (3, 1))

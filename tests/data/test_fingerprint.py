@@ -17,12 +17,11 @@ from PIL import Image
 import expt
 from expt.config.identity import Content, identity, shown
 from expt.data import cache, fingerprint
-from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import Made, create_result, read_result, update_result
 from tests.conftest import Configured, as_typed, run, start
-from tests.data.test_files import write_idx_set
+from tests.data.test_files import config, write_idx_set
 from tests.faults.running import wait_until
 from tests.requests import dataset
 
@@ -32,29 +31,8 @@ QUICK = (
 )
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
-
-
-def known(name: Any, root: Path | str) -> Downloaded:
-    return Downloaded(
-        name=name,
-        root=str(root),
-        download=False,
-        val_fraction=0.1,
-        train_limit=None,
-        mean=None,
-        std=None,
-    )
-
-
 def folder(root: Path) -> Any:
     return dataset("dataset=image_folder dataset.root=x", root=str(root), image_size=(8, 8))
-
-
-def digits_of(dataset: Any) -> str | None:
-    return dataset.fingerprint()  # type: ignore[no-any-return]
 
 
 def images(root: Path, seed: int = 0) -> Path:
@@ -72,13 +50,13 @@ def images(root: Path, seed: int = 0) -> Path:
 
 
 def test_originals_are_known_by_their_name(fashion_mnist: str, mnist: str) -> None:
-    assert digits_of(known("fashion_mnist", fashion_mnist)) is None
-    assert digits_of(known("mnist", mnist)) is None
+    assert config("fashion_mnist", fashion_mnist).fingerprint() is None
+    assert config("mnist", mnist).fingerprint() is None
 
 
 def test_one_known_set_is_not_taken_for_another(mnist: str) -> None:
     with pytest.raises(DataError, match=r"those of mnist; use dataset=mnist"):
-        digits_of(known("fashion_mnist", mnist))
+        config("fashion_mnist", mnist).fingerprint()
 
 
 def test_other_files_are_known_by_their_content(
@@ -91,7 +69,9 @@ def test_other_files_are_known_by_their_content(
         with gzip.open(f"{path}.gz", "wb") as file:
             file.write(path.read_bytes())
         path.unlink()
-    found = {name: digits_of(known("mnist", tmp_path / name)) for name in ("one", "two", "packed")}
+    found = {
+        name: config("mnist", tmp_path / name).fingerprint() for name in ("one", "two", "packed")
+    }
     assert found["one"] == found["packed"] != found["two"]
     assert None not in found.values()
     assert f"the files in {tmp_path / 'one'} are not the published ones" in capsys.readouterr().err
@@ -102,7 +82,7 @@ def test_a_folder_is_the_same_on_another_machine(tmp_path: Path) -> None:
     shutil.copytree(one, tmp_path / "copy")
     for path in (tmp_path / "copy").rglob("*.png"):
         os.utime(path, (1, 1))
-    assert digits_of(folder(one)) == digits_of(folder(tmp_path / "copy"))
+    assert folder(one).fingerprint() == folder(tmp_path / "copy").fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +90,7 @@ def test_a_folder_is_the_same_on_another_machine(tmp_path: Path) -> None:
 )
 def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
     root = images(tmp_path / "one")
-    before = digits_of(folder(root))
+    before = folder(root).fingerprint()
     image = root / ("test" if change == "in test" else "train") / "cat/3.png"
     if change == "renamed":
         image.rename(image.with_name("x.png"))
@@ -124,24 +104,24 @@ def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
             shutil.copy(image, root / "val" / name / "x.png")
     else:  # as many bytes
         shutil.copy(image.with_name("4.png"), image)
-    assert digits_of(folder(root)) != before
+    assert folder(root).fingerprint() != before
 
 
 def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SAMPLED", 5)
     root = images(tmp_path / "one")
     shutil.copytree(root, tmp_path / "copy")
-    assert digits_of(folder(root)) == digits_of(folder(tmp_path / "copy"))
+    assert folder(root).fingerprint() == folder(tmp_path / "copy").fingerprint()
     for path in (root / "train/cat").iterdir():
         path.write_bytes(path.read_bytes()[:-1] + b"x")
     for path in (root / "train/dog").iterdir():
         path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert digits_of(folder(root)) != digits_of(folder(tmp_path / "copy"))
+    assert folder(root).fingerprint() != folder(tmp_path / "copy").fingerprint()
 
 
 def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = images(tmp_path / "one")
-    first = digits_of(folder(root))
+    first = folder(root).fingerprint()
     (remembered,) = (tmp_path / "cache").rglob("*.json")
     text = remembered.read_text()
     for content in (
@@ -151,16 +131,16 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         json.dumps(dict.fromkeys(json.loads(text), 5)),
     ):
         remembered.write_text(content)
-        assert digits_of(folder(root)) == first
+        assert folder(root).fingerprint() == first
     monkeypatch.setattr(cache, "md5", None)  # nothing is read
-    assert digits_of(folder(root)) == first
+    assert folder(root).fingerprint() == first
     monkeypatch.undo()
     image = root / "train/cat/3.png"
     stat = image.stat()
     image.write_bytes(bytes(stat.st_size))
     os.utime(image, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as copies that keep times do
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
-    assert digits_of(folder(root)) != first
+    assert folder(root).fingerprint() != first
 
 
 NET = """
@@ -169,24 +149,6 @@ class Net(torch.nn.Sequential):
     def __init__(self, *, channels, image_size, num_classes):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
 """
-
-
-def test_an_edited_class_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "own_net_of_mine.py").write_text(NET)
-    (tmp_path / "conf/model").mkdir(parents=True)
-    (tmp_path / "conf/model/own.yaml").write_text("_target_: own_net_of_mine.Net\n")
-    words = (
-        "--config-dir",
-        str(tmp_path / "conf"),
-        *as_typed("model=own seed=0,1 epochs=1 max_steps=1 world_size=1"),
-    )
-    sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    before = {result.folder for result in expt.sweep(*sweep)}
-    assert {result.folder for result in expt.sweep(*sweep)} == before
-    (tmp_path / "own_net_of_mine.py").write_text(NET + "# edited\n")
-    assert not before & {result.folder for result in expt.sweep(*sweep)}
 
 
 def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,36 +18,20 @@ from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.build import Data
 from expt.data.fingerprint import content_of
-from expt.data.kinds import huggingface
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.inference.load import Preprocess
-from expt.training.collectives import Worker
 from expt.worker.build import build_data, build_learner
-from tests.conftest import Configured
 from tests.late import Late
+from tests.worker.conftest import ALONE
 
 hf: Any = Late("datasets")
-ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 NAMES = ["ant", "bee", "cat"]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def chosen(tmp_path: Path, configured: Configured) -> Callable[..., RunConfig]:
-    def configure(*words: str) -> RunConfig:
-        where = (f"dataset.path={tmp_path / 'set'}", "dataset.num_workers=0", "batch_size=4")
-        return configured("dataset=huggingface", *where, *words)
-
-    return configure
-
-
-def pixels(number: int) -> np.ndarray:
-    return np.random.default_rng(number).integers(256, size=(6, 5, 3), dtype=np.uint8)
+def pixels(number: int, channels: int = 3) -> np.ndarray:
+    drawn = np.random.default_rng(number).integers(256, size=(6, 5, channels), dtype=np.uint8)
+    return drawn.squeeze()
 
 
 def rows(number: int, first: int = 0, *, labels: Any = None, **more: Any) -> Any:
@@ -66,12 +49,11 @@ def rows(number: int, first: int = 0, *, labels: Any = None, **more: Any) -> Any
     return hf.Dataset.from_dict({"image": images, "label": found, **more}, features=features)
 
 
-def of(data: Data, part: str) -> tuple[torch.Tensor, list[Any]]:
+def of(data: Data, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inputs and targets of a part."""
     batches = list(getattr(data, part).evaluation())
-    return (
-        torch.cat([batch.inputs for batch in batches]),
-        torch.cat([batch.targets for batch in batches]).tolist(),
-    )
+    inputs, targets = zip(*((batch.inputs, batch.targets) for batch in batches), strict=True)
+    return torch.cat(inputs), torch.cat(targets)
 
 
 def as_saved(splits: Any, folder: Path) -> None:
@@ -111,7 +93,7 @@ def test_each_layout_gives_its_parts(
             if write is as_images
             else range(number)
         )
-        assert labels == [index % 3 for index in order]
+        assert labels.tolist() == [index % 3 for index in order]
         expected = torch.stack(
             [torch.from_numpy(pixels(first + index)).permute(2, 0, 1) / 255 for index in order]
         )
@@ -322,10 +304,10 @@ def test_columns_of_numbers_are_rows_standardised_by_those_of_train(
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (40, 8, 9)
     assert list(data.info.standardised) == ["a", "b[0]", "b[1]", "y"]
     assert not data.are_images
+    assert data.test is not None
     columns = {part: split.with_format("numpy") for part, split in numbers.items()}
     for part, name in (("train", "train"), ("val", "validation"), ("test", "test")):
-        inputs = torch.cat([batch.inputs for batch in getattr(data, part).evaluation()])
-        targets = torch.cat([batch.targets for batch in getattr(data, part).evaluation()])
+        inputs, targets = of(data, part)
         for found, column in ((inputs[:, 0], "a"), (targets[:, 0], "y")):
             train = columns["train"][column][:]
             expected = (columns[name][column][:] - train.mean()) / train.std()
@@ -336,6 +318,11 @@ def test_columns_of_numbers_are_rows_standardised_by_those_of_train(
     mean, std = data.info.standardised["a"]
     assert found.shape == (1, 1, 1, 3)
     assert found[0, 0, 0, 0].item() == pytest.approx((5 - mean) / std)
+    options = LoaderOptions(batch_size=4, device=ALONE.device)
+    again = build.load(config.dataset, config.task, "test", data.info.told, options, own=True)
+    for mine, theirs in zip(again.evaluation(), data.test.evaluation(), strict=True):
+        torch.testing.assert_close(mine.inputs, theirs.inputs)
+        torch.testing.assert_close(mine.targets, theirs.targets)
 
 
 def test_rows_have_classes_or_labels(
@@ -346,9 +333,9 @@ def test_rows_have_classes_or_labels(
         ALONE,
     )
     assert data.info.class_names == ("cold", "warm")
-    assert of(data, "test")[1] == [int(kind == "warm") for kind in numbers["test"]["kind"]]
+    assert of(data, "test")[1].tolist() == [int(kind == "warm") for kind in numbers["test"]["kind"]]
     labels = build_data(chosen(*MODEL, "dataset.target=[odd,even]", "task=multilabel"), ALONE)
-    assert of(labels, "val")[1] == [[odd, 0.0] for odd in numbers["validation"]["odd"]]
+    assert of(labels, "val")[1].tolist() == [[odd, 0.0] for odd in numbers["validation"]["odd"]]
     with pytest.raises(DataError, match=r"set/train: column y, row 1: .* is not a label"):
         build_data(chosen(*MODEL, "dataset.target=[odd,y]", "task=multilabel"), ALONE)
 
@@ -373,47 +360,20 @@ def test_what_does_not_go_with_rows_is_refused(
         chosen(*words)
 
 
-def test_an_evaluation_has_the_rows_of_the_run(
-    numbers: dict[str, Any], chosen: Callable[..., RunConfig]
+def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise(
+    chosen: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    """By the scales of what the run was trained on."""
-    config = chosen(
-        *MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true"
+    def split(names: list[str], labels: list[int]) -> Any:
+        return rows(3, labels=labels).cast_column("label", hf.ClassLabel(names=names))
+
+    train, test = (
+        split(names, [0, 1, 2]) for names in (["ant", "bee", "None"], ["None", "bee", "ant"])
     )
-    data = build_data(config, ALONE)
-    options = LoaderOptions(batch_size=4, device=ALONE.device)
-    again = build.load(config.dataset, config.task, "test", data.info.told, options, own=True)
-    assert data.test is not None
-    for mine, theirs in zip(again.evaluation(), data.test.evaluation(), strict=True):
-        torch.testing.assert_close(mine.inputs, theirs.inputs)
-        torch.testing.assert_close(mine.targets, theirs.targets)
-
-
-class Split(dict[str, list[int]]):
-    """One column of a ClassLabel."""
-
-    def __init__(self, names: list[str], cells: list[int]) -> None:
-        super().__init__(label=cells)
-        self.features: Any = {"label": self}
-        self.names = names
-
-    def select_columns(self, _: list[str]) -> Split:
-        return self
-
-
-def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise() -> None:
-    splits = {
-        "train": Split(["ant", "bee", "None"], [0, 1, 2]),
-        "test": Split(["None", "bee", "ant"], [0, 1, 2]),
-    }
-    dataset: Any = SimpleNamespace(has_rows=False, target="label")
-    for kind in ("class", "any"):
-        numbers, _, names = huggingface._targets(dataset, splits, SimpleNamespace(TARGETS=kind))
-        assert names == ("ant", "bee", "None")
-        assert {part: each.tolist() for part, each in numbers.items()} == {
-            "train": [0, 1, 2],
-            "test": [2, 1, 0],
-        }
-    splits["train"]["label"][1] = -1
+    as_saved(hf.DatasetDict({"train": train, "validation": train, "test": test}), tmp_path / "set")
+    data = build_data(chosen("batch_size=3"), ALONE)
+    assert data.info.class_names == ("ant", "bee", "None")
+    assert [of(data, part)[1].tolist() for part in ("val", "test")] == [[0, 1, 2], [2, 1, 0]]
+    unlabelled = split(["ant", "bee"], [0, -1, 1])
+    as_saved(hf.DatasetDict({"train": unlabelled}), tmp_path / "other")
     with pytest.raises(DataError, match="row 1 of train has -1"):
-        huggingface._classes("label", splits)
+        build_data(chosen(f"dataset.path={tmp_path / 'other'}"), ALONE)

@@ -9,51 +9,31 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from expt.config.schema import RunConfig
 from expt.data import build
-from expt.data.build import Data
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
-from expt.training.collectives import Worker
 from expt.worker.build import build_data, build_learner
-from tests.conftest import Configured, as_typed
+from tests.conftest import as_typed
+from tests.data.test_huggingface import of, pixels
 from tests.late import Late
+from tests.worker.conftest import ALONE
 
 pytestmark = [  # the library leaves a folder's metadata.csv open
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 hf: Any = Late("datasets")
-ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+def _collected() -> Iterator[None]:
     yield
     gc.collect()  # here, where that is known, and not in whatever test comes next
-
-
-@pytest.fixture
-def chosen(tmp_path: Path, configured: Configured) -> Callable[..., RunConfig]:
-    def configure(*words: str) -> RunConfig:
-        where = (
-            *as_typed(f"dataset.path={tmp_path / 'set'} dataset.num_workers=0 batch_size=4"),
-            "model=mlp",
-        )
-        return configured("dataset=huggingface", *where, *words)
-
-    return configure
-
-
-def pixels(number: int, channels: int = 3) -> np.ndarray:
-    drawn = np.random.default_rng(number).integers(256, size=(6, 5, channels), dtype=np.uint8)
-    return drawn.squeeze()
 
 
 @pytest.fixture
@@ -77,13 +57,6 @@ def people(tmp_path: Path) -> list[dict[str, str]]:
 
 
 AGES = ("task=regression", "dataset.target=age", "dataset.val_fraction=0.25")
-
-
-def of(data: Data, part: str) -> tuple[torch.Tensor, torch.Tensor]:
-    batches = list(getattr(data, part).evaluation())
-    return torch.cat([batch.inputs for batch in batches]), torch.cat(
-        [batch.targets for batch in batches]
-    )
 
 
 def test_a_folder_of_pictures_with_a_csv_of_numbers(

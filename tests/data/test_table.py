@@ -372,7 +372,6 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
 def test_another_content_is_another_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     first = of(written(tmp_path, CSV)).fingerprint()
     (tmp_path / "elsewhere").mkdir()
     assert of(written(tmp_path / "elsewhere", CSV)).fingerprint() == first
@@ -409,7 +408,6 @@ def test_blocks_end_with_a_row_whatever_it_holds(
 def test_a_large_table_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     path, read = written(tmp_path, CSV), list[Path]()
 
     def opened(path: Path) -> table_files.TableFile:
@@ -536,14 +534,8 @@ def test_r2_of_several_targets_takes_each_from_its_own_mean(tmp_path: Path) -> N
     assert origin == pytest.approx((0, 2e6), abs=2)
     constant = targets.double().mean(0).float().expand(71, 2)
     assert measured(NUMBER, constant, targets, origin)["r2"] == pytest.approx(0, abs=0.01)
-    targets[:, 0] = 1
+    targets[:, 0] = 0.7  # of whose variance rounding leaves something
     assert math.isnan(measured(NUMBER, constant, targets, origin)["r2"])
-
-
-def test_r2_of_equal_targets_is_none() -> None:
-    """Also where rounding leaves something of their variance."""
-    targets = torch.full((71,), 0.7)
-    assert math.isnan(measured(NUMBER, targets + 1, targets)["r2"])
 
 
 def test_to_look_at_targets_draws_no_random_number() -> None:

@@ -30,11 +30,6 @@ TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
-
-
 def text(root: Path, **settings: Any) -> Any:
     values = {"context": 10, "val_fraction": 0.1, "test_fraction": 0.2, **settings}
     return dataset("experiment=char_lm dataset.root=x", root=str(root), **values)
