@@ -210,7 +210,7 @@ def _of_data(config: RunConfig) -> list[str]:
     problems: list[str] = dataset.problems(task)
     if task.TARGETS not in {"any", *(task_kinds()[name].TARGETS for name in dataset.TASKS)}:
         problems = [
-            f"task={task.name}: dataset={dataset.name} is for task={' or '.join(dataset.TASKS)}, or"
+            f"task={task.name}: {dataset.label} is for task={' or '.join(dataset.TASKS)}, or"
             " for a custom task"
         ]
     if (more := getattr(task, "MORE", None)) is not None:
@@ -239,7 +239,7 @@ def _of_classes(config: RunConfig, machine: Machine) -> Problems:
         if value != unset and config.task.TARGETS != "class":
             yield key, "works with task=classification only", f"use {key}={typed(unset)}"
     if config.cutmix is not None and dataset.has_rows:
-        yield "cutmix", f"cuts images, and dataset={dataset.name} has rows of numbers", "use mixup"
+        yield "cutmix", f"cuts images, and {dataset.label} has rows of numbers", "use mixup"
 
 
 def _transforms(config: RunConfig, machine: Machine) -> Problems:
@@ -264,7 +264,7 @@ def _fits_samples(config: RunConfig, machine: Machine) -> Problems:
     if dataset.has_tokens and not (is_transformer or is_custom):
         yield "model", "takes images, and dataset=text has tokens", "use model=transformer"
     if is_transformer and "language_model" not in dataset.TASKS:
-        why = f"takes tokens, and dataset={dataset.name} has no vocabulary"
+        why = f"takes tokens, and {dataset.label} has no vocabulary"
         yield "model", why, "use dataset=text"
     if is_unet and task.TARGETS not in ("mask", "any"):
         why = f"gives a class for each pixel, and task={task.name} takes one for a sample"

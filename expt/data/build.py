@@ -361,7 +361,7 @@ def load(
     if not own:
         _refuse_other_shapes(dataset, source, trained_on)
         for note in source.notes if tells and dataset.has_rows else ():
-            warn(f"dataset={dataset.name}: {note}")
+            warn(f"{dataset.label}: {note}")
     names = tuple(trained_on.get("class_names", ()))
     numbers = _numbers(dataset, source.class_names, names, trained_on, tells=tells)
     return EvaluationData(
@@ -391,13 +391,12 @@ def _loaders(
         chosen = train if split == "train" else val
     if len(chosen):
         if split == "val" and tells:
-            warn(f"split=val: is held out of the train of dataset={dataset.name}")
+            warn(f"split=val: is held out of the train of {dataset.label}")
         return [source.train.load(chosen, options)]
     sizes = {"train": source.train.size, "val": source.val, "test": source.test}
     there = [name for name, size in sizes.items() if size or (name == "train" and size is None)]
     raise ConfigError(
-        f"split={split}: dataset={dataset.name} has none; use"
-        f" split={' or split='.join([*there, 'all'])}"
+        f"split={split}: {dataset.label} has none; use split={' or split='.join([*there, 'all'])}"
     )
 
 
@@ -416,8 +415,7 @@ def _refuse_other_shapes(
         has, wanted = (_shown(key, shapes.get(key)) for shapes in (source.shapes, trained_on))
         if has != wanted:
             raise ConfigError(
-                f"dataset={dataset.name}: has {has}, and the model takes {wanted}; use data like"
-                " the run's"
+                f"{dataset.label}: has {has}, and the model takes {wanted}; use data like the run's"
             )
 
 
@@ -445,23 +443,23 @@ def _numbers(
     if not known or _are_taken_by_number(dataset, names, known):
         if has != has_known:
             raise ConfigError(
-                f"dataset={dataset.name}: has {has} classes, and the run's model {has_known}; use"
+                f"{dataset.label}: has {has} classes, and the run's model {has_known}; use"
                 " data of its classes"
             )
         if tells:
             warn(
-                f"dataset={dataset.name}: its classes have other names than the run's, and are"
+                f"{dataset.label}: its classes have other names than the run's, and are"
                 " taken by their numbers"
             )
         return None
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(
-            f"dataset={dataset.name}: has the class {listed(unknown, 1)}, which the run does not"
+            f"{dataset.label}: has the class {listed(unknown, 1)}, which the run does not"
             f" know; it has {listed(known)}."
             f"{did_you_mean(unknown[0], known)}"
         )
     if tells and (missing := [name for name in known if name not in names]):
-        warn(f"dataset={dataset.name}: lacks the run's classes {listed(missing)}")
+        warn(f"{dataset.label}: lacks the run's classes {listed(missing)}")
     return torch.tensor([list(known).index(name) for name in names])
 
 

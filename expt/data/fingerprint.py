@@ -89,13 +89,13 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
     if not val and config.eval_split == "val":
         raise ConfigError(
             f"dataset.val_fraction={config.dataset.val_fraction}: leaves nothing to evaluate on,"
-            f" for dataset={config.dataset.name} has no val; hold some of train out (of an"
+            f" for {config.dataset.label} has no val; hold some of train out (of an"
             " IterableDataset none can be), give a custom dataset one, e.g."
             " '+dataset.val={split: val}', or use eval_split=test"
         )
     if not test and "test" in (config.eval_split, config.objective.partition("/")[2]):
         key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
         raise ConfigError(
-            f"{key}: dataset={config.dataset.name} has no test set; use eval_split=val"
+            f"{key}: {config.dataset.label} has no test set; use eval_split=val"
             " objective=accuracy/val"
         )

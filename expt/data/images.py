@@ -263,7 +263,7 @@ def look_at_all(dataset: DatasetConfig, pictures: Mapping[str, Pictures]) -> Non
 
     with Checksums(f"pictures-{dataset.fingerprint()}") as sums:
         found = look_at(sums, how, samples, look_at_one, usable_cpus(), fitted=first.size, key=str)
-    report_found(f"dataset={dataset.name}", found)
+    report_found(dataset.label, found)
 
 
 def _some(number: int) -> Sequence[int]:

@@ -134,7 +134,7 @@ def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Ten
     targets, number = getattr(task, "TARGETS", ""), source.shapes.get("num_classes", 0)
     absent = absent_classes(source, targets, train)
     if targets == "class" and number == 1:
-        warn(f"dataset={dataset.name}: all samples are of one class; nothing can be learned of it")
+        warn(f"{dataset.label}: all samples are of one class; nothing can be learned of it")
     if not absent or (targets == "mask" and dataset.custom_class and len(absent) < number - 1):
         return
     fix = "add some, or hold out other samples"
@@ -142,7 +142,7 @@ def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Ten
         ignored = getattr(task, "ignore_index", 255)
         fix = f"masks are to hold 0, 1, ...; {ignored} is ignored (task.ignore_index)"
     warn(
-        f"dataset={dataset.name}: no training sample has the class {listed(absent)}, which can't be"
+        f"{dataset.label}: no training sample has the class {listed(absent)}, which can't be"
         f" learned; {fix}"
     )
 

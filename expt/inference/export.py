@@ -172,7 +172,7 @@ def _samples(
         build.keep_doubles(trained, found.loaders)
         batch = next(iter(found.evaluation()), None)
         if batch is None:
-            raise DataError(f"dataset={dataset.name}: has no samples")
+            raise DataError(f"{dataset.label}: has no samples")
     except (ExptError, OSError, ImportError) as error:
         scales = {} if normalised else trained.preprocess.features
         inputs = _random(data, number, scales, rows=dataset.has_rows)

@@ -237,8 +237,12 @@ class Features(Samples):
             table, known = open_table(Path(path)), wanted or [*data.get("target_names", ())]
         named = {*known, *map(base, known)}
         self._names = [name for name in table.names if (name in named) == bool(wanted)]
-        others = {*self._names, *data.get("target_names", ()), *OURS}
-        self._beside = [name for name in table.names if wanted and name not in others]
+        others = {*self._names, *data.get("target_names", ())}
+        self._beside = {
+            name: f"table.{name}" if name in OURS else name
+            for name in table.names
+            if wanted and name not in others
+        }
         self.path, self.size, self._table = path, table.size, table
         first = next(table.batches(self._names or table.names[:1]), None)
         if first is None:
@@ -266,7 +270,7 @@ class Features(Samples):
             values, wrong, unknown = read_as_known(columns, self._encoded)
             for name, counted in unknown.items():
                 new[name] += counted
-            several = {name: as_texts(batch.columns[name]) for name in self._beside}
+            several = {x: as_texts(batch.columns[name]) for name, x in self._beside.items()}
             beside = {name: each for name, each in several.items() if len(each) == batch.size}
             wrong |= batch.damaged
             for start in range(0, batch.size, size):
@@ -274,7 +278,7 @@ class Features(Samples):
                 yield Piece(
                     values[start : places.stop, self._order],
                     {place - start: wrong[place] for place in places if place in wrong},
-                    {name: [cells[place] for place in places] for name, cells in beside.items()},
+                    {name: [cells[at] for at in places] for name, cells in beside.items()},
                 )
         for name, counted in new.items():
             warn(f"{self.path}: {unknown_texts(name, counted, counted.total())}")

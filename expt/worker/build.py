@@ -115,10 +115,8 @@ def patiently(
     config: RunConfig, worker: Worker, beat: Callable[[], None]
 ) -> Iterator[Callable[[], object]]:
     """Give what is done with a dataset its time, until all workers have done it; a collective."""
-    custom, done = config.dataset.custom_class, threading.Event()
-    meet = collectives.patient_barrier()
-    name = f"dataset._target_={custom}" if custom else f"dataset={config.dataset.name}"
-    about = done, beat, config.timeout_s, f"{name}: rank {worker.rank}"
+    done, meet = threading.Event(), collectives.patient_barrier()
+    about = done, beat, config.timeout_s, f"{config.dataset.label}: rank {worker.rank}"
     beats = threading.Thread(target=_beat_until, args=about, name="construction", daemon=True)
     beats.start()
     try:

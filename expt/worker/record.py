@@ -182,7 +182,8 @@ class History:
         """The seconds of all evaluations."""
         self.evaluated_at, self._evaluated_s = 0, 0.0
         """The step of the last evaluation, and the seconds of training until then."""
-        self._epoch_began, self._earlier_s = clock(), 0.0
+        self._began: float | None = None  # to train on in this epoch, since when its time counts
+        self._earlier_s = 0.0
         self.is_within_epoch = False
         """Whether an epoch has begun to be trained, and its numbers are still to come."""
         self._warned = False
@@ -194,21 +195,21 @@ class History:
 
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue it after an earlier attempt."""
-        self._epoch_began, self.is_within_epoch = self._clock() - self._earlier_s, True
+        self._began, self.is_within_epoch = self._clock(), True
 
     def end_epoch(self) -> float:
         """Return the seconds of the epoch's training, which has ended."""
         self.epoch_s.append(self._of_epoch_s)
-        self._earlier_s, self.is_within_epoch = 0.0, False
+        self._began, self._earlier_s, self.is_within_epoch = None, 0.0, False
         return self.epoch_s[-1]
 
     def leave_out(self, seconds: float) -> None:
         """Leave seconds of the epoch out, in which nothing was trained."""
-        self._epoch_began += seconds
+        self._earlier_s -= seconds if self._began is not None else 0.0
 
     @property
     def _of_epoch_s(self) -> float:
-        return self._clock() - self._epoch_began if self.is_within_epoch else 0.0
+        return self._earlier_s + (self._clock() - self._began if self._began is not None else 0.0)
 
     @property
     def trained_s(self) -> float:
@@ -259,15 +260,11 @@ class History:
 
     def load_state_dict(self, state: Mapping[str, Any], *, has_best: bool = True) -> None:
         """Load what `state_dict` returned; without `has_best` the weights of the best are gone."""
-        # Older checkpoints have the best only, without its step
-        best = [dict(state["best"], step=0)] if state["best"] else []
-        self.bests = list(state.get("bests", best)) if has_best else []
+        self.bests = list(state["bests"]) if has_best else []
         self.last = dict(state["last"])
         self.epoch_s, self.eval_s = list(state["epoch_s"]), state["eval_s"]
-        self.evaluated_at = state.get("evaluated_at", 0)
-        self._evaluated_s = state.get("evaluated_s", 0.0)
+        self.evaluated_at, self._evaluated_s = state["evaluated_at"], state["evaluated_s"]
         self._earlier_s = state["elapsed_s"]
-        self._epoch_began = self._clock() - self._earlier_s
         self.is_within_epoch = self._earlier_s > 0
 
 

@@ -145,9 +145,11 @@ def test_what_a_run_does_with_other_rows(trained: Trained, tmp_path: Path) -> No
     logits = outputs(matrix)
     for name in ("new.csv", "new.parquet"):
         turned = other[["zip", "plan", "id", "x", "hours", "city", "age", "smoker", "y"]]
+        turned = turned.assign(row=other["id"])
         found = expt.predict(folder, save(turned, tmp_path / name), batch_size=16)
         np.testing.assert_allclose(said(found), logits.softmax(1)[:, 0], rtol=1e-4)
-        assert [record["id"] for record in found] == [*map(str, other["id"])]
+        for key in ("id", "table.row"):
+            assert [record[key] for record in found] == [*map(str, other["id"])]
         assert {"zip", "y"}.isdisjoint(found[0])
     evaluated = expt.evaluate(folder, f"dataset.path={tmp_path / 'new.csv'}")
     labels = torch.tensor([model.class_names.index(name) for name in other["y"]])

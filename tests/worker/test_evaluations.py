@@ -93,9 +93,10 @@ def test_minutes_of_training_decide_and_count_on_after_a_resume(
         assert (short.status, short.result["steps"]) == ("completed", steps[-1])
         assert short.result["ended_by"] == "max_minutes"
         assert len(short.curve("loss/test")) == 1
-        points = short.points
+        points, epoch_s = short.points, short.result["epoch_s"]
         again = _longer(train_alone, configured, paths, *words, end)
         assert (again.status, again.points) == ("completed", points), "nothing is left to train"
+        assert again.result["epoch_s"] == epoch_s
         longer = _longer(train_alone, configured, paths, *words, "max_steps=26")
         _assert_weights_same(longer, at_once)
 

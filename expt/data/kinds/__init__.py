@@ -102,6 +102,11 @@ class DatasetConfig:
         """Whether its samples are given to the model as they are, of whatever kind."""
         return False
 
+    @property
+    def label(self) -> str:
+        """How it is chosen, for messages."""
+        return f"dataset={self.name}"
+
     def has_pixels(self, data: Mapping[str, Any]) -> bool:
         """Return whether a model gets images, normalised; `data` is what its run's record has."""
         if "channels" not in data or self.has_rows or self.passes_as_is:

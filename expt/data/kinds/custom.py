@@ -49,6 +49,10 @@ class Custom(DatasetConfig):
         return bool(self.val)
 
     @property
+    def label(self) -> str:
+        return f"dataset._target_={self.target}"
+
+    @property
     def given(self) -> dict[str, dict[str, Any]]:
         """The arguments of each part that there is."""
         parts = {"train": self.train, "val": self.val or None, "test": self.test}

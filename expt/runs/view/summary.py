@@ -59,7 +59,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     if majority := (result.get("data") or {}).get("majority"):  # what a model has to be above
         name, share = majority
         shares = (_number(share) if metric == "accuracy" else "" for metric in metrics)
-        table.add_row(*cells("majority", *shares, f"{name}, in train"))
+        table.add_row(*cells("majority", *shares, f"the share of {name} in train"))
     console.print(table)
     for line in _facts(result):
         say(console, line)
