@@ -26,16 +26,11 @@ def test_a_launcher_in_another_process_gets_a_task_of_its_own() -> None:
     assert task._command is None
 
 
-@pytest.mark.parametrize("status", [FAILED, INTERRUPTED, QUEUED])
-def test_a_run_that_came_to_nothing_is_nan_to_a_sweeper(status: str) -> None:
-    value = _value(Job(RunPaths(Path("a")), None, status))
-    assert value is not None
-    assert math.isnan(value)
-
-
-def test_a_completed_run_has_its_objective() -> None:
+def test_a_run_that_came_to_nothing_is_nan_to_a_sweeper() -> None:
     objective = Objective(name="accuracy/val", value=0.5)
-    assert _value(Job(RunPaths(Path("a")), None, COMPLETED, None, objective)) == 0.5
+    for status, value in ((FAILED, None), (INTERRUPTED, None), (QUEUED, None), (COMPLETED, 0.5)):
+        found = _value(Job(RunPaths(Path("a")), None, status, None, value and objective))
+        assert found == value or (value is None and found is not None and math.isnan(found))
 
 
 def test_a_single_run_has_callbacks_too(tmp_path: Path) -> None:
@@ -54,7 +49,8 @@ def test_a_single_run_has_callbacks_too(tmp_path: Path) -> None:
     assert (tmp_path / "run/result.json").exists()
 
 
-@pytest.mark.parametrize("words", ["epocs=3", "model=mpl", "-m seed=1,2", "seed=1,2"])
+@pytest.mark.parametrize("words", ["epocs=3", "model=mpl", "-m seed=1,2", "seed=1,2", "--resolve"])
 def test_what_cannot_be_printed_is_refused_in_a_line(words: str, tmp_path: Path) -> None:
-    done = run(*words.split(), "--cfg", "job", cwd=tmp_path)
+    printing = () if words == "--resolve" else ("--cfg", "job")
+    done = run(*words.split(), *printing, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")

@@ -60,6 +60,7 @@ def test_options_are_told_from_settings() -> None:
         ("dataset.root=~/data", "dataset.root=/home/me/data"),
         ("dataset.root='~/my data'", "dataset.root='/home/me/my data'"),
         ("hydra.run.dir=~/lr=1", "hydra.run.dir='/home/me/lr=1'"),
+        ("weights=~/a,~/b", "weights=/home/me/a,/home/me/b"),
         ("search.constraints=[loss/val<3, a]", "search.constraints=['loss/val<3',a]"),
         *(
             (word, word)

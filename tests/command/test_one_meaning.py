@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expt.command import command_line, invoke
+from expt.command import invoke
 from expt.command.hydra_files import about_run, as_dict
 from expt.command.sweep import Grid
 from expt.command.words import options_of
@@ -136,13 +136,6 @@ def test_a_value_is_recorded_as_its_keys_type(value: float) -> None:
     (word,) = words_of([], {"optimizer": {"lr": value}})
     for each in (word, f"optimizer.lr={value}"):
         assert repr(about_run("a", [each], config)["overrides"]) == "{'optimizer.lr': 1.0}"
-
-
-def test_the_home_stands_for_itself_in_each_of_several_values(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HOME", "/me")
-    assert command_line.readable("weights=~/a,~/b") == "weights=/me/a,/me/b"
 
 
 def test_what_is_not_utf8_is_refused_whichever_way_it_came(

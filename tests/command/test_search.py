@@ -20,7 +20,6 @@ from expt.command.search import space_of
 from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.result import update_result
 from expt.search.space import Parameter
 from tests.composing import composed, composer
 from tests.conftest import as_typed, run
@@ -75,24 +74,6 @@ def test_a_run_that_a_search_has_found_is_one_that_is_typed_by_hand(
     again = expt.sweep(*found[1]["arguments"], folder=searched, quiet=True)
     assert len(list(searched.glob("*/result.json"))) == 3, "it is known, and not made again"
     assert again[0].record["identity"] == found[1]["identity"]
-
-
-def test_the_same_command_goes_on_where_it_was(searched: Path, tmp_path: Path) -> None:
-    """Also where one run was lost: it is done again, and what follows is what would have."""
-    whole = tmp_path / "whole"
-    result = expt.sweep(SMALL, **SPACE, search={"name": "tpe", "runs": 4}, folder=whole)
-    lost = whole / records(whole)[3]["name"]
-    before = points(whole)
-    update_result(RunPaths(lost), status="running")
-    again = expt.sweep(SMALL, **SPACE, search={"name": "tpe", "runs": 5}, folder=whole)
-    after = points(whole)
-    assert {number: after[number] for number in before} == before
-    assert {number: after[number] for number in range(3)} == points(searched), (
-        "it repeats to the point"
-    )
-    assert len(after) == 5
-    assert len(result) == 4
-    assert again.best.objective == max(value for _, value in after.values())
 
 
 def test_a_run_of_the_space_that_no_search_has_chosen_may_be_the_best_and_is_not_among_its_runs(
@@ -293,24 +274,6 @@ def test_a_wrong_condition_is_refused(when: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(f'search.when={when}: ')}") as raised:
         space("model=mlp,convnet", "seed=range(3)", when=(when,))
     assert said in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["lr=interval(0.1,1)"], "Did you mean 'optimizer.lr'?"),
-        (
-            ["model=mlp,convnet", 'search.when=["model=mlp: model.hiden=[32],[64]"]'],
-            "Did you mean 'model.hidden'?",
-        ),
-        (["optimizer.lr=interval(1)"], "optimizer.lr=interval(1): "),
-    ],
-)
-def test_a_mistyped_axis_leaves_no_folder(words: list[str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as raised:
-        expt.sweep("search=random", *words, folder=tmp_path / "none")
-    assert said in str(raised.value)
-    assert not (tmp_path / "none").exists()
 
 
 def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from expt.command import command_line
 from expt.command.hydra_files import as_dict, last_of_each
 from expt.command.sweep import Grid
 from expt.command.sweep_folder import SweepFolder, SweepRun
@@ -158,22 +157,6 @@ def test_a_run_is_known_under_its_own_name_and_not_as_its_copy(tmp_path: Path, c
     assert runs(tmp_path, "seed=0")[0].job.paths == run.job.paths
     shutil.rmtree(tmp_path / "seed=0")
     assert runs(tmp_path, "seed=0")[0].job.paths.folder == tmp_path / copy
-
-
-def test_where_the_data_is_missing_runs_are_known_by_what_was_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, *before = runs(tmp_path, "seed=0,1,2")
-    for run in before:
-        complete(run, 0.5)
-
-    def gone(config: object, **_: object) -> object:
-        raise ConfigError("dataset.root=x: there is no such folder")
-
-    monkeypatch.setattr(command_line, "content_of", gone)
-    found = runs(tmp_path, "seed=0,1,2")
-    assert [run.job.status for run in found] == [QUEUED, COMPLETED, COMPLETED]
-    assert "no such folder" in str(found[0].job.error)
 
 
 def test_a_folder_of_another_run_is_left_to_it(

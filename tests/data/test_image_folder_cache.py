@@ -273,15 +273,6 @@ def test_a_class_is_one_however_its_accents_are_composed(root: Path) -> None:
     assert [len(each.files) for each in listings.values()] == [80, 10]
 
 
-def test_a_class_may_be_called_train_in_a_flat_folder(root: Path) -> None:
-    shutil.rmtree(root / "test")
-    for name in ("cat", "dog"):
-        (root / "train" / name).rename(root / name)
-    shutil.copy(root / "cat" / "0.png", root / "train" / "0.png")
-    (listing,) = list_parts(root).values()
-    assert listing.classes == ("cat", "dog", "train")
-
-
 def test_folders_beside_train_and_test_are_named(
     root: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

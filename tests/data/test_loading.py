@@ -24,7 +24,7 @@ from expt.data.images import image_part
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader, eval_batch_size
 from expt.errors import DataError
-from tests.conftest import environment
+from tests.conftest import alive, environment
 from tests.faults.running import wait_until
 from tests.warm import Command
 
@@ -341,22 +341,15 @@ time.sleep(60)
 """
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
 def test_loader_processes_die_with_their_worker(tmp_path: Path) -> None:
     told = tmp_path / "children"
     worker = Command([str(told)], Path(__file__).parents[2], environment(), ORPHANS)
     wait_until(told.exists, worker)
-    children = [int(pid) for pid in told.read_text().split()]
-    assert [is_running(pid) for pid in children] == [True, True]
+    children = {int(pid) for pid in told.read_text().split()}
+    assert len(alive(children)) == 2
     worker.kill()
-    wait_until(lambda: not any(map(is_running, children)), timeout_s=2)
+    wait_until(lambda: not alive(children), timeout_s=2)
 
 
 @pytest.mark.parametrize(

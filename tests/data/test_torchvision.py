@@ -47,23 +47,6 @@ def eurosat(root: Path) -> None:
         picture(root / "eurosat" / "2750" / name / f"{name}_{number}.png", number, (9, 8))
 
 
-def gtsrb(root: Path) -> None:
-    base = root / "gtsrb"
-    for number in range(86):
-        size = (12 + number % 5, 11 + number % 3)
-        picture(
-            base / "GTSRB" / "Training" / f"{number % 43:05}" / f"{number // 43:05}.ppm",
-            number,
-            size,
-        )
-    for number in range(5):
-        picture(
-            base / "GTSRB" / "Final_Test" / "Images" / f"{number:05}.ppm", 100 + number, (14, 10)
-        )
-    table = "".join(f"{number:05}.ppm;{number * 7}\n" for number in range(5))
-    (base / "GT-final_test.csv").write_text("Filename;ClassId\n" + table)
-
-
 def dtd(root: Path) -> None:
     """Three parts, one image of them grey."""
     base = root / "dtd" / "dtd"
@@ -145,7 +128,6 @@ SETS = [
         (20, 10, 0),
         10,
     ),
-    Kept(gtsrb, "GTSRB", ("dataset.image_size=[10,10]",), (3, 10, 10), (77, 9, 5), 43),
     Kept(dtd, "DTD", ("dataset.options={partition: 1}",), (3, 10, 13), (47, 47, 47), 47),
 ]
 
@@ -226,7 +208,8 @@ def test_a_download_comes_whole_or_not_at_all(
                 raise ValueError(f"Unknown value '{split}' for argument split.")
             seen.append((download, split))
             if not (Path(root) / "gtsrb").exists():
-                gtsrb(Path(root))
+                (Path(root) / "gtsrb").mkdir()
+                (Path(root) / "gtsrb" / "00000.ppm").touch()
             if fails and split == "test":
                 raise OSError("the line is dead")
 

@@ -133,11 +133,3 @@ def test_a_step_is_skipped_without_a_word_of_the_host(optimizer: str, first: int
     losses.insert(first - 1, float("nan"))
     skipped, never_there = train(losses), train([0.0, 0.0, 0.0])
     assert all(torch.equal(mine, other) for mine, other in zip(skipped, never_there, strict=True))
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
-def test_data_parallel_has_the_loss_curve_of_one_gpu(trained: Trained) -> None:
-    options = ("log_every=1", "max_steps=20")
-    one = trained("gpus=1", *options, name="one").curve("running/loss")
-    two = trained("gpus=2", "strategy=dp", *options, name="two").curve("running/loss")
-    assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], abs=1e-3)
