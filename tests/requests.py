@@ -10,9 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from expt.config.identity import VERSION, Content, shown
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
+from expt.data.build import Data, build
 from expt.machine import Machine
 from expt.runs import continuing
 from expt.runs.attempt import Attempt
@@ -58,6 +61,11 @@ def _dataset(words: str) -> Any:
 def dataset(words: str, **changes: Any) -> Any:
     """The dataset of a command with these words, and what is other than in its YAML."""
     return dataclasses.replace(_dataset(words), **changes)
+
+
+def built(dataset: Any, task: Any = None, **options: Any) -> Data:
+    """The loaders of a dataset, of one CPU worker where `options` say nothing else."""
+    return build(dataset, task, **{"batch_size": 4, "device": torch.device("cpu"), **options})
 
 
 def checkpoint_state(config: RunConfig, step: int, **more: Any) -> dict[str, Any]:

@@ -15,12 +15,11 @@ from torch import Tensor
 from expt.config import kinds
 from expt.data import indexing
 from expt.data.augment import Augmentation
-from expt.data.build import build
 from expt.data.images import ArrayImages, image_part
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard, TimedBatches
 from expt.data.memory import InMemoryLoader
 from expt.errors import ConfigError
-from tests.requests import dataset
+from tests.requests import built, dataset
 
 CPU = torch.device("cpu")
 SIZE, HEIGHT, WIDTH = 51, 7, 5
@@ -127,8 +126,7 @@ def digits(**augment: Any) -> Any:
 
 def test_the_configuration_chooses_what_is_done_in_training_alone() -> None:
     def batches(**augment: Any) -> list[Tensor]:
-        options: dict[str, Any] = {"batch_size": 64, "shard": Shard(), "device": CPU, "seed": 0}
-        data = build(digits(**augment), drop_last=True, channels_last=False, **options)
+        data = built(digits(**augment), batch_size=64, drop_last=True)
         assert data.val is not None
         assert data.test is not None
         passes = (data.train.epoch(1), data.val.evaluation(), data.test.evaluation())

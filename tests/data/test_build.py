@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from expt.data.build import Data, build
+from expt.data.build import Data
 from expt.data.fingerprint import content_of
 from expt.data.images import Pictures
 from expt.data.kinds.custom import Custom
@@ -27,7 +27,7 @@ from expt.data.source import NOTHING, Source, absent_classes, warn_of_absent
 from expt.data.stream import SampleLoader
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
-from tests.requests import dataset
+from tests.requests import built, dataset
 
 
 def image_files(listing: Listing) -> Pictures:
@@ -72,16 +72,7 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
 def test_a_last_batch_that_is_much_of_the_data_is_not_dropped_in_silence(
     batch_size: int, limit: int, warns: bool, configured: Configured, capfd: Any
 ) -> None:
-    dataset = configured(f"dataset.train_limit={limit}").dataset
-    build(
-        dataset,
-        batch_size=batch_size,
-        shard=Shard(0, 1),
-        device=torch.device("cpu"),
-        seed=0,
-        drop_last=True,
-        channels_last=False,
-    )
+    build_data(configured(f"dataset.train_limit={limit}").dataset, batch_size=batch_size)
     assert ("drop_last=true" in capfd.readouterr().err) == warns
 
 
@@ -210,15 +201,7 @@ def test_parts_have_several_names(
 
 
 def build_data(dataset: Any, **options: Any) -> Data:
-    chosen: dict[str, Any] = {
-        "batch_size": 4,
-        "shard": Shard(),
-        "seed": 0,
-        "drop_last": True,
-        "num_workers": 0,
-    }
-    chosen = {"device": torch.device("cpu"), "channels_last": False, **chosen, **options}
-    return build(dataset, **chosen)
+    return built(dataset, **{"drop_last": True, **options})
 
 
 def of_test(data: Data) -> Loader:

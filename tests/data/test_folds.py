@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from expt.data.build import Data, build
+from expt.data.build import Data
 from expt.data.indexing import split_fold
-from expt.data.loading import Shard
 from expt.errors import ConfigError
-from tests.requests import dataset
+from tests.requests import built, dataset
 
 
 @pytest.mark.parametrize(("size", "folds"), [(442, 5), (7, 7), (10, 3)])
@@ -34,9 +33,7 @@ def test_each_sample_validates_once_and_each_fold_has_its_share_of_every_class(
 
 
 def digits(**options: Any) -> Data:
-    how: dict[str, Any] = {"batch_size": 64, "shard": Shard(), "device": torch.device("cpu")}
-    chosen = dataset("dataset=digits", **options)
-    return build(chosen, seed=0, drop_last=True, channels_last=False, **how)
+    return built(dataset("dataset=digits", **options), batch_size=64, drop_last=True)
 
 
 def test_images_have_folds_of_equal_classes_and_the_test_set_stays() -> None:

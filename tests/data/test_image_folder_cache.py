@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import expt
@@ -25,7 +26,7 @@ from expt.data.image_files import open_picture, pixels_of
 from expt.data.kinds import image_folder
 from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
 from expt.errors import ConfigError, DataError
-from tests.requests import dataset
+from tests.requests import built, dataset
 
 SIZE = (6, 8)
 
@@ -87,23 +88,16 @@ def test_the_images_are_decoded_once_on_all_cores(
 
 def growing(root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
     """Return the loaders of a folder that is too large to be decoded before the first epoch."""
-    import torch
-
-    from expt.data.build import build
-
     monkeypatch.setattr(image_folder, "SMALL", 0)
     dataset = config(root, **options)
     dataset.fingerprint()  # as when a run is typed
     dataset.prepare()
-    how: dict[str, Any] = {"batch_size": 8, "seed": 0, "drop_last": True, "num_workers": 1}
-    return build(dataset, device=torch.device("cpu"), **how)
+    return built(dataset, batch_size=8, drop_last=True, num_workers=1)
 
 
 def test_the_first_epoch_fills_the_cache_of_a_large_folder(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     streamed = growing(root, monkeypatch, cache=False).train
     data, readers = growing(root, monkeypatch), list[int]()
     rows = theirs.rows(next(name for name in entries(cache) if "train" in name))

@@ -19,7 +19,6 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.data import stream
 from expt.data.images import image_part
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader, eval_batch_size
@@ -266,13 +265,6 @@ def test_samples_are_seeded_from_the_first_batch_that_draws(num_workers: int) ->
     again = Sometimes(*drawing)
     list(streamed(dataset=again).epoch(1))
     assert again.read == [*order[:10], *order[5:]]  # the second batch twice, each other once
-
-
-def test_a_dataset_that_draws_nothing_is_not_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = list[int]()
-    monkeypatch.setattr(stream, "_seed", seeds.append)
-    list(streamed().epoch(1))
-    assert len(seeds) == 5  # the first batch's
 
 
 def test_loader_processes_outlive_an_epoch_and_an_early_stop() -> None:

@@ -15,7 +15,7 @@ from expt.data import custom
 from expt.data.augment import Mixing
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, LoaderOptions
-from expt.data.source import are_images
+from expt.data.source import Source, are_images
 from expt.errors import DataError
 from expt.tasks.classification import Config as Classification
 
@@ -69,9 +69,13 @@ class Stream(IterableDataset[Any]):
         return map(self.pictures.__getitem__, range(8))
 
 
-def batches(kind: str, name: str = "Pictures", **options: Any) -> list[Batch]:
+def opened(kind: str, name: str = "Pictures", readers: int = 0) -> Source:
     config = Custom(target=f"{__name__}.{name}", kwargs={"kind": kind}, num_classes=2)
-    source = custom.source(config, 0, Classification())
+    return custom.source(config, readers, Classification())
+
+
+def batches(kind: str, name: str = "Pictures", **options: Any) -> list[Batch]:
+    source = opened(kind, name)
     assert are_images(source.class_names, source.example)
     assert (source.shapes["channels"], source.shapes["num_classes"]) == (2, 2)
     options = {"batch_size": 4, "device": CPU, **options}
@@ -93,19 +97,15 @@ def test_images_of_classes_are_collated_and_then_normalised(kind: str, name: str
 
 
 def test_a_batch_of_an_encoder_can_be_handed_on_by_another_process() -> None:
-    config = Custom(target=f"{__name__}.Pictures", kwargs={"kind": "encoded"}, num_classes=2)
     options = LoaderOptions(batch_size=8, device=CPU)
-    (batch,) = (
-        custom.source(config, 1, Classification()).train.load(torch.arange(8), options).epoch(1)
-    )
+    (batch,) = opened("encoded", readers=1).train.load(torch.arange(8), options).epoch(1)
     assert torch.equal(batch.inputs, PIXELS)
     assert not batch.inputs.requires_grad
 
 
 def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
-    config = Custom(target=f"{__name__}.Pictures", kwargs={"kind": "view"}, num_classes=2)
     options = LoaderOptions(batch_size=1, device=CPU, mean=[0.5, 0.5], std=[0.1, 0.1])
-    loader = custom.source(config, 0, Classification()).train.load(torch.arange(8), options)
+    loader = opened("view").train.load(torch.arange(8), options)
     first, second = (torch.cat([batch.inputs for batch in loader.epoch(epoch)]) for epoch in (1, 2))
     assert torch.equal(first, second)
 
@@ -140,11 +140,7 @@ class Rows(Pictures):
 
 
 def test_shares_of_classes_are_taken_where_nothing_draws_or_mixes_them() -> None:
-    config = Custom(target=f"{__name__}.Rows", kwargs={"kind": "shares"}, num_classes=2)
-    load, options = (
-        custom.source(config, 0, Classification()).train.load,
-        LoaderOptions(batch_size=8, device=CPU),
-    )
+    load, options = opened("shares", "Rows").train.load, LoaderOptions(batch_size=8, device=CPU)
     (batch,) = load(torch.arange(8), options).epoch(1)
     assert batch.targets.tolist() == [[1, 0], [0, 1]] * 4
     mixed = load(torch.arange(8), dataclasses.replace(options, mixing=Mixing(2, mixup=1.0)))

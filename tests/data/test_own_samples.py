@@ -20,8 +20,8 @@ from expt.data.augment import Mixing
 from expt.data.build import keep_doubles
 from expt.data.checked_samples import structure_of
 from expt.data.kinds.custom import Custom
-from expt.data.loading import LoaderOptions
-from expt.data.source import mixing_of
+from expt.data.loading import Batch, LoaderOptions
+from expt.data.source import Source, mixing_of
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
@@ -109,10 +109,15 @@ class Stream(IterableDataset[Any]):
         return map(Rows(True, self.kind).__getitem__, range(8))
 
 
-def batches(name: str, kind: str, num_workers: int = 0, **settings: Any) -> list[Any]:
-    config = Custom(target=f"{__name__}.{name}", kwargs={"kind": kind}, **settings)
-    source = custom.source(config, num_workers)
-    return list(source.train.load(torch.arange(8), OPTIONS).epoch(1))
+def opened(
+    name: str, kind: str, task: Any = None, *, readers: int = 0, num_classes: int | None = None
+) -> Source:
+    config = Custom(target=f"{__name__}.{name}", kwargs={"kind": kind}, num_classes=num_classes)
+    return custom.source(config, readers, task)
+
+
+def batches(name: str, kind: str, task: Any = None, **how: Any) -> list[Batch]:
+    return [*opened(name, kind, task, **how).train.load(torch.arange(8), OPTIONS).epoch(1)]
 
 
 def line_of(code: str) -> int:
@@ -120,7 +125,7 @@ def line_of(code: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["Rows", "Stream"])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("readers", [0, 1])
 @pytest.mark.parametrize(
     ("kind", "error", "told"),
     [
@@ -129,7 +134,7 @@ def line_of(code: str) -> int:
     ],
 )
 def test_what_reading_raises_is_told_with_the_sample_and_the_line(
-    kind: str, error: type[ExptError], told: str, num_workers: int, name: str
+    kind: str, error: type[ExptError], told: str, readers: int, name: str
 ) -> None:
     """Alike from a process that reads; a mistake is not tried again, and what the disk has a part
     in may be.
@@ -141,7 +146,7 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
     lines = {each: line_of(code) for each, code in codes.items()}
     method = {"Rows": "__getitem__", "Stream": "__iter__"}[name]
     with pytest.raises(ExptError) as caught:
-        batches(name, kind, num_workers)
+        batches(name, kind, readers=readers)
     traceback.clear_frames(
         caught.tb
     )  # else its reader is in a cycle, with which processes end 5 s late
@@ -173,11 +178,6 @@ def test_samples_that_make_no_batch_are_told_in_a_line(name: str, kind: str, tol
     assert "\n" not in str(caught.value)
 
 
-def test_an_image_comes_with_its_label_alone() -> None:
-    with pytest.raises(DataError, match=r"^sample 5: it is 3 values, expected \(image, label\)"):
-        batches("Rows", "image", num_classes=2)
-
-
 class OfClasses(Rows):
     """Rows of numbers, or two tensors, each of one class."""
 
@@ -192,8 +192,7 @@ class OfClasses(Rows):
 
 @pytest.mark.parametrize("kind", ["plain", "float", "array", "dict"])
 def test_what_has_a_class_need_be_no_image(kind: str) -> None:
-    config = Custom(target=f"{__name__}.OfClasses", kwargs={"kind": kind}, num_classes=2)
-    source = custom.source(config, 0, Classification())
+    source = opened("OfClasses", kind, Classification(), num_classes=2)
     first, second = source.train.load(torch.arange(8), OPTIONS).epoch(1)
     inputs = first.inputs["b"] if kind == "dict" else first.inputs
     assert torch.equal(inputs, torch.arange(4.0) + torch.arange(4)[:, None])
@@ -203,39 +202,41 @@ def test_what_has_a_class_need_be_no_image(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "task", "told"),
+    ("name", "kind", "told"),
     [
-        ("OfClasses", "fraction", Classification(), "sample 5: its label is 0.5, expected 0 to 1"),
-        ("OfClasses", "third", Classification(), "sample 5: its label is 2, expected 0 to 1"),
-        ("Targets", "last", Classification(), "its images are (8, 8, 3), read as (channels"),
+        ("OfClasses", "fraction", "sample 5: its label is 0.5, expected 0 to 1"),
+        ("OfClasses", "third", "sample 5: its label is 2, expected 0 to 1"),
+        ("Last", "", "its images are (8, 8, 3), read as (channels"),
+        ("Rows", "image", "sample 5: it is 3 values, expected (image, label)"),
     ],
 )
-def test_wrong_targets_are_told_in_a_line(name: str, kind: str, task: Any, told: str) -> None:
-    number = 2 if isinstance(task, Classification) else None
-    config = Custom(target=f"{__name__}.{name}", kwargs={"kind": kind}, num_classes=number)
+def test_wrong_samples_of_classes_are_told_in_a_line(name: str, kind: str, told: str) -> None:
     with pytest.raises(DataError) as caught:
-        list(custom.source(config, 0, task).train.load(torch.arange(8), OPTIONS).epoch(1))
+        batches(name, kind, Classification(), num_classes=2)
     assert told in str(caught.value)
 
 
-class Targets(Rows):
+class Last(Rows):
+    """Images whose channels come last."""
+
     def __getitem__(self, index: int) -> Any:
-        found: dict[str, Any] = {"list": [0, 1], "array": np.array([0.0, 2.0]), "last": 1}
-        return torch.zeros(8, 8, 3) if self.kind == "last" else torch.zeros(3), found[self.kind]
+        return torch.zeros(8, 8, 3), 1
 
 
 def test_a_method_collate_makes_targets_of_anything() -> None:
-    config = Custom(target=f"{__name__}.Listed", kwargs={"kind": "list"})
-    batches = [*custom.source(config, 0, MULTILABEL).train.load(torch.arange(8), OPTIONS).epoch(1)]
-    assert batches[0].targets.tolist() == [[0, 1]] * 4
+    assert batches("Listed", "", MULTILABEL)[0].targets.tolist() == [[0, 1]] * 4
 
 
-class Listed(Targets):
+class Listed(Rows):
+    """Each with a list of targets, of which no batch would be made."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(3), [0, 1]
+
     @staticmethod
     def collate(samples: list[Any]) -> Any:
-        return torch.stack([row for row, _ in samples]), torch.tensor(
-            [target for _, target in samples]
-        )
+        rows, targets = zip(*samples, strict=True)
+        return torch.stack(rows), torch.tensor(targets)
 
 
 @pytest.mark.parametrize(
@@ -247,8 +248,7 @@ class Listed(Targets):
     ],
 )
 def test_what_cannot_be_mixed(kind: str, mixes: Any, told: str) -> None:
-    config = Custom(target=f"{__name__}.OfClasses", kwargs={"kind": kind}, num_classes=2)
-    source = custom.source(config, 0, Classification())
+    source = opened("OfClasses", kind, Classification(), num_classes=2)
     if not told:
         assert mixing_of(source, **{"cutmix": None, **mixes}) == Mixing(2, mixup=0.5)
         return

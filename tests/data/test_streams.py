@@ -32,6 +32,7 @@ from expt.worker.build import build_data
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, as_typed
 from tests.ranks import together
+from tests.requests import built
 from tests.worker.conftest import ALONE, TrainAlone, stop_at, train_alone
 from tests.worker.test_run import values
 
@@ -125,8 +126,7 @@ def data_of(kind: type, rank: int = 0, workers: int = 1, readers: int = 0, **mor
     keys |= {"num_classes": 4 if kind is Pictures else None, "num_workers": readers or "auto"}
     own = Custom(target=f"{__name__}.{kind.__name__}", **{**keys, **more.pop("own", {})})
     how: dict[str, Any] = {"batch_size": BATCH, "seed": 3, "drop_last": True, "epoch_steps": STEPS}
-    how |= {"channels_last": False, "device": torch.device("cpu"), "num_workers": readers, **more}
-    return build.build(own, shard=Shard(rank, workers), **how)
+    return built(own, shard=Shard(rank, workers), **{**how, "num_workers": readers, **more})
 
 
 def rows(batches: list[Batch]) -> list[list[float]]:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from expt.data import memory, table_files
 from expt.data import rows as table_rows
-from expt.data.build import Data, build
+from expt.data.build import Data
 from expt.data.indexing import split
 from expt.data.kinds import table
 from expt.data.kinds.custom import Custom
@@ -28,6 +28,7 @@ from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression
 from expt.tasks.sums import Sums
 from expt.tasks.task import Facts
+from tests import requests
 from tests.conftest import Configured
 from tests.requests import dataset
 
@@ -60,8 +61,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def built(dataset: Any, task: Any = NUMBER, **options: Any) -> Data:
-    chosen = {"batch_size": 1, "shard": Shard(), "seed": 0, "drop_last": True, **options}
-    return build(dataset, task, device=CPU, channels_last=False, **chosen)
+    return requests.built(dataset, task, **{"batch_size": 1, "drop_last": True, **options})
 
 
 def samples(loader: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from expt.config.identity import identity
-from expt.data.build import build
 from expt.data.kinds import text as text_kind
 from expt.data.kinds.text import Extent
 from expt.data.loading import Shard
@@ -24,7 +23,7 @@ from expt.errors import DataError
 from expt.inference.load import Preprocess
 from expt.inference.predict import _lines
 from tests.conftest import Configured, as_typed
-from tests.requests import dataset
+from tests.requests import built, dataset
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")
@@ -90,25 +89,17 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path, file: Path) -> None:
 
 def test_batches_are_of_each_workers_windows(file: Path) -> None:
     """37 windows train, and 3 are left for the last batch of 4 workers."""
-    options = {
-        "batch_size": 6,
-        "device": CPU,
-        "seed": 1,
-        "drop_last": False,
-        "channels_last": False,
-    }
-    whole = build(text(file), shard=Shard(), **options)  # type: ignore[arg-type]
+    whole = built(text(file), batch_size=6, seed=1)
     assert whole.info.shapes == {"vocab_size": 256, "context": 10}
     assert (whole.info.train_size, whole.info.val_size, whole.info.test_size) == (37, 6, 11)
-    shared = [build(text(file), shard=Shard(rank, 4), **options) for rank in range(4)]  # type: ignore[arg-type]
+    shared = [built(text(file), batch_size=6, seed=1, shard=Shard(rank, 4)) for rank in range(4)]
     for batch, *parts in zip(
         whole.train.epoch(1), *(data.train.epoch(1) for data in shared), strict=True
     ):
         counted = [part for part in parts if not part.weightless]
         assert torch.equal(torch.cat([part.inputs for part in counted]), batch.inputs)
         assert torch.equal(torch.cat([part.targets for part in counted]), batch.targets)
-    limited = build(text(file, train_limit=5), shard=Shard(), **options)  # type: ignore[arg-type]
-    assert limited.info.train_size == 5
+    assert built(text(file, train_limit=5)).info.train_size == 5
 
 
 def test_a_text_is_known_by_its_bytes(tmp_path: Path, file: Path) -> None:
@@ -181,15 +172,7 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
     tokens = dataset._tokens()
     assert (tokens.tolist(), tokens.dtype.name) == (whole, "uint16")
     assert isinstance(dataset._tokens(), np.memmap), "from the cache"
-    data = build(
-        dataset,
-        batch_size=2,
-        shard=Shard(),
-        device=CPU,
-        seed=0,
-        drop_last=False,
-        channels_last=False,
-    )
+    data = built(dataset)
     assert data.info.shapes == {"vocab_size": dataset.vocab_size(), "context": 10}
     assert data.val is not None
     assert data.test is not None

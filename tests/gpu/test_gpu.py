@@ -14,7 +14,7 @@ from expt.config import groups
 from expt.machine import visible_gpus
 from expt.training.optim import build_optimizer
 from expt.training.precision import Precision
-from tests.conftest import Trained, as_typed, run
+from tests.conftest import Trained, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,16 +72,6 @@ def test_predictions_are_those_of_the_runs_evaluation(trained: Trained) -> None:
     on_the_cpu = expt.predict(run.folder, split="test", device="cpu", amp=False)
     chances = [[record["probability"] for record in each] for each in (found, on_the_cpu)]
     assert chances[0] == pytest.approx(chances[1], abs=0.05)
-
-
-def test_channels_last(trained: Trained) -> None:
-    options = (
-        *as_typed("gpus=1 model=convnet dataset=synthetic channels_last=true amp=true"),
-        *as_typed("max_steps=20"),
-    )
-    result = trained(*options).result
-    assert (result["status"], result["steps"]) == ("completed", 20)
-    assert 0 <= result["metrics"]["loss/val"] < 10
 
 
 def test_a_gpu_without_room_names_a_smaller_batch_size(tmp_path: Path) -> None:
