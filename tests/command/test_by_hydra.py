@@ -29,7 +29,7 @@ def test_a_launcher_in_another_process_gets_a_task_of_its_own() -> None:
 def test_a_run_that_came_to_nothing_is_nan_to_a_sweeper() -> None:
     objective = Objective(name="accuracy/val", value=0.5)
     for status, value in ((FAILED, None), (INTERRUPTED, None), (QUEUED, None), (COMPLETED, 0.5)):
-        found = _value(Job(RunPaths(Path("a")), None, status, None, value and objective))
+        found = _value(Job(RunPaths(Path("a")), None, status, None, objective if value else None))
         assert found == value or (value is None and found is not None and math.isnan(found))
 
 

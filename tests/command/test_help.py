@@ -72,10 +72,6 @@ def test_help_of_keys_shows_these_only(word: str) -> None:
 def test_a_key_is_shown_with_its_value_and_meaning() -> None:
     lines = [" ".join(line.split()) for line in help_text("all").splitlines()]
     assert (
-        "batch_size=64 samples per optimiser step, over all workers; or '32 per worker' [in a fork"
-        " from an epoch's end]"
-    ) in lines
-    assert (
         "ddp.bucket_cap_mb=25 size of a communication bucket [MiB] [changes rounding only]" in lines
     )
     (memory,) = (line for line in lines if line.startswith("ddp.shared_memory=true"))

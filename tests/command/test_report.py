@@ -21,9 +21,10 @@ from expt.command.report import main, parse
 from expt.errors import ConfigError
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, create_result, update_result
+from expt.runs.result import COMPLETED, update_result
 from expt.runs.view import leaderboard
 from tests.conftest import environment
+from tests.dashboards.folders import record
 from tests.runs.test_leaderboard import leave_run
 
 Told = Callable[..., list[str]]
@@ -34,30 +35,20 @@ def leave(
 ) -> None:
     """A run as it stands in its result.json; completed if it has an accuracy."""
     config = {
+        "task": {"name": "classification"},
         "model": {"name": model},
         "dataset": {"name": "digits"},
         "optimizer": {"lr": more.pop("lr", 0.1)},
+        "objective": "accuracy/val",
     }
-    about: dict[str, Any] = {
-        "started": started,
-        "world_size": 2,
-        "config": {"task": {"name": "classification"}, **config, "objective": "accuracy/val"},
-    }
-    create_result(RunPaths(folder), **about)
-    update_result(RunPaths(folder), **more)
     if accuracy is not None:
-        metrics = {
-            "accuracy/val": accuracy - 0.01,
-            "accuracy/test": accuracy - 0.02,
-            "loss/val": 1 - accuracy,
-        }
-        best = {"metric": "accuracy/val", "value": accuracy, "epoch": 1}
-        outcome: dict[str, Any] = {
-            "best": best,
-            "objective": {"name": "accuracy/val", "value": accuracy},
-            "epoch_s": [30.0, 40.0],
-        }
-        update_result(RunPaths(folder), status=COMPLETED, metrics=metrics, **outcome)
+        kept = {"val": accuracy - 0.01, "test": accuracy - 0.02}
+        metrics = {f"accuracy/{split}": value for split, value in kept.items()}
+        more |= {"status": COMPLETED, "metrics": {**metrics, "loss/val": 1 - accuracy}}
+        more["best"] = {"metric": "accuracy/val", "value": accuracy, "epoch": 1}
+        more["objective"] = {"name": "accuracy/val", "value": accuracy}
+        more["epoch_s"] = [30.0, 40.0]
+    record(folder, started=started, world_size=2, config=config, identity=str(folder), **more)
 
 
 @pytest.fixture
@@ -249,7 +240,7 @@ def test_a_folder_without_runs_is_said_to_be_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "record",
+    "malformed",
     [
         {"status": "completed", "metrics": [1]},
         {"status": "completed", "objective": "accuracy"},
@@ -262,9 +253,9 @@ def test_a_folder_without_runs_is_said_to_be_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_record_is_damaged_and_hides_no_other(
-    record: dict[str, Any], outputs: Path, told: Told
+    malformed: dict[str, Any], outputs: Path, told: Told
 ) -> None:
-    (outputs / "sweeps/s/lr=1/result.json").write_text(json.dumps(record))
+    (outputs / "sweeps/s/lr=1/result.json").write_text(json.dumps(malformed))
     lines = [line.split() for line in told()]
     assert [line[1] for line in lines if line[0].endswith("lr=1")] == ["damaged"]
     (outputs / "sweeps/s/multirun.yaml").touch()

@@ -25,6 +25,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mlflow.py"
 
 
+def follow(folder: Path, configured: Configured) -> Sending:
+    """Begin to send a run that has completed."""
+    measure(record(folder, status="completed"), 1)
+    sending = Sending()
+    sending.follow(configured("send=mlflow"), folder)
+    return sending
+
+
 def test_a_dashboard_that_does_not_answer_holds_up_the_end_alone_and_not_for_long(
     package: Path,
     tmp_path: Path,
@@ -36,10 +44,7 @@ def test_a_dashboard_that_does_not_answer_holds_up_the_end_alone_and_not_for_lon
     package.write_text(
         f"import os, time; open({str(began)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
     )
-    paths = record(tmp_path / "run", status="completed")
-    measure(paths, 1)
-    each = Sending()
-    each.follow(configured("send=mlflow"), paths.folder)
+    each = follow(tmp_path / "run", configured)
     while not began.exists() or not began.read_text():
         time.sleep(0.01)
     monkeypatch.setattr(sender, "PATIENCE_S", 0.5)
@@ -57,10 +62,7 @@ def test_a_client_that_fails_is_told_of_in_a_line(
     package: Path, tmp_path: Path, configured: Configured, capfd: pytest.CaptureFixture[str]
 ) -> None:
     package.write_text("print('noise of a library')\n")
-    paths = record(tmp_path / "run", status="completed")
-    measure(paths, 1)
-    each = Sending()
-    each.follow(configured("send=mlflow"), paths.folder)
+    each = follow(tmp_path / "run", configured)
     each.close()
     each.wait()
     said = capfd.readouterr()

@@ -24,7 +24,7 @@ NAMES = (
 )
 
 
-def config(name: str, root: Path | None, download: bool = False) -> Downloaded:
+def config(name: str, root: Path | str | None, download: bool = False) -> Downloaded:
     return Downloaded(
         name=name,  # type: ignore[arg-type]
         root=None if root is None else str(root),

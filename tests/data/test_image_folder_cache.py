@@ -10,6 +10,7 @@ import pwd
 import shutil
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -232,16 +233,13 @@ def test_of_two_at_once_one_decodes(root: Path, monkeypatch: pytest.MonkeyPatch)
         decoded.append(picture)
         return pixels_of(picture, *how)
 
-    def prepare() -> None:
+    def prepare(_: int) -> None:
         barrier.wait()
         config(root).prepare()
 
     monkeypatch.setattr(image_folder, "pixels_of", counting)
-    both = [threading.Thread(target=prepare) for _ in range(2)]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
+    with ThreadPoolExecutor(2) as both:
+        [*both.map(prepare, range(2))]
     assert len(decoded) == 90
 
 

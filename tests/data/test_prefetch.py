@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,33 +19,30 @@ GPU = torch.device("cuda", 0)
 
 
 class Streams:
-    """The stream that computes, the one beside it, and in which order who was told what."""
+    """The streams by their names, and in which order who was told what."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        self.main, self.side = Stream(self, "main"), Stream(self, "side")
-        self.current = self.main
+        self.current = self.named("main")
+
+    def named(self, name: str) -> Any:
+        def wait(other: Any) -> None:
+            self.told.append(f"{name} waits for {other.name}")
+
+        return SimpleNamespace(name=name, wait_stream=wait)
 
     @contextlib.contextmanager
-    def entered(self, stream: Stream) -> Iterator[None]:
+    def entered(self, stream: Any) -> Iterator[None]:
         before, self.current = self.current, stream
         yield
         self.current = before
-
-
-class Stream:
-    def __init__(self, streams: Streams, name: str) -> None:
-        self.streams, self.name = streams, name
-
-    def wait_stream(self, other: Stream) -> None:
-        self.streams.told.append(f"{self.name} waits for {other.name}")
 
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
     found = Streams()
     loading._side_stream.cache_clear()
-    monkeypatch.setattr(torch.cuda, "Stream", lambda index: found.side)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda index: found.named("side"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: found.current)
     monkeypatch.setattr(torch.cuda, "stream", found.entered)
     monkeypatch.setattr(
@@ -82,8 +80,7 @@ def test_a_batch_is_made_aside_and_waited_for_by_its_user_alone(streams: Streams
 
 def test_whoever_asks_on_another_stream_is_the_one_that_waits(streams: Streams) -> None:
     batches = prefetched(made(streams, 1), GPU)
-    other = Stream(streams, "other")
-    with streams.entered(other):
+    with streams.entered(streams.named("other")):
         next(batches)
     assert streams.told[2:] == ["other waits for side", "0 is used by other", "10 is used by other"]
 

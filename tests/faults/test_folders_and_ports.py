@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,7 @@ def test_of_two_runs_at_once_one_downloads(tmp_path: Path, monkeypatch: pytest.M
         write_idx_set(root / "MNIST" / "raw", ".gz")
 
     monkeypatch.setattr(torchvision.datasets, "MNIST", mnist)
-    threads = [threading.Thread(target=config("mnist", tmp_path, True).prepare) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(3):
+            threads.submit(config("mnist", tmp_path, True).prepare)
     assert fetched == ["mnist"]

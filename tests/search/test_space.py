@@ -150,16 +150,9 @@ def test_ranges_of_one_key_below_different_choices_are_one_key_of_a_point() -> N
     low, high = (
         Parameter("x", "int", n, n + 1, when=("kind", name)) for n, name in ((1, "a"), (7, "b"))
     )
-    below = Parameter("y", "int", 1, 2, when=("z", "on"))
-    on = Parameter("z", "categorical", choices=("on",), meant=("on",), when=("kind", "b"))
-    space = Space((kind, low, high, on, below))
-    assert len({*space.labels}) == 5
-    assert space.point(["a", 1, 7, "on", 1]) == {"kind": "a", "x": 1}
-    labelled = space.labelled({"kind": "b", "x": 8, "z": "on", "y": 2})
-    assert [*labelled.values()] == ["b", 8, "on", 2]
-    assert labelled.keys() < {*space.labels}
+    space = Space((kind, low, high))
     assert space.words({"kind": "a", "x": 1}) == ["kind=a", "x=1"]
     assert space.read({"kind": "a", "x": 7}.get) is None, "a value of the other choice"
     left = space.without([{"kind": "a", "x": 1}])
     assert left is not None
-    assert len(left) == 1 + 4
+    assert len(left) == 1 + 2
