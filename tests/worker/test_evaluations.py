@@ -110,7 +110,8 @@ def test_a_resume_in_which_no_step_is_left_logs_what_was(
     again = _longer(
         train_alone, configured, RunPaths(tmp_path / "run"), *words, enough.replace("9", "8")
     )
-    assert rates == again.curve("lr") and rates[0][1] > 0
+    assert rates == again.curve("lr")
+    assert rates[0][1] > 0
 
 
 def _assert_weights_same(first: RunFolder, second: RunFolder) -> None:
