@@ -219,6 +219,8 @@ def read_as_known(
         found.append(replaced(codes, numbers))
         if (new := codes[found[-1] == -1]).size and "categories" in how:
             unknown[name] = Counter(map(cells.text_at, new.tolist()))
+        if "categories" in how and None not in how["categories"] and cells.has_gaps:
+            unknown.setdefault(name, Counter())[""] = int(np.isnan(codes).sum())
         odd = np.isinf(found[-1]) | (np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED))
         for row, place in np.argwhere(odd).tolist():
             text = cells.text_at(codes[row, place])[:40]
@@ -227,9 +229,10 @@ def read_as_known(
     return np.concatenate(found, axis=1), wrong, unknown
 
 
-def unknown_texts(name: str, unknown: Iterable[str], rows: int = 0) -> str:
+def unknown_texts(name: str, unknown: Iterable[str | None], rows: int = 0) -> str:
     """Return what to say of texts of a column, in so many rows, that no training row has."""
-    texts, where = listed([*map(repr, unknown)], 5), f" ({rows} rows)" * bool(rows)
+    texts = listed([repr(text) if text else "a gap" for text in unknown], 5)
+    where = f" ({rows} rows)" * bool(rows)
     return f"column {name}: no training row has {texts}{where}: they are 0 in all its categories"
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -208,7 +208,7 @@ def _source(
 def _encoders(rows: Rows) -> tuple[Encoder, Encoder]:
     """Return what makes of rows what a model gets, and of their targets what it is to predict."""
     names = rows.target_names if isinstance(rows.targets, Chosen) else ()
-    features = Encoder(rows.feature_names, rows.encoded, rows.scales, rows.texts)
+    features = Encoder(rows.feature_names, rows.encoded, rows.scales, rows.texts, rows.gaps)
     return features, Encoder(names, {}, rows.scales)
 
 
@@ -270,6 +270,7 @@ class Encoder:
         encoded: Mapping[str, Encoding],
         scales: Mapping[str, Scale],
         texts: Mapping[str, Sequence[str]] | None = None,
+        gaps: Collection[str] = (),
     ) -> None:
         """Take the places of `texts` by their columns, of others those of the categories."""
         inputs, self.notes = list[tuple[int, bool, float, Scale]](), list[str]()
@@ -277,7 +278,8 @@ class Encoder:
             how = encoded.get(name, {})
             if "categories" in how:
                 known = (texts or {}).get(name, how["categories"])
-                if unknown := [text for text in known if text not in how["categories"]]:
+                seen = [*known, *[None] * (name in gaps)]
+                if unknown := [text for text in seen if text not in how["categories"]]:
                     self.notes.append(unknown_texts(name, unknown))
                 places = {text: float(at) for at, text in enumerate(known)} | {None: math.nan}
                 codes = [places.get(text, -2.0) for text in how["categories"]]

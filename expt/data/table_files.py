@@ -174,16 +174,18 @@ class _Parquet(TableFile):
     def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
         there = {name: self._there[name] for name in names}
         for batch in self._file.iter_batches(_ROWS, columns=[*there.values()]):
-            found = {name: _of_arrow(batch.column(each)) for name, each in there.items()}
+            found = {x: _of_arrow(batch.column(name), x in texts) for x, name in there.items()}
             yield Batch(found, batch.num_rows)
 
 
-def _of_arrow(array: Any) -> Column:
+def _of_arrow(array: Any, is_text: bool = False) -> Column:
     """Return an array of Arrow's, with nan or an empty text where there is no value."""
-    from pyarrow import DictionaryType, types
+    from pyarrow import DictionaryType, string, types
 
     if isinstance(array.type, DictionaryType):
         array = array.dictionary_decode()
+    if is_text and array.null_count and types.is_integer(array.type):  # floats merge large ones
+        array = array.cast(string())
     if types.is_string(array.type) or types.is_large_string(array.type):
         found = array.fill_null("").dictionary_encode()
         return Texts(found.dictionary.to_pylist(), found.indices.to_numpy())

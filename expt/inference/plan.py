@@ -235,7 +235,7 @@ class Features(Samples):
             known = wanted = []  # only features, in their order
         else:
             table, known = open_table(Path(path)), wanted or [*data.get("target_names", ())]
-        named = {*known, *map(base, known)}
+        named = {name if name in table.names else base(name) for name in known}
         self._names = [name for name in table.names if (name in named) == bool(wanted)]
         others = {*self._names, *data.get("target_names", ())}
         self._beside = {

@@ -177,6 +177,7 @@ class Run:
             self.history.last = dict(saved["last"])  # best and early stopping begin anew
         else:
             self.snapshot.load_state_dict(saved)
+            self.steps.lr = saved["lr"]
             self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
             self.early_stop.load_state_dict(
                 saved.get("early_stop") or EarlyStop(None, {}).state_dict()
@@ -444,6 +445,7 @@ class Run:
             "evaluated": next((one for one in self.history.bests if one["step"] == step), None),
             "config": shown(self.config),
             "plan": self.plan,
+            "lr": self.steps.lr,
             "data": self.data.info.told,
         }
         more |= {"steps_per_epoch": self.position.steps_per_epoch, "sizes": self.data.info.sizes}

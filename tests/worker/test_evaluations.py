@@ -101,6 +101,19 @@ def test_minutes_of_training_decide_and_count_on_after_a_resume(
         _assert_weights_same(longer, at_once)
 
 
+def test_a_resume_in_which_no_step_is_left_logs_what_was(
+    train_alone: TrainAlone, configured: Configured, tmp_path: Path
+) -> None:
+    words = (*SHORT, *as_typed("epochs=2 eval_every_steps=2 log_every=99"))
+    enough = "early_stop={metric: loss/val, threshold: 9}"
+    rates = train_alone(*words, enough, name="run").curve("lr")
+    again = _longer(
+        train_alone, configured, RunPaths(tmp_path / "run"), *words, enough.replace("9", "8")
+    )
+    assert rates == again.curve("lr")
+    assert rates[0][1] > 0
+
+
 def _assert_weights_same(first: RunFolder, second: RunFolder) -> None:
     states = [checkpoint.load(RunPaths(each.folder).last) for each in (first, second)]
     for key in ("model", "optimizer", "workers", "position"):
