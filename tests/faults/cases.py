@@ -16,15 +16,17 @@ WORKERS, WATCHDOGS, SIGNALS, SWEEPS, DISK, PORTS, BAD_INPUT = (
         "bad_input",
     )
 )
-FILES, LOADING, CHECKPOINT, CONTINUING, CONFIG, LAUNCHER = (
+FILES, FINGERPRINT, LOADING, CHECKPOINT, CONTINUING, CONFIG, LAUNCHER, JSON = (
     f"tests/{name}.py::test_"
     for name in (
         "data/test_files",
+        "data/test_fingerprint",
         "data/test_loading",
         "runs/test_checkpoint",
         "runs/test_continuing",
         "config/test_parse",
         "launch/test_launcher",
+        "command/test_json",
     )
 )
 
@@ -91,7 +93,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "two commands in one second, or in one folder": (
         f"{RUN}two_runs_of_the_same_second_get_two_folders_and_two_ports",
         f"{BAD_INPUT}bad_input_is_told_in_one_message_and_touches_nothing",
-        f"{PORTS}of_two_commands_in_one_folder_the_second_is_refused",
+        f"{JSON}a_folder_in_use_is_told_from_a_mistake",
         f"{SWEEPS}ctrl_c_stops_the_sweep_and_says_how_to_go_on",
     ),
     "many runs at once; a port that is taken": (
@@ -106,7 +108,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "no network, no data, data lost on the way": (
         f"{BAD_INPUT}bad_input_is_told_in_one_message_and_touches_nothing",
-        f"{PORTS}data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it",
+        f"{FINGERPRINT}what_runs_have_come_to_outlives_the_absence_of_their_data",
         f"{FILES}without_a_network_the_error_comes_at_once",
     ),
     "GPUs that are not there": (
@@ -120,7 +122,7 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{SWEEPS}a_sweep_that_is_refused_as_a_whole_leaves_nothing",
     ),
     "a _target_ that is not a model": (
-        f"{RUN}a_target_that_is_no_model_is_refused_and_not_called",
+        f"{BAD_INPUT}bad_input_is_told_in_one_message_and_touches_nothing",
     ),
     "a run of a sweep fails": (
         f"{SWEEPS}failures_stay_where_they_are",
