@@ -93,11 +93,7 @@ def test_a_folder_of_ones_own_is_listed(tmp_path: Path, group: str) -> None:
 
 def test_the_keys_of_the_chosen_options_are_shown_with_their_meaning() -> None:
     def below(group: str, text: str) -> set[str]:
-        return {
-            line.split("=")[0].strip()
-            for line in text.splitlines()
-            if line.strip().startswith(f"{group}.")
-        }
+        return {*re.findall(rf"^ *({group}\.[.\w]+)=", text, re.MULTILINE)}
 
     text = help_text("all")
     assert {"optimizer.lr", "optimizer.momentum"} <= below("optimizer", text)

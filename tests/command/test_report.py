@@ -78,7 +78,6 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
     ("words", "expected"),
     [
         ([], ["lr=1", "b", "lr=2", "a"]),
-        (["--sort", "loss/val"], ["lr=2", "a", "b", "lr=1"]),
         (["--sort", "optimizer.lr"], ["b", "a", "lr=1", "lr=2"]),
         (["--filter", "model=mlp", "--filter", "optimizer.lr>=1"], ["lr=1", "lr=2"]),
         (["--filter", "run=*sweeps*"], ["lr=1", "lr=2"]),

@@ -30,8 +30,8 @@ def _installed() -> None:
         pytest.importorskip("wandb.proto.wandb_internal_pb2", exc_type=ImportError)
 
 
-def records(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file, in LevelDB's log format."""
+def records(path: Path, kind: str) -> Iterator[Any]:
+    """The records of a kind in a .wandb file, in LevelDB's log format."""
     from wandb.proto import wandb_internal_pb2
 
     kinds: Any = wandb_internal_pb2
@@ -40,18 +40,17 @@ def records(path: Path) -> Iterator[Any]:
         if (left := BLOCK - at % BLOCK) < HEADER:
             at += left
             continue
-        _, size, kind = struct.unpack_from("<IHB", data, at)
+        _, size, place = struct.unpack_from("<IHB", data, at)
         part += data[at + HEADER : at + HEADER + size]
         at += HEADER + size
-        if kind in (WHOLE, LAST):
-            yield kinds.Record.FromString(part)
-            part = b""
+        if place in (WHOLE, LAST):
+            record, part = kinds.Record.FromString(part), b""
+            if record.WhichOneof("record_type") == kind:
+                yield getattr(record, kind)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    found = [
-        record.history for record in records(path) if record.WhichOneof("record_type") == "history"
-    ]
+    found = records(path, "history")
     return [{_key(item): json.loads(item.value_json) for item in history.item} for history in found]
 
 
@@ -87,21 +86,10 @@ def test_a_run_kept_offline_half_live_and_half_later_has_each_point_once(tmp_pat
     for tag in ("loss/train", "loss/val", "accuracy/val", "lr"):
         assert [(row["_step"], row[tag]) for row in points if tag in row] == here.curve(tag)
     assert Counter(row["_step"] for row in points).most_common(1)[0][1] == 1
-    begun, *_ = [
-        record.run for record in records(there[0]) if record.WhichOneof("record_type") == "run"
-    ]
+    begun, *_ = records(there[0], "run")
     assert (begun.project, begun.display_name, list(begun.tags)) == ("tests", "run", ["a", "b"])
-    exits = [
-        record.exit.exit_code
-        for record in records(there[1])
-        if record.WhichOneof("record_type") == "exit"
-    ]
-    assert exits == [0]
-    configs = [
-        record.config
-        for record in records(there[0])
-        if record.WhichOneof("record_type") == "config"
-    ]
+    assert [each.exit_code for each in records(there[1], "exit")] == [0]
+    configs = records(there[0], "config")
     config = {_key(item): item.value_json for part in configs for item in part.update}
     assert config["optimizer.lr"] == "0.05"
 
@@ -114,17 +102,11 @@ def test_a_failed_sweep_is_a_group(tmp_path: Path) -> None:
     )
     done = run(*words, cwd=tmp_path, WANDB_MODE="offline", EXPT_FAULT="0:25:raise")
     assert done.returncode == 1, done.stderr
-    found = [
-        record
-        for path in tmp_path.glob("grid/*/wandb/offline-run-*/*.wandb")
-        for record in records(path)
-    ]
-    begun = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    there = [*tmp_path.glob("grid/*/wandb/offline-run-*/*.wandb")]
+    begun = [each for path in there for each in records(path, "run")]
     assert {each.run_group for each in begun} == {"grid"}
     assert len({each.run_id for each in begun}) == 2
-    assert [
-        record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"
-    ] == [1, 1]
+    assert [each.exit_code for path in there for each in records(path, "exit")] == [1, 1]
 
 
 def test_a_value_that_is_refused_takes_no_other_along(capsys: pytest.CaptureFixture[str]) -> None:

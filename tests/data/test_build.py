@@ -23,7 +23,7 @@ from expt.data.kinds.custom import Custom
 from expt.data.kinds.image_folder import Listing, list_parts
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader
-from expt.data.source import NOTHING, Source, absent_classes, warn_of_absent
+from expt.data.source import NOTHING, Source, absent_classes
 from expt.data.stream import SampleLoader
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
@@ -165,16 +165,7 @@ def test_classes_are_those_of_train(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (data.info.train_size, data.test) == (9, None)
 
 
-def test_a_class_that_falls_into_the_held_out_part_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = write_folder(tmp_path)
-    for file in sorted((root / "train/dog").iterdir())[1:]:
-        file.unlink()
-    dataset = folder_config(root, cache=False)
-    source = dataset.open(None, torch.device("cpu"), 0)
-    warn_of_absent(dataset, source, None, torch.arange(5))
-    assert "the class dog" in capsys.readouterr().err
+def test_a_label_that_no_training_sample_has_is_known() -> None:
     labels = Source(shapes={"num_classes": 2}, example=(0, 0), train=NOTHING,
                     targets_of=torch.tensor([[0, 1], [0, 1], [1, 1]]).__getitem__)  # fmt: skip
     assert absent_classes(labels, "labels", torch.arange(2)) == ["0"]

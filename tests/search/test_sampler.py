@@ -289,19 +289,9 @@ def test_a_limit_on_what_is_no_number_is_exceeded_for_a_sampler_too(
     name: str, measured: float
 ) -> None:
     limit, nowhere = Limit("mine/x<3", "mine/x", True, 3.0, True), RunPaths(Path("nowhere"))
-    points = [
-        Trial(
-            values={"lr": 10.0 ** -(number % 4), "width": 8 + number},
-            status=COMPLETED,
-            number=number,
-            objectives=(0.5 + number / 100,),
-            violations={
-                limit.text: limit.violation(
-                    {"metrics": {"mine/x": measured if number % 2 else 1.0}}, nowhere
-                )
-            },
-        )
-        for number in range(12)
-    ]
+    points = list[Trial]()
+    for point in searched("random", NUMBERS, 12):
+        record: Any = {"metrics": {"mine/x": measured if (point.number or 0) % 2 else 1.0}}
+        points.append(replace(point, violations={limit.text: limit.violation(record, nowhere)}))
     assert [point.is_allowed for point in points] == [True, False] * 6
     assert suggest(NUMBERS, points, 12, settings(name), [ACCURACY]) is not None
