@@ -29,7 +29,7 @@ class Bad(NamedTuple):
     words: str
     code: int
     says: str
-    """In the one message on stderr, after `error: `."""
+    """In the one message on stderr, after `error: `: the key, whose explanation may change."""
     adds: tuple[str, ...] = ()
     """The only names that may be new in the folder. What was there is as it was, always."""
 
@@ -44,14 +44,10 @@ CASES = {
         "t10k-labels-idx1-ubyte (plain or .gz) not found in missing/"),
     "a truncated data file": Bad(f"{MNIST}truncated", 2,
         "holds 500 bytes, and its shape (64, 8, 8) makes 4112; delete it"),
-    "test images of another size": Bad(
-        f"{MNIST}sizes", 2,
-        "dataset.root=sizes: the training images are 8x8, those of the test set 9x9"
-    ),
+    "test images of another size": Bad(f"{MNIST}sizes", 2, "dataset.root=sizes: "),
     "a label out of range": Bad(f"{MNIST}label", 2,
         "label/train-labels-idx1-ubyte holds the label 77, expected 0 to"),
-    "no folder of images": Bad(f"{PHOTOS}nowhere", 2,
-        "dataset.root=nowhere: no folder nowhere/train: expected"),
+    "no folder of images": Bad(f"{PHOTOS}nowhere", 2, "dataset.root=nowhere: "),
     "an empty class folder": Bad(f"{PHOTOS}empty", 2,
         "no images in the class folder empty/train/b; add some, or"),
     "an unreadable image": Bad(f"{PHOTOS}broken", 2,
@@ -64,53 +60,37 @@ CASES = {
     "a checkpoint of another model": Bad("resume=trained model=convnet", 2, "model=convnet: "),
     "no checkpoint there": Bad("resume=nowhere", 2, "resume=nowhere: "),
     "a folder without checkpoints": Bad("resume=good", 2, "resume=good: "),
-    "to go on nowhere": Bad("resume=auto", 2,
-        "resume=auto: continues in the folder of a run; name it"),
-    "a run folder that exists": Bad("hydra.run.dir=trained", 2,
-        "hydra.run.dir=trained: holds a run already; choose"),
-    "a run folder that is a file": Bad("hydra.run.dir=file", 2,
-        "hydra.run.dir=file: Not a directory; choose another"),
+    "to go on nowhere": Bad("resume=auto", 2, "resume=auto: "),
+    "a run folder that exists": Bad("hydra.run.dir=trained", 2, "hydra.run.dir=trained: "),
+    "a run folder that is a file": Bad("hydra.run.dir=file", 2, "hydra.run.dir=file: "),
     "a sweep folder in a file": Bad("-m seed=0,1 hydra.sweep.dir=file/x", 2,
-        "hydra.sweep.dir=file/x: Not a directory"),
-    "a read-only folder": Bad("hydra.run.dir=read_only/x", 2,
-        "hydra.run.dir=read_only/x: Read-only file system"),
-    "a full disk": Bad("hydra.run.dir=full/x", 1, "full/x: No space left on device", ("full/x",)),
+        "hydra.sweep.dir=file/x: "),
+    "a read-only folder": Bad("hydra.run.dir=read_only/x", 2, "hydra.run.dir=read_only/x: "),
+    "a full disk": Bad("hydra.run.dir=full/x", 1, "full/x: ", ("full/x",)),
     # YAML
-    "YAML with a wrong type": Bad("--config-dir conf model=type", 2,
-        "model.hidden=3: input should be a list"),
+    "YAML with a wrong type": Bad("--config-dir conf model=type", 2, "model.hidden=3: "),
     "YAML with a tab": Bad("--config-dir conf model=tab", 2, "tab.yaml\", line 2, column 1"),
-    "YAML that is not text": Bad("--config-dir conf model=bytes", 2,
-        "conf: a YAML file there is not UTF-8"),
+    "YAML that is not text": Bad("--config-dir conf model=bytes", 2, "conf: "),
     "YAML that names a file that is not there": Bad("--config-dir conf model=asks", 2,
-        "model=nothere: not one of "),
-    "YAML with an unset variable": Bad("--config-dir conf model=env", 2,
-        "model.hidden: KeyError raised while"),
-    "no folder of YAML": Bad("--config-dir nowhere", 2,
-        "--config-dir nowhere: there is no such folder"),
+        "model=nothere: "),
+    "YAML with an unset variable": Bad("--config-dir conf model=env", 2, "model.hidden: "),
+    "no folder of YAML": Bad("--config-dir nowhere", 2, "--config-dir nowhere: "),
     # words
     "a target that is no model": Bad("'model={_target_: os.system, command: touch called}'", 2,
-        "_target_=os.system: refused, it is not a subclass of torch.nn"),
-    "a wrong key": Bad("bakend=gloo", 2,
-        "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?"),
+        "_target_=os.system: "),
+    "a wrong key": Bad("bakend=gloo", 2, "bakend=gloo: "),
     "a key of another dataset": Bad("dataset.num_workers=2", 2,
         "dataset=digits has no key 'dataset.num_workers'"),
     "a key of the launcher": Bad("-m seed=0,1 hydra.launcher.retries=x", 2,
-        "hydra.launcher.retries=x: Value 'x' of"),
+        "hydra.launcher.retries=x: "),
     "no key": Bad("=3", 2, "=3: "),
     "a number for a group": Bad("model=3", 2, "model=3: "),
     "a plan that is all warm-up": Bad(
-        "scheduler=cosine scheduler.epochs=1 scheduler.warmup_epochs=2", 2,
-        "scheduler.epochs=1: is all warm-up, sched"
-    ),
+        "scheduler=cosine scheduler.epochs=1 scheduler.warmup_epochs=2", 2, "scheduler.epochs=1: "),
     "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'", 2,
         "(plain or .gz) not found in ünï code/"),
 }  # fmt: skip
-OWN = Bad(
-    "--config-dir conf dataset=label",
-    2,
-    "sample 5: its label is 77, expected 0 to 9; mend the label, or",
-    FAILED,
-)
+OWN = Bad("--config-dir conf dataset=label", 2, "sample 5: ", FAILED)
 """A label that only a worker comes upon."""
 
 FILES = {
@@ -236,7 +216,7 @@ def test_bad_input_is_told_in_one_message_and_touches_nothing(
     assert (ended.value.code, err.count("error: "), "Traceback" in err) == (case.code, 1, False), (
         err
     )
-    assert case.says.partition(": ")[0] in err, err  # the key; its words may change
+    assert case.says in err, err
     after = _state(world)
     assert {name: after.get(name) for name in before} == before
     new = {name for name in after.keys() - before.keys() if not name.startswith(case.adds or "\0")}
@@ -248,7 +228,7 @@ def test_the_command_itself_says_the_same(world: Path) -> None:
         done = run(*shlex.split(case.words), cwd=world)
         assert (done.returncode, done.stdout) == (case.code, "")
         assert done.stderr.startswith("error: ")
-        assert case.says.partition(": ")[0] in done.stderr
+        assert case.says in done.stderr
         assert "Traceback" not in done.stderr
 
 

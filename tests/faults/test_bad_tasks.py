@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from expt.command import main as command
 from expt.config.parse import parse
@@ -33,9 +31,6 @@ class Rows(torch.utils.data.Dataset):
     def __init__(self, train, kind):
         self.kind = kind
         self.x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
-        if kind.endswith("collate"):
-            wrong = lambda samples: samples.nothing
-            self.collate = wrong if kind == "wrong collate" else lambda samples: None
 
     def __len__(self):
         return len(self.x)
@@ -50,7 +45,6 @@ class Rows(torch.utils.data.Dataset):
             "two targets": (row, row[:2]),
             "labels": (row, torch.tensor([0.0, 2.0 if odd else 1.0])),
             "class": (row.view(1, 2, 3), 7 if odd else 1),
-            "no class": (row.view(1, 2, 3), 2.7 if odd else 1.0),
             "lengths": (row[: 5 if odd else 6], row.sum()),
             "mask sizes": (torch.rand(3, 8, 8), torch.zeros(4, 4).long()),
         }.get(self.kind, (row, row.sum()))
@@ -123,10 +117,6 @@ class Bad(NamedTuple):
 TABLE = "dataset=table dataset.path=t.csv dataset.targets=y "
 TEXT = "task=language_model model=transformer dataset=text dataset.root="
 TOKENS = "task=language_model model=transformer batch_size=8 dataset=tokens dataset.kind="
-MASKS = (
-    "task=segmentation model=unet dataset=segmentation_folder dataset.image_size=[8,8]"
-    " dataset.root="
-)
 OWN_MASKS = (
     "task=segmentation task.num_classes=2 model=unet batch_size=8 dataset=rows dataset.kind="
 )
@@ -151,8 +141,6 @@ CASES = {
         "~dataset +dataset._target_=bad_tasks.Rows +dataset.kind=plain dataset.folds=4",
         "dataset.folds=4: ",
     ),
-    "numbers for classes": Bad(f"{TABLE} dataset.features=[a]",
-        "column y, row 1: 0.5 is not a class, which is an intege"),
     # texts
     "a context longer than the text": Bad(f"{TEXT}t.csv dataset.context=5000",
         "dataset.context=5000: only "),
@@ -165,8 +153,6 @@ CASES = {
     "no tokens": Bad("task=language_model model=mlp dataset=rows batch_size=8",
         "a sample's targets are torch.float32"),
     # masks
-    "a mask of another size": Bad(f"{MASKS}sizes dataset.num_classes=2",
-        "is 9x8, and its image 8x8"),
     "own masks of another size": Bad(f"{OWN_MASKS}'mask sizes'",
         "the model gives float32 [8, 2, 8, 8] where [8, 2, 4, 4"),
     "masks of an unknown number of classes": Bad("task=segmentation model=unet dataset=rows",
@@ -176,9 +162,6 @@ CASES = {
         "dataset.mean, std and augment: are of images"),
     "nan in a sample": Bad(f"{ROWS}'no number'",
         "at step 1 (epoch 1) on rank 0, for inputs, column 0, of the traini"),
-    "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch (NoneType) must"),
-    "a collate that fails": Bad(f"{ROWS}'wrong collate'",
-        "AttributeError: 'list' object has no attribute 'nothing';"),
     "samples of unequal length": Bad(f"{ROWS}lengths", "has another shape than sample"),
     "targets that are not labels": Bad(
         "task=multilabel model=mlp batch_size=8 dataset=rows dataset.kind=labels",
@@ -186,8 +169,6 @@ CASES = {
     ),
     "a class out of range": Bad("dataset=rows dataset.kind=class dataset.num_classes=3",
         "sample 5: its label is 7, e"),
-    "a class that is none": Bad("dataset=rows dataset.kind='no class' dataset.num_classes=3",
-        "sample 5: its label is"),
     "no targets": Bad(f"{REGRESSION}'no target'",
         "model=mlp: needs channels, image_size, num_classes, and the datase"),
     "two targets for one output": Bad(
@@ -242,12 +223,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{number / 2},{'nan' if number == 7 else number},x{number},0.5\n" for number in range(60)
     )
     (root / "t.csv").write_text(f"a,b,name,y\n{rows}")
-    for kind in ("images", "masks"):
-        (folder := root / "sizes" / "train" / kind).mkdir(parents=True)
-        for index in range(2):
-            height = 9 if (kind, index) == ("masks", 1) else 8
-            shape = (height, 8) if kind == "masks" else (height, 8, 3)
-            Image.fromarray(np.zeros(shape, dtype=np.uint8)).save(folder / f"{index}.png")
     return root
 
 
