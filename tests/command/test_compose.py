@@ -225,13 +225,6 @@ def test_texts_without_quotes_are_told_with_them(value: str) -> None:
     assert read == (value.strip("[]").replace("'", "").split(",") if "[" in value else value)
 
 
-def test_yaml_that_cannot_be_read_is_told_with_its_place(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/bad.yaml").write_text("a: [1\n")
-    with pytest.raises(ConfigError, match=r"bad.yaml"):
-        Composer([str(tmp_path)]).compose(["model=bad"])
-
-
 def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/net.yaml").write_text("_target_: mine.Net\nheight: 3\n")

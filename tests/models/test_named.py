@@ -103,6 +103,13 @@ def test_timm_that_is_not_installed_is_told_with_the_command(
         named("timm", "resnet18")
 
 
+def fetched(home: Path) -> Path:
+    """Where torch keeps the published weights of a squeezenet, in a folder that is there."""
+    models: Any = importlib.import_module("torchvision.models")
+    (folder := home / "hub/checkpoints").mkdir(parents=True)
+    return folder / Path(models.get_model_weights("squeezenet1_1").DEFAULT.url).name
+
+
 def test_published_weights_are_loaded_but_for_other_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,9 +117,7 @@ def test_published_weights_are_loaded_but_for_other_classes(
     models: Any = importlib.import_module("torchvision.models")
     torch.manual_seed(5)
     published = models.get_model("squeezenet1_1").state_dict()
-    (tmp_path / "hub/checkpoints").mkdir(parents=True)
-    url = models.get_model_weights("squeezenet1_1").DEFAULT.url
-    torch.save(published, tmp_path / "hub/checkpoints" / Path(url).name)
+    torch.save(published, fetched(tmp_path))
     found = named("torchvision", "squeezenet1_1", pretrained=True).state_dict()
     differs = {name for name in published if found[name].shape != published[name].shape}
     assert differs == {"features.0.weight", "classifier.1.weight", "classifier.1.bias"}
@@ -126,13 +131,7 @@ def test_weights_that_were_fetched_before_and_are_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    models: Any = importlib.import_module("torchvision.models")
-    file = (
-        tmp_path
-        / "hub/checkpoints"
-        / Path(models.get_model_weights("squeezenet1_1").DEFAULT.url).name
-    )
-    file.parent.mkdir(parents=True)
+    file = fetched(tmp_path)
     for content in (b"", b"half of a file"):
         file.write_bytes(content)
         with pytest.raises(ConfigError) as refused:

@@ -21,6 +21,7 @@ from expt.worker import main
 from expt.worker.parallel import Autocast
 from tests.composing import composed
 from tests.conftest import Configured, RunFolder, as_typed, python
+from tests.models.test_named import fetched
 from tests.worker.conftest import ALONE as ONE
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -138,13 +139,7 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
     models: Any = importlib.import_module("torchvision.models")
-    file = (
-        tmp_path
-        / "hub/checkpoints"
-        / Path(models.get_model_weights("squeezenet1_1").DEFAULT.url).name
-    )
-    file.parent.mkdir(parents=True)
-    torch.save(models.get_model("squeezenet1_1").state_dict(), file)
+    torch.save(models.get_model("squeezenet1_1").state_dict(), file := fetched(tmp_path))
     images = as_typed(
         "dataset=synthetic dataset.train_size=32 dataset.test_size=8 dataset.image_size=[32,32]"
     )
