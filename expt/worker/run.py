@@ -179,17 +179,15 @@ class Run:
             self.snapshot.load_state_dict(saved)
             self.steps.lr = saved["lr"]
             self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
-            self.early_stop.load_state_dict(
-                saved.get("early_stop") or EarlyStop(None, {}).state_dict()
-            )
+            early_stop = saved.get("early_stop") or EarlyStop(None, {}).state_dict()
+            self.early_stop.load_state_dict(early_stop)
             trained_s = sum(saved["epoch_s"]) + saved["elapsed_s"]
             self.early_stop.is_time_up = self.times.is_over(trained_s)
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         if isinstance(self.learner.fit, Fitting):
             self.learner.fit.at_a_time = saved.get("micro_batch_size")
-        self.learner.precision.skipped.fill_(
-            saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0))
-        )
+        skipped = saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0))
+        self.learner.precision.skipped.fill_(skipped)
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
         """Begin to observe and to record."""
