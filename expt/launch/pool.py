@@ -188,7 +188,8 @@ class Pool:
                 refuse_missing_parts(config)
             with signals.heeded_at_once():
                 # Once for all its workers, before any could try the same.
-                about, job.check = prepared(request_of(job))
+                about, check = prepared(request_of(job))
+                job.check = None if request_of(job).instead else check
                 if about:
                     self._observer.data_found(about)
             self._queue(number, job)
@@ -265,8 +266,6 @@ class Pool:
                 lock=lock,
             )
             self._workers[number] = self._start_workers(attempt)
-            if job.check and request.instead is None:
-                self._checks[number] = DataCheck(job.check)
         except ExptError as error:
             self._end(number, error)
         except OSError as error:  # a full disk, maybe; other runs may still be able to end
@@ -295,16 +294,28 @@ class Pool:
                 self._end(number, error)
         return len(self._active) < before
 
+    def _check_of(self, number: int, *, begin: bool) -> DataCheck | None:
+        """Return what checks the data of a job, if it is under way or is to begin now."""
+        job = self._jobs[number]
+        if begin and number not in self._checks and job.check:
+            self._checks[number] = DataCheck(job.check)
+        return self._checks.get(number)
+
     def _heed_check(self, number: int) -> None:
-        """Let the workers save and end once something is wrong with their data."""
-        if (check := self._checks.get(number)) and check.error and not check.is_heeded:
+        """Check the data once training is under way; let it save and end if something is wrong."""
+        job = self._jobs[number]
+        if job.check is None:
+            return
+        check = self._check_of(number, begin=job.paths.has_trained())
+        if check and check.error and not check.is_heeded:
             check.is_heeded = True
             self._workers[number].ask_to_stop()
 
     def _cause(self, number: int, failure: ExptError) -> ExptError:
         """Return why a run has failed: all that is wrong with its data, if it is that."""
-        check = self._checks.get(number)
-        if check and isinstance(failure, DataError):
+        is_of_data = isinstance(failure, DataError)
+        check = self._check_of(number, begin=is_of_data)
+        if check and is_of_data:
             with contextlib.suppress(KeyboardInterrupt), signals.heeded_at_once():
                 check.wait()
         if check and check.error:
