@@ -58,10 +58,7 @@ def run(
     Traceback (most recent call last):
     expt.errors.ConfigError: epocs=3: there is no key 'epocs'. Did you mean 'epochs'?
     """
-    words = [
-        *words_of(arguments, settings),
-        *folder_word(folder, sweep=False),
-    ]
+    words = [*words_of(arguments, settings), *folder_word(folder, sweep=False)]
     forkserver.warm(forkserver.libraries_in(words))
     completed = _folders(options_of(words), quiet, may_sweep=False)
     if not completed:
@@ -93,10 +90,7 @@ def sweep(
     >>> runs.best.metrics["accuracy/test"] > 0.9
     True
     """
-    words = [
-        *words_of(arguments, settings, sweep=True),
-        *folder_word(folder, sweep=True),
-    ]
+    words = [*words_of(arguments, settings, sweep=True), *folder_word(folder, sweep=True)]
     forkserver.warm([*forkserver.SWEEP_MODULES, *forkserver.libraries_in(words)])
     try:
         return SweepResult.of(_folders(options_of(["-m", *words]), quiet))

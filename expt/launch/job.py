@@ -38,6 +38,35 @@ from expt.runs.result import (
 QUEUED = "queued"
 
 
+class DataCheck:
+    """A check of data in a thread, while a run trains on it; dropped where a command ends first."""
+
+    _one_at_a_time = threading.Lock()  # the next one on the same files finds what was noted
+
+    def __init__(self, check: Check) -> None:
+        self.error: DataError | None = None
+        self.is_heeded = False
+        """Whether the run was asked to stop for it."""
+        self._check, self._thread = check, threading.Thread(target=self._run, daemon=True)
+
+    def begin(self) -> None:
+        """Begin, unless it has."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self._one_at_a_time:
+                self._check(1)
+        except DataError as error:
+            self.error = error
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        self.begin()
+        self._thread.join()
+
+
 @dataclass(eq=False)
 class Job:
     """A run in the pool: what is asked for, and what has become of it so far.
@@ -60,7 +89,7 @@ class Job:
     started_at: float = 0.0
     """By time.monotonic, which is not a time of day."""
     ended_at: float = 0.0
-    check: Check | None = None
+    check: DataCheck | None = None
     """What is left to check of its data while it runs."""
     _mistake: str = ""
     """The traceback of the mistake in code by which its last attempt failed, if it was one."""
@@ -131,31 +160,6 @@ def prepared(request: RunRequest) -> tuple[str, Check | None]:
     check = dataset.prepare(task, learns=not isinstance(request.instead, Evaluation))
     about = "" if request.instead else dataset.described(task)
     return f"data         {about}" if about else "", check
-
-
-class DataCheck:
-    """A check of data in a thread, while a run trains on it; dropped where a command ends first."""
-
-    _one_at_a_time = threading.Lock()  # the next one on the same files finds what was noted
-
-    def __init__(self, check: Check) -> None:
-        self.error: DataError | None = None
-        self.is_heeded = False
-        """Whether the run was asked to stop for it."""
-        self._check = check
-        self._thread = threading.Thread(target=self._run, name="data check", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            with self._one_at_a_time:
-                self._check(1)
-        except DataError as error:
-            self.error = error
-
-    def wait(self) -> None:
-        """Return when it has ended."""
-        self._thread.join()
 
 
 class Observer:

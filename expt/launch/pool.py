@@ -66,7 +66,6 @@ class Pool:
         self._numbers: dict[Job, int] = {}  # the keys of _jobs
         self._active: dict[int, Job] = {}
         self._workers: dict[int, Workers] = {}  # of the active jobs
-        self._checks: dict[int, DataCheck] = {}  # of the active jobs
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
         self._in_use: dict[int, float] = {}  # since when these wait for another command's end
         self._last: RunConfig | None = None  # of the job that was queued last
@@ -189,7 +188,7 @@ class Pool:
             with signals.heeded_at_once():
                 # Once for all its workers, before any could try the same.
                 about, check = prepared(request_of(job))
-                job.check = None if request_of(job).instead else check
+                job.check = DataCheck(check) if check and not request_of(job).instead else None
                 if about:
                     self._observer.data_found(about)
             self._queue(number, job)
@@ -294,28 +293,19 @@ class Pool:
                 self._end(number, error)
         return len(self._active) < before
 
-    def _check_of(self, number: int, *, begin: bool) -> DataCheck | None:
-        """Return what checks the data of a job, if it is under way or is to begin now."""
-        job = self._jobs[number]
-        if begin and number not in self._checks and job.check:
-            self._checks[number] = DataCheck(job.check)
-        return self._checks.get(number)
-
     def _heed_check(self, number: int) -> None:
         """Check the data once training is under way; let it save and end if something is wrong."""
         job = self._jobs[number]
-        if job.check is None:
-            return
-        check = self._check_of(number, begin=job.paths.has_trained())
-        if check and check.error and not check.is_heeded:
-            check.is_heeded = True
+        if job.check and job.paths.has_trained():
+            job.check.begin()
+        if job.check and job.check.error and not job.check.is_heeded:
+            job.check.is_heeded = True
             self._workers[number].ask_to_stop()
 
     def _cause(self, number: int, failure: ExptError) -> ExptError:
         """Return why a run has failed: all that is wrong with its data, if it is that."""
-        is_of_data = isinstance(failure, DataError)
-        check = self._check_of(number, begin=is_of_data)
-        if check and is_of_data:
+        check = self._jobs[number].check
+        if check and isinstance(failure, DataError):
             with contextlib.suppress(KeyboardInterrupt), signals.heeded_at_once():
                 check.wait()
         if check and check.error:
@@ -339,7 +329,6 @@ class Pool:
         (self._gpus if job.devices else self._cores).end(number)
         still_used = {device for other in self._active.values() for device in other.devices}
         self._locks.release([device for device in job.devices if device not in still_used])
-        self._checks.pop(number, None)
         if workers := self._workers.pop(number, None):
             workers.close()
 

@@ -358,8 +358,7 @@ def _bring(found: Checkpoint, target: Path) -> None:
 
 def _bring_bests(found: Checkpoint, paths: RunPaths) -> None:
     """Make the best checkpoints what they were when this one was written."""
-    of, bests = RunPaths(found.run), [*filter(None, [found.state["best"]])]
-    bests = found.state.get("bests", bests)
+    of, bests = RunPaths(found.run), found.state["bests"]
     has_best = bool(bests) and _is_of(paths.best, bests[0])
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
         warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")
@@ -386,8 +385,7 @@ def _is_of(path: Path, evaluated: Mapping[str, Any]) -> bool:
         state = checkpoint_file.read(path)  # before its sum is made, which reads all of it
     except Exception:  # missing, or damaged in one of many ways
         return False
-    of = state.get("evaluated", state["best"] if state.get("is_best") else None)
-    return bool(of == evaluated) and checkpoint_file.damage_of(path) is None
+    return bool(state["evaluated"] == evaluated) and checkpoint_file.damage_of(path) is None
 
 
 def forked_from(config: RunConfig, found: Checkpoint) -> Forked:

@@ -167,27 +167,23 @@ class Run:
         """Load the checkpoint `source`, which rank 0 reads."""
         warm_up_buckets(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         is_fork = source.name == self.paths.forked.name
-        saved = (
-            first_weights.load_fork(self.snapshot, self.config, source)
-            if is_fork
-            else self.snapshot.read(source)
-        )
-        first_weights.refuse_other(self.config, self.data.info, saved)
         if is_fork:
+            saved = first_weights.load_fork(self.snapshot, self.config, source)
             self.history.last = dict(saved["last"])  # best and early stopping begin anew
         else:
+            saved = self.snapshot.read(source)
+        first_weights.refuse_other(self.config, self.data.info, saved)
+        if not is_fork:
             self.snapshot.load_state_dict(saved)
             self.steps.lr = saved["lr"]
             self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
             early_stop = saved.get("early_stop") or EarlyStop(None, {}).state_dict()
             self.early_stop.load_state_dict(early_stop)
-            trained_s = sum(saved["epoch_s"]) + saved["elapsed_s"]
-            self.early_stop.is_time_up = self.times.is_over(trained_s)
+            self.early_stop.is_time_up = self.times.is_over(self.history.trained_s)
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         if isinstance(self.learner.fit, Fitting):
             self.learner.fit.at_a_time = saved.get("micro_batch_size")
-        skipped = saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0))
-        self.learner.precision.skipped.fill_(skipped)
+        self.learner.precision.skipped.fill_(saved["skipped_steps"])
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
         """Begin to observe and to record."""
