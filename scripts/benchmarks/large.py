@@ -198,7 +198,7 @@ def _photos() -> Case:
 
 
 def _text(large: int, small: int, what: str, words: Sequence[str]) -> Case:
-    """Return the case of the peak memory with a large text; the other is that of a small one."""
+    """Return the case of private memory with a large text; the other is that of a small one."""
 
     def peak(million: int, bench: Bench) -> float:
         path = bench.scratch / f"{million}.txt"
@@ -208,9 +208,9 @@ def _text(large: int, small: int, what: str, words: Sequence[str]) -> Case:
         with tempfile.TemporaryDirectory() as folder:
             run = f"hydra.run.dir={folder}/run"
             output = start([*command, *words, run], watch_memory=True, EXPT_CACHE=folder)
-        return output.peak.total_mib if what == "all processes" else output.peak.workers_mib
+        return output.peak.private_mib
 
-    name = f"{large} million bytes to {small} million, a language model: peak memory of {what}"
+    name = f"{what} of {large} million bytes to that of {small} million: private memory, peak"
     ours, by_hand = partial(peak, large), partial(peak, small)
     return Case(name=name, unit="MiB", ours=ours, by_hand=by_hand, at_most=1.1)
 
@@ -247,7 +247,7 @@ CASES = (
     _small_files(at_most=1.5),
     _small_files(again=True),
     _photos(),
-    _text(16, 1, "all processes", _VALIDATION),
-    _text(500, 10, "the workers", _TRAINING),
+    _text(16, 1, "validation", _VALIDATION),
+    _text(500, 10, "training", _TRAINING),
     _resume(),
 )

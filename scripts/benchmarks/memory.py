@@ -20,6 +20,8 @@ class Peak:
 
     total_mib: float = 0.0
     """every process of the tree, shared pages once"""
+    private_mib: float = 0.0
+    """every process of the tree, without pages of files"""
     workers_mib: float = 0.0
     """the workers' part of that: a page shared by n processes counts 1/n for each"""
     workers_resident_mib: float = 0.0
@@ -60,6 +62,8 @@ class Sampler:
             leaves.add(self._root)
         peak = self.peak
         peak.total_mib = max(peak.total_mib, sum(size["Pss"] for size in sizes.values()) / _MIB)
+        private = sum(size.get("Pss_Anon", 0) for size in sizes.values()) / _MIB
+        peak.private_mib = max(peak.private_mib, private)
         peak.workers_mib = max(peak.workers_mib, sum(sizes[pid]["Pss"] for pid in leaves) / _MIB)
         peak.workers_resident_mib = max(
             peak.workers_resident_mib, sum(sizes[pid]["Rss"] for pid in leaves) / _MIB
