@@ -287,7 +287,7 @@ def _is_plain(block: bytes, sign: str) -> bool:
     """
     import numpy as np
 
-    if block.count(b"\r") != block.count(b"\r\n"):
+    if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
         return False
     if b'"' not in block:
         return True
