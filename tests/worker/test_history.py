@@ -74,14 +74,10 @@ def test_the_time_of_an_epoch_counts_both_attempts() -> None:
 
 
 def test_a_best_whose_weights_are_gone_is_no_best() -> None:
-    state = {
-        "best": {"metric": "loss/val", "value": 0.5, "epoch": 1},
-        "last": {},
-        "epoch_s": [1.0],
-        "eval_s": 0.0,
-    }
-    history = History("loss/val", "min")
-    history.load_state_dict({**state, "elapsed_s": 0.0}, has_best=False)
+    before, history = History("loss/val", "min"), History("loss/val", "min")
+    before.last = {"loss/val": 0.5}
+    assert before.note_evaluation(1, 10)
+    history.load_state_dict(before.state_dict(), has_best=False)
     history.last = {"loss/val": 0.9}
     assert history.note_evaluation(2, 20)
     assert history.reached["objective"]["value"] == 0.9
