@@ -96,17 +96,16 @@ def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
         by(beside)
         with beside.open("rb+") as file:
             os.fsync(file.fileno())
-        digest = sha256_of(beside)
         for number in range(keep, 0, -1):
             if older(path, number - 1).exists():
                 keep_as(older(path, number - 1), older(path, number))
-        _publish(beside, path, [digest])
+        beside.replace(path)
         _sync_folder(path.parent)
 
 
 def check(path: Path) -> None:
     """Raise CheckpointError if `path` is truncated, changed, or no checkpoint at all."""
-    _check_sum(path)
+    _check_entries(path)
     try:
         state = read(path)
     except Exception as error:  # EOFError, RuntimeError, UnpicklingError, UnicodeDecodeError, ...
@@ -153,7 +152,9 @@ def stamp(path: Path) -> tuple[int, int]:
 
 def check_sums(path: Path) -> None:
     """Raise CheckpointError if weights, a checkpoint or not, differ from a checksum of them."""
-    _check_sum(path)
+    if not zipfile.is_zipfile(path):
+        return
+    _check_entries(path)
     state: object = None
     with contextlib.suppress(Exception):  # a file of another's making: torch reads it, or says why
         state = read(path)
@@ -161,12 +162,24 @@ def check_sums(path: Path) -> None:
         _check_parts(path, state)
 
 
-def _check_sum(path: Path) -> None:
-    digests = _digests(path)
-    if digests and sha256_of(path) not in digests:
-        raise CheckpointError(
-            f"{path}: is truncated or damaged, its checksum is not that of {_sidecar(path).name}"
-        )
+_whole = set[tuple[int, int]]()
+"""The stamps of files whose entries were checked: all of a file is read once, and no link to it."""
+
+
+def _check_entries(path: Path) -> None:
+    """Raise CheckpointError where an entry differs from the CRC-32 that torch has written of it."""
+    if (found := stamp(path)) in _whole:
+        return
+    try:
+        with zipfile.ZipFile(path) as file:
+            for entry in file.infolist():
+                if entry.CRC:  # torch can be told to write none
+                    with file.open(entry) as content:
+                        while content.read(1 << 20):
+                            pass
+    except Exception as error:  # BadZipFile, EOFError, OSError, UnicodeDecodeError, ...
+        raise CheckpointError(f"{path}: is truncated or damaged ({first_line(error)})") from error
+    _whole.add(found)
 
 
 def _check_parts(path: Path, state: Mapping[str, Any]) -> None:
@@ -194,8 +207,6 @@ def set_aside(path: Path) -> Path:
     names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
     new = next(name for name in names if not name.exists())
     path.rename(new)
-    with contextlib.suppress(FileNotFoundError):
-        _sidecar(path).rename(_sidecar(new))
     return new
 
 
@@ -240,7 +251,7 @@ def keep_as(last: Path, best: Path) -> None:
     beside.unlink(missing_ok=True)
     with full_disk_in_words(best), _removed_at_end(beside):
         link(last, beside)
-        _publish(beside, best, _digests(last))
+        beside.replace(best)
         _sync_folder(best.parent)
 
 
@@ -273,44 +284,14 @@ def link(source: Path, target: Path) -> None:
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove these files, with their checksums."""
+    """Remove these files."""
     for path in paths:
         path.unlink(missing_ok=True)
-        _sidecar(path).unlink(missing_ok=True)
 
 
 def older(path: Path, number: int) -> Path:
     """Return the name of the file that `path` was before so many others."""
     return path.with_stem(f"{path.stem}-{number}") if number else path
-
-
-def _publish(beside: Path, path: Path, digests: list[str]) -> None:
-    """Rename `beside` to `path`, whose checksum is listed next to it at every moment."""
-    _write_digests(path, [*digests, *(_digests(path) if path.exists() else [])])
-    beside.replace(path)
-    _write_digests(path, digests)
-
-
-def _sidecar(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
-
-
-def _digests(path: Path) -> list[str]:
-    """Return the checksums that `path` may have, none where nothing is known; see `_publish`."""
-    try:
-        lines = _sidecar(path).read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
-        return []
-    return [line.split()[0] for line in lines if line.strip()]
-
-
-def _write_digests(path: Path, digests: list[str]) -> None:
-    sidecar = _sidecar(path)
-    beside = sidecar.with_name(f".{sidecar.name}.tmp")
-    lines = "".join(f"{digest}  {path.name}\n" for digest in digests)
-    with _removed_at_end(beside):
-        beside.write_text(lines, encoding="ascii")
-        beside.replace(sidecar)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -139,7 +139,8 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
     damage = None
     for found in (each for each in checkpoints(run) if each.is_meant(which)):
         try:
-            checkpoint_file.read_steady(found.file, functools.partial(_check, found.file))
+            check = functools.partial(checkpoint_file.check, found.file)
+            checkpoint_file.read_steady(found.file, check)
             return found
         except (CheckpointError, OSError) as error:  # OSError: it was removed meanwhile
             damage = damage or error
@@ -151,17 +152,6 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
     keep = "checkpoint.keep=N keeps N more, checkpoint.keep_best=N the N best"
     others = f"it has {names}: use {key}RUN@STEP ({keep})" if there else "it has none"
     raise ConfigError(f"{key}{given}: {what}; {others}")
-
-
-def _check(file: Path) -> None:
-    about = file.stat()
-    _check_once(file, about.st_ino, about.st_mtime_ns, about.st_size)
-
-
-@functools.lru_cache
-def _check_once(file: Path, *_: int) -> None:
-    """Read the file through once, however many forks a sweep has of it."""
-    checkpoint_file.check(file)
 
 
 class Weights(NamedTuple):

@@ -173,13 +173,14 @@ def lock_of(target: str) -> Path:
 
 @progress.phase("building the model")
 def build_learner(
-    config: RunConfig, data: Data, worker: Worker, *, fetch: bool = True, averages: bool = True
+    config: RunConfig, data: Data, worker: Worker, *, begins: bool = True, averages: bool = True
 ) -> Learner:
     """Build the model on `worker`'s device, and all that trains it.
 
-    Without `fetch` no published weights are loaded, without `averages` no gradients are averaged.
+    Without `begins` its weights are still to be loaded: no published ones are fetched, nor does
+    rank 0 give its own to the other workers. Without `averages` no gradients are averaged.
     """
-    module = _build_module(config, data, worker, fetch)
+    module = _build_module(config, data, worker, fetch=begins)
     memory = parallel.build_shared_memory(config, module, worker)
     if averages:
         parallel.refuse_uneven_last_batch(config, data.train.size)
@@ -198,7 +199,7 @@ def build_learner(
     wrapped, all_reduce = module, dict[str, Any]()
     if averages:
         wrapped, all_reduce["all_reduce_s"] = parallel.parallelise(
-            module, config, worker, memory, precision=precision, phases=bool(phases)
+            module, config, worker, memory, precision, phases=bool(phases), begins=begins
         )
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema)
@@ -257,7 +258,7 @@ def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], 
     )
 
 
-def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) -> nn.Module:
+def _build_module(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) -> nn.Module:
     """Build the model on `worker`'s device, or as parallel.build_sharded does."""
     make = module_maker(config, data, fetch=fetch)
     if config.is_sharded:  # no device is to have the whole

@@ -210,7 +210,9 @@ class _Comparison:
 
     def _build(self, config: RunConfig) -> Learner:
         random_state.seed(config.seed)
-        learner = build.build_learner(config, self._data, self._worker, fetch=False, averages=False)
+        learner = build.build_learner(
+            config, self._data, self._worker, begins=False, averages=False
+        )
         return dataclasses.replace(
             learner, precision=self._precision, extra_metrics=ExtraMetrics({})
         )

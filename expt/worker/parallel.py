@@ -155,13 +155,15 @@ def parallelise(
     config: RunConfig,
     worker: Worker,
     memory: SharedMemory | None,
-    *,
     precision: Precision,
+    *,
     phases: bool = False,
+    begins: bool = True,
 ) -> tuple[nn.Module, Callable[[int], float | None]]:
     """Return the model that is trained, and what measures the averaging of gradients; see Learner.
 
-    With `phases` each averages its own; see collectives.average_gradients.
+    With `phases` each averages its own; see collectives.average_gradients. `begins` is that of
+    build_learner.
     """
     if config.strategy == "dp":
         if worker.world_size > 1:  # as torchrun starts it
@@ -187,7 +189,7 @@ def parallelise(
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
-        **without_broadcasts(module),
+        **without_broadcasts(module, begins=begins),
     )
     if config.ddp.comm_hook:
         _compress(parallel, config.ddp.comm_hook)
@@ -213,13 +215,12 @@ def _buffers_in(layers: Iterable[nn.Module]) -> set[int]:
     return {id(buffer) for layer in layers for buffer in layer.buffers(recurse=False)}
 
 
-def without_broadcasts(module: nn.Module) -> dict[str, Any]:
-    """Return settings that keep DistributedDataParallel from broadcasting buffers in each step."""
-    parameters = inspect.signature(DistributedDataParallel).parameters
-    if "forward_sync_buffers" in parameters:  # since torch 2.15
-        return {"forward_sync_buffers": False}
-    collectives.broadcast_buffers(module)  # the setting drops the first broadcast, too
-    return {"broadcast_buffers": False}
+def without_broadcasts(module: nn.Module, *, begins: bool = True) -> dict[str, Any]:
+    """Return settings by which DistributedDataParallel broadcasts once, parameters if `begins`."""
+    collectives.broadcast_buffers(module)  # which the settings may drop, too
+    since_2_15 = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    name = "forward_sync_buffers" if since_2_15 else "broadcast_buffers"
+    return {name: False, "init_sync": begins}
 
 
 class Autocast(nn.Module):

@@ -82,7 +82,7 @@ class Run:
             )
         beat()
         self.compared = comparison.compare(config, self.data, worker, beat) if compares else None
-        self.learner = build.build_learner(config, self.data, worker, fetch=not resumes)
+        self.learner = build.build_learner(config, self.data, worker, begins=not resumes)
         self.data = self.data.of_type(self.learner.module)
         beat()
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout

@@ -162,7 +162,6 @@ def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None
         processes.end([process], signal.SIGKILL, 0)
         process.close()
         state = checkpoint.load(path)
-        assert checkpoint_file.sha256_of(path) in checkpoint_file._digests(path)
         assert (state["weights"] == state["step"]).all()
         assert [found.name for found in checkpoint_file.candidates(path)] in (
             ["last.pt"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 def damage(file: Path) -> None:
     changed = bytearray(file.read_bytes())
-    changed[-5] ^= 1  # of the comment's length: all of it can still be read
+    changed[changed.index(b"little")] ^= 1  # all that is without torch can still be read
     file.write_bytes(changed)
 
 
@@ -72,27 +73,21 @@ def test_what_is_not_there_is_refused_with_what_is(which: str, paths: RunPaths) 
 
 def test_a_damaged_one_is_refused_with_those_that_are_whole(paths: RunPaths) -> None:
     damage(paths.last)
-    with pytest.raises(ConfigError, match=r"last\.pt: is truncated or damaged, .*; it has step 10"):
+    with pytest.raises(ConfigError, match=r"last\.pt: is truncated or damaged .*; it has step 10"):
         whole("fork", "given", paths.folder, "last")
     with pytest.raises(ConfigError, match=r"it has step 10 .* step 15 [^:]*: use"):
         whole("fork", "given", paths.folder, "41")
 
 
-def test_of_a_step_the_file_that_is_whole_is_taken_and_read_through_once(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_step_the_file_that_is_whole_is_taken_and_read_through_once(paths: RunPaths) -> None:
     save(paths.best, 30)
     damage(paths.last)
-    checked, check = list[Path](), checkpoint_file.check
-
-    def count(file: Path) -> None:
-        checked.append(file)
-        check(file)
-
-    monkeypatch.setattr(checkpoint_file, "check", count)
-    for which in ("30", "best", "epoch:3") * 2:
+    for which in ("30", "best", "epoch:3"):
         assert whole("fork", "given", paths.folder, which).file == paths.best
-    assert checked.count(paths.best) == 1
+    written_at = paths.best.stat().st_mtime_ns
+    damage(paths.best)
+    os.utime(paths.best, ns=(written_at, written_at))
+    assert whole("fork", "given", paths.folder, "30").file == paths.best
 
 
 @pytest.mark.parametrize("word", ["fork", "resume", "weights"])

@@ -135,6 +135,6 @@ def test_dataparallel_gets_the_gpus_of_its_process_and_averages_nothing(
     monkeypatch.setattr(torch.nn, "DataParallel", lambda module, gpus: gpus)
     made: Any
     made, measured = parallel.parallelise(
-        torch.nn.Linear(1, 1), config, worker, None, precision=Precision(False, ALONE.device)
+        torch.nn.Linear(1, 1), config, worker, None, Precision(False, ALONE.device)
     )
     assert (made, measured(1)) == ([1, 3], None)
