@@ -256,7 +256,8 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
     size = source.train.size
     if size is None:
         return torch.empty(0), torch.empty(0)
-    strata = torch.zeros(size) if source.classes is None else source.classes
+    counts = dataset.folds is not None or dataset.train_limit is not None
+    strata = torch.zeros(size * counts) if source.classes is None else source.classes
     limited_by = None if source.in_random_order else strata
     if dataset.folds is None or dataset.fold is None:
         # Its places say nothing of a stream's samples, which may be shuffled anew in each pass.

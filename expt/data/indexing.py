@@ -5,7 +5,10 @@ It depends on no device and no process.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import struct
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -13,6 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from expt.data.cache import cache_dir
+
+MANY = 2**20
+"""Samples of which the numbers are kept in files."""
 _SPLIT_SEED = 20_240_229  # of the validation split: one for all runs, so that their scores compare
 _BALANCE_SEED = 20_261_122  # sets the numbers of a balanced order apart from those of a permutation
 
@@ -41,9 +48,28 @@ def mix(*numbers: int) -> int:
     )
 
 
+def numbers(size: int) -> Tensor:
+    """Return room for int64 [size]: of MANY in a file without a name, mapped as the data are.
+
+    What they take is then the system's to put aside, and not this process's memory.
+    """
+    if size >= MANY:
+        with contextlib.suppress(OSError):
+            cache_dir().mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=cache_dir()) as file:
+                os.posix_fallocate(file.fileno(), 0, 8 * size)  # else a full disk kills the process
+                place = f"/proc/self/fd/{file.fileno()}"
+                return torch.from_file(place, shared=True, size=size, dtype=torch.int64)
+    return torch.empty(size, dtype=torch.int64)
+
+
 def permutation(size: int, seed: int, epoch: int) -> Tensor:
     """Return the order of an epoch, int64 [size]; the same for every rank and world size."""
-    return torch.randperm(size, generator=torch.Generator().manual_seed(mix(seed, epoch)))
+    return _shuffled(size, mix(seed, epoch))
+
+
+def _shuffled(size: int, seed: int) -> Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed), out=numbers(size))
 
 
 def balanced(classes: Tensor, seed: int, epoch: int) -> Tensor:
@@ -92,8 +118,11 @@ def split(
     if how == "last":
         first = 0 if limit is None else max(0, size - num_val - limit)
         return torch.arange(first, size - num_val), torch.arange(size - num_val, size)
-    shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(_SPLIT_SEED))
-    val, train = shuffled[:num_val].sort().values, shuffled[num_val:].sort().values
+    val, trains = torch.empty(0, dtype=torch.int64), torch.ones(size, dtype=torch.bool)
+    if num_val:
+        val = _shuffled(size, _SPLIT_SEED)[:num_val].sort().values
+        trains[val] = False
+    train = torch.nonzero(trains, out=numbers(size - num_val)[:, None]).flatten()
     return _limited(train, limit, classes), val
 
 

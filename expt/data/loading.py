@@ -174,7 +174,8 @@ class Loader(ABC):
             return self._indices
         if options.balanced is not None:
             return self._indices[indexing.balanced(options.balanced, options.seed, epoch)]
-        return self._indices[indexing.permutation(self.size, options.seed, epoch)]
+        order = indexing.permutation(self.size, options.seed, epoch)
+        return torch.index_select(self._indices, 0, order, out=indexing.numbers(self.size))
 
     def _pieces(self, skip: int) -> Iterator[indexing.Piece]:
         options, shard = self._options, self._options.shard

@@ -16,7 +16,7 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -265,7 +265,8 @@ def keep_among(last: Path, step: int, best: Path, steps: Sequence[int]) -> None:
         keep_as(best, of_step(best, others[0]))
     keep_as(last, best if step == first else of_step(best, step))
     kept = {best, *(of_step(best, other) for other in others)}
-    remove(file for file in candidates(best) if file not in kept)
+    for file in {*candidates(best)} - kept:
+        file.unlink()
 
 
 def of_step(best: Path, step: int) -> Path:
@@ -281,12 +282,6 @@ def link(source: Path, target: Path) -> None:
         raise
     except OSError:  # another disk, or one without links
         shutil.copyfile(source, target)
-
-
-def remove(paths: Iterable[Path]) -> None:
-    """Remove these files."""
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def older(path: Path, number: int) -> Path:

@@ -351,7 +351,7 @@ def _bring(found: Checkpoint, target: Path) -> None:
                 return
         except (CheckpointError, OSError) as error:
             problem = str(error)
-        checkpoint_file.remove([target])
+        target.unlink(missing_ok=True)
         checkpoint_file.remove_unnamed(target.parent)
     raise CheckpointError(f"{found.file}: cannot be taken ({problem}); give another checkpoint")
 

@@ -42,9 +42,7 @@ def main() -> None:
     resize = [v2.Resize(given.size), v2.CenterCrop(given.size)]
     scaled = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
     data = datasets.ImageFolder(f"{given.root}/train", v2.Compose([*resize, *scaled]))
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(3 * given.size**2, 128), nn.ReLU(), nn.Linear(128, 10)
-    )
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(192, 10))
     optimizer, first, images = torch.optim.SGD(model.parameters(), 0.01), 0.0, 0
     for inputs, classes in DataLoader(data, 64, shuffle=True, num_workers=given.readers):
         loss = nn.functional.cross_entropy(model(inputs), classes)

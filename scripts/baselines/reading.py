@@ -79,8 +79,7 @@ class Pooled(nn.Sequential):
     """Small, so that reading is what takes the time."""
 
     def __init__(self, num_classes: int = CLASSES) -> None:
-        side = IMAGE_SIZE // 8
-        super().__init__(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * side * side, num_classes))
+        super().__init__(nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
 
 
 class Layers(nn.Sequential):

@@ -19,7 +19,7 @@ from scripts.benchmarks.systems import free_port, start, threads
 
 BY_HAND = "by hand"
 _VALIDATION = ("dataset.val_fraction=0.97", "dataset.test_fraction=0.0", "max_steps=10")
-_TRAINING = ("dataset.val_fraction=0.0001", "dataset.test_fraction=0.0", "max_steps=30")
+_TRAINING = ("dataset.test_fraction=0.0", "max_steps=30")
 _SUFFIXES = (".csv", ".parquet")
 READERS = (0, 1, 2)
 """For each worker by hand, of which the fastest number counts."""
@@ -150,7 +150,8 @@ def _folder(bench: Bench, number: int, height: int, width: int) -> Path:
 
 def _files(size: int, folder: Path) -> list[str]:
     words = ["dataset=image_folder", f"dataset.root={folder}", "gpus=0", "batch_size=64"]
-    words += ["model=mlp", "model.hidden=[128]", "optimizer=sgd", "optimizer.lr=0.01"]
+    words += ["~model", "+model={_target_: scripts.baselines.reading.Pooled}"]
+    words += ["optimizer=sgd", "optimizer.lr=0.01"]
     return [sys.executable, "-m", "expt", *words, f"dataset.image_size=[{size},{size}]"]
 
 
@@ -197,14 +198,18 @@ def _photos() -> Case:
     return Case(name=name, unit="ms", ours=ours, by_hand=by_hand, at_most=0.5)
 
 
-def _text(large: int, small: int, what: str, words: Sequence[str]) -> Case:
-    """Return the case of private memory with a large text; the other is that of a small one."""
+def _text(large: int, small: int, what: str, words: Sequence[str], held_out: float = 0.0) -> Case:
+    """Return the case of private memory with a large text; the other is that of a small one.
+
+    `held_out` million bytes of each validate, or what the `words` say.
+    """
 
     def peak(million: int, bench: Bench) -> float:
         path = bench.scratch / f"{million}.txt"
         if not path.exists():
             path.write_text(random.Random(0).randbytes(500_000).hex() * million)
         command = [sys.executable, "-m", "expt", "experiment=char_lm", f"dataset.root={path}"]
+        command += [f"dataset.val_fraction={held_out / million}"] * bool(held_out)
         with tempfile.TemporaryDirectory() as folder:
             run = f"hydra.run.dir={folder}/run"
             output = start([*command, *words, run], watch_memory=True, EXPT_CACHE=folder)
@@ -248,6 +253,6 @@ CASES = (
     _small_files(again=True),
     _photos(),
     _text(16, 1, "validation", _VALIDATION),
-    _text(500, 10, "training", _TRAINING),
+    _text(500, 10, "training", _TRAINING, held_out=0.05),
     _resume(),
 )

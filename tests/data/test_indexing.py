@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -95,3 +99,30 @@ def test_a_permutation_depends_on_seed_and_epoch_alone() -> None:
     assert len({tuple(indexing.permutation(1000, *other).tolist()) for other in others}) == len(
         others
     )
+
+
+def _memory_mib() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def _refuse(*_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_many_numbers_are_not_in_this_process_s_memory_unless_the_disk_is_full(
+    is_full: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "new"))
+    if is_full:
+        monkeypatch.setattr(os, "posix_fallocate", _refuse)
+    size = 8 * indexing.MANY  # 64 MiB
+    before = _memory_mib()
+    train, val = indexing.split(size, 10 / size, None)
+    order = indexing.permutation(size, 1, 2)
+    assert (_memory_mib() - before > 100) == is_full
+    plain = torch.randperm(size, generator=torch.Generator().manual_seed(indexing.mix(1, 2)))
+    assert torch.equal(order, plain)
+    assert torch.equal(torch.cat([train, val]).sort().values, torch.arange(size))
+    assert not any(tmp_path.glob("new/*"))
