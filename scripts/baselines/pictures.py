@@ -29,12 +29,12 @@ def write(root: Path, number: int, height: int, width: int) -> None:
 
 
 def main() -> None:
-    """Print the seconds from `--began` to the end of the first step, and images/s after it."""
+    """Print the seconds from `--began` to the end of the first step, and those of each epoch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--readers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=0, help="0 ends after the first step")
     parser.add_argument("--began", type=float, default=time.time())
     given = parser.parse_args()
     v2: Any = importlib.import_module("torchvision.transforms.v2")
@@ -43,18 +43,21 @@ def main() -> None:
     scaled = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
     data = datasets.ImageFolder(f"{given.root}/train", v2.Compose([*resize, *scaled]))
     model = nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(192, 10))
-    optimizer, first, images = torch.optim.SGD(model.parameters(), 0.01), 0.0, 0
-    for inputs, classes in DataLoader(data, 64, shuffle=True, num_workers=given.readers):
-        loss = nn.functional.cross_entropy(model(inputs), classes)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        images += len(inputs) if first else 0
-        first = first or time.time()
-        if images >= given.steps * 64:
-            break
-    found = {"first_step_s": first - given.began, "images_s": images / (time.time() - first)}
-    print(json.dumps(found))
+    optimizer, first, epoch_s = torch.optim.SGD(model.parameters(), 0.01), 0.0, list[float]()
+    how = {"num_workers": given.readers, "persistent_workers": given.readers > 0}
+    loader = DataLoader(data, 64, shuffle=True, **how)
+    for _ in range(max(1, given.epochs)):
+        began = time.time()
+        for inputs, classes in loader:
+            loss = nn.functional.cross_entropy(model(inputs), classes)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            first = first or time.time()
+            if not given.epochs:
+                break
+        epoch_s.append(time.time() - began)
+    print(json.dumps({"first_step_s": first - given.began, "epoch_s": epoch_s}))
 
 
 if __name__ == "__main__":
