@@ -172,11 +172,10 @@ def _check_entries(path: Path) -> None:
         return
     try:
         with zipfile.ZipFile(path) as file:
-            for entry in file.infolist():
-                if entry.CRC:  # torch can be told to write none
-                    with file.open(entry) as content:
-                        while content.read(1 << 20):
-                            pass
+            for entry in (each for each in file.infolist() if each.CRC):  # torch may write none
+                with file.open(entry) as content:
+                    while content.read(1 << 20):
+                        pass
     except Exception as error:  # BadZipFile, EOFError, OSError, UnicodeDecodeError, ...
         raise CheckpointError(f"{path}: is truncated or damaged ({first_line(error)})") from error
     _whole.add(found)

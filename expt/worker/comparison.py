@@ -210,12 +210,8 @@ class _Comparison:
 
     def _build(self, config: RunConfig) -> Learner:
         random_state.seed(config.seed)
-        learner = build.build_learner(
-            config, self._data, self._worker, begins=False, averages=False
-        )
-        return dataclasses.replace(
-            learner, precision=self._precision, extra_metrics=ExtraMetrics({})
-        )
+        built = build.build_learner(config, self._data, self._worker, begins=False, averages=False)
+        return dataclasses.replace(built, precision=self._precision, extra_metrics=ExtraMetrics({}))
 
     def run(self, beat: Callable[[], None]) -> bool:
         """Take all steps; return False where a step has several updates, or forward passes."""

@@ -162,8 +162,7 @@ def parallelise(
 ) -> tuple[nn.Module, Callable[[int], float | None]]:
     """Return the model that is trained, and what measures the averaging of gradients; see Learner.
 
-    With `phases` each averages its own; see collectives.average_gradients. `begins` is that of
-    build_learner.
+    With `phases` each averages its own, see collectives. `begins` is that of build_learner.
     """
     if config.strategy == "dp":
         if worker.world_size > 1:  # as torchrun starts it

@@ -246,7 +246,23 @@ def test_without_a_terminal_each_number_is_shown_once(
     lines = [
         line.partition("/200  ")[2].partition("  0")[0] for line in out.getvalue().splitlines()
     ]
-    assert lines == ["img/s 1", "loss 4.0000  img/s 2", "val 0.2500  img/s 3", "img/s 4"]
+    assert lines == ["img/s 1", "loss 4.0000  img/s 2", "img/s 3", "val 0.2500", "img/s 4"]
+
+
+def test_without_a_terminal_a_step_is_told_of_before_the_next_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, out, paths = [0.0], io.StringIO(), RunPaths(tmp_path)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    create_result(paths, total_steps=200, steps_per_epoch=100)
+    with RunDisplay(paths, Console(file=out, width=99), epochs=4) as display:
+        for step in (1, 2, 3):
+            record_points(paths, (step, 1, {"speed/running_samples_per_s": step}))
+            for _ in range(7):
+                now[0] += 1
+                display.update()
+    steps = [line.split()[3] for line in out.getvalue().splitlines()]
+    assert steps == ["1/200", "2/200", "3/200"], "at seconds 7, 14 and 21"
 
 
 def summary_of(paths: RunPaths) -> str:

@@ -120,6 +120,11 @@ class RunState:
         ended, self._ended = self._ended, []
         return ended
 
+    def take_newest(self) -> Line | None:
+        """Return what the last step has so far, if it is of this attempt; more makes a new line."""
+        values, self.of_step = self.of_step, {}
+        return Line(self.epoch, self.step, values, False, False) if self._began else None
+
     @property
     def left_s(self) -> float | None:
         """Seconds to the end, by steps or minutes, at the speed until now; None if unknown."""
@@ -191,19 +196,17 @@ class RunDisplay:
         lines = state.take_ended(last=last)
         for line in lines:
             self._unprinted |= line.values
-            if self._is_due(line, is_newest=line is lines[-1]):
+            every, is_logged = self._print_every, tags.RUNNING_LOSS in line.values
+            if line.is_awaited or (every and line.step % every == 0 and is_logged):
                 self._print(line, left=line is lines[-1])
+        is_quiet = not self._bar and now - self._line_at > PLAIN_LINE_S
+        if is_quiet and (newest := state.take_newest()):
+            self._unprinted |= newest.values
+            if self._unprinted:
+                self._print(newest, left=True)
         if self._bar and self._task is not None and state.total_steps:
             words = in_words({**self._unprinted, **state.of_step}, state.noun)
             self._show_progress(self._bar, {**words, **self._left()})
-
-    def _is_due(self, line: Line, *, is_newest: bool) -> bool:
-        """Return whether a line is printed: an awaited one, every so many, or after some time."""
-        every, is_logged = self._print_every, tags.RUNNING_LOSS in line.values
-        if line.is_awaited or (every and line.step % every == 0 and is_logged):
-            return True
-        has_waited = time.monotonic() - self._line_at > PLAIN_LINE_S
-        return is_newest and has_waited and not self._bar
 
     def _show_progress(self, bar: Progress, words: Mapping[str, str]) -> None:
         state, width = self._state, self._console.width
