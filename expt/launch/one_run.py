@@ -115,8 +115,10 @@ def way_on(request: RunRequest, error: ExptError) -> str:
         return f"\nto continue from its last checkpoint: {command}"
     # a sample that nobody had read before, and not a refusal, after which the record is as before
     if isinstance(error, ConfigError) and read_result(paths).get("error") == str(error):
+        run = shlex.quote(shown_path(paths.folder))
+        if request.content.code:  # an edit makes another run
+            return f"; then type its settings with resume={run} to continue in a new folder"
         if isinstance(error, DataError) and request.content.data:
-            run = shlex.quote(shown_path(paths.folder))
             again = f"continue by {command}, else begin with weights={run}@last"
             return f"; with the data as before {again}"
         return f"; then continue by {command}"

@@ -59,6 +59,8 @@ def test_a_run_that_failed_says_how_to_continue_unless_that_fails_again(
         assert way.endswith("python -m expt hydra.run.dir=run resume=auto")
     files = dataclasses.replace(asked, content=Content(data="of files"))
     assert one_run.way_on(files, DataError("sample 3: no")).endswith("weights=run@last")
+    own = dataclasses.replace(asked, content=Content(code="of a class"))
+    assert "resume=run " in one_run.way_on(own, DataError("sample 3: no")), "an edited one, too"
     for error in (ConfigError("another refusal"), Diverged("sample 3: no")):
         assert one_run.way_on(asked, error) == ""
 
