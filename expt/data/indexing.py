@@ -18,8 +18,7 @@ from torch import Tensor
 
 from expt.data.cache import cache_dir
 
-MANY = 2**20
-"""Samples of which the numbers are kept in files."""
+MANY = 2**20  # samples
 _SPLIT_SEED = 20_240_229  # of the validation split: one for all runs, so that their scores compare
 _BALANCE_SEED = 20_261_122  # sets the numbers of a balanced order apart from those of a permutation
 
@@ -49,10 +48,7 @@ def mix(*numbers: int) -> int:
 
 
 def numbers(size: int) -> Tensor:
-    """Return room for int64 [size]: of MANY in a file without a name, mapped as the data are.
-
-    What they take is then the system's to put aside, and not this process's memory.
-    """
+    """Return room for int64 [size]; of MANY in a mapped file, which the system can put aside."""
     if size >= MANY:
         with contextlib.suppress(OSError):
             cache_dir().mkdir(parents=True, exist_ok=True)

@@ -172,7 +172,11 @@ def _check_entries(path: Path) -> None:
         return
     try:
         with zipfile.ZipFile(path) as file:
-            for entry in (each for each in file.infolist() if each.CRC):  # torch may write none
+            entries = file.infolist()
+            about = {(e.compress_size == e.file_size, e.volume, e.flag_bits) for e in entries}
+            if entries[0].header_offset or len(about) > 1:  # which torch refuses, too
+                raise zipfile.BadZipFile("its index is damaged")
+            for entry in (each for each in entries if each.CRC):  # torch may write none
                 with file.open(entry) as content:
                     while content.read(1 << 20):
                         pass

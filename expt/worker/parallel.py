@@ -219,7 +219,8 @@ def without_broadcasts(module: nn.Module, *, begins: bool = True) -> dict[str, A
     collectives.broadcast_buffers(module)  # which the settings may drop, too
     since_2_15 = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     name = "forward_sync_buffers" if since_2_15 else "broadcast_buffers"
-    return {name: False, "init_sync": begins}
+    lacks = dict(module.named_parameters()).keys() - module.state_dict().keys()
+    return {name: False, "init_sync": begins or bool(lacks)}  # else each worker loads all
 
 
 class Autocast(nn.Module):

@@ -138,3 +138,11 @@ def test_dataparallel_gets_the_gpus_of_its_process_and_averages_nothing(
         torch.nn.Linear(1, 1), config, worker, None, Precision(False, ALONE.device)
     )
     assert (made, measured(1)) == ([1, 3], None)
+
+
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_what_a_checkpoint_lacks_is_rank_0_s_when_it_is_loaded(leaves_out: bool) -> None:
+    module = torch.nn.Linear(1, 1)
+    if leaves_out:  # as of frozen weights that need not be saved
+        module.register_state_dict_post_hook(lambda _, state, *__: state.__delitem__("weight"))
+    assert parallel.without_broadcasts(module, begins=False)["init_sync"] == leaves_out
