@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,7 @@ def test_without_a_terminal_a_step_is_told_of_before_the_next_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, out, paths = [0.0], io.StringIO(), RunPaths(tmp_path)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     create_result(paths, total_steps=200, steps_per_epoch=100)
     with RunDisplay(paths, Console(file=out, width=99), epochs=4) as display:
         for step in (1, 2, 3):
