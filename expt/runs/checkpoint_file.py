@@ -162,8 +162,7 @@ def check_sums(path: Path) -> None:
         _check_parts(path, state)
 
 
-_whole = set[tuple[int, int]]()
-"""The stamps of files whose entries were checked: all of a file is read once, and no link to it."""
+_whole = set[tuple[int, int]]()  # the stamps of what was checked: a file, or a link, is read once
 
 
 def _check_entries(path: Path) -> None:
@@ -173,14 +172,15 @@ def _check_entries(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as file:
             entries = file.infolist()
-            about = {(e.compress_size == e.file_size, e.volume, e.flag_bits) for e in entries}
-            if entries[0].header_offset or len(about) > 1:  # which torch refuses, too
+            sizes = {e.compress_type > 0 or e.compress_size == e.file_size for e in entries}
+            flags = {(e.volume, e.flag_bits) for e in entries}
+            if entries[0].header_offset or sizes != {True} or len(flags) > 1:  # as torch refuses
                 raise zipfile.BadZipFile("its index is damaged")
             for entry in (each for each in entries if each.CRC):  # torch may write none
                 with file.open(entry) as content:
                     while content.read(1 << 20):
                         pass
-    except Exception as error:  # BadZipFile, EOFError, OSError, UnicodeDecodeError, ...
+    except Exception as error:  # of many classes
         raise CheckpointError(f"{path}: is truncated or damaged ({first_line(error)})") from error
     _whole.add(found)
 
