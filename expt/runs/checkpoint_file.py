@@ -173,8 +173,8 @@ def _check_entries(path: Path) -> None:
         with zipfile.ZipFile(path) as file:
             entries = file.infolist()
             sizes = {e.compress_type > 0 or e.compress_size == e.file_size for e in entries}
-            flags = {(e.volume, e.flag_bits) for e in entries}
-            if entries[0].header_offset or sizes != {True} or len(flags) > 1:  # as torch refuses
+            odd = any(e.volume or e.flag_bits & ~0x808 for e in entries)  # but for names in UTF-8
+            if entries[0].header_offset or sizes != {True} or odd:  # as torch refuses
                 raise zipfile.BadZipFile("its index is damaged")
             for entry in (each for each in entries if each.CRC):  # torch may write none
                 with file.open(entry) as content:

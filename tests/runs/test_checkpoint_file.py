@@ -104,6 +104,8 @@ def test_no_flipped_byte_changes_what_is_read(tmp_path: Path) -> None:
             except (RuntimeError, UnicodeDecodeError):  # torch's
                 assert place > index
     assert checkpoint_file.damage_of(tmp_path / "0.pt")
+    checkpoint.save(path, {**TOLD, "model": {"empty": torch.empty(0)}, "workers": []})
+    assert checkpoint_file.damage_of(path) is None
 
 
 BEGINS = """\
