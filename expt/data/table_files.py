@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 18
 """Bytes that are read sooner than pyarrow is imported."""
-_BYTES = 1 << 24
+_BYTES = 1 << 23
 """Of a .csv that are read at a time."""
 _ROWS = 1 << 16
 """Rows of another file."""
