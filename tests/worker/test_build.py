@@ -38,7 +38,7 @@ def plain_loop(
     *,
     optimizer: Optimizer = SGD,
     batch: int = 64,
-    clip: float | None = None,
+    clip: Callable[[Any], object] = lambda parameters: None,
     smoothing: float = 0.0,
     factor: Callable[[int], float] = lambda step: 1.0,
     amp: bool = False,
@@ -63,8 +63,7 @@ def plain_loop(
         losses.append(loss.item())
         stepper.zero_grad()
         loss.backward()
-        if clip:
-            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        clip(net.parameters())
         stepper.step()
     return losses
 
@@ -75,7 +74,14 @@ def cosine(step: int) -> float:
 
 SETTINGS: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
     "none": ([], {}),
-    "gradient_clip": (["gradient_clip=0.1"], {"clip": 0.1}),
+    "gradient_clip": (
+        ["gradient_clip=0.1"],
+        {"clip": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.1)},
+    ),
+    "gradient_clip_value": (
+        ["gradient_clip_value=0.001"],
+        {"clip": lambda parameters: nn.utils.clip_grad_value_(parameters, 0.001)},
+    ),
     "label_smoothing": (["label_smoothing=0.2"], {"smoothing": 0.2}),
     "gradient_accumulation": (["gradient_accumulation=4"], {}),
     "sgd": (

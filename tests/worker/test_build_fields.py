@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from expt.config.schema import RunConfig
 from expt.data.build import Data
 from expt.errors import ConfigError
 from expt.machine import Machine
-from expt.tasks.classification import Classification
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.worker.build import build_data, build_learner, check_first_output
@@ -48,22 +46,7 @@ def built(*overrides: str, world_size: int = 1) -> tuple[Data, Learner]:
     return data, build_learner(made, data, me)
 
 
-def test_the_data() -> None:
-    data, _ = built(
-        "batch_size=32", "channels_last=true", "dataset.val_fraction=0.2", "dataset.train_limit=100"
-    )
-    assert (len(data.train), data.info.train_size, data.info.val_size) == (3, 100, 287)
-    assert len(built("batch_size=32", "dataset.train_limit=100", "drop_last=false")[0].train) == 4
-    first, second = (
-        next(build_data(config("batch_size=32", f"seed={seed}"), worker()).train.epoch(1))
-        for seed in (0, 1)
-    )
-    assert not torch.equal(first.targets, second.targets)
-    halves = [
-        next(build_data(config("batch_size=32"), worker(rank, 2)).train.epoch(1)).targets
-        for rank in (0, 1)
-    ]
-    assert torch.equal(torch.cat(halves), first.targets)
+def test_the_layout_of_the_data() -> None:
     coloured, _ = built(
         "dataset=synthetic", "dataset.channels=3", "dataset.image_size=[6,5]", "channels_last=true"
     )
@@ -79,29 +62,17 @@ def test_an_augmentation_reaches_training_images_alone() -> None:
     assert torch.equal(next(tests[0].evaluation()).inputs, next(tests[1].evaluation()).inputs)
 
 
-def test_the_learner() -> None:
-    _, learner = built("label_smoothing=0.1", "gradient_accumulation=4", "amp=bf16")
-    assert isinstance(learner.task, Classification)
-    assert (learner.task.label_smoothing, learner.gradient_accumulation, learner.world_size) == (
-        0.1,
-        4,
-        1,
-    )
-    assert learner.precision.dtype == torch.bfloat16
-    assert not learner.compiled
-    assert learner.parallel is learner.module
-    assert built("compile=true")[1].compiled
-    assert not built("compile=auto")[1].compiled
-
-
-@pytest.mark.parametrize("repays", [20, 21])
+@pytest.mark.parametrize(
+    ("wanted", "repays", "compiled"),
+    [(True, 21, True), (False, 20, False), ("auto", 20, True), ("auto", 21, False)],
+)
 def test_a_run_that_is_long_enough_is_compiled(
-    repays: int, monkeypatch: pytest.MonkeyPatch
+    wanted: Any, repays: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("expt.training.compiling.REPAYS_STEPS", repays)
-    made = dataclasses.replace(config("batch_size=64", "epochs=1"), compile="auto")  # as on a GPU
+    made = dataclasses.replace(config("batch_size=64", "epochs=1"), compile=wanted)  # as on a GPU
     data = build_data(made, worker())
-    assert build_learner(made, data, worker()).compiled == (repays == 20)
+    assert build_learner(made, data, worker()).compiled == compiled
 
 
 def test_the_layout_and_the_layers_of_the_model() -> None:
@@ -121,13 +92,6 @@ def test_the_initialisation() -> None:
     assert max(float(weight.abs().max()) for weight in weights) < 0.01
 
 
-def test_the_length_of_the_run() -> None:
-    assert config("epochs=3").total_steps(20, offset=5) == 3 * 20 + 5
-    assert config("epochs=3", "max_steps=7").total_steps(20) == 7
-    _, learner = built("batch_size=64", "epochs=2", "scheduler=one_cycle", "max_steps=9")
-    assert learner.scheduler.state_dict()["total_steps"] == 9
-
-
 def test_the_backward_pass_is_torchs_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = list[float]()
     monkeypatch.setattr(
@@ -138,16 +102,6 @@ def test_the_backward_pass_is_torchs_where_asked_for(monkeypatch: pytest.MonkeyP
         loss = next(learner.module.parameters()).sum()
         learner.precision.backward(loss, 0.5)
     assert taken == [0.5]
-
-
-def test_the_largest_value() -> None:
-    _, learner = built("gradient_clip_value=0.25", "optimizer.momentum=0", "optimizer.lr=1")
-    weight = next(learner.module.parameters())
-    before = weight.detach().clone()
-    for parameter in learner.module.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    learner.precision.update(learner.optimizer, learner.module.parameters())
-    torch.testing.assert_close(before - weight, torch.full_like(weight, 0.25))
 
 
 @pytest.fixture
@@ -216,22 +170,32 @@ def test_sync_is_refused_where_a_worker_has_nothing_to_add(
         refuse_uneven_last_batch(made, data.train.size)
 
 
-OUTPUTS = """
-from torch import nn
 class Few(nn.Sequential):
-    def __init__(self, *, channels, image_size, num_classes, outputs):
+    def __init__(
+        self, *, channels: int, image_size: tuple[int, int], num_classes: int, outputs: int
+    ) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, outputs))
+
+
 class Two(Few):
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> Any:
         return super().forward(images), 0
+
+
 class Flat(Few):
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         return super().forward(images)[:, 0]
+
+
 class Counting(Few):
-    def forward(self, images):
-        self.seen = getattr(self, "seen", 0) + len(images)
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen = True
         return super().forward(images)
-"""
+
+
+def with_model(name: str, outputs: int, *overrides: str) -> RunConfig:
+    target = Target(target=f"{__name__}.{name}", kwargs={"outputs": outputs})
+    return dataclasses.replace(config(*overrides), model=target)
 
 
 @pytest.mark.parametrize(
@@ -244,59 +208,44 @@ class Counting(Few):
     ],
 )
 def test_the_first_output_of_a_persons_own_model_is_looked_at(
-    name: str, outputs: int, told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, outputs: int, told: str | None
 ) -> None:
-    (tmp_path / "own_outputs.py").write_text(OUTPUTS)
-    monkeypatch.syspath_prepend(tmp_path)
-    target = Target(target=f"own_outputs.{name}", kwargs={"outputs": outputs})
-    made = dataclasses.replace(config(), model=target)
+    made = with_model(name, outputs)
     learner = build_learner(made, build_data(made, worker()), worker())
     module, images = learner.module, torch.zeros(2, 1, 8, 8)
     if told is None:
         assert module(images).shape == (2, 10)
     else:
         with pytest.raises(
-            ConfigError, match=re.escape(f"model._target_=own_outputs.{name}: {told}")
+            ConfigError, match=re.escape(f"model._target_={__name__}.{name}: {told}")
         ):
             module(images)
     module(images)  # once is enough
 
 
-def test_metrics_are_tried_out_without_a_trace_in_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_are_tried_out_without_a_trace_in_the_model() -> None:
     pytest.importorskip("torchmetrics")
-    (tmp_path / "own_counting.py").write_text(OUTPUTS)
-    monkeypatch.syspath_prepend(tmp_path)
     auroc = "torchmetrics.classification.MulticlassAUROC, num_classes: 10"
     fine, wrong = (
         f"+task.metrics.x={{_target_: {metric}, better: max}}"
         for metric in (auroc, "torchmetrics.MeanSquaredError")
     )
-    target = Target(target="own_counting.Counting", kwargs={"outputs": 10})
     with pytest.raises(ConfigError, match=r"^task\.metrics\.x: "):
         built(wrong)
-    made = dataclasses.replace(config(fine), model=target)
+    made = with_model("Counting", 10, fine)
     assert not hasattr(build_learner(made, build_data(made, worker()), worker()).module, "seen")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_outputs_that_no_class_has_are_told_once(
-    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rank: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "own_more_outputs.py").write_text(OUTPUTS)
-    monkeypatch.syspath_prepend(tmp_path)
-    made = dataclasses.replace(
-        config(), model=Target(target="own_more_outputs.Few", kwargs={"outputs": 11})
-    )
+    made = with_model("Few", 11)
     who = dataclasses.replace(worker(), rank=rank)
     module = build_learner(made, build_data(made, worker()), who).module
     for _ in range(2):
         module(torch.zeros(2, 1, 8, 8))
-    said = (
-        "model._target_=own_more_outputs.Few: gives 11 outputs for each sample, and there are 10"
-        " classes"
-    )
+    said = f"model._target_={__name__}.Few: gives 11 outputs for each sample"
     assert capsys.readouterr().err.count(said) == (rank == 0)
 
 
