@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from expt.config.schema import RunConfig
+from expt.dashboards import events
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
-from expt.worker import build
+from expt.worker import build, comparison
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, usual
 from tests.ranks import together
@@ -37,7 +38,9 @@ TrainAlone = Callable[..., Trained]
 
 
 @pytest.fixture
-def train_alone(tmp_path: Path, configured: Configured) -> Iterator[TrainAlone]:
+def train_alone(
+    tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TrainAlone]:
     """`train_alone("epochs=2", name="a", source=None)` trains in tmp_path/a; `before` may change
     the run it gets."""
 
@@ -58,8 +61,15 @@ def train_alone(tmp_path: Path, configured: Configured) -> Iterator[TrainAlone]:
             beat=lambda: None,
         )
         before(run)
-        return Trained(run, run.train(source, observe))
+        try:
+            return Trained(run, run.train(source, observe))
+        except BaseException:
+            if hasattr(run, "record"):
+                run.record.end("interrupted", {})  # closes its files, as the worker's end would
+            raise
 
+    # a running TensorBoard alone needs it
+    monkeypatch.setattr(events, "_let_the_second_pass", lambda folder: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield train
@@ -124,3 +134,9 @@ def configs(configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return dataclasses.replace(given, world_size=size)
 
     return configure
+
+
+@pytest.fixture
+def not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes before the first epoch takes as long as three, and has its own tests."""
+    monkeypatch.setattr(comparison, "compare", lambda *_: None)

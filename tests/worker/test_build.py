@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from expt.data.kinds.originals import Digits
 from expt.training.precision import Precision
 from expt.worker import parallel
 from tests.conftest import Configured, as_typed
-from tests.worker.conftest import ALONE, TrainAlone
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 
 STEPS, SEED = 8, 3
 MEAN, STD = 0.3053, 0.3760
@@ -152,3 +153,19 @@ def test_what_a_checkpoint_lacks_is_rank_0_s_when_it_is_loaded(leaves_out: bool)
     if leaves_out:  # as of frozen weights that need not be saved
         module.register_state_dict_post_hook(lambda _, state, *__: state.__delitem__("weight"))
     assert parallel.without_broadcasts(module, begins=False)["init_sync"] == leaves_out
+
+
+TEXT = as_typed(
+    "model=transformer task=language_model dataset=text dataset.context=16 optimizer=adamw epochs=1"
+    " model.layers=2 model.width=16 model.heads=2 model.dropout=0.2 max_steps=4 log_every=1"
+    " ema=0.9 gradient_accumulation=2 batch_size=16 gradient_clip=0.1 amp=bf16"
+)
+
+
+def test_what_saves_memory_changes_no_number(train_together: TrainTogether, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("to be or not to be, that is the question\n" * 60)
+    words = (*TEXT, f"dataset.root='{tmp_path / 'book.txt'}'")
+    kept = train_together(2, *words, name="kept")
+    again = train_together(2, *words, "activation_checkpointing=auto", "offload=cpu", name="again")
+    assert again.points == kept.points
+    assert len(kept.curve("running/loss")) == 4

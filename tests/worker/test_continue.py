@@ -12,7 +12,6 @@ from tensorboard.plugins.hparams import metadata
 
 import expt
 from expt.command.rerun import NOT_REPEATED
-from expt.dashboards import events
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
@@ -141,11 +140,7 @@ def test_what_is_trained_longer_is_what_it_would_have_been_at_once(
     train_alone: TrainAlone,
     configured: Configured,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        events, "_let_the_second_pass", lambda folder: None
-    )  # a running TensorBoard alone needs it
     words, (first, *ends) = (*SHORT, *CASES[name][0]), CASES[name][1]
     for folder in ("longer", "at_once"):
         create_result(RunPaths(tmp_path / folder))

@@ -14,7 +14,7 @@ from tests.conftest import RunFolder, run
 from tests.worker.conftest import TrainAlone
 from tests.worker.test_run import TURNING
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 BETTER: dict[str, Better] = {"loss": "min", "accuracy": "max"}
 
@@ -52,6 +52,8 @@ def due_after(
         ([0.5, 0.6, 0.7, 0.8], {"metric": "accuracy/val", "min_delta": 0.25}, 3),
         ([NAN, NAN, 1.0], {}, 2),
         ([2.0, NAN, 1.0, 1.5], {}, None),
+        ([1.0, -INF, -INF], {}, 3),
+        ([1.0, INF, INF], {"metric": "accuracy/val"}, 3),
         ([0.3, 0.1, NAN, 0.0, -0.1], {"patience": None, "threshold": 0.0}, 4),
         ([0.5, 0.89, 0.9], {"metric": "accuracy/val", "patience": None, "threshold": 0.9}, 3),
         ([0.5, 0.4, 0.3, 0.95], {"metric": "accuracy/val", "threshold": 0.9}, 3),

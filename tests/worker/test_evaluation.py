@@ -5,7 +5,6 @@ scales elsewhere.
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -489,23 +488,20 @@ def test_every_part_counts_once(digits: Path, capfd: Any) -> None:
 
 
 def test_numbers_are_shown_in_tensorboard_beside_the_runs(digits: Path) -> None:
-    asked = evaluation_settings.read(["world_size=1", "tensorboard.images=true"])
-    measured = evaluation_settings.settings(digits, found(digits, "best")[0], asked)
-    paths = RunPaths(digits / "evaluations" / "shown")
-    paths.folder.mkdir(parents=True)
-    update_result(paths, status="running", config=shown(measured.config))
-    measure_weights(measured.evaluation, measured.config, paths, ALONE, lambda: None)
+    number = len([*digits.glob("evaluations/*")])
+    shown_there = evaluated(digits, "tensorboard.images=true")
+    (folder,) = digits.glob(f"evaluations/*-{number}")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(paths.folder)).Reload()
+    events = EventAccumulator(str(folder)).Reload()
     (point,) = events.Scalars("accuracy/test")
     assert (point.step, point.value) == (
         2,
-        pytest.approx(read_result(paths)["metrics"]["accuracy/test"]),
+        pytest.approx(shown_there["metrics"]["accuracy/test"]),
     )
     assert {*events.Tags()["images"]} == {"confusion/test", "mistakes/test"}
     assert not [tag for tag in events.Tags()["tensors"] if "hparams" in tag]
-    assert json.loads((paths.folder / "result.json").read_text())["evaluation_of"]["step"] == 2
+    assert shown_there["evaluation_of"]["step"] == 2
 
 
 def test_an_evaluation_is_timed_by_its_first_batches(monkeypatch: pytest.MonkeyPatch) -> None:

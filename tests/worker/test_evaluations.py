@@ -19,7 +19,7 @@ from tests.conftest import Trained as TrainInWorkers
 from tests.integration.test_resume import _assert_equal, _kill_at, _same
 from tests.worker.conftest import TrainAlone, TrainTogether
 from tests.worker.test_continue import SHORT, _assert_same, _longer
-from tests.worker.test_toggled import TOGGLED
+from tests.worker.test_weights_to_use import TOGGLED
 
 FEW = ("dataset.train_limit=320", "batch_size=32", "log_every=3")
 

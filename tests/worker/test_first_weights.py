@@ -314,3 +314,13 @@ def test_what_was_learned_under_other_names_is_told(
     config = configured(f"weights={tmp_path}/best.pt")
     first_weights.begin_with(config, net(), ALONE, {key: now, "image_size": (2, 2)})
     assert (f"the {key} {then[0]}" in capsys.readouterr().err) == warns
+
+
+def test_the_parts_of_a_forks_other_run_go_with_its_checkpoint(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.checkpoints.mkdir()
+    for file, folder in ((paths.forked, "step-19.parts"), (paths.last, "step-38.parts")):
+        (paths.checkpoints / folder).mkdir()
+        torch.save({checkpoint_file.PARTS: {"folder": folder}}, file)
+    first_weights.release_fork(paths, ALONE)
+    assert {path.name for path in paths.checkpoints.iterdir()} == {"last.pt", "step-38.parts"}

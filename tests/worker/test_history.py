@@ -1,4 +1,5 @@
-"""What a run remembers: which value is the best, and how long it took over all attempts."""
+"""What a run remembers: which value is the best, how long it took over all attempts, and what is
+due by the clock."""
 
 from __future__ import annotations
 
@@ -6,30 +7,9 @@ import math
 
 import pytest
 
-from expt.config.kinds import Better
-from expt.worker.record import History, is_better
-
-
-@pytest.mark.parametrize(
-    ("value", "than", "better", "expected"),
-    [
-        (0.5, None, "min", True),
-        (0.5, 0.6, "min", True),
-        (0.6, 0.5, "min", False),
-        (0.5, 0.5, "min", False),
-        (0.6, 0.5, "max", True),
-        (0.5, 0.6, "max", False),
-        (0.5, 0.5, "max", False),
-        (math.nan, None, "max", False),
-        (math.nan, 0.5, "min", False),
-        (-math.inf, 0.5, "min", False),
-        (math.inf, 0.5, "max", False),
-    ],
-)
-def test_lower_or_higher_is_better_and_what_is_not_finite_never(
-    value: float, than: float | None, better: Better, expected: bool
-) -> None:
-    assert is_better(value, than, better) is expected
+from expt.worker.record import History
+from expt.worker.steps import Times
+from tests.conftest import Configured, as_typed
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -81,3 +61,23 @@ def test_a_best_whose_weights_are_gone_is_no_best() -> None:
     history.last = {"loss/val": 0.9}
     assert history.note_evaluation(2, 20)
     assert history.reached["objective"]["value"] == 0.9
+
+
+def test_by_the_clocks_since_the_last(configured: Configured) -> None:
+    now = trained = 0.0
+    history = History("loss/val", "min", clock=lambda: trained)
+    words = as_typed(
+        "checkpoint.every_minutes=2 eval_every_minutes=3 max_minutes=4 checkpoint.every_epochs=null"
+    )
+    times = Times(configured(*words), clock=lambda: now)
+    history.begin_epoch()
+    now = 120.0
+    assert times.by_clock(history) == set()
+    now, trained = 121.0, 180.0
+    assert times.by_clock(history) == {"save", "evaluate"}
+    assert times.by_clock(None) == {"save"}, "of another rank"
+    times.saved()
+    history.note_evaluation(1, 5)
+    assert times.by_clock(history) == set()
+    trained = 240.0
+    assert times.by_clock(history) == {"end"}

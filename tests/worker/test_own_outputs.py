@@ -1,18 +1,19 @@
 """How many outputs a model has where neither a dataset nor a task of a person's own says a number
-of classes."""
+of classes, and what is drawn of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.inference import load
 from expt.worker import build
 from tests.conftest import Configured
-from tests.worker.conftest import ALONE
+from tests.worker.conftest import ALONE, TrainAlone
 
 OWN = "tests.worker.own_pictures"
 WORDS = (
@@ -74,3 +75,11 @@ def test_a_number_that_nobody_says_or_two_say_is_told(
     with pytest.raises(ConfigError) as caught:
         built(configured(*WORDS, *words))
     assert told in str(caught.value)
+
+
+def test_only_what_is_a_score_of_a_class_makes_a_confusion_matrix(train_alone: TrainAlone) -> None:
+    more = (*NET, "+dataset.num_classes=10", "tensorboard.images=true")
+    for name, words in (("embedded", WORDS), ("scores", WORDS[:-3])):
+        done = train_alone(*words, *more, name=name)
+        pictures = EventAccumulator(str(done.folder)).Reload().Tags()["images"]
+        assert ("confusion/test" in pictures, bool(pictures)) == (name == "scores",) * 2

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from expt.dashboards import events
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
@@ -46,24 +45,13 @@ def pruned_after(
     return train_alone(*words, name="pruned", source=source, before=until)
 
 
-def found(configured: Configured, paths: RunPaths, *words: str) -> Path:
-    """The checkpoint from which the driver would let the run go on."""
-    source = continued(configured(*words), paths)
-    assert source is not None
-    return source
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_has_paused_goes_on_to_the_same_bits(
     name: str,
     train_alone: TrainAlone,
     configured: Configured,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        events, "_let_the_second_pass", lambda folder: None
-    )  # a running TensorBoard alone needs it
     words, pauses = (*SHORT, *CASES[name][0]), CASES[name][1]
     for folder in ("pruned", "at_once"):
         create_result(RunPaths(tmp_path / folder))
@@ -74,7 +62,8 @@ def test_a_run_that_has_paused_goes_on_to_the_same_bits(
         assert len(pruned.result["epoch_s"]) == epoch == len(pruned.curve("loss/val"))
         assert pruned.result["objective"]["value"] is not None
         assert (pruned.result["stopped_early"], pruned.curve("loss/test")) == (None, [])
-        source = found(configured, paths, *words)
+        source = continued(configured(*words), paths)
+        assert source is not None
         assert checkpoint.load(source)["position"]["epoch"] == epoch
     done = train_alone(*words, name="pruned", source=source)
     assert done.status == "completed"

@@ -17,19 +17,14 @@ from expt.runs import checkpoint, checkpoint_file, tags
 from expt.runs.paths import RunPaths
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
-from expt.worker import comparison, fault, first_weights
+from expt.worker import fault, first_weights
 from tests import ranks
 from tests.conftest import RunFolder, as_typed
 from tests.requests import resumed
 from tests.worker.conftest import ALONE
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
-
-@pytest.fixture(autouse=True)
-def _not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes before the first epoch takes as long as three, and has its own tests."""
-    monkeypatch.setattr(comparison, "compare", lambda *_: None)
-
+pytestmark = pytest.mark.usefixtures("not_compared")
 
 SMALL = ("epochs=1", "dataset.train_limit=136", "drop_last=false", "log_every=1", "batch_size=64")
 """Three steps, of which the last has eight samples; 144 are evaluated, the last worker's share

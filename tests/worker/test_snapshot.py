@@ -105,24 +105,15 @@ def test_another_number_of_workers_shares_the_sums_out(rank: int) -> None:
     rng = [dict(state["workers"][0]["rng"]) for _ in range(2)]
     for number, one in enumerate(rng):
         one["torch"] = torch.Generator().manual_seed(100 + number).get_state().numpy().tobytes()
+    sums = [1.0 + 2**24, 2.0, 3.0, 4.0, 5.0], [10.0, 20.0, 30.0, 40.0, 50.0]
     state["workers"] = [
-        {
-            "rng": rng[0],
-            "sums": [1.0 + 2**24, 2.0, 3.0, 4.0, 5.0],
-            "finite": [1.0 + 2**24, 2.0, 3.0, 4.0, 5.0],
-            "logged": [0.5, 1.0, 1.5, 2.0, 2.5],
-        },
-        {
-            "rng": rng[1],
-            "sums": [10.0, 20.0, 30.0, 40.0, 50.0],
-            "finite": [10.0, 20.0, 30.0, 40.0, 50.0],
-            "logged": [5.0, 10.0, 15.0, 20.0, 25.0],
-        },
+        {"rng": drawn, "sums": each, "finite": each, "logged": [value / 2 for value in each]}
+        for drawn, each in zip(rng, sums, strict=True)
     ]
     subject.load_state_dict(state)
     total = [11.0 + 2**24, 22.0, 33.0, 44.0, 55.0]
     assert subject.sums.state_dict() == (
-        {"sums": total, "finite": total, "logged": [5.5, 11.0, 16.5, 22.0, 27.5]}
+        {"sums": total, "finite": total, "logged": [value / 2 for value in total]}
         if rank == 0
         else dict.fromkeys(("sums", "finite", "logged"), [0.0] * 5)
     )

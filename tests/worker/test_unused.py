@@ -17,17 +17,11 @@ from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.training import sharding
 from expt.training.collectives import Worker
-from expt.worker import comparison
 from tests.conftest import as_typed
 from tests.worker.odd_models import Apart, Centred, Mixture
 from tests.worker.sharded import Configs, apart, together, trained
 
-
-@pytest.fixture(autouse=True)
-def _not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes before the first epoch takes as long as three, and has its own tests."""
-    monkeypatch.setattr(comparison, "compare", lambda *_: None)
-
+pytestmark = pytest.mark.usefixtures("not_compared")
 
 FIND = "ddp.find_unused_parameters=true"
 SHORT = as_typed(

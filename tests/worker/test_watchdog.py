@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from expt.worker.watchdog import TICKS, Watchdog
 
 
@@ -34,14 +36,15 @@ def naps_until_a_hang(beats_after: set[int], *, most: int = 5 * TICKS) -> int | 
     return hung[0] if hung else None
 
 
-def test_one_that_never_begins_is_told_after_its_time() -> None:
-    """Its dataset blocks, or the others cannot be reached."""
-    assert naps_until_a_hang(set()) == TICKS
-
-
-def test_a_worker_that_beats_lives() -> None:
-    assert naps_until_a_hang(set(range(1, 5 * TICKS, TICKS - 1))) is None
-
-
-def test_one_that_stops_is_told_after_its_time() -> None:
-    assert naps_until_a_hang({1, 2, 7}) in (7 + TICKS, 8 + TICKS)
+@pytest.mark.parametrize(
+    ("beats_after", "hangs_after"),
+    [
+        (set(), {TICKS}),  # its dataset blocks, or the others cannot be reached
+        (set(range(1, 5 * TICKS, TICKS - 1)), {None}),
+        ({1, 2, 7}, {7 + TICKS, 8 + TICKS}),
+    ],
+)
+def test_one_that_stops_or_never_begins_is_told_after_its_time(
+    beats_after: set[int], hangs_after: set[int | None]
+) -> None:
+    assert naps_until_a_hang(beats_after) in hangs_after
