@@ -16,7 +16,6 @@ import expt
 from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
 from expt.launch.launcher import (
-    Launcher,
     adopt,
     first_host,
     launcher,
@@ -38,16 +37,6 @@ def set_all(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-
-
-def test_alone_expt_starts_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(monkeypatch)
-    how = launcher()
-    assert type(how) is Launcher
-    assert (how.follow(0.0), how.earlier_folder()) == (None, None)
-    refuse_in_torchrun("a sweep")
-    with how.deciding():
-        pass
 
 
 def test_a_worker_of_torchrun_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:

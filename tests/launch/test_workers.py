@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from expt.errors import ConfigError, DataError, Diverged, Interrupted, RunFailed, TimedOut
+from expt.errors import ConfigError, DataError, Diverged, RunFailed, TimedOut
 from expt.launch import processes
 from expt.launch.forkserver import FINISHED
 from expt.launch.workers import LATE_S, Aftermath, Workers, bind_free_port
@@ -44,17 +44,6 @@ def test_the_driver_is_woken_by_those_alone_that_it_has_not_seen_ended(tmp_path:
     assert found.sentinels == [0, 1], "one that has ended since must wake it"
     found.poll()
     assert found.sentinels == [0]
-
-
-def test_all_have_completed(tmp_path: Path) -> None:
-    create_result(RunPaths(tmp_path), status="completed")
-    assert workers(tmp_path, FINISHED, FINISHED).poll() is True
-
-
-def test_all_were_interrupted_and_have_saved(tmp_path: Path) -> None:
-    create_result(RunPaths(tmp_path), status="interrupted")
-    with pytest.raises(Interrupted):
-        workers(tmp_path, FINISHED).poll()
 
 
 def test_an_end_without_a_result_is_a_failure(tmp_path: Path) -> None:
