@@ -21,7 +21,6 @@ class Net(nn.Module):
         return nn.Linear(width, width)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, 10]."""
         inside = self.blocks[0](self.first(images.flatten(1)).relu())
         return self.last(self.more(inside).relu())  # type: ignore[no-any-return]
 
@@ -104,7 +103,6 @@ class ClampedLinear(nn.Linear):
     """Its weights are kept small, where they are used."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """As a linear layer's."""
         with torch.no_grad():
             self.weight.clamp_(-0.1, 0.1)
         return super().forward(inputs)
@@ -144,7 +142,6 @@ class Marked(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, 10]."""
         return self.blocks[1](self.blocks[0](images.flatten(1)).relu()) + self.bias  # type: ignore[no-any-return]
 
 
@@ -157,7 +154,6 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(number))
 
     def forward(self, inside: Tensor) -> Tensor:
-        """Return a tensor [B, width]."""
         shares = self.gate(inside)[:, :-1].softmax(-1)
         chosen = shares.argmax(-1)
         for number, expert in enumerate(self.experts):
@@ -177,7 +173,6 @@ class Mixture(nn.Module):
         self.blocks = nn.ModuleList(Experts(width, 3) for _ in range(2))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, 10]."""
         inside = self.first(images.flatten(1))
         for block in self.blocks:
             inside = block(inside)
@@ -188,7 +183,6 @@ class Apart(Mixture):
     """Each worker calls a block of its own."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, 10]."""
         inside: Tensor = self.blocks[dist.get_rank()](self.first(images.flatten(1)))
         return self.last(inside)  # type: ignore[no-any-return]
 
@@ -204,7 +198,6 @@ class Centred(nn.Module):
         self.body, self.head = nn.Linear(64, width), nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, 10]."""
         flat = images.flatten(1)
         if self.training:
             self.mean.mul_(0.9).add_(flat.detach().mean(0), alpha=0.1)
@@ -224,7 +217,6 @@ class OddMemory(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits."""
         return nn.functional.linear(images.flatten(1) * self.scale[0], self.weight)
 
 

@@ -125,7 +125,6 @@ class BySize(torch.optim.SGD):
     """Steps are as much larger as a parameter asks for, of the numbers that it does not mask."""
 
     def step(self, closure: Any = None) -> Any:
-        """As SGD's, by other gradients."""
         for group in self.param_groups:
             for one in group["params"]:
                 one.grad.mul_(getattr(one, "scale", 1.0))

@@ -125,15 +125,6 @@ def test_a_setting_changes_the_curve_as_it_should(
     assert of_epoch == pytest.approx(np.mean(expected), abs=1e-3)
 
 
-def test_points_of_the_learning_rate_stand_at_the_steps_that_used_it(
-    train_alone: TrainAlone,
-) -> None:
-    done = train_alone("scheduler=cosine", f"max_steps={STEPS}", "log_every=2")
-    assert dict(done.curve("lr")) == pytest.approx(
-        {step: 0.05 * cosine(step - 1) for step in (2, 4, 6, 8)}
-    )
-
-
 def test_dataparallel_gets_the_gpus_of_its_process_and_averages_nothing(
     configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

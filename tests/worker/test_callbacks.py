@@ -15,7 +15,7 @@ from expt.runs import checkpoint, tags
 from expt.training.learner import Position
 from expt.worker.callbacks import Callbacks, as_bytes
 from tests.conftest import as_typed
-from tests.worker.conftest import ALONE, TrainAlone, Trained, TrainTogether, stopped_and_resumed
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
 from tests.worker.looking_on import Busy, Noting
 from tests.worker.test_run import TURNING, measured, values
 
@@ -29,10 +29,6 @@ def words(*classes: str) -> str:
 NOISY = (*TURNING, "model=convnet", "model.dropout=0.2", "epochs=2", "ema=0.9")
 
 
-def without_own(done: Trained) -> list[dict[str, Any]]:
-    return [point for point in values(done) if not point["tag"].startswith("mine/")]
-
-
 def test_it_is_called_after_every_few_steps(
     train_alone: TrainAlone, train_together: TrainTogether
 ) -> None:
@@ -41,7 +37,8 @@ def test_it_is_called_after_every_few_steps(
     done = train_alone(*noisy, name="done")
     assert [step for step, _ in done.curve("mine/calls")] == [3, 6, 9, 12, 15, 18]
     plain = train_alone(*NOISY, "log_every=1", name="plain")
-    assert without_own(done) == values(plain), "no number depends on it"
+    others = [point for point in values(done) if not point["tag"].startswith("mine/")]
+    assert others == values(plain), "no number depends on it"
     assert "callbacks" not in checkpoint.load(plain.folder / "checkpoints" / "last.pt")
     assert values(stopped_and_resumed(train_alone, *noisy, step=12)) == values(done)
     two = train_together(2, *TURNING, "epochs=1", "log_every=1", words("Stepping"), name="two")

@@ -426,18 +426,6 @@ def test_what_makes_no_sense_is_told_in_a_line(word: str, digits: Path) -> None:
     assert len(raised.value.problems) == 1
 
 
-def test_another_kind_of_dataset_has_the_runs_size_and_normalisation(digits: Path) -> None:
-    used = evaluated(digits, "dataset=synthetic", "dataset.test_size=20", "dataset.train_size=20")[
-        "config"
-    ]["dataset"]
-    assert (used["mean"], used["std"], used["image_size"], used["test_size"]) == (
-        [0.3053],
-        [0.376],
-        [8, 8],
-        20,
-    )
-
-
 def write_test_alone(root: Path, number: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
     """Digits as colour pictures in root/test/CLASS, and the pixels and classes in the order of
     their paths.

@@ -3,6 +3,7 @@ step is done again as if nothing had been."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,9 @@ from expt.tasks.classification import Classification
 from expt.tasks.task import Task
 from expt.worker import build, parallel
 from tests.conftest import Configured, RunFolder, Trained, as_typed
-from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stop_at
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stop_at
 from tests.worker.odd_models import Hungry
 from tests.worker.stateful import Saved
-from tests.worker.test_run import values
 
 MODELS = "tests.worker.odd_models"
 SHORT = as_typed("epochs=1 max_steps=9 log_every=1 tensorboard.images=false")
@@ -36,15 +36,6 @@ def of(name: str, **arguments: object) -> tuple[str, ...]:
 def last(run: RunFolder) -> dict[str, Any]:
     found: dict[str, Any] = checkpoint.load(run.folder / "checkpoints" / "last.pt")
     return found
-
-
-def assert_same(one: RunFolder, other: RunFolder) -> None:
-    """To the bit: weights, statistics and each worker's random numbers and sums."""
-    assert values(one) == values(other)
-    first, second = last(one), last(other)
-    for name, tensor in first["model"].items():
-        assert torch.equal(tensor, second["model"][name]), name
-    assert first["workers"] == second["workers"]
 
 
 def test_a_run_is_that_with_the_number_that_fits(train_together: TrainTogether) -> None:
@@ -71,7 +62,11 @@ def test_the_curve_of_a_plain_loop(
     )
     done = train_together(2, *words, AUTO, name="two")
     begun: list[dict[str, Any]] = []
-    train_alone(*words, "max_steps=1", before=lambda run: begun.append(_copied(run.learner.module)))
+    train_alone(
+        *words,
+        "max_steps=1",
+        before=lambda run: begun.append(copy.deepcopy(run.learner.module.state_dict())),
+    )
     model, losses = Hungry(1000), []
     model.load_state_dict(begun[0])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -84,10 +79,6 @@ def test_the_curve_of_a_plain_loop(
     assert len(losses) == 21
     found = [value for _, value in done.curve("running/loss")]
     assert found == pytest.approx(losses, abs=1e-5)
-
-
-def _copied(module: nn.Module) -> dict[str, Any]:
-    return {name: each.clone() for name, each in module.state_dict().items()}
 
 
 def test_a_resumed_run_keeps_what_was_found(train_alone: TrainAlone) -> None:

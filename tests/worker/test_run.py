@@ -148,11 +148,13 @@ class Watching(Observer):
 
 def test_who_looks_on_is_told_of_each_moment(train_alone: TrainAlone) -> None:
     seen = Watching()
-    train_alone("dataset.train_limit=128", "epochs=2", observe=lambda *_: seen)
+    words = ("dataset.train_limit=128", "epochs=2", "model=convnet", "model.dropout=0.2")
+    done = train_alone(*words, observe=lambda *_: seen)
     step = ["batch of 64", "gradients"]
     first = [*step, *step, "epoch, True, False", "val, False"]
     last = [*step, *step, "epoch, True, True", "val, True", "test, True", "end, True"]
     assert seen.moments == [*first, *last]
+    assert values(done) == values(train_alone(*words, name="drawn")), "no number depends on it"
 
 
 def test_who_looks_on_is_told_where_early_stop_ends_a_run(train_alone: TrainAlone) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from expt.config.schema import RunConfig
-from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
 from tests.conftest import RunFolder, as_typed
-from tests.integration.test_resume import _same
 from tests.requests import begun, continued
+from tests.worker.conftest import assert_same
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
 SHORT = (
@@ -26,14 +25,6 @@ DRAWING = (
     "mixup=0.2",
     "early_stop={metric: loss/val, patience: 9}",
 )
-
-
-def assert_same_end(one: Path, other: Path) -> None:
-    states = [checkpoint.load(RunPaths(folder).last) for folder in (one, other)]
-    for key in ("model", "ema", "optimizer", "workers"):
-        assert _same(*(state[key] for state in states)), (one, key)
-    assert len(states[0]["epoch_s"]) == len(states[1]["epoch_s"])
-    assert RunFolder(one).points == RunFolder(other).points
 
 
 @pytest.mark.slow
@@ -69,7 +60,7 @@ def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(
 
     assert together(tmp_path, 2, go_on) == [["completed"] * 2] * 2
     for name in sources:
-        assert_same_end(tmp_path / name, tmp_path / "whole")
+        assert_same(*(RunFolder(tmp_path / each) for each in (name, "whole")))
 
 
 FORKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -71,17 +71,12 @@ def test_a_checkpoint_is_mapped_and_what_trains_on_is_not_in_its_file(tmp_path: 
 
 def test_float16s_scale_is_kept() -> None:
     first = snapshot(amp="fp16")
-    first.learner.precision.scaler.load_state_dict(
-        {**_scaler(), "scale": 512.0, "_growth_tracker": 7}
-    )
+    scaler = first.learner.precision.scaler
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 512.0, "_growth_tracker": 7})
     second = snapshot(amp="fp16")
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert second.state_dict()["scaler"] == first.state_dict()["scaler"]
     assert second.learner.precision.scaler.get_scale() == 512.0
-
-
-def _scaler() -> dict[str, Any]:
-    return snapshot(amp="fp16").learner.precision.scaler.state_dict()
 
 
 def test_one_cycle_stretches_over_more_epochs() -> None:
