@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from expt.errors import ConfigError, DataError, Diverged, RunFailed, TimedOut
+from expt.errors import ConfigError, DataError, Diverged, Interrupted, RunFailed, TimedOut
 from expt.launch import processes
 from expt.launch.forkserver import FINISHED
 from expt.launch.workers import LATE_S, Aftermath, Workers, bind_free_port
@@ -46,10 +46,14 @@ def test_the_driver_is_woken_by_those_alone_that_it_has_not_seen_ended(tmp_path:
     assert found.sentinels == [0]
 
 
-def test_an_end_without_a_result_is_a_failure(tmp_path: Path) -> None:
-    create_result(RunPaths(tmp_path))
-    with pytest.raises(RunFailed, match="the workers ended without a result; see"):
+@pytest.mark.parametrize(("status", "end"), [("interrupted", Interrupted), ("running", RunFailed)])
+def test_an_end_without_a_result_is_an_interruption_or_a_failure(
+    status: str, end: type[Exception], tmp_path: Path
+) -> None:
+    create_result(RunPaths(tmp_path), status=status)
+    with pytest.raises(end) as caught:
         workers(tmp_path, FINISHED).poll()
+    assert caught.type is end
 
 
 @pytest.mark.parametrize("code", [0, 1])
