@@ -46,11 +46,13 @@ def built(*overrides: str, world_size: int = 1) -> tuple[Data, Learner]:
     return data, build_learner(made, data, me)
 
 
-def test_the_layout_of_the_data() -> None:
-    coloured, _ = built(
-        "dataset=synthetic", "dataset.channels=3", "dataset.image_size=[6,5]", "channels_last=true"
-    )
-    assert next(coloured.train.epoch(1)).inputs.is_contiguous(memory_format=torch.channels_last)
+def test_the_layout_of_the_data_and_of_the_layers() -> None:
+    words = ("dataset=synthetic", "dataset.channels=3", "dataset.image_size=[8,8]", "model=convnet")
+    for on in (True, False):
+        data, learner = built(*words, f"channels_last={str(on).lower()}")
+        weight = [one for one in learner.module.parameters() if one.dim() == 4][-1]
+        for found in (next(data.train.epoch(1)).inputs, weight):
+            assert found.is_contiguous(memory_format=torch.channels_last) == on
 
 
 def test_an_augmentation_reaches_training_images_alone() -> None:
@@ -75,13 +77,8 @@ def test_a_run_that_is_long_enough_is_compiled(
     assert build_learner(made, data, worker()).compiled == compiled
 
 
-def test_the_layout_and_the_layers_of_the_model() -> None:
-    models = [built("model=convnet", f"channels_last={on}")[1].module for on in ("true", "false")]
-    weights = [
-        [parameter for parameter in model.parameters() if parameter.dim() == 4][-1]
-        for model in models
-    ]
-    assert [w.is_contiguous(memory_format=torch.channels_last) for w in weights] == [True, False]
+def test_the_length_of_a_fork_counts_what_came_before() -> None:
+    assert config("epochs=3").total_steps(20, offset=5) == 3 * 20 + 5
 
 
 def test_the_initialisation() -> None:

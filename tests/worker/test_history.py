@@ -13,10 +13,9 @@ from tests.conftest import Configured, as_typed
 def test_what_was_finite_once_has_a_best() -> None:
     history = History("acc/val", "max")
     assert history.why_no_best(1) is None, "nothing was evaluated"
-    history.last["acc/val"] = 0.5
-    assert history.note_evaluation(1, 10)
-    history.last["acc/val"] = math.inf
-    assert not history.note_evaluation(2, 20)
+    for epoch, (value, is_best) in enumerate(((math.inf, False), (0.5, True), (math.inf, False))):
+        history.last["acc/val"] = value
+        assert history.note_evaluation(epoch, 10 * epoch) == is_best
     assert history.why_no_best(2) is None, "epoch 1 is the best"
 
 
