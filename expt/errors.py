@@ -3,6 +3,7 @@
 ExptError                1
 +-- ConfigError          2   a key, a value, or a combination that cannot run
 |   +-- DataError        2   data that is missing, truncated or malformed
+|   +-- CheckpointError  2   a checkpoint that cannot be read
 |   +-- FolderInUse      2   a run's folder, in which another command is at work
 +-- RunFailed            1   a worker raised, was killed, or stopped too early
 |   +-- SweepFailed      1   some of a sweep's runs did
@@ -11,7 +12,6 @@ ExptError                1
 |   +-- WorkersLost      1   the process that all workers are forked from was killed
 |   +-- Diverged         1   the loss or the weights are no longer finite
 |   +-- OutOfMemory      1   of the GPU, or of the machine
-+-- CheckpointError      1   a checkpoint that could not be written, or none that can be read
 +-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); it can continue
 """
 
@@ -64,6 +64,10 @@ def collected(function: Callable[[Item], Found], items: Iterable[Item]) -> list[
     if problems:
         raise DataError(problems)
     return found
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint is not what was written, or there is no room to read it."""
 
 
 class FolderInUse(ConfigError):
@@ -121,10 +125,6 @@ class OutOfMemory(RunFailed):
 
 BAD_TRIALS = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
 """Errors that say something of the settings, rather than of the code or the machine, by name."""
-
-
-class CheckpointError(ExptError):
-    """A checkpoint could not be written, or is not what was written."""
 
 
 class Interrupted(ExptError):

@@ -327,10 +327,10 @@ def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[
     """Raise DataError where nothing can be learned of classes: only one, or few rows of each."""
     what = f"all rows are of one class, {names[0]}"
     if len(names) > 1:
-        what = f"has {len(names)} classes in {len(classes)} rows, too few of each to learn one"
-        what += "; use task=regression for numbers"
+        what = f"has {len(names):,} classes in {len(classes):,} rows, too few of each to learn one"
     if not 1 < len(names) <= max(20, len(classes) / 2):
-        raise DataError(f"{path}: column {name}: {what}; name another target")
+        fix = "name another by dataset.targets, or use task=regression for numbers"
+        raise DataError(f"{path}: column {name}: {what}; {fix}")
 
 
 def check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:

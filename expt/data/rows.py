@@ -260,7 +260,7 @@ def _answers(
         if wanted.limit is not None:
             check_learnable(path, target.name, classes, names)
         return classes, names
-    fix = _LABELS if wanted.kind == "labels" else FIX
+    fix = _LABELS if wanted.kind == "labels" else f"{FIX}, or use task=classification for classes"
     refuse(path, {each.name: each.odd_rows(fix) for each in targets})
     for each in targets:
         each.number()

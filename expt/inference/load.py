@@ -226,7 +226,7 @@ def load(
 
     The folder of a run is code: classes of a notebook or a script are in its `code/`, and are
     imported. With `trust_code` that of another user or machine is, too. Raise ConfigError where it
-    is not trusted, and for a folder without that checkpoint, CheckpointError for a damaged one.
+    is not trusted, and for a folder without that checkpoint, or where it is damaged.
     """
     record, state = saved(run, which, trust_code=trust_code)
     return rebuilt(record, state, torch.device(device), amp=amp)
@@ -244,7 +244,7 @@ def saved(
     if record.get("status") == FAILED:
         warn(f"{folder}: the run failed; its {which} checkpoint was saved before that")
 
-    def read() -> dict[str, Any]:
+    def read(file: Path) -> dict[str, Any]:
         checkpoint_file.check(file)
         return checkpoint.load(file, without=("optimizer",))
 
@@ -266,7 +266,8 @@ def rebuilt(
     with importable_from_here(record):
         config = recorded(state["config"])
         model = _built(config, record)
-    load_all(model, weights_in(state, model.state_dict().keys())[0].state)
+    averaged = weights_in(state, model.state_dict().keys())[0].state
+    load_all(model, {**state["model"], **averaged})
     layout = torch.channels_last if config.channels_last and not plain else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     computed = config.amp if amp == "recorded" else amp

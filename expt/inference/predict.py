@@ -53,7 +53,7 @@ class Predictor:
     """The run's model on its device, and the samples that could not be read."""
 
     def __init__(self, plan: Plan) -> None:
-        """Load the model. Raise ConfigError and CheckpointError as `load` does."""
+        """Load the model. Raise ConfigError as `load` does."""
         self._plan, self.device = plan, _device(plan.device)
         self.model: TrainedModel = load(
             plan.run, plan.which, device=self.device, amp=plan.amp, trust_code=plan.trust_code

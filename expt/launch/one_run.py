@@ -40,7 +40,7 @@ from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
 from expt.runs import continuing
-from expt.runs.attempt import Attempt
+from expt.runs.attempt import Attempt, mistake_in
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
@@ -111,13 +111,16 @@ def way_on(request: RunRequest, error: ExptError) -> str:
     Empty where that would fail again.
     """
     paths, command = request.paths, resume_command(request.paths)
+    run = shlex.quote(shown_path(paths.folder))
+    anew = f"then type its settings with resume={run} to continue in a new folder"
     if isinstance(error, RunFailed) and not isinstance(error, Diverged):
+        if request.content.code and mistake_in(str(error)):
+            return f"\nmend it, {anew}"
         return f"\nto continue from its last checkpoint: {command}"
     # a sample that nobody had read before, and not a refusal, after which the record is as before
     if isinstance(error, ConfigError) and read_result(paths).get("error") == str(error):
-        run = shlex.quote(shown_path(paths.folder))
         if request.content.code:  # an edit makes another run
-            return f"; then type its settings with resume={run} to continue in a new folder"
+            return f"; {anew}"
         if isinstance(error, DataError) and request.content.data:
             again = f"continue by {command}, else begin with weights={run}@last"
             return f"; with the data as before {again}"

@@ -154,8 +154,10 @@ def load_some(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 def what_fits(module: nn.Module, state: Mapping[str, Tensor]) -> Fit:
     """Return which tensors of `state` have the name and the shape of one in `module`."""
     own: dict[str, Tensor] = module.state_dict(keep_vars=True)
-    both = {
-        name: (state[name].shape, tensor.shape) for name, tensor in own.items() if name in state
+    both = {  # but what get_extra_state may return
+        name: (state[name].shape, tensor.shape)
+        for name, tensor in own.items()
+        if isinstance(state.get(name), Tensor) and isinstance(tensor, Tensor)
     }
     others = {name: shapes for name, shapes in both.items() if shapes[0] != shapes[1]}
     return Fit(

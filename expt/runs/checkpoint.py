@@ -245,7 +245,7 @@ class ShardedWriter(_InThread):
             super()._note_error(write)
         except BaseException as error:  # torch's CheckpointException is not an Exception
             said = str(error).strip().splitlines() or [type(error).__name__]
-            self._error = CheckpointError(checkpoint_file.not_written(self._last, said[-1]))
+            self._error = checkpoint_file.not_written(self._last, said[-1])
 
 
 def _write_parts(folder: Path, parts: Mapping[str, Tensor], group: Any) -> None:

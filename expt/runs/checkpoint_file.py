@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from expt.errors import CheckpointError, first_line
+from expt.errors import CheckpointError, RunFailed, first_line
 
 T = TypeVar("T")
 PARTS = "parts"
@@ -87,8 +87,8 @@ def read(path: Path | io.BytesIO) -> dict[str, Any]:
 def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
     """Have `by` write a temporary file, and sync it before it replaces the one at `path`.
 
-    `keep` older files stay, as NAME-1 (the newest) and so on. Raises CheckpointError, with the old
-    files as they were.
+    `keep` older files stay, as NAME-1 (the newest) and so on. Raises RunFailed, with the old files
+    as they were.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
@@ -127,19 +127,19 @@ def damage_of(path: Path) -> CheckpointError | None:
     return None
 
 
-def read_steady(path: Path, read: Callable[[], T]) -> T:
-    """Return what `read` does; read again where a run has replaced the file at `path` meanwhile.
+def read_steady(path: Path, read: Callable[[Path], T]) -> T:
+    """Return what `read` does of `path`; read again where a run has replaced that file meanwhile.
 
     Raises what `read` does for a file that stays, or is replaced each time.
     """
     for _ in range(TRIES):
         before = stamp(path)
         try:
-            return read()
+            return read(path)
         except (CheckpointError, OSError):
             if stamp(path) == before:
                 raise
-    return read()
+    return read(path)
 
 
 def stamp(path: Path) -> tuple[int, int]:
@@ -173,7 +173,8 @@ def _check_entries(path: Path) -> None:
         with zipfile.ZipFile(path) as file:
             entries = file.infolist()
             sizes = {e.compress_type > 0 or e.compress_size == e.file_size for e in entries}
-            odd = any(e.volume or e.flag_bits & ~0x808 for e in entries)  # but for names in UTF-8
+            # A folder, on several disks, or more flags than for names in UTF-8
+            odd = any(e.external_attr & 16 or e.volume or e.flag_bits & ~0x808 for e in entries)
             if entries[0].header_offset or sizes != {True} or odd:  # as torch refuses
                 raise zipfile.BadZipFile("its index is damaged")
             for entry in (each for each in entries if each.CRC):  # torch may write none
@@ -215,20 +216,20 @@ def set_aside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def full_disk_in_words(path: Path) -> Iterator[None]:
-    """Raise CheckpointError where there is no space for `path`."""
+    """Raise RunFailed where there is no space for `path`."""
     try:
         yield
     except (RuntimeError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in FULL:
             raise
         # Of a RuntimeError: torch's word for a full disk is "unexpected pos".
-        raise CheckpointError(not_written(path, first_line(error))) from error
+        raise not_written(path, first_line(error)) from error
 
 
-def not_written(path: Path, reason: str) -> str:
+def not_written(path: Path, reason: str) -> RunFailed:
     """Return the error for a checkpoint that probably found no room on its disk."""
     free_mb = shutil.disk_usage(path.parent).free / 1e6
-    return (
+    return RunFailed(
         f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free;"
         f" make room, or name a folder on another disk by hydra.run.dir ({reason[:200]})"
     )

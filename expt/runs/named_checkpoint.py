@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import shlex
@@ -139,18 +138,19 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
     damage = None
     for found in (each for each in checkpoints(run) if each.is_meant(which)):
         try:
-            check = functools.partial(checkpoint_file.check, found.file)
-            checkpoint_file.read_steady(found.file, check)
+            checkpoint_file.read_steady(found.file, checkpoint_file.check)
             return found
         except (CheckpointError, OSError) as error:  # OSError: it was removed meanwhile
             damage = damage or error
+    if (file := RunPaths(run).checkpoint(which)).is_file():
+        damage = damage or checkpoint_file.damage_of(file)
     listed = reversed([*checkpoints(run)])
     there = {each.step: each for each in listed if not checkpoint_file.damage_of(each.file)}
     names = ", ".join(str(there[step]) for step in sorted(there))
     name = f"of step {which}" if which.isdigit() else which
     what, key = damage or f"{run} has no checkpoint {name}", f"{word}=" if word else ""
     keep = "checkpoint.keep=N keeps N more, checkpoint.keep_best=N the N best"
-    others = f"it has {names}: use {key}RUN@STEP ({keep})" if there else "it has none"
+    others = f"it has {names}: use {key}RUN@STEP ({keep})" if there else "there is no other"
     raise ConfigError(f"{key}{given}: {what}; {others}")
 
 
@@ -172,13 +172,7 @@ def chosen(given: str) -> Weights:
     if (file := Path(given)).is_file():
         return Weights(file, run if paths.result.exists() else None)
     which = which or ("best" if paths.best.is_file() else "last")
-    return Weights(_file("weights", given, run, which), run)
-
-
-def _file(word: str, given: str, run: Path, which: str) -> Path:
-    """Return the file of a run's checkpoint, by its name or as `whole` finds it."""
-    file = RunPaths(run).checkpoint(which)
-    return file if file.is_file() else whole(word, given, run, which).file
+    return Weights(whole("weights", given, run, which).file, run)
 
 
 def begun_from(given: str, checksum: str | None) -> Begun:
@@ -221,7 +215,7 @@ def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
         raise ConfigError(f"{run}: {no_run(paths.folder)}")
     if not re.fullmatch(_NAMES, which):
         raise ConfigError(f"which={which}: use best or last")
-    return record, _file("", f"{run}@{which}", paths.folder, which)
+    return record, whole("", f"{run}@{which}", paths.folder, which).file
 
 
 def no_run(folder: Path) -> str:

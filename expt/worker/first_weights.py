@@ -120,7 +120,7 @@ def _is_right(given: Tensor, own: Tensor, *, trains: bool) -> bool:
 
 
 def _read(file: Path, given: str) -> Any:
-    def read() -> Any:
+    def read(file: Path) -> Any:
         checkpoint_file.check_sums(file)
         return checkpoint.load(file, without=("optimizer",))
 

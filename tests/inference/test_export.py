@@ -132,7 +132,7 @@ def test_random_samples_where_the_data_is_gone(
     with torch.no_grad():
         torch.testing.assert_close(module(torch.ones(1, 5).long()), model(torch.ones(1, 5).long()))
     shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(ConfigError, match="has no checkpoint best; it has none"):
+    with pytest.raises(ConfigError, match="has no checkpoint best; there is no other"):
         command.main([str(folder), "--format", "torch_export"])
 
 

@@ -16,6 +16,7 @@ from expt.launch.job import Options
 from expt.launch.one_run import Tried, together_s
 from expt.machine import Machine
 from expt.runs import continuing
+from expt.runs.attempt import LOG, RAISED
 from expt.runs.named_checkpoint import Checkpoint
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
@@ -60,7 +61,8 @@ def test_a_run_that_failed_says_how_to_continue_unless_that_fails_again(
     files = dataclasses.replace(asked, content=Content(data="of files"))
     assert one_run.way_on(files, DataError("sample 3: no")).endswith("weights=run@last")
     own = dataclasses.replace(asked, content=Content(code="of a class"))
-    assert "resume=run " in one_run.way_on(own, DataError("sample 3: no")), "an edited one, too"
+    for error in (DataError("sample 3: no"), RunFailed(f"rank 0{RAISED}ValueError: no\n\n{LOG}a")):
+        assert "resume=run " in one_run.way_on(own, error), "an edited one, too"
     for error in (ConfigError("another refusal"), Diverged("sample 3: no")):
         assert one_run.way_on(asked, error) == ""
 

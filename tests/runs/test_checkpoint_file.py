@@ -101,7 +101,7 @@ def test_no_flipped_byte_changes_what_is_read(tmp_path: Path) -> None:
         if not checkpoint_file.damage_of(one):
             try:
                 assert repr(checkpoint.load(one)) == expected, place
-            except (RuntimeError, UnicodeDecodeError):  # torch's
+            except RuntimeError:  # torch's
                 assert place > index
     assert checkpoint_file.damage_of(tmp_path / "0.pt")
     checkpoint.save(path, {**TOLD, "model": {"empty": torch.empty(0)}, "workers": []})
@@ -196,12 +196,12 @@ def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None
         return path.read_text()
 
     path.write_text("0")
-    assert checkpoint_file.read_steady(path, lambda: replaced(2)) == "2"
+    assert checkpoint_file.read_steady(path, lambda _: replaced(2)) == "2"
     with pytest.raises(CheckpointError, match="a part is missing"):
-        checkpoint_file.read_steady(path, lambda: replaced(100))
+        checkpoint_file.read_steady(path, lambda _: replaced(100))
     assert 4 < written < 100, "it gives up"
 
-    def damaged() -> None:
+    def damaged(_: Path) -> None:
         nonlocal written
         written = -1 if written > 0 else written - 1
         raise CheckpointError("is damaged")

@@ -71,7 +71,7 @@ class _Table(DatasetConfig):
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
         left = listed([f"{name} ({why})" for name, why in rows.left_out.items()])
         return (
-            f"{self.file.name}: {rows.features.shape[0]} rows; target {listed(targets)} ({kind});"
+            f"{self.file.name}: {rows.features.shape[0]:,} rows; target {listed(targets)} ({kind});"
             f" features {listed(features, 12)}{left and '; left out: '}{left}"
         )
 
