@@ -75,11 +75,10 @@ class Checkpoint(NamedTuple):
 
 
 def read(file: Path) -> Checkpoint:
-    """Read a checkpoint, without its tensors. Raises what the unpickler does if it is damaged."""
+    """Read a checkpoint, without its tensors. Raises what the unpickler does, or KeyError."""
     state = checkpoint_file.read(file)
-    return Checkpoint(
-        file, {key: state[key] for key in state if key not in ("model", "ema", "optimizer")}
-    )
+    rest = {key: state[key] for key in state if key not in ("model", "ema", "optimizer")}
+    return Checkpoint(file, {"position": state["position"], **rest})
 
 
 def checkpoints(run: Path) -> Iterator[Checkpoint]:
@@ -147,8 +146,7 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
     listed = reversed([*checkpoints(run)])
     there = {each.step: each for each in listed if not checkpoint_file.damage_of(each.file)}
     names = ", ".join(str(there[step]) for step in sorted(there))
-    name = f"of step {which}" if which.isdigit() else which
-    what, key = damage or f"{run} has no checkpoint {name}", f"{word}=" if word else ""
+    what, key = damage or f"{run} has no checkpoint {which}", f"{word}=" if word else ""
     keep = "checkpoint.keep=N keeps N more, checkpoint.keep_best=N the N best"
     others = f"it has {names}: use {key}RUN@STEP ({keep})" if there else "there is no other"
     raise ConfigError(f"{key}{given}: {what}; {others}")

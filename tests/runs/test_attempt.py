@@ -293,7 +293,8 @@ def test_of_a_run_that_is_still_under_way_one_is_told_whose_weights_are_wanted(
 ) -> None:
     paths = RunPaths(tmp_path / "source")
     create_result(paths, identity="abc", node="another machine")
-    checkpoint.save(paths.best, dict.fromkeys(("model", "position", "config", "workers"), {}))
-    attempt(request(tmp_path / "run", weights=str(paths.folder))).begin()
+    asked = request(tmp_path / "run", weights=str(paths.folder))
+    checkpoint.save(paths.best, checkpoint_state(asked.config, 2))
+    attempt(asked).begin()
     assert capsys.readouterr().err.startswith(f"warning: weights={paths.folder}: ")
     assert read_result(RunPaths(tmp_path / "run"))["weights_from"]["identity"] == "abc"

@@ -13,7 +13,7 @@ from expt.config.identity import VERSION, Content
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.continuing import Source, as_forked, record_of, take
-from expt.runs.named_checkpoint import chosen, named, read, run_and_which, whole
+from expt.runs.named_checkpoint import checkpoints, chosen, named, read, run_and_which, whole
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
@@ -78,6 +78,8 @@ def test_a_damaged_one_is_refused_with_those_that_are_whole(paths: RunPaths) -> 
             whole("fork", "given", paths.folder, "last")
     with pytest.raises(ConfigError, match=r"it has step 10 .* step 15 [^:]*: use"):
         whole("fork", "given", paths.folder, "41")
+    checkpoint.save(paths.last, {"weight": 1.0})
+    assert [each.step for each in checkpoints(paths.folder)] == [10, 15], "that is of no run"
 
 
 def test_of_a_step_the_file_that_is_whole_is_taken_and_read_through_once(paths: RunPaths) -> None:
