@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
+import sys
 import types
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -14,17 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from expt.config.imported import is_installed
+from expt.config.imported import PREFIX, is_installed, own_files
+from expt.errors import listed
 
 MOST, MANY, FEW = 4096, 10_000_000, 512
 """The numbers of a tensor that are compared, and that are added up; the objects of an attribute."""
 _OF_TORCH = {name for name in vars(nn.Module()) if not name.endswith("_hooks")}
 _OF_TORCH |= {"_step_count", "_last_lr"}  # a scheduler makes them anew
 _CODE = (type, types.BuiltinFunctionType, types.ModuleType)
-UNSEEDED = (
-    ", which no checkpoint holds and each reading process has a copy of; draw from the global"
-    " generators of torch, NumPy and Python, which are seeded for each sample"
-)
 Prints = Mapping[str, Any]
 """Of each attribute what stays equal while it does: digests in containers."""
 
@@ -53,19 +52,13 @@ def _slots(kind: type) -> set[str]:
     return {name for name, value in named if isinstance(value, types.MemberDescriptorType)}
 
 
-def prints(one: object, seen: dict[int, object] | None = None) -> Prints:
+def _prints(one: object, seen: dict[int, object]) -> Prints:
     """Return the prints of the attributes of `one`; adds its objects to `seen`, by id.
 
     What is in there before is left out, such as what a checkpoint has.
     """
-    seen = {} if seen is None else seen
     found = attributes(one).items()
     return {name: _print(value, seen, FEW + len(seen)) for name, value in found}
-
-
-def changed(before: Prints, after: Prints) -> list[str]:
-    """Return the attributes that differ; one that was None, or is new, was only made late."""
-    return [name for name in before if name in after and _differ(before[name], after[name])]
 
 
 class Watched:
@@ -74,24 +67,50 @@ class Watched:
     def __init__(self, one: Any, known: Mapping[int, object], *methods: str) -> None:
         """`methods` name what saves and loads its state, if it has that."""
         self._one, self._methods = one, methods
-        self._before = prints(one, dict(known))
+        self._before = _prints(one, dict(known))
         copied, memo = attributes(one) if methods else {}, dict(known)
         self._copies = {name: _copy(each, memo) for name, each in copied.items()}
 
     def lost(self, known: Mapping[int, object]) -> list[str]:
         """Return the attributes that have changed, and that a saved state does not bring back."""
-        now = prints(self._one, dict(known))
-        names = changed(self._before, now)
+        now = _prints(self._one, dict(known))
+        then = self._before  # one that is new was only made late
+        names = [name for name in then if name in now and _differ(then[name], now[name])]
         if not names or not self._methods:
             return names
         save, load = self._methods
         twin = copy.copy(self._one)
         for name, value in self._copies.items():
             object.__setattr__(twin, name, value)
-        shared = prints(twin, dict(known))  # such as what a function's closure holds
+        shared = _prints(twin, dict(known))  # such as what a function's closure holds
         getattr(twin, load)(getattr(self._one, save)())
-        loaded = prints(twin, dict(known))
+        loaded = _prints(twin, dict(known))
         return [name for name in names if not now[name] == loaded.get(name) != shared.get(name)]
+
+
+def own_code() -> dict[str, Any]:
+    """Return the person's own modules and the classes in them, which may have a state, too."""
+    names = [*own_files(), *(each for each in sys.modules if each.startswith(PREFIX))]
+    found: dict[str, Any] = {name: sys.modules[name] for name in names}
+    for name in names:
+        for value in vars(sys.modules[name]).copy().values():
+            if isinstance(value, type) and value.__module__ == name:
+                found[f"{name}.{value.__qualname__}"] = value
+    return found
+
+
+def unseeded(read: Callable[[], Any], objects: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what to say where `read` changes these objects or own code; it reads a sample."""
+    watched = {where: Watched(one, {}) for where, one in {**own_code(), **objects}.items()}
+    with contextlib.suppress(Exception):  # training says what is wrong
+        read()
+    lost = [f"{where}.{name}" for where, each in watched.items() for name in each.lost({})]
+    if lost:
+        yield (
+            f"reading a sample changes {listed(lost)}, which no checkpoint holds and each reading"
+            " process has a copy of; draw from the global generators of torch, NumPy and Python,"
+            " which are seeded for each sample"
+        )
 
 
 def _copy(value: Any, memo: dict[int, object]) -> Any:
@@ -135,7 +154,7 @@ def _print(value: Any, seen: dict[int, object], most: int) -> Any:
 
 def _of_module(one: nn.Module, seen: dict[int, object]) -> Prints:
     parameters = one.named_parameters(recurse=False)
-    return {**prints(one, seen), **{name: digest(each) for name, each in parameters}}
+    return {**_prints(one, seen), **{name: digest(each) for name, each in parameters}}
 
 
 def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:

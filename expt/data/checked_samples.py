@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -194,16 +193,10 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
         """`key` is the setting that names the transforms."""
         self._dataset, self._transforms, self._shape, self._key = dataset, transforms, shape, key
 
-    def changing(self) -> list[str]:
-        """Return the attributes of transforms that reading a sample changes."""
-        before = [changes.prints(each) for each in self._transforms]
-        with contextlib.suppress(Exception):  # training says what is wrong
-            self[0]
-        return [
-            f"{self._key}.{place}.{name}"
-            for place, (each, then) in enumerate(zip(self._transforms, before, strict=True))
-            for name in changes.changed(then, changes.prints(each))
-        ]
+    def unseeded(self) -> Iterator[str]:
+        """Yield what to say where reading a sample changes transforms."""
+        named = {f"{self._key}.{at}": each for at, each in enumerate(self._transforms)}
+        return changes.unseeded(lambda: self[0], named)
 
     def __len__(self) -> int:
         return len(self._dataset)

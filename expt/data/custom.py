@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,6 +39,7 @@ from expt.data.source import Part, Source, are_images
 from expt.data.stream import (
     MEDIAN_OF,
     Collate,
+    Read,
     Reading,
     median_read_s,
     preserved_generators,
@@ -62,7 +63,7 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
             num_workers = 0
         found = _Built(dataset, parts, num_workers, task).source(first)
         is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
-        notes = [*_notes(train, is_picture)]
+        notes = [*_notes(train, first, is_picture)]
     return dataclasses.replace(found, notes=notes, is_stream=isinstance(train, IterableDataset))
 
 
@@ -94,17 +95,15 @@ def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
     return parts
 
 
-def _notes(train: Dataset[Any], is_picture: bool) -> Iterator[str]:
+def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
     """Yield what the author of a dataset may not have meant; the first sample has been read."""
     with preserved_generators(), contextlib.suppress(Exception):  # training says what is wrong
         if is_stream := isinstance(train, IterableDataset):  # what each pass does anew is no change
             samples.first(train)
-        before = changes.prints(train)
-        sample = samples.first(train) if is_stream else read(train, len(cast(Sized, train)) - 1)
-        names = changes.changed(before, changes.prints(train))
-        if names and samples.state_of(train) is None:  # else its state holds them
-            yield f"reading a sample changes {listed(names)}{changes.UNSEEDED}"
-        inputs = sample[0]
+        again = samples.first if is_stream else lambda part: read(part, len(part) - 1)
+        own = {"dataset": train} if samples.state_of(train) is None else {}  # its state holds them
+        yield from changes.unseeded(lambda: again(train), own)
+        inputs = first[0]
         if is_picture and getattr(inputs, "ndim", 0) == 2 and "float" in str(inputs.dtype):
             yield (
                 f"samples {[*inputs.shape]} are taken for grey pictures {[1, *inputs.shape]}; of"
@@ -183,11 +182,10 @@ class _Built:
         """Return the time for a sample, where that decides who reads it."""
         if self.config.num_workers != "auto":
             return math.inf
-        train = self.train
-        is_stream = isinstance(train, IterableDataset)
-        stream = samples.Stream(Reading(train))
-        read = stream.read if is_stream else functools.partial(read_all, train, as_it_is)
-        return median_read_s(read, samples.size_of(train) or MEDIAN_OF)
+        reads: Read = functools.partial(read_all, self.train, as_it_is)
+        if isinstance(self.train, IterableDataset):
+            reads = samples.Stream(Reading(self.train)).read
+        return median_read_s(reads, samples.size_of(self.train) or MEDIAN_OF)
 
     def _like(self, first: Any, check: Check, collate: Collate | None = None) -> Source:
         """Return samples of any kind, which are like the `first`."""

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.data import changes
 from expt.data.cache import SAMPLED, Checksums, Rows
 from expt.data.checked_samples import Transformed, checked_image, to_tensor
 from expt.data.image_files import (
@@ -32,7 +31,7 @@ from expt.data.memory import InMemoryLoader, eval_batch_size, place
 from expt.data.samples import loading, size_of
 from expt.data.source import NOTHING, Part, Source
 from expt.data.stream import preserved_generators
-from expt.errors import DataError, listed, warn
+from expt.errors import DataError, warn
 from expt.machine import usable_cpus
 
 Shape = tuple[int, int, int]
@@ -121,7 +120,9 @@ def image_part(
         if options.transforms:
             of = originals or images
             chosen = Transformed(of, options.transforms, shape, options.transforms_key)
-            _warn_of_changes(chosen, options.shard.rank)
+            with preserved_generators():
+                for told in chosen.unseeded() if options.shard.rank == 0 else []:
+                    warn(told)
         elif isinstance(memory, Part):
             return memory.load(indices, options)
         elif memory is not None:
@@ -135,13 +136,6 @@ def image_part(
         return loads(indices, options)
 
     return Part(size_of(images), load)
-
-
-def _warn_of_changes(transformed: Transformed, rank: int) -> None:
-    with preserved_generators():
-        names = transformed.changing() if rank == 0 else []
-    if names:
-        warn(f"reading a sample changes {listed(names)}{changes.UNSEEDED}")
 
 
 def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:

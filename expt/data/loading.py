@@ -337,11 +337,8 @@ def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     """
     if isinstance(tree, Tensor):
         yield name, tree
-    elif isinstance(tree, Mapping):
-        for key, below in tree.items():
+    elif isinstance(tree, Mapping | list | tuple):
+        for key, below in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from named_leaves(below, f"{name}[{key!r}]")
-    elif isinstance(tree, list | tuple):
-        for index, below in enumerate(tree):
-            yield from named_leaves(below, f"{name}[{index}]")
     elif isinstance(tree, nn.Module):
         yield from ((f"{name}.{below}", parameter) for below, parameter in tree.named_parameters())

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from expt.config import constraints, imported
-from expt.config.imported import PREFIX
+from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.changes import Watched
@@ -61,7 +58,7 @@ class FirstSteps:
         self.refuse_late()
         self._report_untrained()
         known = self._known()
-        watched = {**self._objects, **(_own_code() if self._is_custom else {})}
+        watched = {**self._objects, **(changes.own_code() if self._is_custom else {})}
         self._watched = {
             where: Watched(one, known, *_methods(one)) for where, one in watched.items()
         }
@@ -151,17 +148,6 @@ class FirstSteps:
 
 def _shapes(module: nn.Module) -> dict[str, Any]:
     return {name: getattr(each, "shape", None) for name, each in module.state_dict().items()}
-
-
-def _own_code() -> dict[str, ModuleType | type]:
-    """Return the person's own modules and the classes in them, which may have a state, too."""
-    names = [*imported.own_files(), *(each for each in sys.modules if each.startswith(PREFIX))]
-    found: dict[str, ModuleType | type] = {name: sys.modules[name] for name in names}
-    for name in names:
-        for value in vars(sys.modules[name]).copy().values():
-            if isinstance(value, type) and value.__module__ == name:
-                found[f"{name}.{value.__qualname__}"] = value
-    return found
 
 
 def _methods(one: object) -> tuple[str, ...]:

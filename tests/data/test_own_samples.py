@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -263,8 +263,13 @@ def test_numbers_of_pythons_are_all_alike() -> None:
     assert structure_of((True, [1.5])) == structure_of((2, [3]))
 
 
+SHARED = np.random.default_rng(0)
+
+
 class Drawing(Dataset[Any]):
     """Reads by generators, counters and caches of its own."""
+
+    seen: ClassVar[list[int]] = []
 
     def __init__(self, train: bool, what: str) -> None:
         self.what, self.cache = what, dict[int, Any]()
@@ -277,20 +282,18 @@ class Drawing(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         self.late = self.late or object()
         self.cache[index] = index
-        if self.what == "numpy":
-            self.numpy.random()
-        elif self.what == "torch":
-            torch.rand(1, generator=self.torch)
-        elif self.what == "count":
-            self.count += 1
+        self.count += self.what == "count"
+        draws: dict[str, Any] = {"numpy": self.numpy.random, "torch": self.torch.seed}
+        draws |= {"SHARED": SHARED.random, "seen": lambda: self.seen.append(index)}
+        draws.get(self.what, int)()
         return torch.rand(3), torch.rand(())
 
 
-@pytest.mark.parametrize("what", ["numpy", "torch", "count", "nothing"])
+@pytest.mark.parametrize("what", ["numpy", "torch", "count", "SHARED", "seen", "nothing"])
 def test_what_reading_changes_is_known_by_name(what: str) -> None:
     dataset = Custom(target=f"{__name__}.Drawing", kwargs={"what": what})
     notes = custom.source(dataset, 0, REGRESSION).notes
-    assert [f" {what}, " in note for note in notes] == [True] * (what != "nothing")
+    assert [f".{what}, " in note for note in notes] == [True] * (what != "nothing")
 
 
 class Series(Dataset[Any]):
