@@ -202,7 +202,7 @@ class IterableLoader(ReadingLoader):
                     f"the dataset ended after {stream.position} samples, but its __len__ says that"
                     " it has more; fix it"
                 )
-            yield self._collate([found[at - first] for at in group])
+            yield self._collated([found[at - first] for at in group], epoch, group[0])
 
 
 class Place(NamedTuple):
@@ -290,14 +290,19 @@ class UncountedLoader(IterableLoader):
 
     def _parts(self, begin: Place) -> Iterator[Any]:
         """Yield the place once it is reached, then this worker's part of each batch, and where."""
-        size, first = self._options.batch_size, self._mine.start
+        size, first, last = self._options.batch_size, self._mine.start, self._mine.stop
         if self._reading.is_sharded:
-            size, first = self._mine.stop - self._mine.start, 0
-        places = range(first, first + self._mine.stop - self._mine.start)
-        if self._options.mixing:  # a partner of the first
-            places = range(places.start - 1, places.stop)
-        for found, place in self._batches_from(begin, size):
-            yield (self._collate([found[at] for at in places]), place) if found else place
+            size, first, last = last - first, 0, last - first
+        with_partner = range(first - (1 if self._options.mixing else 0), last)
+        stream = self._pass(begin)
+        if begin.state is None:
+            self._read_past(stream, begin.position)
+        yield begin
+        for batches in itertools.count(begin.batches + 1):
+            stream, found = self._taken(stream, size)
+            place = Place(stream.epoch - 1, stream.position, stream.state, batches)
+            mine = [found[at] for at in with_partner]
+            yield self._collated(mine, batches, self._mine.start), place
 
     def _whole(self, loaded: Iterator[Any]) -> Iterator[Batch]:
         options, drawn = self._options, None
@@ -311,21 +316,16 @@ class UncountedLoader(IterableLoader):
             self._place = place
             yield Batch(inputs, targets, options.batch_size)
 
-    def _batches_from(self, place: Place, size: int) -> Iterator[tuple[list[Any], Place]]:
-        """Yield no sample, once the place is reached; then `size` of them, and the place after."""
-        stream = self._pass(place)
-        if place.state is None:
-            self._read_past(stream, place.position)
-        yield [], place
-        for batches in itertools.count(place.batches + 1):
-            found = stream.take(size)
-            while len(found) < size:
-                if not stream.position:
-                    name = type(self._reading.dataset).__name__
-                    raise DataError(f"{name}: gives no sample in a pass")
-                stream = self._pass(Place(stream.epoch))
-                found += stream.take(size - len(found))
-            yield found, Place(stream.epoch - 1, stream.position, stream.state, batches)
+    def _taken(self, stream: Stream, size: int) -> tuple[Stream, list[Any]]:
+        """Return the next samples, and the pass in which they end."""
+        found = stream.take(size)
+        while len(found) < size:
+            if not stream.position:
+                name = type(self._reading.dataset).__name__
+                raise DataError(f"{name}: gives no sample in a pass")
+            stream = self._pass(Place(stream.epoch))
+            found += stream.take(size - len(found))
+        return stream, found
 
     def _pass(self, place: Place) -> Stream:
         begin = None if place.state is None else (place.position, place.state)
@@ -351,8 +351,9 @@ class UncountedLoader(IterableLoader):
 
         def parts() -> Iterator[Any]:
             stream = Stream(self._reading)
-            groups = iter(lambda: stream.take(self._options.evaluated_at_once), [])
-            return map(self._collate, itertools.islice(groups, shard.rank, None, shard.world_size))
+            groups = enumerate(iter(lambda: stream.take(self._options.evaluated_at_once), []))
+            mine = itertools.islice(groups, shard.rank, None, shard.world_size)
+            return (self._collated(group, 0, number) for number, group in mine)
 
         for part in self._in_process(parts):
             batch = Batch(*self._finished(part, None), 0)
@@ -392,7 +393,7 @@ class Stream:
         """Return the next samples, fewer at the end. Raise what is wrong."""
         wanted = range(self.position, self.position + count)
         keys = Keys(self._seed, self.epoch, wanted)
-        found = self._reading.seeding.read(self.read, keys)
+        found = self._reading.seeding.read(self.read, keys, list)
         self.position += len(found)
         if self.state is not None:
             self._kept = self.position, state_of(self._reading.dataset)

@@ -19,7 +19,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -58,8 +58,7 @@ Read: TypeAlias = Callable[[Sequence[int]], list[Any]]
 """Returns the samples of these numbers. What it raises is an error for a person."""
 Collate: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
 """Makes inputs and targets of a list of samples."""
-
-
+_Made = TypeVar("_Made")
 _States: TypeAlias = tuple[Any, Any, Tensor]
 
 
@@ -122,7 +121,7 @@ class Keys(NamedTuple):
 
 
 class Seeding:
-    """Reads samples, whose random numbers depend on the seed, the epoch and the sample only.
+    """Reads batches, whose random numbers depend on the seed, the epoch and the samples only.
 
     Seeding every sample takes longer than reading a cheap one. So the first batch is read with a
     seed for each sample, to see whether it draws. If none does, the next batches are read without
@@ -133,12 +132,13 @@ class Seeding:
     def __init__(self) -> None:
         self._draws: bool | None = None
 
-    def read(self, read: Read, keys: Keys) -> list[Any]:
-        """Return the samples of a batch."""
-        if self._draws is False:
+    def read(self, read: Read, keys: Keys, collate: Callable[[list[Any]], _Made]) -> _Made:
+        """Return what `collate` makes of the samples of a batch."""
+        is_own = get_worker_info() is not None  # a process has generators that nobody else uses
+        if self._draws is False and not (is_own and len(keys.samples) == 1):  # quicker seeded
             before = _generators()
             try:
-                found = read(keys.samples)
+                found = collate(read(keys.samples))
             except ExptError:
                 _put_back(before)
                 raise
@@ -146,19 +146,21 @@ class Seeding:
                 return found
             _put_back(before)
             self._draws = True
-        # A loader process has generators of its own: nothing is to be put back.
-        with preserved_generators() if get_worker_info() is None else contextlib.nullcontext():
-            return self._read_seeded(read, keys)
+        with contextlib.nullcontext() if is_own else preserved_generators():
+            samples = list[Any]()
+            for index, seed in zip(keys.samples, keys.seeds(), strict=True):
+                samples += self._seeded(seed, read, [index])
+            of_batch = mix(next(keys.seeds(), 0), len(samples))
+            found = self._seeded(of_batch, collate, samples)
+        self._draws = bool(self._draws)
+        return found
 
-    def _read_seeded(self, read: Read, keys: Keys) -> list[Any]:
-        found, moved, watches = [], False, self._draws is None
-        for index, seed in zip(keys.samples, keys.seeds(), strict=True):
-            _seed(seed)
-            before = _generators() if watches and not moved else None
-            found += read([index])
-            moved = moved or (before is not None and not _are_equal(_generators(), before))
-        if watches:
-            self._draws = moved
+    def _seeded(self, seed: int, make: Callable[[list[Any]], _Made], given: list[Any]) -> _Made:
+        _seed(seed)
+        before = _generators() if self._draws is None else None
+        found = make(given)
+        if before is not None and not _are_equal(_generators(), before):
+            self._draws = True
         return found
 
 
@@ -191,6 +193,13 @@ class ReadingLoader(Loader):
     def _collate(self) -> Collate:
         collate = self._reading.collate
         return collate if self.stay_double else functools.partial(_in_single, collate)
+
+    def _collated(self, samples: list[Any], epoch: int, place: int) -> tuple[Any, Any]:
+        """Return the batch of samples that a stream gave, which begins at this place."""
+        if not hasattr(self._reading.dataset, "collate"):
+            return self._collate(samples)
+        keys, seeding = Keys(self._options.seed, epoch, [place]), self._reading.seeding
+        return seeding.read(lambda _: [*samples], keys, self._collate)
 
     @abstractmethod
     def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
@@ -364,7 +373,9 @@ class _Batches(Dataset[Any]):
 
     def read(self, keys: Keys) -> tuple[Any, Any]:
         """Return a batch."""
-        samples = self._seeding.read(self._read, keys)
+        return self._seeding.read(self._read, keys, functools.partial(self._collated, keys))
+
+    def _collated(self, keys: Keys, samples: list[Any]) -> tuple[Any, Any]:
         try:
             return self._collate(samples)
         except DataError as error:
