@@ -382,10 +382,10 @@ def _bring_bests(found: Checkpoint, paths: RunPaths) -> None:
 def _is_of(path: Path, evaluated: Mapping[str, Any]) -> bool:
     """Return whether a checkpoint is whole and of this evaluation."""
     try:
-        state = checkpoint_file.read(path)  # before it is checked, which reads all of it
+        found = checkpoint_file.read(path)["evaluated"]  # before it is checked, which reads all
     except Exception:  # missing, or damaged in one of many ways
         return False
-    return bool(state["evaluated"] == evaluated) and checkpoint_file.damage_of(path) is None
+    return bool(found == evaluated) and checkpoint_file.damage_of(path) is None
 
 
 def forked_from(config: RunConfig, found: Checkpoint) -> Forked:
