@@ -115,7 +115,13 @@ def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("raises", "samples cannot be made a batch: RuntimeError; the dataset's method collate"),
+        (
+            "raises",
+            (
+                "samples cannot be made a batch: RuntimeError: collate was called; fix the"
+                " dataset's method collate"
+            ),
+        ),
         ("nothing", "a batch (NoneType) must"),
         ("fractions", "collate makes targets of float32 [4]; let them be class numbers"),
         ("no targets", "collate makes targets of a NoneType; let them be class numbers"),

@@ -114,6 +114,9 @@ def test_a_best_that_is_damaged_is_not_tested_at_the_end(
     continued(config, paths)
     assert "set aside as" in capsys.readouterr().err
     assert not paths.best.exists()
+    checkpoint.save(paths.best, {"weight": 1.0})
+    continued(config, paths)
+    assert not paths.best.exists(), "a state_dict is none either"
 
 
 def test_a_best_that_is_gone_is_taken_from_the_older_checkpoints(

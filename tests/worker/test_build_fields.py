@@ -240,7 +240,9 @@ def test_outputs_that_no_class_has_are_told_once(
     module = build_learner(made, build_data(made, worker()), who).module
     for _ in range(2):
         module(torch.zeros(2, 1, 8, 8))
-    said = f"model._target_={__name__}.Few: gives 11 outputs for each sample"
+    said = (
+        f"model._target_={__name__}.Few: gives 11 outputs for each sample, and there are 10 classes"
+    )
     assert capsys.readouterr().err.count(said) == (rank == 0)
 
 

@@ -17,6 +17,10 @@ def test_what_was_finite_once_has_a_best() -> None:
         history.last["acc/val"] = value
         assert history.note_evaluation(epoch, 10 * epoch) == is_best
     assert history.why_no_best(2) is None, "epoch 1 is the best"
+    never = History("acc/val", "max")
+    never.last["acc/val"] = math.inf
+    assert "acc/val is inf after epoch 1: no epoch" in (never.why_no_best(1) or "")
+    assert never.why_no_best(2) is None, "it is told once"
 
 
 def test_the_time_of_an_epoch_counts_both_attempts() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from expt.errors import RunFailed
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
 from expt.training.learner import Position
@@ -78,6 +79,15 @@ def test_the_checksum_knows_every_bit(dtype: torch.dtype) -> None:
         parameters[1][0] = kept * (1 + 2 * torch.finfo(dtype).eps)
     assert rank_health.checksum(parameters) != before, "the last bit of one number"
     assert rank_health.checksum([]) == 0
+
+
+def test_unequal_weights_end_the_run_with_the_ranks_named() -> None:
+    found = table({}, {"weights": 2.0**47}, {}, {"weights": 5.0})
+    assert rank_health.scalars(found)["ranks/unequal_weights"] == 2
+    said = "after epoch 3 the weights of ranks 1, 3 differ from those of rank 0"
+    with pytest.raises(RunFailed, match=said):
+        rank_health.refuse_unequal(found, 3)
+    rank_health.refuse_unequal(table({}, {}), 3)
 
 
 def test_the_checksum_knows_the_order_of_parameters_and_not_that_in_memory() -> None:
