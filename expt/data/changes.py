@@ -57,8 +57,11 @@ def _prints(one: object, seen: dict[int, object]) -> Prints:
 
     What is in there before is left out, such as what a checkpoint has.
     """
-    found = attributes(one).items()
-    return {name: _print(value, seen, FEW + len(seen)) for name, value in found}
+    found: dict[str, Any] = {}
+    for name, value in attributes(one).items():
+        with contextlib.suppress(Exception):  # of an odd class, such as one without a repr
+            found[name] = _print(value, seen, FEW + len(seen))
+    return found
 
 
 class Watched:
@@ -94,7 +97,7 @@ def own_code() -> dict[str, Any]:
     found: dict[str, Any] = {name: sys.modules[name] for name in names}
     for name in names:
         for value in vars(sys.modules[name]).copy().values():
-            if isinstance(value, type) and value.__module__ == name:
+            if issubclass(type(value), type) and value.__module__ == name:  # a proxy may raise
                 found[f"{name}.{value.__qualname__}"] = value
     return found
 
@@ -153,8 +156,7 @@ def _print(value: Any, seen: dict[int, object], most: int) -> Any:
 
 
 def _of_module(one: nn.Module, seen: dict[int, object]) -> Prints:
-    parameters = one.named_parameters(recurse=False)
-    return {**_prints(one, seen), **{name: digest(each) for name, each in parameters}}
+    return {**_prints(one, seen), **{n: digest(p) for n, p in one.named_parameters(recurse=False)}}
 
 
 def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:

@@ -328,9 +328,9 @@ def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[
     what = f"all rows are of one class, {names[0]}"
     if len(names) > 1:
         what = f"has {len(names):,} classes in {len(classes):,} rows, too few of each to learn one"
+        what += " (of numbers: task=regression)"
     if not 1 < len(names) <= max(20, len(classes) / 2):
-        fix = "name another by dataset.targets, or use task=regression for numbers"
-        raise DataError(f"{path}: column {name}: {what}; {fix}")
+        raise DataError(f"{path}: column {name}: {what}; name another by dataset.targets")
 
 
 def check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:

@@ -77,8 +77,8 @@ class Checkpoint(NamedTuple):
 def read(file: Path) -> Checkpoint:
     """Read a checkpoint, without its tensors. Raises what the unpickler does, or KeyError."""
     state = checkpoint_file.read(file)
-    rest = {key: state[key] for key in state if key not in ("model", "ema", "optimizer")}
-    return Checkpoint(file, {"position": state["position"], **rest})
+    kept = state.keys() - {"model", "ema", "optimizer"} | {"position"}
+    return Checkpoint(file, {key: state[key] for key in kept})
 
 
 def checkpoints(run: Path) -> Iterator[Checkpoint]:

@@ -270,6 +270,7 @@ class Drawing(Dataset[Any]):
     """Reads by generators, counters and caches of its own."""
 
     seen: ClassVar[list[int]] = []
+    odd: ClassVar[Any] = {type("Odd", (), {"__repr__": None})(): "of which nothing is known"}
 
     def __init__(self, train: bool, what: str) -> None:
         self.what, self.cache = what, dict[int, Any]()

@@ -1,5 +1,4 @@
-"""What a run remembers: which value is the best, how long it took over all attempts, and what is
-due by the clock."""
+"""What a run remembers: the best value, how long it took over all attempts, and what is due."""
 
 from __future__ import annotations
 
