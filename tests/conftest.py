@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.launch import forkserver
 from expt.machine import Machine
-from tests import warm
+from tests import soft_gpu, warm
 from tests.composing import composed, share
 from tests.faults.cases import TESTS
 
@@ -74,7 +76,9 @@ def _set_surroundings(root: Path) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     _set_surroundings(config.rootpath)
-    if config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
+    if soft_gpu.is_preloaded(os.environ):  # by scripts/soft_gpu pytest
+        os.environ["EXPT_LOCKS"] = tempfile.mkdtemp()  # each process of the tests has its own cards
+    elif config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # threads that wait leave the cores to the other tests
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -259,6 +263,45 @@ def trained(tmp_path: Path, _forkserver: None) -> Trained:
         return RunFolder(result.folder)
 
     return train
+
+
+Cards = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cards]:
+    """`cards(count=4, dead=(3,))` gives this test's commands soft GPUs; see `soft_gpu.staged`.
+
+    So it does for `trained` and expt.run, but not for CUDA in this process. Called again, it stages
+    others; it returns the variables, for a process that has an environment of its own.
+    """
+
+    def stage(count: int = 4, **wishes: Any) -> dict[str, str]:
+        for name in [name for name in os.environ if name.startswith("SOFT_GPU_")]:
+            monkeypatch.delenv(name)
+        wishes = {"ledger": tmp_path / "ledger", **wishes}
+        chosen = {**_variables(count, wishes), "EXPT_LOCKS": str(tmp_path / "locks")}
+        for name, value in chosen.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        ctypes.CDLL(str(soft_gpu.built() / soft_gpu.NVML))  # that pynvml finds it in this process
+        forkserver.kill()  # that of expt.run has no cards, or others
+        return chosen
+
+    yield stage
+    if soft_gpu.is_preloaded(os.environ):
+        forkserver.kill()
+
+
+def _variables(count: int, wishes: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        return soft_gpu.staged(count, **wishes)
+    except soft_gpu.Unavailable as reason:
+        pytest.skip(str(reason))
+    except soft_gpu.CannotBuild as reason:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"{reason}".splitlines()[0])
 
 
 Configured = Callable[..., RunConfig]

@@ -35,6 +35,7 @@ from expt.config.parse import parse
 from expt.launch import forkserver
 from expt.machine import Machine
 from expt.runs import result
+from tests import soft_gpu
 from tests.composing import composed, share
 
 FOLDER = "EXPT_TEST_TEMPLATES"
@@ -50,6 +51,8 @@ LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload:for_sharding")
 """What few commands need, forked from a process of their own: these add half and more to what a
 fork copies.
 """
+_HAS_CARDS = soft_gpu.is_preloaded(os.environ)
+"""Whether all commands have soft GPUs, as this process does."""
 
 
 class Command:
@@ -65,7 +68,7 @@ class Command:
         self._streams = [os.memfd_create(name) for name in ("stdout", "stderr")]
         self._told, told = socket.socketpair()
         with told:
-            _ask(any(forkserver.libraries_in(arguments)), told.fileno(), *self._streams)
+            _ask(env, any(forkserver.libraries_in(arguments)), told.fileno(), *self._streams)
         more = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "program": program}
         self.pid = _begun(self._told, descriptors=(1, 2), **more)
         weakref.finalize(self, self._told.close)  # of one that a failed test has not waited for
@@ -105,7 +108,7 @@ def launch(control: int, alive: int, modules: Sequence[str]) -> Callable[[], obj
     numbers = (1, 2, control, alive)
     with ours:
         with told:
-            _ask(False, told.fileno(), *numbers)
+            _ask(os.environ, False, told.fileno(), *numbers)
         serves = [str(control), str(alive), *modules]
         _begun(ours, descriptors=numbers, serves=serves, cwd=os.getcwd(), env=dict(os.environ))
     return lambda: None
@@ -148,26 +151,34 @@ def start_template() -> None:
     os.environ[FOLDER] = folder = tempfile.mkdtemp()
     share(folder)
     ends, alive = os.pipe()
-    with socket.socket(socket.AF_UNIX) as plain, socket.socket(socket.AF_UNIX) as with_libraries:
-        for listener, name in (plain, "plain"), (with_libraries, "libraries"):
+    with contextlib.ExitStack() as stack:
+        passed = [ends]
+        for name in ("plain", "libraries", "cards_plain", "cards_libraries"):
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(f"{folder}/{name}")
             listener.listen(64)  # who asks before the imports are made waits
-        passed = (plain.fileno(), with_libraries.fileno(), ends)
-        command = [sys.executable, "-m", "tests.warm", *map(str, passed)]
-        root = Path(__file__).parents[1]
-        template = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, pass_fds=passed)
+            passed.append(listener.fileno())
+        template = _start_serving(passed, os.environ)
     os.close(ends)
     atexit.register(shutil.rmtree, folder)
     atexit.register(template.wait)
     atexit.register(os.close, alive)  # earlier: it asks for the end
 
 
-def _ask(libraries: bool, *descriptors: int) -> None:
-    """Send the template, or the one with libraries, what a command talks through."""
+def _start_serving(passed: Sequence[int], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.warm", *map(str, passed)]
+    nothing, root = subprocess.DEVNULL, Path(__file__).parents[1]
+    return subprocess.Popen(command, cwd=root, env=env, stdin=nothing, pass_fds=passed)
+
+
+def _ask(env: Mapping[str, str], libraries: bool, *descriptors: int) -> None:
+    """Send the template of such commands what one of them talks through."""
     if FOLDER not in os.environ:
         start_template()
+    cards = soft_gpu.is_preloaded(env) and not _HAS_CARDS
+    name = "libraries" if libraries else "plain"
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(f"{os.environ[FOLDER]}/{'libraries' if libraries else 'plain'}")
+        line.connect(f"{os.environ[FOLDER]}/{f'cards_{name}' if cards else name}")
         socket.send_fds(line, [b"?"], descriptors)
 
 
@@ -199,9 +210,9 @@ def collapse() -> None:
                 madvise(address, size, collapse)
 
 
-def _serve(plain: int, with_libraries: int, ends: int) -> None:
+def _serve(ends: int, plain: int, with_libraries: int, *cards: int) -> None:
     """Become each command that is asked for, in a child; who asks there for the libraries gets a
-    template with them.
+    template with them, and who asks for cards one that was started with soft GPUs.
     """
     share(os.environ[FOLDER])
     setproctitle.getproctitle()  # it finds its place before the environment is another's
@@ -213,9 +224,9 @@ def _serve(plain: int, with_libraries: int, ends: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     packages = map(_modules, ("expt", "hydra._internal.core_plugins", "hydra_plugins"))
     _import((*PRELOADED, *itertools.chain(*packages)), _use_once)
-    listeners, under_way = [plain, with_libraries], dict[int, tuple[int, int]]()
-    while ends not in (ready := select.select([*listeners, ends, *under_way], [], [])[0]):
-        for ended in {*ready} & {*under_way}:
+    listeners, under_way = [plain, with_libraries, *cards], dict[int, tuple[int, int]]()
+    while ends not in (ready := {*select.select([*listeners, ends, *under_way], [], [])[0]}):
+        for ended in ready & {*under_way}:
             _tell_end(ended, *under_way.pop(ended))
         if plain in ready:
             _fork_command(plain, under_way)
@@ -224,12 +235,17 @@ def _serve(plain: int, with_libraries: int, ends: int) -> None:
             if os.fork() == 0:
                 _import(LIBRARIES)
                 listeners, plain, under_way = [with_libraries], with_libraries, {}
+        elif not ready.isdisjoint(cards):
+            listeners = [plain, *({with_libraries} & {*listeners})]
+            _start_serving([ends, *cards], {**os.environ, "LD_PRELOAD": soft_gpu.preload()})
 
 
 def _use_once() -> None:
     """Do what every command does first: much is made at its first use."""
     parse(composed("model=mlp", "epochs=2", "world_size=1"), Machine(gpus=(), cpus=2))
     result.as_written()
+    if _HAS_CARDS:
+        soft_gpu.load()
 
 
 def _fork_command(listener: int, under_way: dict[int, tuple[int, int]]) -> None:
