@@ -276,11 +276,11 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cards]:
     others; it returns the variables, for a process that has an environment of its own.
     """
 
-    def stage(count: int = 4, **wishes: Any) -> dict[str, str]:
+    def stage(**wishes: object) -> dict[str, str]:
         for name in [name for name in os.environ if name.startswith("SOFT_GPU_")]:
             monkeypatch.delenv(name)
-        wishes = {"ledger": tmp_path / "ledger", **wishes}
-        chosen = {**_variables(count, wishes), "EXPT_LOCKS": str(tmp_path / "locks")}
+        chosen = _variables({"ledger": tmp_path / "ledger", **wishes})
+        chosen["EXPT_LOCKS"] = str(tmp_path / "locks")
         for name, value in chosen.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -293,9 +293,9 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cards]:
         forkserver.kill()
 
 
-def _variables(count: int, wishes: Mapping[str, Any]) -> dict[str, str]:
+def _variables(wishes: Mapping[str, object]) -> dict[str, str]:
     try:
-        return soft_gpu.staged(count, **wishes)
+        return soft_gpu.staged(**wishes)
     except soft_gpu.Unavailable as reason:
         pytest.skip(str(reason))
     except soft_gpu.CannotBuild as reason:

@@ -11,128 +11,132 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 
 from filelock import FileLock
 
 SOURCES = Path(__file__).parent
 RUNTIME, NVML, OPERATORS = "libcuda.so.1", "libnvidia-ml.so.1", "operators.so"
-"""The libraries; the first two stand under the names that programs look for."""
-_TOOLS = ("gcc", "g++", "nm")
-_OF_CUDA = re.compile(r"(__)?cuda[A-Z]|cu[A-Z](?!ile)|cublas|nccl[A-Z]")
-_DO_NOTHING = re.compile(
-    r".*Destroy|.*Create(_v2)?$|cublas.*[SG]et|cudaFuncSet|cudaProfiler|cudaKernelSetAttribute"
+"""The libraries; the first two have the names that programs look for."""
+VARIABLES = frozenset(
+    "COUNT MEMORY CONTEXT CAPABILITY DEAD FULL FAIL_AT POISON LATE NVML LEDGER TRACE".split()
 )
-"""Symbols of CUDA that torch needs, and those of them that succeed without doing anything."""
+"""What can be staged, by variables whose names begin with SOFT_GPU_."""
+_CUDA = re.compile(r"(__)?cuda[A-Z]|cu[A-Z](?!ile)|cublas|nccl[A-Z]")
+_DOES_NOTHING = re.compile(
+    r"cublas\w*(Create|Destroy|Set|Get)|__cuda|cudaThreadExchange|cudaStreamDestroy|cudaProfiler"
+    r"|nccl(CommFinalize|CommRegister|CommDeregister|RedOpDestroy)"
+)
+_ANSWERS_ZERO = re.compile(r"cudaStream(IsCapturing|GetCaptureInfo|GetPriority)|ncclCommGetAsync")
+"""Symbols of CUDA, by their names; of the last the second argument says where the answer goes."""
 
 
 class Unavailable(Exception):
-    """The reason why this machine can't build soft GPUs."""
+    """The reason why soft GPUs can't be built on this machine."""
 
 
 class CannotBuild(Exception):
-    """What the compiler said where it should have built them."""
+    """What the compiler said where they could be built."""
 
 
 @functools.cache
 def built() -> Path:
-    """Return the folder with the libraries for the installed torch, built once for each version.
+    """Return the folder of the libraries for the installed torch, which are built once for each.
 
     Raises Unavailable or CannotBuild.
     """
-    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    missing = [tool for tool in ("gcc", "g++", "nm") if shutil.which(tool) is None]
     if missing:
-        raise Unavailable(f"soft GPUs need {' and '.join(missing)}")
+        raise Unavailable(f"soft GPUs need {', '.join(missing)}")
     torch, version = _torch()
+    sources = sorted(path for path in SOURCES.iterdir() if path.is_file())
+    content = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "expt-soft-gpu"
-    sources = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".c", ".h", ".cpp"))
-    texts = [version, *(path.read_text() for path in (*sources, Path(__file__)))]
-    folder = cache / f"{version}-{hashlib.sha256(''.join(texts).encode()).hexdigest()[:16]}"
+    folder = cache / f"{version}-{content[:16]}"
     cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / f"{folder.name}.lock"):
+    with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                _build(Path(scratch), torch)
-                os.rename(scratch, folder)
-                Path(scratch).mkdir()  # for its removal
+                _build(Path(scratch, "built"), torch)
+                Path(scratch, "built").rename(folder)
     return folder
 
 
 def _torch() -> tuple[Path, str]:
-    """Return the folder and the version of the installed torch, which is not imported."""
+    """Return the folder and the version of torch, without importing it."""
     spec = importlib.util.find_spec("torch")
     folder = Path(str(spec.origin)).parent if spec else Path()
-    found: dict[str, str | None] = {}
-    if spec:
-        exec((folder / "version.py").read_text(), found)
-    if not found.get("cuda") or not (folder / "lib" / "libtorch_cuda.so").exists():
+    if not (folder / "lib" / "libtorch_cuda.so").exists():
         raise Unavailable("soft GPUs need the CUDA wheel of torch")
-    return folder, str(found["__version__"])
+    found: dict[str, str] = {}
+    exec((folder / "version.py").read_text(), found)
+    return folder, found["__version__"]
 
 
 def _build(out: Path, torch: Path) -> None:
-    headers = next(
-        (path.parent for path in torch.parent.glob("nvidia/*/include/cuda_runtime_api.h")), None
-    )
+    headers = next(torch.parent.glob("nvidia/*/include/cuda_runtime_api.h"), None)
     if headers is None:
-        raise Unavailable("soft GPUs need the headers of the CUDA runtime, beside torch's wheel")
-    flags = ("-fPIC", "-w", f"-I{SOURCES}", f"-I{headers}")
-    library = ("-shared", f"-L{torch}/lib")
-
-    def compiled(name: str) -> Path:
-        _run("gcc", "-O2", *flags, "-c", SOURCES / f"{name}.c", "-o", out / f"{name}.o")
-        return out / f"{name}.o"
-
-    with ThreadPoolExecutor() as pool:
-        operators = pool.submit(
-            _run, "g++", "-std=c++20", "-O1", *flags, *library, f"-I{torch}/include",
-            SOURCES / "operators.cpp", "-o", out / OPERATORS, "-lc10", "-ltorch_cpu", "-lc10_cuda",
-        )  # fmt: skip
-        objects = [compiled("runtime"), compiled("nccl")]
-        (out / "others.c").write_text(_others(torch, objects))
-        objects.append(out / "others.c")
-        _run(
-            "gcc", "-O2", *flags, *library, *objects, f"-Wl,-soname,{RUNTIME}",
-            "-o", out / RUNTIME, "-ldl", "-lpthread", "-lrt",
-        )  # fmt: skip
-        _run(
-            "gcc", "-O2", *flags, *library, SOURCES / "nvml.c", f"-Wl,-soname,{NVML}",
-            "-o", out / NVML,
-        )  # fmt: skip
-        operators.result()
+        raise Unavailable("soft GPUs need the headers of CUDA's runtime, as torch's wheel brings")
+    (out / "crt").mkdir(parents=True)
+    _write_decorations(out / "crt")
+    flags = ("-fPIC", "-shared", "-w", f"-I{out}", f"-I{SOURCES}", f"-I{headers.parent}")
+    c, cpp = ("gcc", "-O2", *flags), ("g++", "-std=c++20", "-O1", *flags, f"-I{torch}/include")
+    _write_others(out / "others.c", torch)
+    sources = (SOURCES / "runtime.c", SOURCES / "nccl.c", out / "others.c")
+    _run(*c, *sources, f"-Wl,-soname,{RUNTIME}", "-o", out / RUNTIME, "-ldl", "-lpthread", "-lrt")
+    _run(*c, SOURCES / "nvml.c", f"-Wl,-soname,{NVML}", "-o", out / NVML)
+    libraries = (
+        out / RUNTIME,
+        "-Wl,-z,defs",
+        f"-L{torch}/lib",
+        "-lc10",
+        "-ltorch_cpu",
+        "-lc10_cuda",
+    )
+    _run(*cpp, SOURCES / "operators.cpp", "-o", out / OPERATORS, *libraries)
 
 
-def _others(torch: Path, objects: Iterable[Path]) -> str:
-    """Return C for each other symbol that torch needs of CUDA: a call says its name and fails."""
-    needed = _symbols(*torch.glob("lib/lib*torch*.so"), *torch.glob("lib/lib*c*.so"), dynamic=True)
-    absent = sorted(needed - _symbols(*objects, dynamic=False))
+def _write_decorations(folder: Path) -> None:
+    """Write what CUDA's headers include and its wheel lacks: words that gcc has no use for."""
+    words = (
+        "__host__ __device__ __global__ __shared__ __constant__ __managed__ __grid_constant__ "
+        "__no_return__ __noinline__ __device_builtin__ __device_builtin_texture_type__ "
+        "__device_builtin_surface_type__ __cudart_builtin__ CUDARTAPI CUDARTAPI_CDECL "
+        "__location__(x) __annotate__(x) __launch_bounds__(...) __forceinline__=inline "
+        "__specialization_static=static __align__(n)=__attribute__((aligned(n))) "
+        "__builtin_align__(n)=__attribute__((aligned(n)))"
+    ).split()
+    lines = [f"#define {word.replace('=', ' ', 1)}\n" for word in words]
+    (folder / "host_defines.h").write_text("#pragma once\n" + "".join(lines))
+    (folder / "host_config.h").write_text("")
+
+
+def _write_others(file: Path, torch: Path) -> None:
+    """Write C with each symbol that torch needs of CUDA; a call that nothing else answers fails."""
+    listed = _run("nm", "-D", "--undefined-only", *torch.glob("lib/*.so"))
+    names = {line.split()[-1].partition("@")[0] for line in listed.splitlines() if " U " in line}
     lines = ["#include <stdio.h>"]
-    for name in absent:
+    for name in sorted(filter(_CUDA.match, names)):
         error = 3 if name.startswith("nccl") else 15 if name.startswith("cublas") else 801
-        fails = f'fputs("soft GPU: {name} is not there\\n", stderr); return {error};'
-        lines.append(f"int {name}(void) {{ {'return 0;' if _DO_NOTHING.match(name) else fails} }}")
-    return "\n".join(lines) + "\n"
-
-
-def _symbols(*files: Path, dynamic: bool) -> set[str]:
-    """Return what these files need of CUDA (`dynamic`), or define."""
-    options = ("-D", "--undefined-only") if dynamic else ("--defined-only",)
-    lines = _run("nm", *options, *sorted({*files})).splitlines()
-    names = {line.split()[-1].partition("@")[0] for line in lines if line[-1:].isalnum()}
-    return {name for name in names if _OF_CUDA.match(name)}
+        body = f'fputs("soft GPU: {name} is not there\\n", stderr); return {error};'
+        if _DOES_NOTHING.match(name):
+            body = "return 0;"
+        elif _ANSWERS_ZERO.match(name):
+            body = "return *where = 0;"
+        lines.append(f"__attribute__((weak)) int {name}(void *first, int *where) {{ {body} }}")
+    file.write_text("\n".join(lines) + "\n")
 
 
 def _run(*command: str | Path) -> str:
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     if done.returncode:
-        raise CannotBuild(f"soft GPUs can't be built: {' '.join(map(str, command))}\n{done.stderr}")
+        raise CannotBuild(f"soft GPUs can't be built: {command[0]} failed\n{done.stderr}")
     return done.stdout
 
 
 def preload() -> str:
-    """Return the value of LD_PRELOAD with which a process has what is staged for it."""
+    """Return the value of LD_PRELOAD with which a process has the cards that are staged."""
     return f"{built() / RUNTIME}:{built() / NVML}"
 
 
@@ -141,43 +145,20 @@ def is_preloaded(environment: Mapping[str, str]) -> bool:
     return RUNTIME in environment.get("LD_PRELOAD", "")
 
 
-def staged(
-    count: int = 4,
-    *,
-    memory: float | None = None,
-    context: float | None = None,
-    capability: str | None = None,
-    dead: Iterable[int] = (),
-    full: Iterable[int] = (),
-    fail_at: int | None = None,
-    poison: bool = False,
-    late: bool = False,
-    nvml: bool = True,
-    ledger: Path | None = None,
-    trace: Path | None = None,
-) -> dict[str, str]:
-    """Return the variables of a command that has these cards; README.md says what they mean."""
-    wishes = {
-        "COUNT": count,
-        "MEMORY": memory,
-        "CONTEXT": context,
-        "CAPABILITY": capability,
-        "DEAD": ",".join(map(str, dead)) or None,
-        "FULL": ",".join(map(str, full)) or None,
-        "FAIL_AT": fail_at,
-        "POISON": int(poison) or None,
-        "LATE": int(late) or None,
-        "NVML": None if nvml else 0,
-        "LEDGER": ledger,
-        "TRACE": trace,
-    }
-    chosen = {f"SOFT_GPU_{name}": str(wish) for name, wish in wishes.items() if wish is not None}
-    return {"LD_PRELOAD": preload(), **chosen}
+def staged(**wishes: object) -> dict[str, str]:
+    """Return the variables of a process with these cards: `staged(count=4, dead=(1, 3))`."""
+    chosen = {"LD_PRELOAD": preload()}
+    for name, wish in {"count": 4, **wishes}.items():
+        if name.upper() not in VARIABLES:
+            raise TypeError(f"soft GPUs have no {name}; there are {sorted(VARIABLES)}")
+        text = ",".join(map(str, wish)) if isinstance(wish, tuple) else str(wish)
+        chosen[f"SOFT_GPU_{name.upper()}"] = text if not isinstance(wish, bool) else str(int(wish))
+    return chosen
 
 
 def count(name: str) -> int:
-    """Return how many "operators", "waits", copies "to_device", "to_host" or "within", "launches"
-    or "races" this process has had.
+    """Return the number of "operators", "waits", "launches", "races" or copies "to_device" or
+    "to_host" that this process has had.
     """
     counter = ctypes.CDLL(None).soft_gpu_count
     counter.restype = ctypes.c_long
@@ -185,5 +166,5 @@ def count(name: str) -> int:
 
 
 def load() -> None:
-    """Replace torch's operators now, where the first use of a card would; CUDA stays unused."""
+    """Replace torch's kernels now, where else the first use of a card would; CUDA stays unused."""
     ctypes.CDLL(None).soft_gpu_load()

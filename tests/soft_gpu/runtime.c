@@ -1,44 +1,25 @@
-/* CUDA's runtime and the parts of its driver that torch calls, with host memory as device memory.
-   What a stream is given is done when the call returns. No kernel runs here: operators.cpp computes
-   on the CPU, and a launch is an error that names its kernel. */
+/* CUDA's runtime, and what torch calls of the driver, with host memory as device memory: the work
+   of a stream is done when the call returns. No kernel runs here. operators.cpp computes on the CPU,
+   and a kernel that is launched all the same is an error with its name. */
 #define _GNU_SOURCE
 #include "staged.h"
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
-static void trace(const char *format, ...) { /* a line of SOFT_GPU_TRACE, from any process */
-  const char *path = getenv("SOFT_GPU_TRACE");
-  const int file = path ? open(path, O_WRONLY | O_APPEND | O_CREAT, 0666) : -1;
-  if (file < 0) return;
-  char text[200];
-  va_list values;
-  va_start(values, format);
-  vsnprintf(text, sizeof text, format, values);
-  va_end(values);
-  dprintf(file, "%d %s\n", getpid(), text);
-  close(file);
-}
-
 /* ---- errors ---- */
 
 static __thread cudaError_t last_error;
-static __thread char unreplaced[400]; /* says which kernel was launched */
-static _Atomic int sticky_error;      /* as of an illegal access: every later call has it too */
+static _Atomic int sticky_error; /* as an illegal access is: every later call has it too */
+static __thread char launched[400] = "no kernel image is available for execution on the device";
 
-static cudaError_t set_error(cudaError_t error) {
-  if (error) last_error = error;
-  return error;
-}
-
+static cudaError_t set_error(cudaError_t error) { return error ? last_error = error : error; }
 cudaError_t cudaPeekAtLastError(void) { return last_error; }
 cudaError_t cudaGetLastError(void) {
   const cudaError_t error = last_error;
@@ -46,139 +27,385 @@ cudaError_t cudaGetLastError(void) {
   return error;
 }
 
-#define ERRORS(X)                                                                                  \
-  X(cudaSuccess, "no error")                                                                       \
-  X(cudaErrorInvalidValue, "invalid argument")                                                     \
-  X(cudaErrorMemoryAllocation, "out of memory")                                                    \
-  X(cudaErrorInitializationError, "initialization error")                                          \
-  X(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable")              \
-  X(cudaErrorNoDevice, "no CUDA-capable device is detected")                                       \
-  X(cudaErrorInvalidDevice, "invalid device ordinal")                                              \
-  X(cudaErrorNoKernelImageForDevice, *unreplaced ? unreplaced : "no kernel image")                 \
-  X(cudaErrorSharedObjectInitFailed, "the operators of soft GPUs can't be loaded")                 \
-  X(cudaErrorNotReady, "device not ready")                                                         \
-  X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                           \
-  X(cudaErrorNotSupported, "operation not supported")
-
-const char *cudaGetErrorName(cudaError_t error) {
-#define NAME(code, text) if (error == code) return #code;
-  ERRORS(NAME)
-  return "cudaErrorUnknown";
+static const struct { cudaError_t code; const char *name, *text; } errors[] = {
+#define ERROR(code, text) {code, #code, text}
+    ERROR(cudaSuccess, "no error"),
+    ERROR(cudaErrorInvalidValue, "invalid argument"),
+    ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    ERROR(cudaErrorInitializationError, "initialization error"),
+    ERROR(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable"),
+    ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
+    ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
+    ERROR(cudaErrorNoKernelImageForDevice, NULL), /* launched */
+    ERROR(cudaErrorSharedObjectInitFailed, "the operators of soft GPUs can't be loaded"),
+    ERROR(cudaErrorNotReady, "device not ready"),
+    ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
+    ERROR(cudaErrorNotSupported, "operation not supported"),
+    ERROR(cudaErrorUnknown, "unknown error"),
+};
+static size_t find_error(cudaError_t code) {
+  size_t i = 0;
+  while (errors[i].code != code && errors[i].code != cudaErrorUnknown) i++;
+  return i;
 }
-const char *cudaGetErrorString(cudaError_t error) {
-#define TEXT(code, text) if (error == code) return text;
-  ERRORS(TEXT)
-  return "unknown error";
+const char *cudaGetErrorName(cudaError_t code) { return errors[find_error(code)].name; }
+const char *cudaGetErrorString(cudaError_t code) {
+  const char *text = errors[find_error(code)].text;
+  return text ? text : launched;
 }
 
 /* ---- the driver: started by the first call that needs it, for this process alone ---- */
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-  _Atomic pid_t owner; /* the process that has started it; a fork of that can't use it */
+  _Atomic pid_t owner; /* the process that has started it; in a fork of that it can't be used */
   int num_visible, visible[MAX_CARDS]; /* the cards that CUDA_VISIBLE_DEVICES shows */
   size_t memory;
   long fail_at;
   bool poison, late;
 } driver;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t operators_once = PTHREAD_ONCE_INIT;
-static bool has_operators;
-static __thread int current_device;
 static bool has_context[MAX_CARDS];
-static struct { _Atomic long operators, waits, to_device, to_host, within, launches, races; } counts;
+static __thread int current; /* device */
+static struct { _Atomic long operators, waits, to_device, to_host, launches, races; } counts;
+
+static void trace(const char *event, const char *name, int card) { /* a line of SOFT_GPU_TRACE */
+  const char *path = getenv("SOFT_GPU_TRACE");
+  const int file = path ? open(path, O_WRONLY | O_APPEND | O_CREAT, 0666) : -1;
+  if (file < 0) return;
+  if (name) dprintf(file, "%d %s %s\n", getpid(), event, name);
+  else dprintf(file, card < 0 ? "%d %s\n" : "%d %s %d\n", getpid(), event, card);
+  close(file);
+}
 
 static void find_visible(void) {
-  const int num_cards = staged_count();
   const char *listed = getenv("CUDA_VISIBLE_DEVICES");
-  driver.num_visible = 0;
-  for (int card = 0; card < num_cards && !listed; card++)
+  for (int card = 0; !listed && card < num_cards(); card++)
     driver.visible[driver.num_visible++] = card;
   char *copy = strdup(listed ? listed : ""), *rest;
   for (char *word = strtok_r(copy, ",", &rest); word; word = strtok_r(NULL, ",", &rest)) {
-    int card = -1;
-    if (strncmp(word, "GPU-", 4) == 0)
-      for (int each = 0; each < num_cards; each++) {
-        char uuid[64];
-        card_uuid(each, uuid, sizeof uuid);
-        if (strncmp(uuid, word, strlen(word)) == 0) card = each;
-      }
-    else card = atoi(word);
-    if (card < 0 || card >= num_cards || driver.num_visible == MAX_CARDS) break; /* as CUDA does */
+    unsigned number;
+    const int card = sscanf(word, "GPU-%x", &number) == 1 ? (int)number - 1 : atoi(word);
+    if (card < 0 || card >= num_cards() || driver.num_visible == MAX_CARDS) break; /* as CUDA */
     driver.visible[driver.num_visible++] = card;
   }
   free(copy);
 }
 
+void *soft_gpu_reduce; /* nccl.c calls it; NULL: there are no operators */
+
 static void load_operators(void) { /* from the folder of this library */
   Dl_info own;
   char path[4096];
   dladdr((void *)load_operators, &own);
-  snprintf(path, sizeof path, "%.*s/operators.so",
-           (int)(strrchr(own.dli_fname, '/') - own.dli_fname), own.dli_fname);
+  snprintf(path, sizeof path, "%.*soperators.so",
+           (int)(strrchr(own.dli_fname, '/') + 1 - own.dli_fname), own.dli_fname);
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  void (*install)(void) = library ? (void (*)(void))dlsym(library, "soft_gpu_install") : NULL;
-  if (!install) fprintf(stderr, "soft GPU: %s\n", dlerror());
-  else install(), has_operators = true;
+  if (!library) fprintf(stderr, "soft GPU: %s\n", dlerror());
+  else {
+    ((void (*)(void))dlsym(library, "soft_gpu_install"))();
+    soft_gpu_reduce = dlsym(library, "soft_gpu_reduce");
+  }
 }
-void soft_gpu_load(void) { pthread_once(&operators_once, load_operators); }
+void soft_gpu_load(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, load_operators);
+}
 
-static void join_cards(void); /* by their memory, below */
-
+static void start_driver(void);
 static cudaError_t use_driver(void) {
   soft_gpu_load();
-  if (!has_operators) return set_error(cudaErrorSharedObjectInitFailed);
-  if (!driver.owner) {
-    pthread_mutex_lock(&lock);
-    if (!driver.owner) {
-      find_visible();
-      driver.memory = card_memory();
-      driver.fail_at = (long)staged_number("SOFT_GPU_FAIL_AT", -1);
-      driver.poison = staged_number("SOFT_GPU_POISON", 0);
-      driver.late = staged_number("SOFT_GPU_LATE", 0);
-      join_cards();
-      driver.owner = getpid();
-      trace("driver");
-    }
-    pthread_mutex_unlock(&lock);
-  }
+  if (!driver.owner) start_driver();
   if (driver.owner != getpid()) {
-    trace("forked");
+    trace("forked", NULL, -1);
     return set_error(cudaErrorInitializationError);
   }
+  if (!soft_gpu_reduce) return set_error(cudaErrorSharedObjectInitFailed);
   return set_error(driver.num_visible ? (cudaError_t)sticky_error : cudaErrorNoDevice);
 }
 
-static cudaError_t take_memory(int device, size_t bytes);
+/* ---- memory: a card's is shared by all processes that have the same SOFT_GPU_LEDGER ---- */
+
+enum { MAX_PROCESSES = 256 };
+struct row { _Atomic size_t used[MAX_CARDS]; }; /* a process's, which locks a byte of the file */
+static struct row *ledger;
+static int ledger_file, own_row;
+
+static int lock_row(int command, int row) { /* F_SETLK: 0 if it is ours now; F_GETLK: who has it */
+  struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = row, .l_len = 1};
+  const int error = fcntl(ledger_file, command, &byte);
+  return command == F_GETLK && byte.l_type != F_UNLCK ? byte.l_pid : error;
+}
+
+static void join_ledger(void) {
+  const char *path = getenv("SOFT_GPU_LEDGER");
+  const size_t bytes = MAX_PROCESSES * sizeof *ledger;
+  ledger_file = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : memfd_create("ledger", 0);
+  if (ledger_file < 0 || ftruncate(ledger_file, bytes)) abort();
+  ledger = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ledger_file, 0);
+  while (lock_row(F_SETLK, own_row))
+    if (++own_row == MAX_PROCESSES) abort();
+  memset(&ledger[own_row], 0, sizeof *ledger);
+}
+
+static void start_driver(void) {
+  pthread_mutex_lock(&lock);
+  if (!driver.owner) {
+    find_visible();
+    driver.memory = (size_t)staged("SOFT_GPU_MEMORY", 16e9);
+    driver.fail_at = (long)staged("SOFT_GPU_FAIL_AT", -1);
+    driver.poison = staged("SOFT_GPU_POISON", 0);
+    driver.late = staged("SOFT_GPU_LATE", 0);
+    join_ledger();
+    trace("driver", NULL, -1);
+    driver.owner = getpid();
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+static size_t memory_left(int card) {
+  size_t used = is_listed("SOFT_GPU_FULL", card) ? driver.memory : 0;
+  for (int row = 0; row < MAX_PROCESSES; row++)
+    if (ledger[row].used[card] && (row == own_row || lock_row(F_GETLK, row)))
+      used += ledger[row].used[card];
+  return used < driver.memory ? driver.memory - used : 0;
+}
+
+static cudaError_t take_memory(int device, size_t bytes) {
+  const int card = driver.visible[device];
+  pthread_mutex_lock(&lock);
+  const bool fits = bytes <= memory_left(card);
+  if (fits) ledger[own_row].used[card] += bytes;
+  pthread_mutex_unlock(&lock);
+  return set_error(fits ? cudaSuccess : cudaErrorMemoryAllocation);
+}
 
 static cudaError_t use_context(int device) {
-  cudaError_t error = use_driver();
+  const cudaError_t error = use_driver();
   if (error) return error;
   if (device < 0 || device >= driver.num_visible) return set_error(cudaErrorInvalidDevice);
   if (has_context[device]) return cudaSuccess;
   const int card = driver.visible[device];
-  if (is_staged("SOFT_GPU_DEAD", card)) return set_error(cudaErrorDevicesUnavailable);
+  if (is_listed("SOFT_GPU_DEAD", card)) return set_error(cudaErrorDevicesUnavailable);
+  if (take_memory(device, (size_t)staged("SOFT_GPU_CONTEXT", 0))) return last_error;
+  if (!has_context[device]) trace("context", NULL, card);
+  has_context[device] = true;
+  return cudaSuccess;
+}
+
+static struct block { char *start; size_t bytes; int type, device; struct block *next; } *blocks;
+
+static struct block **find_block(const char *at) { /* under the lock */
+  struct block **found = &blocks;
+  while (*found && !(at >= (*found)->start && at < (*found)->start + (*found)->bytes))
+    found = &(*found)->next;
+  return found;
+}
+static cudaError_t allocate(void **start, size_t bytes, int type) {
+  const bool on_device = type == cudaMemoryTypeDevice;
+  const cudaError_t error = use_context(current);
+  if (error) return error;
+  bytes += !bytes;
+  if (on_device && take_memory(current, bytes)) return last_error;
+  *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (*start == MAP_FAILED) abort(); /* this machine has no memory left, whatever the card has */
+  if (on_device && driver.poison) memset(*start, 0xff, bytes); /* NaN */
+  struct block *block = malloc(sizeof *block);
   pthread_mutex_lock(&lock);
-  if (!has_context[device]) {
-    error = take_memory(device, (size_t)staged_number("SOFT_GPU_CONTEXT", 0));
-    if (!error) trace("context %d", card);
-    has_context[device] = !error;
+  *block = (struct block){*start, bytes, type, current, blocks};
+  blocks = block;
+  pthread_mutex_unlock(&lock);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void *start) {
+  const cudaError_t error = use_driver();
+  if (error || !start) return error;
+  pthread_mutex_lock(&lock);
+  struct block **found = find_block(start), *block = *found;
+  if (block) {
+    *found = block->next;
+    if (block->type == cudaMemoryTypeDevice)
+      ledger[own_row].used[driver.visible[block->device]] -= block->bytes;
+    munmap(block->start, block->bytes);
+    free(block);
   }
   pthread_mutex_unlock(&lock);
-  return set_error(error);
+  return set_error(block ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-/* Called by operators.cpp before each operator. */
-cudaError_t soft_gpu_operator(const char *name) {
-  const cudaError_t error = use_context(current_device);
-  if (!error && ++counts.operators == driver.fail_at) {
-    trace("fault in %s", name);
-    sticky_error = cudaErrorIllegalAddress;
+cudaError_t cudaMalloc(void **start, size_t n) { return allocate(start, n, cudaMemoryTypeDevice); }
+cudaError_t cudaHostAlloc(void **start, size_t bytes, unsigned flags) {
+  return allocate(start, bytes, cudaMemoryTypeHost);
+}
+cudaError_t cudaFreeHost(void *start) {
+  cudaDeviceSynchronize();
+  return cudaFree(start);
+}
+cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
+  const cudaError_t error = use_context(current);
+  *left = error ? 0 : memory_left(driver.visible[current]);
+  *total = driver.memory;
+  return error;
+}
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const void *at) {
+  *found = (struct cudaPointerAttributes){.type = cudaMemoryTypeUnregistered, .device = -2};
+  pthread_mutex_lock(&lock);
+  const struct block *block = *find_block(at);
+  if (block) {
+    found->type = block->type, found->device = block->device;
+    found->devicePointer = found->hostPointer = (void *)at;
   }
-  return set_error(error ? error : (cudaError_t)sticky_error);
+  pthread_mutex_unlock(&lock);
+  return cudaSuccess;
 }
 
-int soft_gpu_card(void) { /* by its number in NVML; -1: none */
-  return use_context(current_device) ? -1 : driver.visible[current_device];
+/* ---- streams, events and copies. With SOFT_GPU_LATE a copy between pinned and device memory is
+   under way until the host waits for its stream, or for an event behind it: what goes to the host
+   is NaN until then, and what comes from the host must then still be what it was. ---- */
+
+enum { MAX_STREAMS = 32 }; /* those that such a copy has gone through; they are numbered from 1 */
+struct progress { long copies[MAX_STREAMS]; }; /* by stream: the last copy that comes before */
+struct stream { int number; struct progress progress; };
+struct event { struct timespec recorded; bool was_asked; struct progress progress; };
+struct copy {
+  char *host, *data; /* data: what arrives at the host */
+  size_t bytes;
+  uint64_t checksum;
+  int stream;
+  long number;
+  struct copy *next;
+};
+static struct copy *copies;
+static struct stream default_streams[MAX_CARDS];
+
+static struct stream *stream_of(cudaStream_t handle) {
+  return handle ? (struct stream *)handle : &default_streams[current];
+}
+static struct event *event_of(cudaEvent_t handle) { return (struct event *)handle; }
+
+static uint64_t checksum_of(const char *data, size_t bytes) { /* FNV-1a */
+  uint64_t sum = 14695981039346656037ul;
+  for (size_t i = 0; i < bytes; i++) sum = (sum ^ (unsigned char)data[i]) * 1099511628211ul;
+  return sum;
+}
+
+/* Let copies arrive: those up to this progress (NULL: all), or all that touch this memory. */
+static void arrive(const struct progress *progress, const char *host, size_t bytes) {
+  if (!driver.late) return;
+  pthread_mutex_lock(&lock);
+  for (struct copy **at = &copies, *copy; (copy = *at);) {
+    if (host ? copy->host >= host + bytes || host >= copy->host + copy->bytes
+             : progress && copy->number > progress->copies[copy->stream]) {
+      at = &copy->next;
+      continue;
+    }
+    if (copy->data) memcpy(copy->host, copy->data, copy->bytes);
+    else if (checksum_of(copy->host, copy->bytes) != copy->checksum) {
+      counts.races++;
+      fprintf(stderr, "soft GPU: %zu pinned bytes at %p were overwritten while they were copied\n",
+              copy->bytes, (void *)copy->host);
+    }
+    *at = copy->next;
+    free(copy->data);
+    free(copy);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+static void begin_late_copy(char *host, size_t bytes, struct stream *stream, bool to_host) {
+  static long last_copy;
+  static int last_stream;
+  struct copy *copy = calloc(1, sizeof *copy);
+  if (!stream->number) stream->number = ++last_stream;
+  if (stream->number == MAX_STREAMS) abort();
+  *copy = (struct copy){host, NULL, bytes, 0, stream->number, ++last_copy, copies};
+  stream->progress.copies[stream->number] = copy->number;
+  copies = copy;
+  if (!to_host) copy->checksum = checksum_of(host, bytes);
+  else copy->data = memcpy(malloc(bytes), host, bytes), memset(host, 0xff, bytes);
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  const cudaError_t error = use_context(current);
+  if (error) return error;
+  const bool to_host = kind == cudaMemcpyDeviceToHost, to_device = kind == cudaMemcpyHostToDevice;
+  char *host = to_host ? to : (char *)from;
+  counts.to_host += to_host, counts.to_device += to_device;
+  if (to_host || to_device) arrive(NULL, host, bytes);
+  memmove(to, from, bytes);
+  if (!driver.late || !(to_host || to_device)) return cudaSuccess;
+  pthread_mutex_lock(&lock);
+  const struct block *block = *find_block(host);
+  const bool is_pinned = block && block->type == cudaMemoryTypeHost;
+  if (is_pinned) begin_late_copy(host, bytes, stream_of(stream), to_host);
+  pthread_mutex_unlock(&lock);
+  if (to_host && !is_pinned) arrive(&stream_of(stream)->progress, NULL, 0); /* the call waits */
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+  const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, NULL);
+  return error ? error : cudaStreamSynchronize(NULL);
+}
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+  const cudaError_t error = use_context(current);
+  if (!error) memset(to, value, bytes);
+  return error;
+}
+static cudaError_t wait(const struct progress *progress) {
+  counts.waits++;
+  arrive(progress, NULL, 0);
+  return use_context(current);
+}
+cudaError_t cudaDeviceSynchronize(void) { return wait(NULL); }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return wait(&event_of(event)->progress); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return wait(&stream_of(stream)->progress);
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { /* the answer is that all is done */
+  arrive(&stream_of(stream)->progress, NULL, 0);
+  return use_driver();
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (driver.late && !event_of(event)->was_asked) { /* at first it is not done */
+    event_of(event)->was_asked = true;
+    return set_error(cudaErrorNotReady);
+  }
+  arrive(&event_of(event)->progress, NULL, 0);
+  return use_driver();
+}
+static cudaError_t create(void *handle, size_t bytes) {
+  const cudaError_t error = use_context(current);
+  *(void **)handle = error ? NULL : calloc(1, bytes);
+  return error;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+  return create(stream, sizeof(struct stream));
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+  return create(stream, sizeof(struct stream));
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+  return create(event, sizeof(struct event));
+}
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return create(event, sizeof(struct event)); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { free(event); return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  *event_of(event) = (struct event){.progress = stream_of(stream)->progress};
+  clock_gettime(CLOCK_MONOTONIC, &event_of(event)->recorded);
+  return use_driver();
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  return cudaEventRecord(event, stream);
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  long *own = stream_of(stream)->progress.copies, *other = event_of(event)->progress.copies;
+  for (int i = 0; i < MAX_STREAMS; i++) own[i] = own[i] < other[i] ? other[i] : own[i];
+  return use_driver();
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end) {
+  const struct timespec a = event_of(begin)->recorded, b = event_of(end)->recorded;
+  *ms = (float)((b.tv_sec - a.tv_sec) * 1e3 + (b.tv_nsec - a.tv_nsec) * 1e-6);
+  return use_driver();
 }
 
 /* ---- devices ---- */
@@ -188,464 +415,80 @@ cudaError_t cudaGetDeviceCount(int *count) {
   *count = error ? 0 : driver.num_visible;
   return error;
 }
-cudaError_t cudaGetDevice(int *device) { *device = current_device; return cudaSuccess; }
+cudaError_t cudaGetDevice(int *device) { *device = current; return cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {
   const cudaError_t error = use_context(device);
-  if (!error) current_device = device;
+  if (!error) current = device;
   return error;
 }
-cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-  *least = 0, *greatest = -5;
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) { *can = 0; return cudaSuccess; }
-cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
-  snprintf(text, size, "0000:%02x:00.0", driver.visible[device]);
-  return use_driver();
-}
+int soft_gpu_card(void) { return driver.visible[current]; } /* the number of the current in NVML */
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
   const cudaError_t error = use_driver();
   if (error) return error;
   if (device < 0 || device >= driver.num_visible) return set_error(cudaErrorInvalidDevice);
-  const int capability = (int)(10 * staged_number("SOFT_GPU_CAPABILITY", 8.0) + 0.5);
+  const int card = driver.visible[device];
+  const int capability = (int)(10 * staged("SOFT_GPU_CAPABILITY", 8.0) + 0.5);
   *found = (struct cudaDeviceProp){
-      .name = "Soft GPU", .totalGlobalMem = driver.memory,
-      .pciBusID = driver.visible[device], .uuid.bytes[3] = (char)(driver.visible[device] + 1),
-      .major = capability / 10, .minor = capability % 10,
-      .multiProcessorCount = 108, .warpSize = 32, .l2CacheSize = 40 << 20,
-      .maxThreadsPerBlock = 1024, .maxThreadsPerMultiProcessor = 2048,
-      .maxThreadsDim = {1024, 1024, 64}, .maxGridSize = {2147483647, 65535, 65535},
-      .maxBlocksPerMultiProcessor = 32, .regsPerBlock = 65536, .sharedMemPerBlock = 49152,
+      .name = "Soft GPU", .uuid.bytes[3] = (char)(card + 1), .pciBusID = card,
+      .totalGlobalMem = driver.memory, .major = capability / 10, .minor = capability % 10,
+      .multiProcessorCount = 108, .warpSize = 32, .l2CacheSize = 40 << 20, .regsPerBlock = 65536,
+      .maxThreadsPerBlock = 1024, .maxThreadsPerMultiProcessor = 2048, .sharedMemPerBlock = 49152,
       .sharedMemPerMultiprocessor = 167936, .sharedMemPerBlockOptin = 166912};
   return cudaSuccess;
 }
-
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-  struct cudaDeviceProp found;
+  struct cudaDeviceProp found = {0};
   const cudaError_t error = cudaGetDeviceProperties(&found, device);
-  *value = error                                              ? 0
-           : attribute == cudaDevAttrComputeCapabilityMajor   ? found.major
-           : attribute == cudaDevAttrComputeCapabilityMinor   ? found.minor
-           : attribute == cudaDevAttrWarpSize                 ? found.warpSize
-           : attribute == cudaDevAttrMultiProcessorCount      ? found.multiProcessorCount
-           : attribute == cudaDevAttrMaxThreadsPerBlock       ? found.maxThreadsPerBlock
-           : attribute == cudaDevAttrMaxSharedMemoryPerBlock  ? (int)found.sharedMemPerBlock
-                                                              : 0;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? found.major
+           : attribute == cudaDevAttrComputeCapabilityMinor ? found.minor
+           : attribute == cudaDevAttrWarpSize ? found.warpSize
+           : attribute == cudaDevAttrMultiProcessorCount ? found.multiProcessorCount
+           : attribute == cudaDevAttrMaxThreadsPerBlock ? found.maxThreadsPerBlock : 0;
   return error;
 }
-
-/* ---- memory: that of a card is shared by all processes with the same SOFT_GPU_LEDGER ---- */
-
-enum { MAX_PROCESSES = 256 };
-static struct { _Atomic size_t used[MAX_CARDS]; } (*ledger)[MAX_PROCESSES];
-static int ledger_file, own_row;
-
-static bool row_is_alive(int row) { /* its process holds a lock, which ends with it */
-  struct flock held = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = row, .l_len = 1};
-  return row == own_row || (fcntl(ledger_file, F_GETLK, &held) == 0 && held.l_type != F_UNLCK);
-}
-
-static void join_cards(void) {
-  const char *path = getenv("SOFT_GPU_LEDGER");
-  ledger_file = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : memfd_create("ledger", 0);
-  if (ledger_file < 0 || ftruncate(ledger_file, sizeof *ledger)) abort();
-  ledger = mmap(NULL, sizeof *ledger, PROT_READ | PROT_WRITE, MAP_SHARED, ledger_file, 0);
-  if (ledger == MAP_FAILED) abort();
-  for (own_row = 0; own_row < MAX_PROCESSES; own_row++) {
-    struct flock mine = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = own_row, .l_len = 1};
-    if (fcntl(ledger_file, F_SETLK, &mine) == 0) break;
-  }
-  if (own_row == MAX_PROCESSES) abort();
-  memset((*ledger) + own_row, 0, sizeof **ledger);
-}
-
-static size_t memory_left(int device) {
-  const int card = driver.visible[device];
-  size_t used = is_staged("SOFT_GPU_FULL", card) ? driver.memory : 0;
-  for (int row = 0; row < MAX_PROCESSES; row++)
-    if ((*ledger)[row].used[card] && row_is_alive(row)) used += (*ledger)[row].used[card];
-  return used < driver.memory ? driver.memory - used : 0;
-}
-
-static cudaError_t take_memory(int device, size_t bytes) { /* under the lock */
-  if (bytes > memory_left(device)) return cudaErrorMemoryAllocation;
-  (*ledger)[own_row].used[driver.visible[device]] += bytes;
-  return cudaSuccess;
-}
-
-struct block { char *start; size_t bytes; int type, device; struct block *next; };
-static struct block *blocks;
-
-static bool holds(const struct block *block, const void *at) {
-  return (char *)at >= block->start && (char *)at < block->start + block->bytes;
-}
-
-static void add_block(void *start, size_t bytes, int type) {
-  struct block *block = malloc(sizeof *block);
-  pthread_mutex_lock(&lock);
-  *block = (struct block){start, bytes, type, current_device, blocks};
-  blocks = block;
-  pthread_mutex_unlock(&lock);
-}
-
-static cudaError_t allocate(void **start, size_t bytes, int type) {
-  cudaError_t error = use_context(current_device);
-  if (error) return error;
-  bytes += !bytes;
-  if (type == cudaMemoryTypeDevice) {
-    pthread_mutex_lock(&lock);
-    error = take_memory(current_device, bytes);
-    pthread_mutex_unlock(&lock);
-    if (error) return set_error(error);
-  }
-  *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (*start == MAP_FAILED) abort(); /* of this machine's memory, not of the card's */
-  if (type == cudaMemoryTypeDevice && driver.poison) memset(*start, 0xff, bytes); /* NaN */
-  add_block(*start, bytes, type);
-  return cudaSuccess;
-}
-
-static cudaError_t remove_block(void *start, bool is_owned) {
-  const cudaError_t error = use_driver();
-  if (error || !start) return error;
-  pthread_mutex_lock(&lock);
-  struct block **at = &blocks, *block;
-  while (*at && (*at)->start != start) at = &(*at)->next;
-  if ((block = *at)) {
-    *at = block->next;
-    if (block->type == cudaMemoryTypeDevice)
-      (*ledger)[own_row].used[driver.visible[block->device]] -= block->bytes;
-    if (is_owned) munmap(block->start, block->bytes);
-    free(block);
-  }
-  pthread_mutex_unlock(&lock);
-  return set_error(block ? cudaSuccess : cudaErrorInvalidValue);
-}
-
-/* ---- copies that come late: with SOFT_GPU_LATE, one between pinned and device memory is under way
-   until the host waits for its stream, or for an event that was recorded behind it. What goes to
-   the host is NaN until then; what comes from the host must then be as it was. ---- */
-
-enum { MAX_COPYING = 32 }; /* streams that have had such a copy; others have no number */
-struct progress { long of[MAX_COPYING]; }; /* by stream: copies up to this one lie behind */
-struct stream { int number; struct progress progress; };
-struct event { struct timespec recorded; bool was_asked; struct progress progress; };
-struct copy {
-  char *host, *data; /* data: on its way to the host */
-  size_t bytes;
-  uint64_t checksum;
-  int stream;
-  long index;
-  struct copy *next;
-};
-static struct copy *copies;
-static long num_copies;
-static _Atomic int num_copying;
-static struct stream default_streams[MAX_CARDS];
-static const struct progress everything = {.of = {[0 ... MAX_COPYING - 1] = __LONG_MAX__}};
-
-static struct stream *stream_of(cudaStream_t handle) {
-  return handle ? (struct stream *)handle : &default_streams[current_device];
-}
-
-static uint64_t checksum_of(const char *at, size_t bytes) { /* FNV-1a, of words */
-  uint64_t sum = 14695981039346656037ul, word;
-  for (; bytes; at += sizeof word, bytes -= sizeof word) {
-    word = 0;
-    memcpy(&word, at, bytes < sizeof word ? bytes : sizeof word);
-    sum = (sum ^ word) * 1099511628211ul;
-    if (bytes < sizeof word) break;
-  }
-  return sum;
-}
-
-static void finish(struct copy **at) { /* under the lock */
-  struct copy *copy = *at;
-  if (copy->data) memcpy(copy->host, copy->data, copy->bytes);
-  else if (checksum_of(copy->host, copy->bytes) != copy->checksum) {
-    counts.races++;
-    fprintf(stderr, "soft GPU: %zu pinned bytes at %p were overwritten while they were copied\n",
-            copy->bytes, (void *)copy->host);
-  }
-  *at = copy->next;
-  free(copy->data);
-  free(copy);
-}
-
-static void wait_for(const struct progress *progress) {
-  if (!driver.late) return;
-  pthread_mutex_lock(&lock);
-  for (struct copy **at = &copies; *at;)
-    if ((*at)->index <= progress->of[(*at)->stream]) finish(at);
-    else at = &(*at)->next;
-  pthread_mutex_unlock(&lock);
-}
-
-static void begin_late_copy(char *host, size_t bytes, struct stream *stream, bool to_host) {
-  struct copy *copy = calloc(1, sizeof *copy);
-  pthread_mutex_lock(&lock);
-  if (!stream->number) stream->number = ++num_copying;
-  if (stream->number >= MAX_COPYING) abort();
-  *copy = (struct copy){host, NULL, bytes, 0, stream->number, ++num_copies, copies};
-  stream->progress.of[stream->number] = copy->index;
-  if (to_host) {
-    copy->data = memcpy(malloc(bytes), host, bytes);
-    memset(host, 0xff, bytes);
-  } else copy->checksum = checksum_of(host, bytes);
-  copies = copy;
-  pthread_mutex_unlock(&lock);
-}
-
-static bool is_pinned(const char *host) {
-  pthread_mutex_lock(&lock);
-  const struct block *block = blocks;
-  while (block && !(block->type == cudaMemoryTypeHost && holds(block, host))) block = block->next;
-  pthread_mutex_unlock(&lock);
-  return block;
-}
-
-static void finish_overlapping(const char *host, size_t bytes) { /* a stream keeps its order */
-  pthread_mutex_lock(&lock);
-  for (struct copy **at = &copies; *at;)
-    if ((*at)->host < host + bytes && host < (*at)->host + (*at)->bytes) finish(at);
-    else at = &(*at)->next;
-  pthread_mutex_unlock(&lock);
-}
-
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
-                            cudaStream_t stream) {
-  const cudaError_t error = use_context(current_device);
-  if (error) return error;
-  const bool to_host = kind == cudaMemcpyDeviceToHost, to_device = kind == cudaMemcpyHostToDevice;
-  char *host = to_host ? to : (char *)from;
-  const bool is_late = driver.late && (to_host || to_device) && bytes && is_pinned(host);
-  ++*(to_host ? &counts.to_host : to_device ? &counts.to_device : &counts.within);
-  if (is_late) finish_overlapping(host, bytes);
-  memmove(to, from, bytes);
-  if (is_late) begin_late_copy(host, bytes, stream_of(stream), to_host);
-  else if (to_host) wait_for(&stream_of(stream)->progress); /* pageable: the call itself waits */
-  return cudaSuccess;
-}
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
-  const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, NULL);
-  return error ? error : cudaStreamSynchronize(NULL);
-}
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
-                                size_t bytes, cudaStream_t stream) {
-  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
-}
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                              size_t width, size_t height, enum cudaMemcpyKind kind,
-                              cudaStream_t stream) {
-  cudaError_t error = cudaSuccess;
-  for (size_t row = 0; row < height && !error; row++)
-    error = cudaMemcpyAsync((char *)to + row * to_pitch, (const char *)from + row * from_pitch,
-                            width, kind, stream);
-  return error;
-}
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
-  const cudaError_t error = use_context(current_device);
-  if (!error) memset(to, value, bytes);
-  return error;
-}
-cudaError_t cudaMemset(void *to, int value, size_t bytes) {
-  return cudaMemsetAsync(to, value, bytes, NULL);
-}
-
-cudaError_t cudaMalloc(void **start, size_t bytes) {
-  return allocate(start, bytes, cudaMemoryTypeDevice);
-}
-cudaError_t cudaHostAlloc(void **start, size_t bytes, unsigned flags) {
-  return allocate(start, bytes, cudaMemoryTypeHost);
-}
-cudaError_t cudaHostRegister(void *start, size_t bytes, unsigned flags) {
-  const cudaError_t error = use_context(current_device);
-  if (!error) add_block(start, bytes, cudaMemoryTypeHost);
-  return error;
-}
-cudaError_t cudaFree(void *start) { return remove_block(start, true); }
-cudaError_t cudaFreeHost(void *start) { wait_for(&everything); return remove_block(start, true); }
-cudaError_t cudaHostUnregister(void *start) {
-  wait_for(&everything);
-  return remove_block(start, false);
-}
-cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
-  const cudaError_t error = use_context(current_device);
-  *left = error ? 0 : memory_left(current_device);
-  *total = driver.memory;
-  return error;
-}
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const void *at) {
-  *found = (struct cudaPointerAttributes){.type = cudaMemoryTypeUnregistered, .device = -2};
-  pthread_mutex_lock(&lock);
-  for (const struct block *block = blocks; block; block = block->next)
-    if (holds(block, at)) {
-      found->type = block->type, found->device = block->device;
-      found->devicePointer = found->hostPointer = (void *)at;
-    }
-  pthread_mutex_unlock(&lock);
-  return cudaSuccess;
-}
-
-/* ---- streams and events ---- */
-
-static cudaError_t create(void **handle, size_t bytes) {
-  const cudaError_t error = use_context(current_device);
-  *handle = error ? NULL : calloc(1, bytes);
-  return error;
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
-  return create((void **)stream, sizeof(struct stream));
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
-  return create((void **)stream, sizeof(struct stream));
-}
-cudaError_t cudaStreamCreate(cudaStream_t *stream) {
-  return create((void **)stream, sizeof(struct stream));
-}
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { free(stream); return cudaSuccess; }
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
-  *priority = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  const cudaError_t error = use_context(current_device);
-  counts.waits++;
-  wait_for(&stream_of(stream)->progress);
-  return error;
-}
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  wait_for(&stream_of(stream)->progress); /* the answer is that all is done */
-  return use_context(current_device);
-}
-cudaError_t cudaDeviceSynchronize(void) {
-  const cudaError_t error = use_context(current_device);
-  counts.waits++;
-  wait_for(&everything);
-  return error;
-}
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
-  wait_for(&stream_of(stream)->progress);
-  function(data);
+cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
+  snprintf(text, size, "0000:%02x:00.0", driver.visible[device]);
   return use_driver();
 }
-cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void *data,
-                                  unsigned flags) {
-  wait_for(&stream_of(stream)->progress);
-  function(stream, cudaSuccess, data);
-  return use_driver();
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags) {
-  struct stream *stream = stream_of(handle);
-  pthread_mutex_lock(&lock);
-  for (int each = 0; each < MAX_COPYING; each++)
-    if (stream->progress.of[each] < ((struct event *)event)->progress.of[each])
-      stream->progress.of[each] = ((struct event *)event)->progress.of[each];
-  pthread_mutex_unlock(&lock);
-  return use_driver();
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-  return create((void **)event, sizeof(struct event));
-}
-cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaEventDestroy(cudaEvent_t event) { free(event); return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream) {
-  struct event *event = (struct event *)handle;
-  clock_gettime(CLOCK_MONOTONIC, &event->recorded);
-  event->progress = stream_of(stream)->progress;
-  event->was_asked = false;
-  return use_driver();
-}
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
-  return cudaEventRecord(event, stream);
-}
-cudaError_t cudaEventQuery(cudaEvent_t handle) {
-  struct event *event = (struct event *)handle;
-  const bool was_asked = event->was_asked;
-  event->was_asked = true;
-  if (driver.late && !was_asked) return set_error(cudaErrorNotReady);
-  wait_for(&event->progress);
-  return use_driver();
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  counts.waits++;
-  wait_for(&((struct event *)event)->progress);
-  return use_driver();
-}
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end) {
-  const struct timespec a = ((struct event *)begin)->recorded, b = ((struct event *)end)->recorded;
-  *ms = (float)((b.tv_sec - a.tv_sec) * 1e3 + (b.tv_nsec - a.tv_nsec) * 1e-6);
-  return use_driver();
-}
-
-/* ---- CUDA graphs: nothing is captured ---- */
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-  *status = cudaStreamCaptureStatusNone;
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+  *least = 0, *greatest = -5;
   return cudaSuccess;
 }
-cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
-  return cudaSuccess;
-}
-/* The headers of CUDA 12 and 13 declare these differently, so the linker alone sees their names. */
-int capture_info(void *stream, int *status) __asm__("cudaStreamGetCaptureInfo");
-int capture_info_v2(void *stream, int *status) __asm__("cudaStreamGetCaptureInfo_v2");
-int capture_info_v3(void *stream, int *status) __asm__("cudaStreamGetCaptureInfo_v3");
-int capture_info(void *stream, int *status) { return *status = 0; }
-int capture_info_v2(void *stream, int *status) { return *status = 0; }
-int capture_info_v3(void *stream, int *status) { return *status = 0; }
+cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) { *can = 0; return cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 
 /* ---- kernels ---- */
 
-static struct kernel { const void *function; const char *name; } *kernels;
+static struct { const void *function; const char *name; } *kernels;
 static size_t num_kernels;
 
-void __cudaRegisterFunction(void **module, const char *function, char *device_function,
-                            const char *name, int threads, void *a, void *b, void *c, void *d,
-                            int *e) {
+void __cudaRegisterFunction(void *module, const void *function, void *entry, const char *name) {
   if (num_kernels % 4096 == 0)
     kernels = realloc(kernels, (num_kernels + 4096) * sizeof *kernels);
-  kernels[num_kernels++] = (struct kernel){function, name};
-}
-static cudaError_t refuse_launch(const void *function) {
-  const char *name = "of a library";
-  for (size_t each = 0; each < num_kernels; each++)
-    if (kernels[each].function == function) name = kernels[each].name;
-  snprintf(unreplaced, sizeof unreplaced,
-           "soft GPU: a CUDA kernel was launched, which has no numbers here: %s", name);
-  counts.launches++;
-  return set_error(cudaErrorNoKernelImageForDevice);
+  kernels[num_kernels].function = function;
+  kernels[num_kernels++].name = name;
 }
 cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments,
                              size_t memory, cudaStream_t stream) {
-  return refuse_launch(function);
+  size_t i = 0;
+  while (i < num_kernels && kernels[i].function != function) i++;
+  snprintf(launched, sizeof launched, "soft GPU: there are no numbers for the CUDA kernel %s",
+           i < num_kernels ? kernels[i].name : "of a library");
+  counts.launches++;
+  return set_error(cudaErrorNoKernelImageForDevice);
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments,
                                size_t memory, cudaStream_t stream) {
-  return refuse_launch(kernel);
+  return cudaLaunchKernel(kernel, grid, block, arguments, memory, stream);
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function,
                                 void **arguments) {
-  return refuse_launch(function);
+  return cudaLaunchKernel(function, config->gridDim, config->blockDim, arguments, 0, NULL);
 }
 cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *function) {
   *kernel = (cudaKernel_t)function;
-  return cudaSuccess;
-}
-void **__cudaRegisterFatBinary(void *binary) { return calloc(1, sizeof(void *)); }
-void __cudaRegisterFatBinaryEnd(void **module) {}
-void __cudaUnregisterFatBinary(void **module) { free(module); }
-char __cudaInitModule(void **module) { return 1; }
-void __cudaRegisterVar(void) {}
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t memory, void *stream) {
-  return 0;
-}
-cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *memory, void *stream) {
-  *grid = *block = (dim3){1, 1, 1}, *memory = 0, *(void **)stream = NULL;
   return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
@@ -654,50 +497,45 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
   return cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *function) {
-  *found = (struct cudaFuncAttributes){.maxThreadsPerBlock = 1024, .numRegs = 32};
-  found->binaryVersion = found->ptxVersion = 80;
+  *found = (struct cudaFuncAttributes){.maxThreadsPerBlock = 1024, .numRegs = 32, .ptxVersion = 80};
   return cudaSuccess;
 }
 
-/* ---- the driver's own interface, as far as torch uses it beside the runtime ---- */
+/* Called by operators.cpp before each operator. */
+cudaError_t soft_gpu_operator(const char *name) {
+  const cudaError_t error = use_context(current);
+  if (error || ++counts.operators != driver.fail_at) return error;
+  trace("fault in", name, -1);
+  return set_error(sticky_error = cudaErrorIllegalAddress);
+}
 
-static int not_supported(void) { return cudaErrorNotSupported; }
-static int find_entry(const char *name, void **entry, int *status) {
-  *entry = dlsym(RTLD_DEFAULT, name);
-  if (!*entry) *entry = (void *)not_supported;
-  if (status) *status = 0;
-  return 0;
-}
-int entry_point(const char *name, void **entry, unsigned long long flags, int *status)
-    __asm__("cudaGetDriverEntryPoint");
-int entry_point_by_version(const char *name, void **entry, unsigned version,
-                           unsigned long long flags, int *status)
+/* ---- the driver's own interface, as torch uses it beside the runtime ---- */
+
+static int refuse(void) { return cudaErrorNotSupported; }
+/* CUDA 12 and 13 declare it differently, so only the linker sees its name. */
+int entry_point(const char *name, void **entry, unsigned version, long flags, int *status)
     __asm__("cudaGetDriverEntryPointByVersion");
-int entry_point(const char *name, void **entry, unsigned long long flags, int *status) {
-  return find_entry(name, entry, status);
-}
-int entry_point_by_version(const char *name, void **entry, unsigned version,
-                           unsigned long long flags, int *status) {
-  return find_entry(name, entry, status);
+int entry_point(const char *name, void **entry, unsigned version, long flags, int *status) {
+  *entry = dlsym(RTLD_DEFAULT, name);
+  if (!*entry) *entry = (void *)refuse;
+  if (status) *status = 0;
+  return cudaSuccess;
 }
 int cuInit(unsigned flags) { return use_driver(); }
-int cuDriverGetVersion(int *version) { *version = CUDART_VERSION; return 0; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *is_active) {
   *flags = 0;
   *is_active = device < driver.num_visible && has_context[device];
-  return 0;
+  return cudaSuccess;
 }
 int cuCtxGetCurrent(void **context) {
-  *context = has_context[current_device] ? &has_context[current_device] : NULL;
-  return 0;
+  *context = has_context[current] ? &has_context[current] : NULL;
+  return cudaSuccess;
 }
 int cuGetErrorString(int error, const char **text) { *text = cudaGetErrorString(error); return 0; }
-int cuGetErrorName(int error, const char **name) { *name = cudaGetErrorName(error); return 0; }
 
-/* Counts of this process, for Python: see soft_gpu.count. */
+/* Called from Python: tests.soft_gpu.count. */
 long soft_gpu_count(const char *name) {
-#define COUNT(field) if (strcmp(name, #field) == 0) return counts.field;
-  COUNT(operators) COUNT(waits) COUNT(to_device) COUNT(to_host) COUNT(within) COUNT(launches)
-  COUNT(races)
+#define COUNT(field) if (strcmp(name, #field) == 0) return counts.field
+  COUNT(operators); COUNT(waits); COUNT(to_device); COUNT(to_host); COUNT(launches); COUNT(races);
   return -1;
 }
