@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 SOURCES = Path(__file__).parent
-RUNTIME, NVML, OPERATORS = "libcuda.so.1", "libnvidia-ml.so.1", "operators.so"
+RUNTIME, NVML, OPERATORS = "libcuda.so.1", "libnvidia-ml.so.1", "soft_gpu_operators.so"
 """The libraries; the first two have the names that programs look for."""
 VARIABLES = frozenset(
     "COUNT MEMORY CONTEXT CAPABILITY DEAD FULL FAIL_AT POISON LATE NVML LEDGER TRACE".split()
@@ -84,7 +84,16 @@ def _build(out: Path, torch: Path) -> None:
     c, cpp = ("gcc", "-O2", *flags), ("g++", "-std=c++20", "-O1", *flags, f"-I{torch}/include")
     _write_others(out / "others.c", torch)
     sources = (SOURCES / "runtime.c", SOURCES / "nccl.c", out / "others.c")
-    _run(*c, *sources, f"-Wl,-soname,{RUNTIME}", "-o", out / RUNTIME, "-ldl", "-lpthread", "-lrt")
+    _run(
+        *c,
+        *sources,
+        f"-Wl,-soname,{RUNTIME},-rpath,$ORIGIN",
+        "-o",
+        out / RUNTIME,
+        "-ldl",
+        "-lpthread",
+        "-lrt",
+    )
     _run(*c, SOURCES / "nvml.c", f"-Wl,-soname,{NVML}", "-o", out / NVML)
     libraries = (
         out / RUNTIME,

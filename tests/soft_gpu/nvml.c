@@ -10,8 +10,8 @@ typedef void *Device; /* the card's number, plus 1 */
 int nvmlInitWithFlags(unsigned flags) {
   return num_cards() && staged("SOFT_GPU_NVML", 1) ? OK : DRIVER_NOT_LOADED;
 }
-int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-int nvmlInit(void) { return nvmlInitWithFlags(0); }
+SAME_AS(nvmlInitWithFlags, nvmlInit_v2)
+SAME_AS(nvmlInitWithFlags, nvmlInit)
 int nvmlShutdown(void) { return OK; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = num_cards(); return nvmlInitWithFlags(0); }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) {
@@ -42,10 +42,7 @@ int nvmlDeviceGetTotalEnergyConsumption(Device device, unsigned long long *milli
   *millijoules = now.tv_sec * 100000ull + now.tv_nsec / 10000; /* 100 W */
   return OK;
 }
-int nvmlDeviceGetComputeRunningProcesses(Device device, unsigned *count, void *processes) {
-  *count = 0;
-  return OK;
-}
+int nvmlDeviceGetComputeRunningProcesses(Device device, unsigned *n) { return *n = OK; }
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NOT_SUPPORTED; }
-int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NOT_SUPPORTED; }
+SAME_AS(nvmlDeviceGetNvLinkRemoteDeviceType, nvmlDeviceGetNvLinkRemotePciInfo_v2)
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13000; return OK; }

@@ -73,6 +73,9 @@ class Call {
     const size_t first = stack_.size() - arguments_.size();
     for (size_t i = 0; i < arguments_.size(); ++i)
       stack_[first + i] = on_cpu(given_[i], arguments_[i]);
+    const std::string& last = arguments_.back().name();
+    if (last == "half_to_float" && given_.back().toBool())  // softmax, with a type for its result
+      stack_[first] = on_cpu(given_[0].toTensor().to(at::kFloat), false);
     {
       at::AutoDispatchBelowAutograd no_autograd;
       c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -84,6 +87,8 @@ class Call {
       IValue& result = stack_[stack_.size() - returns.size() + i];
       result = returns[i].alias_info() ? argument_like(returns[i]) : on_cuda(result);
     }
+    if (last == "input_dtype")  // its gradient
+      stack_.back() = stack_.back().toTensor().to(given_.back().toScalarType());
   }
 
  private:
@@ -115,6 +120,7 @@ class Call {
   }
 
   bool waits() const {
+    if (arguments_.back().name() == "output_size" && !given_.back().isNone()) return false;
     if (!kIndex.count(name_)) return kWaits.count(name_);
     int num_masks = 0, num_others = 0, num_on_cpu = 0;
     visit(given_[1], [&](const Tensor& index) {
@@ -130,7 +136,8 @@ class Call {
   IValue on_cpu(const IValue& value, const c10::Argument& argument) {
     if (value.isTensor()) return on_cpu(value.toTensor(), argument.is_out());
     if (value.isDevice()) return c10::Device(at::kCPU);
-    if (argument.name() == "pin_memory") return false;
+    if (argument.name() == "pin_memory" || argument.name() == "half_to_float") return false;
+    if (argument.name() == "input_dtype") return given_[0].toTensor().scalar_type();
     if (argument.name() == "generator") return seeded(value);
     if (value.isTensorList()) {
       c10::List<Tensor> list;
@@ -333,9 +340,7 @@ void replace(const c10::OperatorName& name, DispatchKey key, c10::KernelFunction
   kept->push_back(c10::Dispatcher::singleton().registerImpl(name, key, std::move(kernel),
                                                             std::nullopt, nullptr, "soft GPU"));
 }
-}  // namespace
-
-extern "C" __attribute__((visibility("default"))) void soft_gpu_install() {
+bool install() {
   auto& dispatcher = c10::Dispatcher::singleton();
   auto names = dispatcher.getRegistrationsForDispatchKey(DispatchKey::CUDA);
   for (const std::string& name : kComposite) names.emplace_back(name, "");
@@ -361,12 +366,15 @@ extern "C" __attribute__((visibility("default"))) void soft_gpu_install() {
   at::globalContext().setSDPUseFlash(false);
   at::globalContext().setSDPUseMemEfficient(false);
   at::globalContext().setSDPUseCuDNN(false);
+  return true;
 }
+const bool kIsInstalled = install();  // as this library is loaded
+}  // namespace
 
 // Called by nccl.c: make `to` the result of one of NCCL's operators on it and `from` times `scale`.
 // The first operand is only copied.
-extern "C" __attribute__((visibility("default"))) void soft_gpu_reduce(
-    void* to, void* from, int64_t count, int type, int op, double scale, bool is_first) {
+extern "C" void soft_gpu_reduce(void* to, void* from, int64_t count, int type, int op,
+                                double scale, bool is_first) {
   static const at::ScalarType types[] = {at::kChar, at::kByte, at::kInt, at::kUInt32, at::kLong,
                                          at::kUInt64, at::kHalf, at::kFloat, at::kDouble,
                                          at::kBFloat16, at::kFloat8_e4m3fn, at::kFloat8_e5m2};

@@ -17,7 +17,7 @@
 
 static __thread cudaError_t last_error;
 static _Atomic int sticky_error; /* as an illegal access is: every later call has it too */
-static __thread char launched[400] = "no kernel image is available for execution on the device";
+static char launched[400]; /* the last kernel that was */
 
 static cudaError_t set_error(cudaError_t error) { return error ? last_error = error : error; }
 cudaError_t cudaPeekAtLastError(void) { return last_error; }
@@ -27,7 +27,7 @@ cudaError_t cudaGetLastError(void) {
   return error;
 }
 
-static const struct { cudaError_t code; const char *name, *text; } errors[] = {
+static const struct error { cudaError_t code; const char *name, *text; } errors[] = {
 #define ERROR(code, text) {code, #code, text}
     ERROR(cudaSuccess, "no error"),
     ERROR(cudaErrorInvalidValue, "invalid argument"),
@@ -36,23 +36,20 @@ static const struct { cudaError_t code; const char *name, *text; } errors[] = {
     ERROR(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable"),
     ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
     ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
-    ERROR(cudaErrorNoKernelImageForDevice, NULL), /* launched */
+    ERROR(cudaErrorNoKernelImageForDevice, launched),
     ERROR(cudaErrorSharedObjectInitFailed, "the operators of soft GPUs can't be loaded"),
     ERROR(cudaErrorNotReady, "device not ready"),
     ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
     ERROR(cudaErrorNotSupported, "operation not supported"),
     ERROR(cudaErrorUnknown, "unknown error"),
 };
-static size_t find_error(cudaError_t code) {
-  size_t i = 0;
-  while (errors[i].code != code && errors[i].code != cudaErrorUnknown) i++;
-  return i;
+static const struct error *find_error(cudaError_t code) {
+  const struct error *error = errors;
+  while (error->code != code && error->code != cudaErrorUnknown) error++;
+  return error;
 }
-const char *cudaGetErrorName(cudaError_t code) { return errors[find_error(code)].name; }
-const char *cudaGetErrorString(cudaError_t code) {
-  const char *text = errors[find_error(code)].text;
-  return text ? text : launched;
-}
+const char *cudaGetErrorName(cudaError_t code) { return find_error(code)->name; }
+const char *cudaGetErrorString(cudaError_t code) { return find_error(code)->text; }
 
 /* ---- the driver: started by the first call that needs it, for this process alone ---- */
 
@@ -91,58 +88,35 @@ static void find_visible(void) {
   free(copy);
 }
 
-void *soft_gpu_reduce; /* nccl.c calls it; NULL: there are no operators */
+void *soft_gpu_reduce; /* for nccl.c; NULL where there are no operators */
 
-static void load_operators(void) { /* from the folder of this library */
-  Dl_info own;
-  char path[4096];
-  dladdr((void *)load_operators, &own);
-  snprintf(path, sizeof path, "%.*soperators.so",
-           (int)(strrchr(own.dli_fname, '/') + 1 - own.dli_fname), own.dli_fname);
-  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (!library) fprintf(stderr, "soft GPU: %s\n", dlerror());
-  else {
-    ((void (*)(void))dlsym(library, "soft_gpu_install"))();
-    soft_gpu_reduce = dlsym(library, "soft_gpu_reduce");
-  }
+static void load_operators(void) { /* from the folder of this library: they install themselves */
+  void *library = dlopen("soft_gpu_operators.so", RTLD_NOW);
+  if (library) soft_gpu_reduce = dlsym(library, "soft_gpu_reduce");
+  else fprintf(stderr, "soft GPU: %s\n", dlerror());
 }
 void soft_gpu_load(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, load_operators);
 }
 
-static void start_driver(void);
-static cudaError_t use_driver(void) {
-  soft_gpu_load();
-  if (!driver.owner) start_driver();
-  if (driver.owner != getpid()) {
-    trace("forked", NULL, -1);
-    return set_error(cudaErrorInitializationError);
-  }
-  if (!soft_gpu_reduce) return set_error(cudaErrorSharedObjectInitFailed);
-  return set_error(driver.num_visible ? (cudaError_t)sticky_error : cudaErrorNoDevice);
-}
-
-/* ---- memory: a card's is shared by all processes that have the same SOFT_GPU_LEDGER ---- */
-
+/* Memory of the cards is shared by all processes that have the same SOFT_GPU_LEDGER. */
 enum { MAX_PROCESSES = 256 };
-struct row { _Atomic size_t used[MAX_CARDS]; }; /* a process's, which locks a byte of the file */
-static struct row *ledger;
-static int ledger_file, own_row;
+static struct row { _Atomic size_t used[MAX_CARDS]; } *ledger; /* of each process */
+static int ledger_file, own_row; /* whose byte of the file is locked as long as the process lives */
 
-static int lock_row(int command, int row) { /* F_SETLK: 0 if it is ours now; F_GETLK: who has it */
+static bool can_lock(int row, int command) { /* F_SETLK: and it is locked; F_GETLK: asks only */
   struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = row, .l_len = 1};
-  const int error = fcntl(ledger_file, command, &byte);
-  return command == F_GETLK && byte.l_type != F_UNLCK ? byte.l_pid : error;
+  return fcntl(ledger_file, command, &byte) == 0 && (command == F_SETLK || byte.l_type == F_UNLCK);
 }
 
-static void join_ledger(void) {
+static void open_ledger(void) {
   const char *path = getenv("SOFT_GPU_LEDGER");
   const size_t bytes = MAX_PROCESSES * sizeof *ledger;
   ledger_file = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : memfd_create("ledger", 0);
   if (ledger_file < 0 || ftruncate(ledger_file, bytes)) abort();
   ledger = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ledger_file, 0);
-  while (lock_row(F_SETLK, own_row))
+  while (!can_lock(own_row, F_SETLK))
     if (++own_row == MAX_PROCESSES) abort();
   memset(&ledger[own_row], 0, sizeof *ledger);
 }
@@ -155,17 +129,31 @@ static void start_driver(void) {
     driver.fail_at = (long)staged("SOFT_GPU_FAIL_AT", -1);
     driver.poison = staged("SOFT_GPU_POISON", 0);
     driver.late = staged("SOFT_GPU_LATE", 0);
-    join_ledger();
+    if (driver.poison) setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", 0); /* so that more is new */
+    open_ledger();
     trace("driver", NULL, -1);
     driver.owner = getpid();
   }
   pthread_mutex_unlock(&lock);
 }
 
+static cudaError_t use_driver(void) {
+  soft_gpu_load();
+  if (!driver.owner) start_driver();
+  if (driver.owner != getpid()) {
+    trace("forked", NULL, -1);
+    return set_error(cudaErrorInitializationError);
+  }
+  if (!soft_gpu_reduce) return set_error(cudaErrorSharedObjectInitFailed);
+  return set_error(driver.num_visible ? (cudaError_t)sticky_error : cudaErrorNoDevice);
+}
+
+/* ---- memory ---- */
+
 static size_t memory_left(int card) {
   size_t used = is_listed("SOFT_GPU_FULL", card) ? driver.memory : 0;
   for (int row = 0; row < MAX_PROCESSES; row++)
-    if (ledger[row].used[card] && (row == own_row || lock_row(F_GETLK, row)))
+    if (ledger[row].used[card] && (row == own_row || !can_lock(row, F_GETLK)))
       used += ledger[row].used[card];
   return used < driver.memory ? driver.memory - used : 0;
 }
@@ -236,10 +224,7 @@ cudaError_t cudaMalloc(void **start, size_t n) { return allocate(start, n, cudaM
 cudaError_t cudaHostAlloc(void **start, size_t bytes, unsigned flags) {
   return allocate(start, bytes, cudaMemoryTypeHost);
 }
-cudaError_t cudaFreeHost(void *start) {
-  cudaDeviceSynchronize();
-  return cudaFree(start);
-}
+cudaError_t cudaFreeHost(void *start) { cudaDeviceSynchronize(); return cudaFree(start); }
 cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
   const cudaError_t error = use_context(current);
   *left = error ? 0 : memory_left(driver.visible[current]);
@@ -250,10 +235,8 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const 
   *found = (struct cudaPointerAttributes){.type = cudaMemoryTypeUnregistered, .device = -2};
   pthread_mutex_lock(&lock);
   const struct block *block = *find_block(at);
-  if (block) {
-    found->type = block->type, found->device = block->device;
-    found->devicePointer = found->hostPointer = (void *)at;
-  }
+  if (block)
+    *found = (struct cudaPointerAttributes){block->type, block->device, (void *)at, (void *)at};
   pthread_mutex_unlock(&lock);
   return cudaSuccess;
 }
@@ -351,6 +334,7 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
   if (!error) memset(to, value, bytes);
   return error;
 }
+
 static cudaError_t wait(const struct progress *progress) {
   counts.waits++;
   arrive(progress, NULL, 0);
@@ -358,9 +342,7 @@ static cudaError_t wait(const struct progress *progress) {
 }
 cudaError_t cudaDeviceSynchronize(void) { return wait(NULL); }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return wait(&event_of(event)->progress); }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return wait(&stream_of(stream)->progress);
-}
+cudaError_t cudaStreamSynchronize(cudaStream_t each) { return wait(&stream_of(each)->progress); }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { /* the answer is that all is done */
   arrive(&stream_of(stream)->progress, NULL, 0);
   return use_driver();
@@ -373,29 +355,23 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   arrive(&event_of(event)->progress, NULL, 0);
   return use_driver();
 }
+
 static cudaError_t create(void *handle, size_t bytes) {
   const cudaError_t error = use_context(current);
   *(void **)handle = error ? NULL : calloc(1, bytes);
   return error;
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
-  return create(stream, sizeof(struct stream));
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
-  return create(stream, sizeof(struct stream));
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-  return create(event, sizeof(struct event));
-}
+cudaError_t cudaStreamCreate(cudaStream_t *stream) { return create(stream, sizeof(struct stream)); }
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return create(event, sizeof(struct event)); }
+SAME_AS(cudaStreamCreate, cudaStreamCreateWithFlags)
+SAME_AS(cudaStreamCreate, cudaStreamCreateWithPriority)
+SAME_AS(cudaEventCreate, cudaEventCreateWithFlags)
+SAME_AS(cudaEventRecord, cudaEventRecordWithFlags)
 cudaError_t cudaEventDestroy(cudaEvent_t event) { free(event); return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   *event_of(event) = (struct event){.progress = stream_of(stream)->progress};
   clock_gettime(CLOCK_MONOTONIC, &event_of(event)->recorded);
   return use_driver();
-}
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
-  return cudaEventRecord(event, stream);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   long *own = stream_of(stream)->progress.copies, *other = event_of(event)->progress.copies;
@@ -442,22 +418,17 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
   const cudaError_t error = cudaGetDeviceProperties(&found, device);
   *value = attribute == cudaDevAttrComputeCapabilityMajor ? found.major
            : attribute == cudaDevAttrComputeCapabilityMinor ? found.minor
-           : attribute == cudaDevAttrWarpSize ? found.warpSize
-           : attribute == cudaDevAttrMultiProcessorCount ? found.multiProcessorCount
-           : attribute == cudaDevAttrMaxThreadsPerBlock ? found.maxThreadsPerBlock : 0;
+           : attribute == cudaDevAttrMemoryPoolsSupported ? 0 : 1024; /* what code may divide by */
   return error;
 }
 cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
   snprintf(text, size, "0000:%02x:00.0", driver.visible[device]);
   return use_driver();
 }
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-  *least = 0, *greatest = -5;
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) { *can = 0; return cudaSuccess; }
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *most) { return *least = *most = 0; }
+cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) { return *can = 0; }
 cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
+SAME_AS(cudaRuntimeGetVersion, cudaDriverGetVersion)
 
 /* ---- kernels ---- */
 
@@ -479,10 +450,7 @@ cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void *
   counts.launches++;
   return set_error(cudaErrorNoKernelImageForDevice);
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments,
-                               size_t memory, cudaStream_t stream) {
-  return cudaLaunchKernel(kernel, grid, block, arguments, memory, stream);
-}
+SAME_AS(cudaLaunchKernel, __cudaLaunchKernel)
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function,
                                 void **arguments) {
   return cudaLaunchKernel(function, config->gridDim, config->blockDim, arguments, 0, NULL);
@@ -491,11 +459,8 @@ cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *function) {
   *kernel = (cudaKernel_t)function;
   return cudaSuccess;
 }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    int *blocks, const void *function, int block_size, size_t memory, unsigned flags) {
-  *blocks = 2;
-  return cudaSuccess;
-}
+int max_blocks(int *blocks) __asm__("cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags");
+int max_blocks(int *blocks) { *blocks = 1; return cudaSuccess; }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *function) {
   *found = (struct cudaFuncAttributes){.maxThreadsPerBlock = 1024, .numRegs = 32, .ptxVersion = 80};
   return cudaSuccess;
@@ -512,27 +477,18 @@ cudaError_t soft_gpu_operator(const char *name) {
 /* ---- the driver's own interface, as torch uses it beside the runtime ---- */
 
 static int refuse(void) { return cudaErrorNotSupported; }
-/* CUDA 12 and 13 declare it differently, so only the linker sees its name. */
-int entry_point(const char *name, void **entry, unsigned version, long flags, int *status)
+int find_entry(const char *name, void **entry, unsigned version, long flags, int *status)
     __asm__("cudaGetDriverEntryPointByVersion");
-int entry_point(const char *name, void **entry, unsigned version, long flags, int *status) {
+int find_entry(const char *name, void **entry, unsigned version, long flags, int *status) {
   *entry = dlsym(RTLD_DEFAULT, name);
   if (!*entry) *entry = (void *)refuse;
-  if (status) *status = 0;
-  return cudaSuccess;
+  return *status = cudaSuccess;
 }
-int cuInit(unsigned flags) { return use_driver(); }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *is_active) {
   *flags = 0;
   *is_active = device < driver.num_visible && has_context[device];
   return cudaSuccess;
 }
-int cuCtxGetCurrent(void **context) {
-  *context = has_context[current] ? &has_context[current] : NULL;
-  return cudaSuccess;
-}
-int cuGetErrorString(int error, const char **text) { *text = cudaGetErrorString(error); return 0; }
-
 /* Called from Python: tests.soft_gpu.count. */
 long soft_gpu_count(const char *name) {
 #define COUNT(field) if (strcmp(name, #field) == 0) return counts.field

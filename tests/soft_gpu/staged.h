@@ -1,5 +1,5 @@
-/* Cards as SOFT_GPU_* variables stage them; README.md lists these. Each is read when it is needed,
-   as a command may be forked from a process that has other variables. */
+/* Cards as SOFT_GPU_* variables stage them (README.md), which are read when they are needed, as a
+   command may be forked from a process that has others. */
 #pragma once
 #include <stdbool.h>
 #include <stdio.h>
@@ -25,3 +25,7 @@ static inline bool is_listed(const char *variable, int card) { /* as in SOFT_GPU
 static inline void write_uuid(int card, char *text, size_t size) {
   snprintf(text, size, "GPU-%08x-0000-0000-0000-000000000000", card + 1);
 }
+
+/* A function of which the first arguments say all. Headers of CUDA 12 and 13 declare it unlike. */
+#define SAME_AS(function, name) \
+  int same_as_##name(void) __asm__(#name) __attribute__((alias(#function)));
