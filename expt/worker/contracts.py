@@ -106,10 +106,11 @@ def _found(
     try:
         with torch.no_grad(), collectives.alone(), eager or contextlib.nullcontext():
             few = in_parts(batch, SAMPLES)[0]
+            few = few if few.size > 1 else _twice(few)
             few = few._replace(global_size=few.size)
-            twice = mapped(lambda each: torch.cat((each, each)), few)
-            parts = [few, few._replace(global_size=2 * few.size), twice]
-            for seed, part in enumerate([*parts, *in_parts(few, -(-few.size // 2))]):
+            one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
+            more = few._replace(global_size=2 * few.size)
+            for seed, part in enumerate([few, more, _twice(few), one, other]):
                 try:
                     module, task = copy.deepcopy((learner.module, learner.task))
                 except Exception as error:  # many classes
@@ -121,6 +122,12 @@ def _found(
     finally:
         random_state.load_state_dict(before, device)
     return found
+
+
+def _twice(batch: Batch) -> Batch:
+    """Return a batch with each sample a second time."""
+    doubled: Batch = mapped(lambda each: torch.cat((each, each)), batch)
+    return doubled
 
 
 def _sums(task: Task, module: Any, batch: Batch, *, predicted: bool) -> dict[str, _Sum]:

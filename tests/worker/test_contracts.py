@@ -105,14 +105,18 @@ class Phases(expt.PhasedTask):
 
 
 def check(
-    task: expt.Task, size: int = 20, module: nn.Module | None = None, seed: int = 0
+    task: expt.Task,
+    size: int = 20,
+    module: nn.Module | None = None,
+    seed: int = 0,
+    batch: Batch | None = None,
 ) -> SimpleNamespace:
     torch.manual_seed(seed)
     module = module or nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     learner = SimpleNamespace(
         module=module, task=task, shards=1, compiled=False, precision=Precision(False, CPU)
     )
-    batch = Batch(torch.randn(size, 6), torch.arange(size) % 4, size)
+    batch = batch or Batch(torch.randn(size, 6), torch.arange(size) % 4, size)
     found = check_sums(learner, batch, CPU, warns=True)  # type: ignore[arg-type]
     learner.has_zeros = found
     return learner
@@ -133,6 +137,20 @@ MEANS: Mapping[str, expt.Task] = {
 def test_a_mean_is_refused(method: str) -> None:
     with pytest.raises(ConfigError, match=method.strip() + " gives a mean"):
         check(MEANS[method])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_batch_of_few_samples_is_checked_too(size: int) -> None:
+    assert not check(Task(total), size).has_zeros
+    with pytest.raises(ConfigError, match=r"Task.loss gives a mean"):
+        check(Task(mean), size)
+
+
+def test_a_batch_that_cannot_be_cut_trains() -> None:
+    def loss(outputs: Tensor, batch: Batch) -> Any:
+        return outputs.mean() + batch.targets.mean(), len(outputs)
+
+    check(Task(loss), batch=Batch(torch.randn(4, 6), torch.randn(6), 4))
 
 
 @pytest.mark.parametrize(
