@@ -105,14 +105,14 @@ def _found(
     eager = torch.compiler.set_stance("force_eager") if learner.compiled else None
     try:
         with torch.no_grad(), collectives.alone(), eager or contextlib.nullcontext():
-            few = in_parts(batch, SAMPLES)[0]
+            few = mapped(torch.clone, in_parts(batch, SAMPLES)[0])  # views would copy all samples
             few = few if few.size > 1 else _twice(few)
             few = few._replace(global_size=few.size)
             one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
             more = few._replace(global_size=2 * few.size)
             for seed, part in enumerate([few, more, _twice(few), one, other]):
-                try:
-                    module, task = copy.deepcopy((learner.module, learner.task))
+                try:  # all that custom code could change in place
+                    module, task, part = copy.deepcopy((learner.module, learner.task, part))
                 except Exception as error:  # many classes
                     raise _UncopiedError(first_line(error)) from error
                 batch_norm.part_from_workers(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,27 @@ class Penalised(Task):
         penalty = sum(whole(parameter.norm()).square() for parameter in self.weights)
         of_labels = functional.cross_entropy(outputs, batch.targets, reduction="sum")
         return of_labels + 0.05 * len(outputs) * penalty, len(outputs)
+
+
+class InPlace(Task):
+    """Changes its batch, and a state of its own, in each pass."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def forward(self, model: Any, batch: Batch) -> Tensor:
+        self.passes += 1
+        outputs: Tensor = model(batch.inputs.mul_(0.5)) * self.passes
+        return outputs
+
+    def state_dict(self) -> dict[str, int]:
+        return {"passes": self.passes}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.passes = state["passes"]
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        return functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
 
 
 class Ramp(LRScheduler):

@@ -60,9 +60,10 @@ EQUAL: Mapping[str, tuple[str, ...]] = {
     **{name: optimizer(name) for name in as_typed("ByNorm Split Counting torch.optim.RMSprop")},
     "BySize": (*model("Marked"), f"optimizer={{_target_: {OPTIMIZERS}.BySize, lr: 0.1}}"),
     "Penalised, even": task("Penalised", *EVEN),
+    "InPlace": task("InPlace", *EVEN),
 }
 COMMON = {
-    *("mlp, average, clip, parts", "transformer", "Tied", "ByNorm", "Penalised, even"),
+    *("mlp, average, clip, parts", "transformer", "Tied", "ByNorm", "Penalised, even", "InPlace"),
     *("a weight in a list", "a write", "ByNumber", "Forgetful"),
 }
 """What the fast tests try, of both."""

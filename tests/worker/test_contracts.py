@@ -16,6 +16,7 @@ import expt
 from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.training.precision import Precision
+from expt.worker.build import check_metrics
 from expt.worker.contracts import check_sums
 from tests.worker.stateful import Warm
 
@@ -42,6 +43,15 @@ class Locked(Task):
     def __init__(self, loss: Of) -> None:
         super().__init__(loss)
         self.lock = threading.Lock()
+
+
+class InPlace(Task):
+    """Changes all that it is given."""
+
+    def forward(self, model: Any, batch: Batch) -> Tensor:
+        outputs: Tensor = model(batch.inputs.pop("x").div_(255)) + batch.targets.add_(1).sum()
+        model.bias.zero_()
+        return outputs
 
 
 class Training(Task):
@@ -209,3 +219,27 @@ def test_nothing_is_left_changed() -> None:
     assert learner.module.training
     for name, value in module.state_dict().items():
         assert torch.equal(learner.module.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("size", [1, 8, 20])
+def test_changes_in_place_are_of_copies(size: int) -> None:
+    inputs, module = torch.randn(size, 6), nn.Linear(6, 4)
+    batch = Batch({"x": inputs}, torch.arange(size) % 4, size)
+    before = inputs.clone(), batch.targets.clone(), module.bias.clone()
+    check(InPlace(total), module=module, batch=batch)
+    assert batch.inputs["x"] is inputs
+    after = inputs, batch.targets, module.bias
+    assert all(map(torch.equal, after, before))
+
+
+def test_metrics_are_tried_on_a_copy_of_the_task() -> None:
+    task, batch = Warm(), Batch(torch.randn(2, 6), torch.arange(2), 2)
+    tried = list[expt.Task]()
+    metrics = SimpleNamespace(names=["f1"], try_out=lambda task, *_: tried.append(task))
+    module, precision = nn.Linear(6, 4), Precision(False, CPU)
+    learner: Any = SimpleNamespace(
+        evaluated=module, task=task, extra_metrics=metrics, compiled=False, precision=precision
+    )
+    loader: Any = SimpleNamespace(is_stream=False, first=lambda number: iter([batch]))
+    check_metrics(learner, loader)
+    assert tried[0] is not task
