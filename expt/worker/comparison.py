@@ -41,7 +41,7 @@ from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.precision import Precision
 from expt.training.sharding import gathered, local, num_parameters, shard_as
-from expt.worker import build, random_state
+from expt.worker import build, contracts, random_state
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
 
@@ -86,15 +86,19 @@ def compare(
     try:
         with _quiet():
             chosen, what = _choose(plain, data, worker)
-            if chosen is not None and not _Comparison(chosen, data, worker, batch).run(beat):
-                what = "nothing"
+            built = None if chosen is None else _Comparison(chosen, data, worker, batch)
+        if built is not None:
+            built.check_sums()
+            with _quiet():
+                what = what if built.run(beat) else "nothing"
     finally:
         random_state.load_state_dict(before, worker.device)
         gc.collect()  # two models with reference cycles
         if worker.device.type == "cuda":
             torch.cuda.empty_cache()
     if what == "nothing" and worker.rank == 0:
-        warn(f"{_where(config)}: was not compared with a whole model before the first epoch")
+        nor = ", nor were the sums of a custom task checked" * config.is_sharded
+        warn(f"{_where(config)}: was not compared with a whole model before the first epoch{nor}")
     return what
 
 
@@ -218,6 +222,12 @@ class _Comparison:
         """A copy of the samples, which custom code may change in place."""
         copied: Batch = mapped(torch.clone, self._samples)
         return copied
+
+    def check_sums(self) -> None:
+        """Check those of a custom task; the run's own model can't be copied if it is sharded."""
+        if self._config.is_sharded and isinstance(self._config.task, constraints.Target):
+            is_first = self._worker.rank == 0
+            contracts.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
 
     def run(self, beat: Callable[[], None]) -> bool:
         """Take all steps; return False where a step has several updates, or forward passes."""

@@ -169,6 +169,20 @@ class InPlace(Task):
         return functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
 
 
+class Mean(Task):
+    """Gives a mean where a sum is expected."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        return functional.cross_entropy(outputs, batch.targets), len(outputs)
+
+
+class Paired(Task):
+    """Compares the samples of a batch."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        return torch.cdist(outputs, outputs).sum(), len(outputs)
+
+
 class Ramp(LRScheduler):
     """NumPy's numbers as rates; what `holds` is in its state too."""
 

@@ -138,6 +138,16 @@ def test_what_torch_cannot_shard_is_said_in_its_words(configs: Configs, tmp_path
             assert told in found[name], name
 
 
+def test_sums_are_checked_where_a_model_is_sharded(
+    configs: Configs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wanted = {name: configs("fsdp", 2, *task(name, *EVEN)) for name in ("Mean", "Paired")}
+    for found in outcomes(tmp_path, wanted, 2):
+        assert found["Mean"].startswith("ConfigError: Mean.loss gives a mean")
+        assert found["Paired"] == "whole"
+    assert capfd.readouterr().err.count("warning: Paired.loss") == 1
+
+
 def test_custom_optimizers_are_compared_by_themselves_and_those_of_torch_need_not_be(
     configured: Configured, configs: Configs, tmp_path: Path
 ) -> None:

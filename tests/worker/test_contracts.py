@@ -124,7 +124,7 @@ def check(
     torch.manual_seed(seed)
     module = module or nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     learner = SimpleNamespace(
-        module=module, task=task, shards=1, compiled=False, precision=Precision(False, CPU)
+        module=module, task=task, compiled=False, precision=Precision(False, CPU)
     )
     batch = batch or Batch(torch.randn(size, 6), torch.arange(size) % 4, size)
     found = check_sums(learner, batch, CPU, warns=True)  # type: ignore[arg-type]
