@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ConstantLR, LRScheduler, MultiStepLR, SequentialLR
 
 from expt.data.loading import Batch
 from expt.tasks.task import Sum, Task
@@ -196,12 +196,20 @@ class Ramp(LRScheduler):
         return [rate * share for rate in self.base_lrs]
 
 
+class Warmed(SequentialLR):
+    """Torch's own, one after another: the second counts its milestones."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        parts = ConstantLR(optimizer, 0.5, 3), MultiStepLR(optimizer, [0, 1, 1])
+        super().__init__(optimizer, [*parts], [14])
+
+
 class Counts(torch.optim.SGD):
     """Has state from the first step on that no checkpoint holds."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
-        self.state["steps"] = collections.Counter(["step"])  # type: ignore[index]
+        self.state["steps"] = collections.deque(["step"])  # type: ignore[index]
 
 
 class Toggled(torch.optim.SGD):
