@@ -8,7 +8,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -186,8 +186,25 @@ KILLED = 255
 _EXIT_CODES = {COMPLETED: 0, PRUNED: 0, FAILED: 1}
 
 
-class WandbCopy(Copy):
-    """A run's copy there, known by its key; W&B's own count of steps says what it has."""
+class _Rows(Copy, Protocol):
+    """A copy of rows, one for each step; which points are there is noted here."""
+
+    _state: dict[str, Any]
+
+    def _rows(self, points: Sequence[Point]) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield each step's points that are not there yet: an evaluation adds some to a row.
+
+        They count as sent once the next row is asked for.
+        """
+        there = self._state.setdefault("steps", {})
+        for step, row in itertools.groupby(points, key=lambda point: point.step):
+            if new := {each.tag: each.value for each in row if step > there.get(each.tag, -1)}:
+                yield step, new
+                there |= dict.fromkeys(new, step)
+
+
+class WandbCopy(_Rows):
+    """A run's copy there, known by its key; W&B's own count of steps says where it goes on."""
 
     def __init__(
         self, run: Snapshot, state: dict[str, Any], settings: Wandb, _: Callable[[Path], str]
@@ -232,12 +249,12 @@ class WandbCopy(Copy):
         _send([*values.items()], lambda some: send(dict(some)), reach)
 
     def add(self, points: Sequence[Point], at: float) -> None:
-        """Send a row for each step that is not there yet."""
-        for step, row in itertools.groupby(points, key=lambda point: point.step):
-            if step >= self._next:
-                values = {point.tag: point.value for point in row}
-                self._each(values, functools.partial(self._run.log, step=step))
-                self._next = self._state["next_step"] = step + 1
+        """Send the points that are not there yet; a later session's of a row go to the next."""
+        for step, row in self._rows(points):
+            if step >= self._next - 1:
+                self._next = max(step, self._next)
+                self._each(row, functools.partial(self._run.log, step=self._next))
+                self._state["next_step"] = self._next + 1
 
     def end(self, run: Snapshot, sweep_status: str) -> None:
         """Send status, summary and files. Raise TimeoutError where not all could be uploaded."""
@@ -252,8 +269,8 @@ class WandbCopy(Copy):
         self._run.finish(exit_code=0)
 
 
-class TrackioCopy(Copy):
-    """A run's copy there, known by its name and key; what has been sent is noted here."""
+class TrackioCopy(_Rows):
+    """A run's copy there, known by its name and key."""
 
     def __init__(
         self, run: Snapshot, state: dict[str, Any], settings: Trackio, _: Callable[[Path], str]
@@ -278,11 +295,9 @@ class TrackioCopy(Copy):
             self._run = contextvars.Context().run(begin)  # else it finishes the run before
 
     def add(self, points: Sequence[Point], at: float) -> None:
-        """Send a row for each step that is not there yet."""
-        for step, row in itertools.groupby(points, key=lambda point: point.step):
-            if step >= self._state.get("next_step", 0):
-                self._run.log({point.tag: point.value for point in row}, step=step)
-                self._state["next_step"] = step + 1
+        """Send the points that are not there yet."""
+        for step, row in self._rows(points):
+            self._run.log(row, step=step)
 
     def end(self, run: Snapshot, sweep_status: str) -> None:
         """Send summary and files, and an alert of a run that has failed."""

@@ -83,8 +83,9 @@ class Watched:
             return names
         save, load = self._methods
         twin = copy.copy(self._one)
-        for name, value in self._copies.items():
-            object.__setattr__(twin, name, value)
+        for name, value in self._copies.items():  # what is known was not copied
+            own = copy.copy(value) if isinstance(value, dict | list) else value
+            object.__setattr__(twin, name, own)
         shared = _prints(twin, dict(known))  # such as what a function's closure holds
         getattr(twin, load)(getattr(self._one, save)())
         loaded = _prints(twin, dict(known))

@@ -82,11 +82,12 @@ class Process:
                 os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Give back what is held of it; if it is about to end, once it is gone."""
-        if self.is_gone:
-            self._line.close()
-        else:
-            _leaving.append(self)
+        """Give back what is held of it and of earlier ones; of one about to end once it is gone."""
+        for one in [self, *_taken()]:
+            if one.is_gone:
+                one._line.close()
+            else:
+                _leaving.append(one)
 
     def _listen(self) -> None:
         while "exit" not in self._heard and self._line.poll():
@@ -99,6 +100,15 @@ class Process:
 
 _leaving: list[Process] = []
 os.register_at_fork(after_in_child=_leaving.clear)  # they are the parent's
+
+
+def _taken() -> list[Process]:
+    """Return those that are leaving; of several threads one gets each."""
+    found = list[Process]()
+    with contextlib.suppress(IndexError):
+        while True:
+            found.append(_leaving.pop())
+    return found
 
 
 def start(work: Work) -> Process:
@@ -171,7 +181,7 @@ def wait_for_all(
 
 def see_off() -> None:
     """Return when all processes that have done their work are gone."""
-    leaving, _leaving[:] = [*_leaving], []
+    leaving = _taken()
     wait_for_all(leaving, LEAVING_S, until_gone=True)
     end(leaving, signal.SIGKILL, 0)
     for process in leaving:

@@ -156,6 +156,7 @@ def start(attempt: Attempt) -> Workers:
                 workers.processes.append(processes.start(work))
         except BaseException:
             workers.stop()
+            workers.close()
             raise
     return workers
 

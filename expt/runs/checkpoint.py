@@ -61,7 +61,8 @@ def mapped(state: Any, change: Callable[[Any, Place], Any], place: Place = ()) -
     """
     if isinstance(state, Mapping) and state.keys() != {_AT}:
         items = ((key, mapped(below, change, (*place, key))) for key, below in state.items())
-        return {change(key, place): below for key, below in items}
+        found = {change(key, place): below for key, below in items}
+        return collections.Counter(found) if isinstance(state, collections.Counter) else found
     if isinstance(state, list | tuple):
         return type(state)(mapped(each, change, (*place, i)) for i, each in enumerate(state))
     return change(state, place)
@@ -83,7 +84,7 @@ def refuse_unreadable(state: Any, place: str) -> None:
     """
     state = state.item() if isinstance(state, np.generic) else state
     kind = type(state)
-    if kind in (dict, collections.OrderedDict):
+    if kind in (dict, collections.OrderedDict, collections.Counter):
         for key, value in state.items():
             refuse_unreadable(key, place)
             refuse_unreadable(value, f"{place}.{key}")

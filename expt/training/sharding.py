@@ -12,7 +12,7 @@ import copy
 import functools
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from expt.data.loading import Batch, leaves
 from expt.errors import ConfigError, listed
 from expt.models.blocks import CONTAINERS, blocks, matching
+from expt.runs.checkpoint import Place, mapped
 from expt.training import batch_norm, collectives
 from expt.training.collectives import Worker, from_rank_0, max_across_workers, sum_across_workers
 
@@ -378,10 +379,6 @@ class Unused:
                 )
 
 
-Place = tuple[Any, ...]
-"""The keys that lead to a tensor in nested containers."""
-
-
 def gathered(state: Any, *, keep: bool) -> Any:
     """Return `state` with whole tensors on the CPU, none of which is in use.
 
@@ -421,14 +418,8 @@ def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.
     return map_tensors(received, from_rank_0(shape, device))
 
 
-def map_tensors(change: Callable[[Place, Tensor], Any], state: Any, place: Place = ()) -> Any:
+def map_tensors(change: Callable[[Place, Tensor], Any], state: Any) -> Any:
     """Return nested containers with `change` applied to each tensor and its place."""
-    if isinstance(state, Tensor):
-        return change(place, state)
-    if isinstance(state, Mapping):
-        return {key: map_tensors(change, value, (*place, key)) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(
-            map_tensors(change, value, (*place, index)) for index, value in enumerate(state)
-        )
-    return state
+    return mapped(
+        state, lambda value, place: change(place, value) if isinstance(value, Tensor) else value
+    )

@@ -460,8 +460,8 @@ def check_metrics(learner: Learner, loader: Loader | None) -> None:
         return
     batch = next(loader.first(FEW))
     with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
-        module = copy.deepcopy(learner.evaluated)  # a batch may change its buffers
-        module.eval()
+        # A batch may change what they have
+        module, task = copy.deepcopy((learner.evaluated, learner.task))
         with learner.precision.autocast():
-            outputs = learner.task.forward(module, batch)
-        learner.extra_metrics.try_out(learner.task, outputs, batch)
+            outputs = task.forward(module.eval(), batch)
+        learner.extra_metrics.try_out(task, outputs, batch)

@@ -19,7 +19,7 @@ from expt.data.loading import Loader, leaves
 from expt.machine import available_memory
 from expt.models.partial_load import load_all
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.checkpoint import ShardedWriter
+from expt.runs.checkpoint import Place, ShardedWriter
 from expt.runs.paths import RunPaths
 from expt.tasks.sums import Sums
 from expt.training import collectives
@@ -27,7 +27,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position, trained_names
 from expt.training.optimizer_state import adapted, train_at
 from expt.training.parameter_groups import members
-from expt.training.sharding import Place, gathered, is_sharded, local, map_tensors, scattered
+from expt.training.sharding import gathered, is_sharded, local, map_tensors, scattered
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import random_state
 

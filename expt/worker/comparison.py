@@ -41,7 +41,7 @@ from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.precision import Precision
 from expt.training.sharding import gathered, local, num_parameters, shard_as
-from expt.worker import build, random_state
+from expt.worker import build, contracts, random_state
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
 
@@ -86,15 +86,19 @@ def compare(
     try:
         with _quiet():
             chosen, what = _choose(plain, data, worker)
-            if chosen is not None and not _Comparison(chosen, data, worker, batch).run(beat):
-                what = "nothing"
+            built = None if chosen is None else _Comparison(chosen, data, worker, batch)
+        if built is not None:
+            built.check_sums()
+            with _quiet():
+                what = what if built.run(beat) else "nothing"
     finally:
         random_state.load_state_dict(before, worker.device)
         gc.collect()  # two models with reference cycles
         if worker.device.type == "cuda":
             torch.cuda.empty_cache()
     if what == "nothing" and worker.rank == 0:
-        warn(f"{_where(config)}: was not compared with a whole model before the first epoch")
+        nor = ", nor were the sums of a custom task checked" * config.is_sharded
+        warn(f"{_where(config)}: was not compared with a whole model before the first epoch{nor}")
     return what
 
 
@@ -198,7 +202,7 @@ class _Comparison:
 
     def __init__(self, config: RunConfig, data: Data, worker: Worker, batch: Batch) -> None:
         self._config, self._data, self._worker, self._all = config, data, worker, batch
-        self._batch = _few(batch, config, worker)
+        self._samples = _few(batch, config, worker)
         by_norm, by_value = config.gradient_clip, config.gradient_clip_value
         self._precision = _Scaled(
             False, worker.device, gradient_clip=by_norm, gradient_clip_value=by_value
@@ -213,12 +217,24 @@ class _Comparison:
         built = build.build_learner(config, self._data, self._worker, begins=False, averages=False)
         return dataclasses.replace(built, precision=self._precision, extra_metrics=ExtraMetrics({}))
 
+    @property
+    def _batch(self) -> Batch:
+        """A copy of the samples, which custom code may change in place."""
+        copied: Batch = mapped(torch.clone, self._samples)
+        return copied
+
+    def check_sums(self) -> None:
+        """Check those of a custom task; the run's own model can't be copied if it is sharded."""
+        if self._config.is_sharded and isinstance(self._config.task, constraints.Target):
+            is_first = self._worker.rank == 0
+            contracts.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
+
     def run(self, beat: Callable[[], None]) -> bool:
         """Take all steps; return False where a step has several updates, or forward passes."""
         if self._whole.phases or self._whole.has_closure:
             return False
         self._begin()
-        self._batch = self._taken()
+        self._samples = self._taken()
         total_steps = self._config.total_steps(len(self._data.train))
         for number, scale in enumerate(SCALES):
             if number == len(SCALES) // 2:
@@ -246,14 +262,14 @@ class _Comparison:
         """Return few samples, or the whole batch for a model that takes no other."""
         failed = False
         try:
-            task = self._whole.task
-            outputs = task.forward(copy.deepcopy(self._whole.module), self._batch)
-            task.training_loss(outputs, self._batch)
+            module, task = copy.deepcopy((self._whole.module, self._whole.task))
+            batch = self._batch
+            task.training_loss(task.forward(module, batch), batch)
         except ExptError:
             raise
         except Exception:  # many classes: it needs a number of samples
             failed = True
-        return self._all if any(collectives.gather_across_workers(failed)) else self._batch
+        return self._all if any(collectives.gather_across_workers(failed)) else self._samples
 
     @torch.no_grad()
     def _give_whole(self) -> None:
@@ -405,8 +421,9 @@ class _Comparison:
     def _outputs(self, learner: Learner) -> list[Tensor]:
         random_state.seed(self._config.seed + 1 + self._worker.rank)
         collectives.broadcast_buffers(learner.evaluated)
-        outputs = learner.task.forward(learner.evaluated.eval(), self._batch)
-        loss, _ = learner.task.loss(outputs, self._batch)
+        batch = self._batch
+        outputs = learner.task.forward(learner.evaluated.eval(), batch)
+        loss, _ = learner.task.loss(outputs, batch)
         return [one if one.is_complex() else one.double() for one in (*leaves(outputs), loss)]
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:

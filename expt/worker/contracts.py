@@ -48,7 +48,7 @@ def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: b
     can't be cut or computed so is not compared. Returns whether a sum is 0, and so not compared
     either.
     """
-    if batch.weightless or learner.shards > 1:
+    if batch.weightless:
         return False
     zero: list[str] | None = None
     for predicted in (False, True):  # accuracies of many classes begin at 0
@@ -105,13 +105,14 @@ def _found(
     eager = torch.compiler.set_stance("force_eager") if learner.compiled else None
     try:
         with torch.no_grad(), collectives.alone(), eager or contextlib.nullcontext():
-            few = in_parts(batch, SAMPLES)[0]
+            few = mapped(torch.clone, in_parts(batch, SAMPLES)[0])  # views would copy all samples
+            few = few if few.size > 1 else _twice(few)
             few = few._replace(global_size=few.size)
-            twice = mapped(lambda each: torch.cat((each, each)), few)
-            parts = [few, few._replace(global_size=2 * few.size), twice]
-            for seed, part in enumerate([*parts, *in_parts(few, -(-few.size // 2))]):
-                try:
-                    module, task = copy.deepcopy((learner.module, learner.task))
+            one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
+            more = few._replace(global_size=2 * few.size)
+            for seed, part in enumerate([few, more, _twice(few), one, other]):
+                try:  # all that custom code could change in place
+                    module, task, part = copy.deepcopy((learner.module, learner.task, part))
                 except Exception as error:  # many classes
                     raise _UncopiedError(first_line(error)) from error
                 batch_norm.part_from_workers(module)
@@ -121,6 +122,12 @@ def _found(
     finally:
         random_state.load_state_dict(before, device)
     return found
+
+
+def _twice(batch: Batch) -> Batch:
+    """Return a batch with each sample a second time."""
+    doubled: Batch = mapped(lambda each: torch.cat((each, each)), batch)
+    return doubled
 
 
 def _sums(task: Task, module: Any, batch: Batch, *, predicted: bool) -> dict[str, _Sum]:

@@ -211,7 +211,8 @@ class Run:
         self.history.begin_epoch()
         self.health.begin_epoch()
         epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
-        if position.step == 0 and isinstance(self.config.task, constraints.Target):
+        custom = isinstance(self.config.task, constraints.Target)
+        if custom and position.step == 0 and not self.config.is_sharded:  # comparison checks it
             epoch = contracts.tried(epoch, self.learner, self.worker)
         return TimedBatches(self.observer.watch(epoch))
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from expt.dashboards import sender
 from expt.dashboards.sender import Sending
+from expt.dashboards.trackers import TrackioCopy, WandbCopy
 from expt.errors import ConfigError
+from expt.runs.metrics_file import Point
 from tests.conftest import Configured
 from tests.dashboards.folders import measure, record
 
@@ -88,3 +93,25 @@ def test_a_missing_package_is_told_before_anything_starts(
         ConfigError, match=re.escape("send=wandb: needs wandb; pip install 'expt[wandb]'")
     ):
         Sending().follow(config, tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "at"), [(TrackioCopy, 10), (WandbCopy, 11)])
+def test_an_evaluation_adds_to_a_row_that_was_sent(kind: type[Any], at: int) -> None:
+    sent, state = list[tuple[int, set[str]]](), dict[str, Any]()
+
+    def copy() -> Any:
+        copied: Any = object.__new__(kind)
+        copied._state, copied._next = state, state.get("next_step", 0)
+        copied._run = SimpleNamespace(log=lambda row, step: sent.append((step, {*row})))
+        return copied
+
+    def points(step: int, *tags: str) -> list[Point]:
+        return [Point(step, 1, tag, 0.5) for tag in tags]
+
+    live, first = copy(), [*points(5, "lr"), *points(10, "lr", "loss/train")]
+    live.add(first, 0.0)
+    live.add(first + points(10, "loss/val"), 0.0)
+    assert sent == [(5, {"lr"}), (10, {"lr", "loss/train"}), (10, {"loss/val"})]
+    state, later = json.loads(json.dumps(state)), points(10, "loss/val", "loss/test")
+    copy().add([*first, *later, *points(15, "lr")], 0.0)
+    assert sent[3:] == [(at, {"loss/test"}), (15, {"lr"})]

@@ -125,8 +125,8 @@ def test_a_value_that_is_refused_takes_no_other_along(capsys: pytest.CaptureFixt
     copy.describe(SimpleNamespace(settings={"lr": 0.1, "bad": 1, "seed": 0}, tags={"user": "me"}))
     copy.add([Point(3, 1, tag, 0.5) for tag in ("a", "bad", "b")], 0.0)
     assert taken.keys() == {"lr", "seed", "user", "a", "b"}
-    assert (copy._next, len(capsys.readouterr().err.splitlines())) == (4, 1)
+    assert (copy._state["next_step"], len(capsys.readouterr().err.splitlines())) == (4, 1)
     copy._run.log = lambda *_, **__: 1 / 0
     with pytest.raises(ZeroDivisionError):  # no refusal: it is tried again
         copy.add([Point(4, 1, "a", 0.5)], 0.0)
-    assert copy._next == 4
+    assert copy._state["next_step"] == 4

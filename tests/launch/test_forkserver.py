@@ -169,6 +169,22 @@ def test_one_is_finished_before_it_is_gone_unless_it_frees_something(tmp_path: P
     assert python(code, tmp_path) == ["None 93 False None expt worker", "False 93 True", "93"]
 
 
+def test_many_one_after_another_take_no_more_descriptors_than_a_few(tmp_path: Path) -> None:
+    code = """
+        os.mkfifo("one")
+        held = []
+        for _ in range(8):
+            early = start("does:linger", "one")
+            early.result()
+            early.close()  # before it is gone
+            held.append(len(os.listdir("/proc/self/fd")))
+            open("one", "w").close()
+            until(lambda: early.is_gone)
+        print(held[-1] - held[0])
+    """
+    assert python(code, tmp_path) == ["0"]
+
+
 def test_how_one_ends_is_known(tmp_path: Path) -> None:
     code = """
         def ended(*what):

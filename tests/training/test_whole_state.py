@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def states() -> dict[str, Any]:
         **laid_out,
         "optimizer": [{"exp_avg": laid_out["channels_last"]}],
         "expanded": torch.ones(3, 1).expand(3, 2),
+        "counted": collections.Counter("a"),
     }
 
 
@@ -51,4 +53,5 @@ def test_tensors_arrive_whatever_their_strides(sharded: bool, tmp_path: Path) ->
     expected = map_tensors(lambda _, tensor: tensor.tolist(), states())
     for found, parts in together(tmp_path, 2, each):
         assert found == expected
+        assert type(found["counted"]) is collections.Counter
         assert parts == [sharded] * 5 + [False]

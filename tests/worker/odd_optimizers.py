@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ConstantLR, LRScheduler, MultiStepLR, SequentialLR
 
 from expt.data.loading import Batch
 from expt.tasks.task import Sum, Task
@@ -147,6 +148,41 @@ class Penalised(Task):
         return of_labels + 0.05 * len(outputs) * penalty, len(outputs)
 
 
+class InPlace(Task):
+    """Changes its batch, and a state of its own, in each pass."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def forward(self, model: Any, batch: Batch) -> Tensor:
+        self.passes += 1
+        outputs: Tensor = model(batch.inputs.mul_(0.5)) * self.passes
+        return outputs
+
+    def state_dict(self) -> dict[str, int]:
+        return {"passes": self.passes}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.passes = state["passes"]
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        return functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
+
+
+class Mean(Task):
+    """Gives a mean where a sum is expected."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        return functional.cross_entropy(outputs, batch.targets), len(outputs)
+
+
+class Paired(Task):
+    """Compares the samples of a batch."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        return torch.cdist(outputs, outputs).sum(), len(outputs)
+
+
 class Ramp(LRScheduler):
     """NumPy's numbers as rates; what `holds` is in its state too."""
 
@@ -160,12 +196,20 @@ class Ramp(LRScheduler):
         return [rate * share for rate in self.base_lrs]
 
 
+class Warmed(SequentialLR):
+    """Torch's own, one after another: the second counts its milestones."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        parts = ConstantLR(optimizer, 0.5, 3), MultiStepLR(optimizer, [0, 1, 1])
+        super().__init__(optimizer, [*parts], [14])
+
+
 class Counts(torch.optim.SGD):
     """Has state from the first step on that no checkpoint holds."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
-        self.state["steps"] = collections.Counter(["step"])  # type: ignore[index]
+        self.state["steps"] = collections.deque(["step"])  # type: ignore[index]
 
 
 class Toggled(torch.optim.SGD):

@@ -188,7 +188,7 @@ class Slow(torch.optim.SGD):
     """Has slow weights in an attribute."""
 
     def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, lr=lr)
+        super().__init__(params, lr=lr, momentum=0.9)
         self.slow = [one.detach().clone() for one in self.param_groups[0]["params"]]
         self.lock = threading.Lock()
 
@@ -209,6 +209,14 @@ class SlowSaved(Slow):
         state = dict(state_dict)
         self.slow = [one.clone() for one in state.pop("slow")]
         super().load_state_dict(state)
+
+
+class SlowCleared(SlowSaved):
+    """Empties its state before it loads another."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.state.clear()
+        super().load_state_dict(state_dict)
 
 
 class Rising(LambdaLR):

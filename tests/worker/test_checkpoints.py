@@ -45,11 +45,17 @@ def test_what_a_run_remembers_may_change_while_it_is_written(
 SHORT, ODD = "dataset.train_limit=512", "tests.worker.odd_optimizers"
 
 
-def test_a_schedule_that_gives_numbers_of_numpy_is_resumed_to_the_same_bits(
-    train_alone: TrainAlone,
-) -> None:
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        f"_target_: {ODD}.Ramp",  # numbers of NumPy
+        f"_target_: {ODD}.Warmed",
+        "_target_: torch.optim.lr_scheduler.MultiStepLR, milestones: [2, 14, 14]",
+    ],
+)
+def test_a_schedule_is_resumed_to_the_same_bits(train_alone: TrainAlone, schedule: str) -> None:
     words = (*as_typed("epochs=2 checkpoint.every_steps=12 checkpoint.keep=9"), SHORT)
-    ramp = f"scheduler={{_target_: {ODD}.Ramp, interval: step}}"
+    ramp = f"scheduler={{{schedule}, interval: step}}"
     whole = train_alone(*words, ramp, name="whole")
     source = next(
         file

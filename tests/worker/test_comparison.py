@@ -60,9 +60,10 @@ EQUAL: Mapping[str, tuple[str, ...]] = {
     **{name: optimizer(name) for name in as_typed("ByNorm Split Counting torch.optim.RMSprop")},
     "BySize": (*model("Marked"), f"optimizer={{_target_: {OPTIMIZERS}.BySize, lr: 0.1}}"),
     "Penalised, even": task("Penalised", *EVEN),
+    "InPlace": task("InPlace", *EVEN),
 }
 COMMON = {
-    *("mlp, average, clip, parts", "transformer", "Tied", "ByNorm", "Penalised, even"),
+    *("mlp, average, clip, parts", "transformer", "Tied", "ByNorm", "Penalised, even", "InPlace"),
     *("a weight in a list", "a write", "ByNumber", "Forgetful"),
 }
 """What the fast tests try, of both."""
@@ -135,6 +136,16 @@ def test_what_torch_cannot_shard_is_said_in_its_words(configs: Configs, tmp_path
     for found in outcomes(tmp_path, wanted, 2):
         for name, (_, told) in FAILS.items():
             assert told in found[name], name
+
+
+def test_sums_are_checked_where_a_model_is_sharded(
+    configs: Configs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wanted = {name: configs("fsdp", 2, *task(name, *EVEN)) for name in ("Mean", "Paired")}
+    for found in outcomes(tmp_path, wanted, 2):
+        assert found["Mean"].startswith("ConfigError: Mean.loss gives a mean")
+        assert found["Paired"] == "whole"
+    assert capfd.readouterr().err.count("warning: Paired.loss") == 1
 
 
 def test_custom_optimizers_are_compared_by_themselves_and_those_of_torch_need_not_be(

@@ -16,6 +16,7 @@ import expt
 from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.training.precision import Precision
+from expt.worker.build import check_metrics
 from expt.worker.contracts import check_sums
 from tests.worker.stateful import Warm
 
@@ -42,6 +43,15 @@ class Locked(Task):
     def __init__(self, loss: Of) -> None:
         super().__init__(loss)
         self.lock = threading.Lock()
+
+
+class InPlace(Task):
+    """Changes all that it is given."""
+
+    def forward(self, model: Any, batch: Batch) -> Tensor:
+        outputs: Tensor = model(batch.inputs.pop("x").div_(255)) + batch.targets.add_(1).sum()
+        model.bias.zero_()
+        return outputs
 
 
 class Training(Task):
@@ -105,14 +115,18 @@ class Phases(expt.PhasedTask):
 
 
 def check(
-    task: expt.Task, size: int = 20, module: nn.Module | None = None, seed: int = 0
+    task: expt.Task,
+    size: int = 20,
+    module: nn.Module | None = None,
+    seed: int = 0,
+    batch: Batch | None = None,
 ) -> SimpleNamespace:
     torch.manual_seed(seed)
     module = module or nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     learner = SimpleNamespace(
-        module=module, task=task, shards=1, compiled=False, precision=Precision(False, CPU)
+        module=module, task=task, compiled=False, precision=Precision(False, CPU)
     )
-    batch = Batch(torch.randn(size, 6), torch.arange(size) % 4, size)
+    batch = batch or Batch(torch.randn(size, 6), torch.arange(size) % 4, size)
     found = check_sums(learner, batch, CPU, warns=True)  # type: ignore[arg-type]
     learner.has_zeros = found
     return learner
@@ -133,6 +147,20 @@ MEANS: Mapping[str, expt.Task] = {
 def test_a_mean_is_refused(method: str) -> None:
     with pytest.raises(ConfigError, match=method.strip() + " gives a mean"):
         check(MEANS[method])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_batch_of_few_samples_is_checked_too(size: int) -> None:
+    assert not check(Task(total), size).has_zeros
+    with pytest.raises(ConfigError, match=r"Task.loss gives a mean"):
+        check(Task(mean), size)
+
+
+def test_a_batch_that_cannot_be_cut_trains() -> None:
+    def loss(outputs: Tensor, batch: Batch) -> Any:
+        return outputs.mean() + batch.targets.mean(), len(outputs)
+
+    check(Task(loss), batch=Batch(torch.randn(4, 6), torch.randn(6), 4))
 
 
 @pytest.mark.parametrize(
@@ -191,3 +219,27 @@ def test_nothing_is_left_changed() -> None:
     assert learner.module.training
     for name, value in module.state_dict().items():
         assert torch.equal(learner.module.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("size", [1, 8, 20])
+def test_changes_in_place_are_of_copies(size: int) -> None:
+    inputs, module = torch.randn(size, 6), nn.Linear(6, 4)
+    batch = Batch({"x": inputs}, torch.arange(size) % 4, size)
+    before = inputs.clone(), batch.targets.clone(), module.bias.clone()
+    check(InPlace(total), module=module, batch=batch)
+    assert batch.inputs["x"] is inputs
+    after = inputs, batch.targets, module.bias
+    assert all(map(torch.equal, after, before))
+
+
+def test_metrics_are_tried_on_a_copy_of_the_task() -> None:
+    task, batch = Warm(), Batch(torch.randn(2, 6), torch.arange(2), 2)
+    tried = list[expt.Task]()
+    metrics = SimpleNamespace(names=["f1"], try_out=lambda task, *_: tried.append(task))
+    module, precision = nn.Linear(6, 4), Precision(False, CPU)
+    learner: Any = SimpleNamespace(
+        evaluated=module, task=task, extra_metrics=metrics, compiled=False, precision=precision
+    )
+    loader: Any = SimpleNamespace(is_stream=False, first=lambda number: iter([batch]))
+    check_metrics(learner, loader)
+    assert tried[0] is not task

@@ -59,6 +59,11 @@ def test_what_no_checkpoint_holds_is_reported_once(
     assert (len(lines), {*told}) == (len(lost) > 0, lost)
 
 
+def test_a_state_is_tried_on_a_copy(train_alone: TrainAlone) -> None:
+    run = train_alone("max_steps=4", "checkpoint.every_steps=4", *of("SlowCleared")).run
+    assert run.learner.optimizer.state
+
+
 def test_what_an_epoch_ends_by_changing_is_reported_after_it(
     train_alone: TrainAlone, capfd: pytest.CaptureFixture[str]
 ) -> None:
