@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from expt.data.loading import Batch, leaves
+from expt.data.loading import Batch, leaves, to_device
 from expt.errors import ConfigError, listed
 from expt.models.blocks import CONTAINERS, blocks, matching
 from expt.training import batch_norm, collectives
@@ -353,7 +353,8 @@ class Unused:
         used, units = [name in self._used for name in self._parameters], self._units
         self._used, self._units = set[str](), list[str]()
         print_ = zlib.crc32("\n".join(units).encode()) % 2**24  # exact in float32
-        by_any = torch.tensor([print_, -print_, *used], dtype=torch.float32, device=self._device)
+        mine = torch.tensor([print_, -print_, *used], dtype=torch.float32)
+        by_any = to_device(mine, self._device)
         dist.all_reduce(by_any, dist.ReduceOp.MAX)
         if all(used) and self._device.type == "cuda":  # so that nobody waits for the device
             return
