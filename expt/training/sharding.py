@@ -41,9 +41,11 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of `tensor`; a collective if it is sharded."""
+    """Return all of `tensor`; a collective if it is sharded, on the device of the workers."""
     part: Any = tensor
-    return cast(Tensor, part.full_tensor()) if is_sharded(tensor) else tensor
+    if not is_sharded(tensor):
+        return tensor
+    return cast(Tensor, part.to(part.device_mesh.device_type).full_tensor())  # it may be offloaded
 
 
 def shard_as(parameter: Tensor, full: Tensor) -> Tensor:
