@@ -151,6 +151,6 @@ def autocast_dtype(amp: Amp, device: torch.device) -> torch.dtype | None:
     if amp is False:
         return None
     if amp is True:
-        native_bf16 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
+        native_bf16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if native_bf16 else torch.float16
     return torch.float16 if amp == "fp16" else torch.bfloat16
