@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from expt import machine
-from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, to_device
 from expt.data.memory import NO_TARGET
@@ -28,6 +26,8 @@ from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import PICTURES, ROWS, SAMPLES, TEXTS, Plan
 from expt.runs.request import Split
 from expt.tasks.task import Facts
+from expt.training.collectives import held_by_others
+from expt.training.precision import precision_kept, set_precision
 from expt.training.task_state import load_task_state
 
 T = TypeVar("T")
@@ -77,7 +77,8 @@ class Predictor:
         return self.form.joined(self._answers())
 
     def _answers(self) -> Iterator[Answers]:
-        with _multiplying_as(self._plan.config), importable_from_here(self._plan.record):
+        with precision_kept(), importable_from_here(self._plan.record):
+            set_precision(self._plan.config.matmul_precision)
             for chunk in self._chunks():
                 self.seen += len(chunk.about)
                 yield self._answer(chunk)
@@ -248,14 +249,3 @@ def _device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {name}: {error}; use --device cpu") from error
-
-
-@contextlib.contextmanager
-def _multiplying_as(config: RunConfig) -> Iterator[None]:
-    """Multiply float32 as the run did."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(config.matmul_precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

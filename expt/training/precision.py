@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -144,6 +144,24 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     if not any(map(is_sharded, given)):
         return finite
     return sum_across_workers((~finite).float().to(local(given[0]).device)) == 0
+
+
+def set_precision(precision: str) -> None:
+    """Set the precision of float32 matrix products, and of convolutions."""
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision != "highest"
+
+
+@contextlib.contextmanager
+def precision_kept() -> Iterator[None]:
+    """Restore what `set_precision` sets, and cuDNN's search for algorithms, after the body."""
+    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    flags = cudnn.allow_tf32, cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        cudnn.allow_tf32, cudnn.benchmark = flags
 
 
 def autocast_dtype(amp: Amp, device: torch.device) -> torch.dtype | None:
