@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -133,19 +135,43 @@ def patient_barrier() -> Callable[[], object]:
 
 def from_rank_0(value: T | None, device: torch.device) -> T:
     """Return rank 0's `value` on every worker; tensors in it must be on the CPU."""
-    values = [value]
-    if dist.is_initialized():
-        dist.broadcast_object_list(values, src=0, device=device)
-    return cast("T", values[0])
+    if not dist.is_initialized():
+        return cast("T", value)
+    pickled = _pickled(value, 0, device)
+    return cast("T", pickle.loads(pickled) if dist.get_rank() else value)
 
 
 def gather_across_workers(value: T) -> list[T]:
     """Return every worker's `value`, by rank, on every worker."""
     if not dist.is_initialized():
         return [value]
-    gathered: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    return cast("list[T]", gathered)
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    return [pickle.loads(_pickled(value, each, device)) for each in range(dist.get_world_size())]
+
+
+def _pickled(value: object, rank: int, device: torch.device) -> memoryview | bytearray:
+    """Return the pickle of the `value` of `rank` on every worker; a collective.
+
+    It is sent in pieces: torch's collectives of objects take its whole size of the device's memory.
+    """
+    file = io.BytesIO()
+    if dist.get_rank() == rank:
+        pickle.dump(value, file)
+    size = torch.tensor(file.tell(), device=device)
+    dist.broadcast(size, rank)
+    held = file.getbuffer() or bytearray(int(size))
+    for piece in torch.frombuffer(held, dtype=torch.uint8).split(BUCKET_BYTES):
+        sent = piece.to(device)
+        dist.broadcast(sent, rank)
+        piece.copy_(sent)
+    return held
+
+
+def kinds_of_devices(device: torch.device) -> set[str]:
+    """Return the names of all workers' devices; unlike ones may round differently. A collective."""
+    of_cpu = torch.backends.cpu.get_cpu_capability()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else of_cpu
+    return {*gather_across_workers(name)}
 
 
 def stack_across_workers(values: torch.Tensor) -> torch.Tensor:
