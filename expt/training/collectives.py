@@ -232,11 +232,27 @@ def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], ob
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for same in itertools.chain.from_iterable(map(_in_buckets, by_dtype.values())):
-        flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        change(flat)
-        parts = flat.split([tensor.numel() for tensor in same])
-        for tensor, part in zip(same, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        if len(same) == 1 and same[0].is_contiguous():
+            change(same[0].view(-1))
+        else:
+            _change_copies(same, change)
+
+def reserve_bucket(parameters: Sequence[nn.Parameter]) -> None:
+    """Raise where there is no memory for `average_gradients`, in which other workers would wait."""
+    if not dist.is_initialized():
+        return
+    missing = sum(one.nbytes for one in parameters if one.grad is None)
+    some = min(BUCKET_BYTES, sum(one.nbytes for one in parameters))
+    torch.empty(missing + some, dtype=torch.uint8, device=parameters[0].device)
+
+
+
+def _change_copies(same: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in same])
+    change(flat)
+    parts = flat.split([tensor.numel() for tensor in same])
+    for tensor, part in zip(same, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
