@@ -140,14 +140,15 @@ def _compare_workers(
     }
     every = collectives.gather_across_workers(mine)
     names = [name for name in mine if any(one.get(name) != mine[name] for one in every)]
-    if trained := [name for name in names if name in parameters]:
+    trained = [name for name in names if name in parameters]
+    if trained and len(collectives.kinds_of_devices(worker.device)) == 1:
         raise ConfigError(f"model: {listed(trained)}: differs between workers: {UNEQUAL}")
     known.update(names)
-    if names and worker.rank == 0:
+    if (buffers := [name for name in names if name not in trained]) and worker.rank == 0:
         warn(
-            f"model: {listed(names)}: has other values on other workers after a step; the next step"
-            " and checkpoints use rank 0's; make it equal on all, or keep each worker's own in a"
-            " custom task (state_dict)"
+            f"model: {listed(buffers)}: has other values on other workers after a step; the next"
+            " step and checkpoints use rank 0's; make it equal on all, or keep each worker's own in"
+            " a custom task (state_dict)"
         )
 
 
