@@ -20,7 +20,7 @@ from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, to_device
 from expt.data.memory import NO_TARGET
 from expt.data.plain_text import opened
-from expt.errors import ConfigError, DataError, OutOfMemory, warn
+from expt.errors import ConfigError, DataError, OutOfMemory, first_line, is_out_of_memory, warn
 from expt.inference.answers import About, Answers, Form, form_of
 from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import PICTURES, ROWS, SAMPLES, TEXTS, Plan
@@ -93,9 +93,11 @@ class Predictor:
             with self.model.autocast():
                 batch = Batch(chunk.inputs, chunk.targets, len(chunk.about))
                 outputs = self._task.forward(self.model.model, batch)
-        except torch.OutOfMemoryError as error:
-            why = str(error).partition(".")[0]
-            raise OutOfMemory(f"{why}; use a --batch-size below {len(chunk.about)}") from error
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            fix = held_by_others(error) or f"use a --batch-size below {len(chunk.about)}"
+            raise OutOfMemory(f"{first_line(error).partition('. ')[0]}; {fix}") from error
         arrays = self.form.arrays(self._task.predict(outputs), chunk.targets)
         return Answers(chunk.about, arrays, chunk.sizes)
 

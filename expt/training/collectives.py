@@ -36,6 +36,18 @@ class Worker:
     """Those that it may use, of those it can see; all of them where one process drives several."""
 
 
+def held_by_others(error: Exception) -> str:
+    """Say that other processes fill the GPU of this one, which lacks memory; "" if they don't."""
+    own, gib, numbers = torch.cuda.memory_reserved(), 2**30, ""  # 0 without CUDA
+    if own or isinstance(error, torch.OutOfMemoryError):  # else there was no room to begin
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)
+        others = total - free - own
+        if others < max(own, gib):  # the libraries of this process hold some, too
+            return ""
+        numbers = f" {others / gib:.1f} of {total / gib:.1f} GiB, and this one {own / gib:.1f}"
+    return f"other processes fill the GPU{numbers}; wait for them, or name other GPUs (gpus=[1])"
+
+
 def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:
     """Return the worker that the launcher's variables describe; its device is one of `gpus`."""
     local_rank = int(environment["LOCAL_RANK"])
@@ -225,6 +237,15 @@ def average_gradients(
             parameters[index].grad = None
 
 
+def reserve_bucket(parameters: Sequence[nn.Parameter]) -> None:
+    """Raise where there is no memory for `average_gradients`, in which other workers would wait."""
+    if not dist.is_initialized():
+        return
+    missing = sum(one.nbytes for one in parameters if one.grad is None)
+    some = min(BUCKET_BYTES, sum(one.nbytes for one in parameters))
+    torch.empty(missing + some, dtype=torch.uint8, device=parameters[0].device)
+
+
 @torch.no_grad()
 def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
     """Change `tensors` in place, one bucket of one data type at a time."""
@@ -236,15 +257,6 @@ def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], ob
             change(same[0].view(-1))
         else:
             _change_copies(same, change)
-
-def reserve_bucket(parameters: Sequence[nn.Parameter]) -> None:
-    """Raise where there is no memory for `average_gradients`, in which other workers would wait."""
-    if not dist.is_initialized():
-        return
-    missing = sum(one.nbytes for one in parameters if one.grad is None)
-    some = min(BUCKET_BYTES, sum(one.nbytes for one in parameters))
-    torch.empty(missing + some, dtype=torch.uint8, device=parameters[0].device)
-
 
 
 def _change_copies(same: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:

@@ -338,8 +338,9 @@ def evaluate(
             task = copy.copy(learner.task) if batch.weightless else learner.task
             try:
                 found = _evaluated(learner, task, batch)
-            except torch.OutOfMemoryError:
-                if learner.in_step is not iter or len(in_parts(batch, batch.size / 2)) == 1:
+            except Exception as error:
+                is_least = len(in_parts(batch, batch.size / 2)) == 1
+                if is_least or learner.in_step is not iter or not is_out_of_memory(error):
                     raise
             if found is None:  # out of the `except`: its traceback would keep what was allocated
                 most = math.ceil(batch.size / 2)

@@ -23,7 +23,7 @@ from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.build import Data
 from expt.data.loading import Batch, named_leaves
-from expt.errors import ConfigError, first_line, listed, warn
+from expt.errors import ConfigError, first_line, is_out_of_memory, listed, warn
 from expt.tasks.task import Task
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
@@ -448,8 +448,8 @@ class Fitting:
     def __call__(self, passes: Callable[[int], T], batch: Batch) -> T:
         """Return what `passes` does for a number of micro-batches."""
         share, before = -(-batch.global_size // self._worker.world_size), self.at_a_time
-        while True:
         trained = [p for p in members(self._optimizer.param_groups) if p.requires_grad]
+        while True:
             restore, size, found = self._noted(), min(self.at_a_time or share, share), None
             try:
                 found = passes(-(-share // size))
@@ -475,10 +475,10 @@ class Fitting:
                 f"gradient_accumulation=auto: out of memory with {min(before or share, share)}"
                 f" samples at a time; from this step on there are {self.at_a_time}{norms}"
             )
-        return found
         if not self._allows_unused:
             refuse_unused(self._module, {p for p in trained if p.grad is None})
         collectives.average_gradients(None, trained)
+        return found
 
     def _noted(self) -> Callable[[], None]:
         """Copy what a forward pass may change, as checkpoints have it; return what restores it."""
