@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -17,17 +16,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from expt import machine
-from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, to_device
 from expt.data.memory import NO_TARGET
 from expt.data.plain_text import opened
-from expt.errors import ConfigError, DataError, OutOfMemory, warn
+from expt.errors import ConfigError, DataError, OutOfMemory, first_line, is_out_of_memory, warn
 from expt.inference.answers import About, Answers, Form, form_of
 from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import PICTURES, ROWS, SAMPLES, TEXTS, Plan
 from expt.runs.request import Split
 from expt.tasks.task import Facts
+from expt.training.collectives import held_by_others
+from expt.training.precision import precision_kept, set_precision
 from expt.training.task_state import load_task_state
 
 T = TypeVar("T")
@@ -77,7 +77,8 @@ class Predictor:
         return self.form.joined(self._answers())
 
     def _answers(self) -> Iterator[Answers]:
-        with _multiplying_as(self._plan.config), importable_from_here(self._plan.record):
+        with precision_kept(), importable_from_here(self._plan.record):
+            set_precision(self._plan.config.matmul_precision)
             for chunk in self._chunks():
                 self.seen += len(chunk.about)
                 yield self._answer(chunk)
@@ -92,9 +93,11 @@ class Predictor:
             with self.model.autocast():
                 batch = Batch(chunk.inputs, chunk.targets, len(chunk.about))
                 outputs = self._task.forward(self.model.model, batch)
-        except torch.OutOfMemoryError as error:
-            why = str(error).partition(".")[0]
-            raise OutOfMemory(f"{why}; use a --batch-size below {len(chunk.about)}") from error
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            fix = held_by_others(error) or f"use a --batch-size below {len(chunk.about)}"
+            raise OutOfMemory(f"{first_line(error).partition('. ')[0]}; {fix}") from error
         arrays = self.form.arrays(self._task.predict(outputs), chunk.targets)
         return Answers(chunk.about, arrays, chunk.sizes)
 
@@ -248,14 +251,3 @@ def _device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {name}: {error}; use --device cpu") from error
-
-
-@contextlib.contextmanager
-def _multiplying_as(config: RunConfig) -> Iterator[None]:
-    """Multiply float32 as the run did."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(config.matmul_precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -13,7 +13,7 @@ from torch import Tensor
 from expt.config import secrets, user_code
 from expt.config.constraints import Target
 from expt.data.loading import Batch, mapped
-from expt.errors import ConfigError, described
+from expt.errors import ConfigError, described, is_out_of_memory
 from expt.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -178,9 +178,9 @@ def _explained(
     """Name the metric, and what it is given, in what torchmetrics raises."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except (ValueError, TypeError, RuntimeError, IndexError, ModuleNotFoundError) as error:
+        if is_out_of_memory(error):
+            raise
         said, kind = secrets.said(error), type(metric).__name__
         if metric is not None:
             predictions, targets = map(described, given)

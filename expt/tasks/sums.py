@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from expt.data.loading import Batch, mapped
+from expt.data.loading import Batch, mapped, to_device
 from expt.errors import ConfigError, Diverged, described
 from expt.tasks.task import PhasedTask, Sum, Task
 
@@ -52,6 +51,9 @@ class Sums:
         self._values = torch.zeros(size, dtype=torch.float64, device=device)
         self._not_finite = self._values.clone()
         """What was nan or infinite before the last log point: a difference to it would be nan."""
+        self._are_weights = torch.zeros_like(self._values, dtype=torch.bool)
+        for columns in self._columns.values():
+            self._are_weights[columns.stop] = True
         self._logged = self._values.clone()
         """The values at the last log point."""
         self._peaks = Peaks(task.reductions, device)
@@ -130,8 +132,7 @@ class Sums:
             [self._column(each) for each in zip(*(k.row for k in self._kept), strict=True)], 1
         )
         rows, peaks = rows.tensor_split((len(self._values),), dim=1)
-        weights = [columns.stop for columns in self._columns.values()]
-        rows[:, weights] = rows[:, weights].masked_fill(rows[:, weights] < 0, -math.inf)
+        rows = rows.masked_fill(self._are_weights & (rows < 0), -math.inf)
         if self._finite_only:
             counts = self._column([kept.counts for kept in self._kept])
             rows = torch.where(counts > 0, rows, 0.0)
@@ -142,7 +143,10 @@ class Sums:
 
     def _column(self, several: Sequence[Any]) -> Tensor:
         """Return one row for each, float64 [n, values]."""
-        of = functools.partial(torch.tensor, dtype=torch.float64, device=self._values.device)
+
+        def of(numbers: Any) -> Tensor:
+            return to_device(torch.tensor(numbers, dtype=torch.float64), self._values.device)
+
         if not any(isinstance(each, Tensor) for each in several):
             return of(several).reshape(len(several), -1)
         rows = [(each if isinstance(each, Tensor) else of(each)).reshape(-1) for each in several]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +34,18 @@ class Worker:
     device: torch.device
     gpus: tuple[int, ...] = ()
     """Those that it may use, of those it can see; all of them where one process drives several."""
+
+
+def held_by_others(error: Exception) -> str:
+    """Say that other processes fill the GPU of this one, which lacks memory; "" if they don't."""
+    own, gib, numbers = torch.cuda.memory_reserved(), 2**30, ""  # 0 without CUDA
+    if own or isinstance(error, torch.OutOfMemoryError):  # else there was no room to begin
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)
+        others = total - free - own
+        if others < max(own, gib):  # the libraries of this process hold some, too
+            return ""
+        numbers = f" {others / gib:.1f} of {total / gib:.1f} GiB, and this one {own / gib:.1f}"
+    return f"other processes fill the GPU{numbers}; wait for them, or name other GPUs (gpus=[1])"
 
 
 def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:
@@ -133,19 +147,43 @@ def patient_barrier() -> Callable[[], object]:
 
 def from_rank_0(value: T | None, device: torch.device) -> T:
     """Return rank 0's `value` on every worker; tensors in it must be on the CPU."""
-    values = [value]
-    if dist.is_initialized():
-        dist.broadcast_object_list(values, src=0, device=device)
-    return cast("T", values[0])
+    if not dist.is_initialized():
+        return cast("T", value)
+    pickled = _pickled(value, 0, device)
+    return cast("T", pickle.loads(pickled) if dist.get_rank() else value)
 
 
 def gather_across_workers(value: T) -> list[T]:
     """Return every worker's `value`, by rank, on every worker."""
     if not dist.is_initialized():
         return [value]
-    gathered: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    return cast("list[T]", gathered)
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    return [pickle.loads(_pickled(value, each, device)) for each in range(dist.get_world_size())]
+
+
+def _pickled(value: object, rank: int, device: torch.device) -> memoryview | bytearray:
+    """Return the pickle of the `value` of `rank` on every worker; a collective.
+
+    It is sent in pieces: torch's collectives of objects take its whole size of the device's memory.
+    """
+    file = io.BytesIO()
+    if dist.get_rank() == rank:
+        pickle.dump(value, file)
+    size = torch.tensor(file.tell(), device=device)
+    dist.broadcast(size, rank)
+    held = file.getbuffer() or bytearray(int(size))
+    for piece in torch.frombuffer(held, dtype=torch.uint8).split(BUCKET_BYTES):
+        sent = piece.to(device)
+        dist.broadcast(sent, rank)
+        piece.copy_(sent)
+    return held
+
+
+def kinds_of_devices(device: torch.device) -> set[str]:
+    """Return the names of all workers' devices; unlike ones may round differently. A collective."""
+    of_cpu = torch.backends.cpu.get_cpu_capability()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else of_cpu
+    return {*gather_across_workers(name)}
 
 
 def stack_across_workers(values: torch.Tensor) -> torch.Tensor:
@@ -199,6 +237,15 @@ def average_gradients(
             parameters[index].grad = None
 
 
+def reserve_bucket(parameters: Sequence[nn.Parameter]) -> None:
+    """Raise where there is no memory for `average_gradients`, in which other workers would wait."""
+    if not dist.is_initialized():
+        return
+    missing = sum(one.nbytes for one in parameters if one.grad is None)
+    some = min(BUCKET_BYTES, sum(one.nbytes for one in parameters))
+    torch.empty(missing + some, dtype=torch.uint8, device=parameters[0].device)
+
+
 @torch.no_grad()
 def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
     """Change `tensors` in place, one bucket of one data type at a time."""
@@ -206,11 +253,18 @@ def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], ob
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for same in itertools.chain.from_iterable(map(_in_buckets, by_dtype.values())):
-        flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        change(flat)
-        parts = flat.split([tensor.numel() for tensor in same])
-        for tensor, part in zip(same, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        if len(same) == 1 and same[0].is_contiguous():
+            change(same[0].view(-1))
+        else:
+            _change_copies(same, change)
+
+
+def _change_copies(same: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in same])
+    change(flat)
+    parts = flat.split([tensor.numel() for tensor in same])
+    for tensor, part in zip(same, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:

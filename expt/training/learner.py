@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,6 +20,7 @@ from expt.errors import ConfigError, did_you_mean
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.task import Sum, Task
 from expt.training.precision import Precision
+from expt.training.sharding import local
 
 Add = Callable[[Sum, Any, Batch, bool], None]
 """Gets a micro-batch's loss, the outputs, the batch, and whether it is the first of a step."""
@@ -219,11 +221,35 @@ def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
     return found
 
 
+class MovingAverage(AveragedModel):
+    """torch's, without its copy of `n_averaged` to the device, which the host would wait for."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        super().__init__(module)
+        self._average = get_ema_multi_avg_fn(decay)
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Average the weights of `model` in, and copy its buffers."""
+        both = zip(self.module.parameters(), model.parameters(), strict=True)
+        weights = [(local(own), local(given)) for own, given in both]
+        copied = [*zip(self.module.buffers(), model.buffers(), strict=True)]
+        if self.n_averaged:
+            for dtype in {own.dtype for own, _ in weights}:
+                alike = (pair for pair in weights if pair[0].dtype == dtype)
+                self._average(*zip(*alike, strict=True), self.n_averaged)
+        else:
+            copied += weights
+        for own, given in copied:
+            own.copy_(given)
+        self.n_averaged += 1
+
+
 def ema_of(
     module: nn.Module,
     decay: float,
     before: Callable[[nn.Module], nn.Module] = lambda module: module,
-) -> AveragedModel:
+) -> MovingAverage:
     """Return a moving average of `module`, which keeps `decay` of its weights in each update.
 
     It begins with the weights of the first update; buffers, such as a batch norm's statistics, are
@@ -231,7 +257,7 @@ def ema_of(
     copied.
     """
     try:
-        average = AveragedModel(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))
+        average = MovingAverage(before(module), decay)
     except Exception as error:  # a custom model's attributes may raise anything
         why = secrets.said(error)
         raise ConfigError(

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from expt.data.indexing import local_slice
-from expt.data.loading import Batch, leaves, mapped
-from expt.errors import ConfigError, listed
+from expt.data.loading import Batch, leaves, mapped, to_device
+from expt.errors import ConfigError, is_out_of_memory, listed
 from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
@@ -79,10 +79,11 @@ def _train_step(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> None:
     """Run one training step."""
+    moved: bool | Tensor = True
     if learner.phases:
-        moved = _through_phases(learner, batch, sums, on_gradients)
+        _through_phases(learner, batch, sums, on_gradients)
     elif learner.has_closure:
-        moved = _by_closure(learner, batch, sums, on_gradients)
+        _by_closure(learner, batch, sums, on_gradients)
     else:
         accumulate_gradients(learner, batch, sums.add)
         learner.drop_unused()
@@ -96,7 +97,7 @@ def _train_step(
 
 def _by_closure(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
-) -> bool:
+) -> None:
     """Have the optimizer compute loss and gradients as often as it needs; count the first."""
     evaluations = itertools.count()
 
@@ -111,7 +112,7 @@ def _by_closure(
             if begins_step:
                 sum_and_weight.clear()
             if not part.weightless:
-                both = (loss[0].detach(), torch.as_tensor(loss[1], device=loss[0].device))
+                both = (loss[0].detach(), to_device(torch.as_tensor(loss[1]), loss[0].device))
                 sum_and_weight.append(torch.stack([each.double() for each in both]))
 
         accumulate_gradients(learner, batch, add)
@@ -125,7 +126,6 @@ def _by_closure(
 
     learner.optimizer.step(closure)  # type: ignore[arg-type]
     learner.optimizer.zero_grad(set_to_none=True)
-    return True
 
 
 class _Phase(NamedTuple):
@@ -140,9 +140,9 @@ class _Phase(NamedTuple):
 
 def _through_phases(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
-) -> bool:
-    """Update for each phase in order; return False only if every update was skipped."""
-    parts, moved = _micro_batches(learner, batch, learner.gradient_accumulation), False
+) -> None:
+    """Update for each phase in order."""
+    parts = _micro_batches(learner, batch, learner.gradient_accumulation)
     outputs: list[dict[str, Any]] = [{} for _ in parts]
     for name, parameters in learner.phases.items():
         trained = [each for each in parameters if each.requires_grad]
@@ -152,10 +152,9 @@ def _through_phases(
 
         accumulate_gradients(learner, batch, note, _Phase(name, trained, parts, outputs))
         on_gradients()
-        moved |= update(learner)
+        update(learner)
     for index, (part, found) in enumerate(zip(parts, outputs, strict=True)):
         sums.add(learner.task.loss(found, part), found, part, index == 0)
-    return moved
 
 
 def _micro_batches(learner: Learner, batch: Batch, count: int) -> list[Batch]:
@@ -207,7 +206,7 @@ def _passes(
     return weights
 
 
-def update(learner: Learner) -> bool:
+def update(learner: Learner) -> bool | Tensor:
     """Use the step's gradients, and drop them; see `Precision.update`."""
     return learner.precision.update(learner.optimizer, learner.module.parameters())
 
@@ -219,10 +218,8 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
     A collective of one number. Where nothing has a weight they are zero.
     """
     device = next(learner.module.parameters()).device
-    mine = torch.stack(
-        [torch.as_tensor(weight, dtype=torch.float64, device=device) for weight in weights]
-    ).sum()
-    total = sum_across_workers(mine)
+    rows = [to_device(torch.as_tensor(one, dtype=torch.float64), device) for one in weights]
+    total = sum_across_workers(torch.stack(rows).sum())
     factor = torch.where(total > 0, samples / total, 0.0).float()
     for parameter in members(learner.optimizer.param_groups):
         if parameter.grad is not None:
@@ -341,8 +338,9 @@ def evaluate(
             task = copy.copy(learner.task) if batch.weightless else learner.task
             try:
                 found = _evaluated(learner, task, batch)
-            except torch.OutOfMemoryError:
-                if learner.in_step is not iter or len(in_parts(batch, batch.size / 2)) == 1:
+            except Exception as error:
+                is_least = len(in_parts(batch, batch.size / 2)) == 1
+                if is_least or learner.in_step is not iter or not is_out_of_memory(error):
                     raise
             if found is None:  # out of the `except`: its traceback would keep what was allocated
                 most = math.ceil(batch.size / 2)

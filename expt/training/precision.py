@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -30,13 +30,18 @@ class Precision:
         gradient_clip: float | None = None,
         gradient_clip_value: float | None = None,
         skip_non_finite: bool = False,
+        skips_on_device: bool = False,
         short_backward: bool = False,
     ) -> None:
-        """`short_backward` is that of training/patches, where nothing scales the loss."""
+        """Begin with nothing skipped.
+
+        `skips_on_device` says that a fused update leaves itself out at torch's flag `found_inf`.
+        `short_backward` is that of training/patches, where nothing scales the loss.
+        """
         self.dtype = autocast_dtype(amp, device)
         self._device = device
         self._gradient_clip, self._gradient_clip_value = gradient_clip, gradient_clip_value
-        self._skip = skip_non_finite
+        self._skip, self._skips_on_device = skip_non_finite, skips_on_device
         self.skipped = torch.zeros((), device=device)
         """Updates left out because a gradient was not finite; those of float16's scale are not
         counted.
@@ -80,11 +85,13 @@ class Precision:
                 self._spoilt += ~loss.detach().isfinite()
         self.scaler.scale(loss).backward(inputs=of or None)
 
-    def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
+    def update(
+        self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]
+    ) -> bool | torch.Tensor:
         """Clip and apply the gradients, then drop them; return whether the update was made.
 
         It is left out where a gradient is not finite: in float16, without a warning, and with
-        `skip_non_finite`, for which the device is waited for.
+        `skip_non_finite`, for which the device is waited for unless a fused optimizer asks it.
         """
         skips = self._skip and not self.scaler.is_enabled()
         # Before they are clipped: infinity would be no more
@@ -94,14 +101,19 @@ class Precision:
             self.left_out = sum_across_workers(self._spoilt) > 0
             self._spoilt.zero_()
         self.clip(optimizer, parameters)
-        skipped = bad is not None and bool(bad.item())
-        if bad is not None:
-            self.skipped += bad
-        if not skipped:
+        if bad is None:
             self.scaler.step(optimizer)
-        self.scaler.update()
+            self.scaler.update()
+        else:
+            self.skipped += bad
+            if self._skips_on_device and all(group["fused"] for group in optimizer.param_groups):
+                optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+                optimizer.step()
+                del optimizer.found_inf  # type: ignore[attr-defined]
+            elif not bad:
+                optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return not skipped
+        return True if bad is None else ~bad
 
     def _any_not_finite(self, optimizer: Optimizer) -> torch.Tensor:
         """Return the same on all workers: they have the same gradients."""
@@ -134,11 +146,29 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return sum_across_workers((~finite).float().to(local(given[0]).device)) == 0
 
 
+def set_precision(precision: str) -> None:
+    """Set the precision of float32 matrix products, and of convolutions."""
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision != "highest"
+
+
+@contextlib.contextmanager
+def precision_kept() -> Iterator[None]:
+    """Restore what `set_precision` sets, and cuDNN's search for algorithms, after the body."""
+    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    flags = cudnn.allow_tf32, cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        cudnn.allow_tf32, cudnn.benchmark = flags
+
+
 def autocast_dtype(amp: Amp, device: torch.device) -> torch.dtype | None:
     """Return the type of the forward pass where that is not float32."""
     if amp is False:
         return None
     if amp is True:
-        native_bf16 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
+        native_bf16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if native_bf16 else torch.float16
     return torch.float16 if amp == "fp16" else torch.bfloat16

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from expt.data.loading import Batch, leaves
+from expt.data.loading import Batch, leaves, to_device
 from expt.errors import ConfigError, listed
 from expt.models.blocks import CONTAINERS, blocks, matching
 from expt.runs.checkpoint import Place, mapped
@@ -42,9 +42,11 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of `tensor`; a collective if it is sharded."""
+    """Return all of `tensor`; a collective if it is sharded, on the device of the workers."""
     part: Any = tensor
-    return cast(Tensor, part.full_tensor()) if is_sharded(tensor) else tensor
+    if not is_sharded(tensor):
+        return tensor
+    return cast(Tensor, part.to(part.device_mesh.device_type).full_tensor())  # it may be offloaded
 
 
 def shard_as(parameter: Tensor, full: Tensor) -> Tensor:
@@ -354,7 +356,8 @@ class Unused:
         used, units = [name in self._used for name in self._parameters], self._units
         self._used, self._units = set[str](), list[str]()
         print_ = zlib.crc32("\n".join(units).encode()) % 2**24  # exact in float32
-        by_any = torch.tensor([print_, -print_, *used], dtype=torch.float32, device=self._device)
+        mine = torch.tensor([print_, -print_, *used], dtype=torch.float32)
+        by_any = to_device(mine, self._device)
         dist.all_reduce(by_any, dist.ReduceOp.MAX)
         if all(used) and self._device.type == "cuda":  # so that nobody waits for the device
             return

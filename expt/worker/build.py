@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from expt import machine, progress, signals
-from expt.config import constraints
+from expt.config import constraints, groups
 from expt.config.identity import shown, typed_hyperparameters
 from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.schema import RunConfig
@@ -288,6 +288,7 @@ def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precisio
         gradient_clip=config.gradient_clip,
         gradient_clip_value=config.gradient_clip_value,
         skip_non_finite=config.on_nan == "skip",
+        skips_on_device=isinstance(config.optimizer, groups.SGD | groups.Adam),
         short_backward=config.patches.backward,
     )
 

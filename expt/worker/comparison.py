@@ -39,7 +39,7 @@ from expt.training import collectives, loop
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
-from expt.training.precision import Precision
+from expt.training.precision import Precision, precision_kept, set_precision
 from expt.training.sharding import gathered, local, num_parameters, shard_as
 from expt.worker import build, contracts, random_state
 from expt.worker.checkpoints import Snapshot
@@ -84,7 +84,9 @@ def compare(
         sharding=dataclasses.replace(config.sharding, param_dtype="auto", reduce_dtype="float32"),
     )
     try:
-        with _quiet():
+        with _quiet(), precision_kept():
+            set_precision("highest")
+            torch.backends.cudnn.benchmark = False
             chosen, what = _choose(plain, data, worker)
             built = None if chosen is None else _Comparison(chosen, data, worker, batch)
         if built is not None:

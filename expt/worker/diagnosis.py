@@ -26,6 +26,7 @@ from expt.errors import (
     TimedOut,
     described,
     first_line,
+    is_out_of_memory,
     listed,
 )
 from expt.runs.attempt import LOST, NOTE
@@ -68,8 +69,9 @@ def _named(batch: Batch) -> list[tuple[str, Tensor]]:
 
 
 def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
-    if isinstance(error, torch.OutOfMemoryError):
-        return OutOfMemory(f"{_first_sentences(error)}\n{_to_need_less(config)}")
+    if is_out_of_memory(error):
+        fix = collectives.held_by_others(error) or _to_need_less(config)
+        return OutOfMemory(f"{_first_sentences(text)}\n{fix}")
     if isinstance(error, MemoryError):
         return OutOfMemory(f"out of memory {text}\n{_to_need_less(config)}")
     if _is_lack_of_shared_memory(error):
@@ -126,9 +128,11 @@ def _is_lack_of_shared_memory(error: Exception) -> bool:
     )
 
 
-def _first_sentences(error: Exception) -> str:
+def _first_sentences(text: str) -> str:
     # What was asked for and what there was; the rest of CUDA's message is about the allocator.
-    return ". ".join(first_line(error).split(". ")[:3])[:400].rstrip(".")
+    lines = text.splitlines()
+    line = next((line for line in lines if re.search("(?i)memory|alloc", line)), lines[0])
+    return ". ".join(line.split(". ")[:3])[:400].rstrip(".")
 
 
 HAVE_BLOCKS = ("transformer", "resnet18", "unet")

@@ -26,6 +26,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Meeting
 from expt.training import collectives, patches
 from expt.training.collectives import Worker
+from expt.training.precision import precision_kept, set_precision
 from expt.worker import evaluation, random_state, watchdog
 from expt.worker.diagnosis import in_words
 from expt.worker.run import Run
@@ -179,22 +180,12 @@ def connect(meeting: Meeting, timeout_s: float) -> Store:
 @contextlib.contextmanager
 def torch_kept(device: torch.device) -> Iterator[None]:
     """Give this process its random numbers, threads and precision back: it is the caller's."""
-    random, cudnn = random_state.state_dict(device), torch.backends.cudnn
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    flags = cudnn.allow_tf32, cudnn.benchmark
+    threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:
-        yield
+        with random_state.kept(device), precision_kept():
+            yield
     finally:
-        random_state.load_state_dict(random, device)
         torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
-        cudnn.allow_tf32, cudnn.benchmark = flags
         if deterministic != torch.are_deterministic_algorithms_enabled():
             torch.use_deterministic_algorithms(deterministic)
-
-
-def set_precision(precision: str) -> None:
-    """Set the precision of float32 matrix products, and of convolutions."""
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.allow_tf32 = precision != "highest"

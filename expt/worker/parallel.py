@@ -23,7 +23,7 @@ from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.build import Data
 from expt.data.loading import Batch, named_leaves
-from expt.errors import ConfigError, first_line, listed, warn
+from expt.errors import ConfigError, first_line, is_out_of_memory, listed, warn
 from expt.tasks.task import Task
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
@@ -38,6 +38,7 @@ from expt.worker import random_state
 from expt.worker.rank_health import UNEQUAL
 
 T = TypeVar("T")
+CPU = torch.device("cpu")
 
 
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
@@ -139,14 +140,15 @@ def _compare_workers(
     }
     every = collectives.gather_across_workers(mine)
     names = [name for name in mine if any(one.get(name) != mine[name] for one in every)]
-    if trained := [name for name in names if name in parameters]:
+    trained = [name for name in names if name in parameters]
+    if trained and len(collectives.kinds_of_devices(worker.device)) == 1:
         raise ConfigError(f"model: {listed(trained)}: differs between workers: {UNEQUAL}")
     known.update(names)
-    if names and worker.rank == 0:
+    if (buffers := [name for name in names if name not in trained]) and worker.rank == 0:
         warn(
-            f"model: {listed(names)}: has other values on other workers after a step; the next step"
-            " and checkpoints use rank 0's; make it equal on all, or keep each worker's own in a"
-            " custom task (state_dict)"
+            f"model: {listed(buffers)}: has other values on other workers after a step; the next"
+            " step and checkpoints use rank 0's; make it equal on all, or keep each worker's own in"
+            " a custom task (state_dict)"
         )
 
 
@@ -429,31 +431,36 @@ class Fitting:
     ) -> None:
         """Give all workers rank 0's weights; a collective."""
         self._module, self._optimizer = module, optimizer
-        self._worker, self._is_alone = worker, worker.world_size == 1
-        self._allows_unused = config.ddp.find_unused_parameters
+        self._worker, is_alone = worker, worker.world_size == 1
+        self._allows_unused = config.ddp.find_unused_parameters or is_alone
         self.at_a_time: int | None = None
         """The samples that a worker trains on at a time; None is its share of a batch."""
         norms = any(isinstance(one, nn.SyncBatchNorm) for one in module.modules())
-        if norms and not self._is_alone:
+        if norms and not is_alone:
             raise ConfigError(
                 "gradient_accumulation=auto: in the model's SyncBatchNorm workers wait for one"
                 " that may lack memory; give a number"
             )
         # To ask GPUs would wait for them
-        self._group: Any = None if self._is_alone else dist.new_group(backend="gloo")
+        self._group: Any = None if is_alone else dist.new_group(backend="gloo")
         collectives.broadcast_parameters(module)
 
     def __call__(self, passes: Callable[[int], T], batch: Batch) -> T:
         """Return what `passes` does for a number of micro-batches."""
         share, before = -(-batch.global_size // self._worker.world_size), self.at_a_time
+        trained = [p for p in members(self._optimizer.param_groups) if p.requires_grad]
         while True:
             restore, size, found = self._noted(), min(self.at_a_time or share, share), None
             try:
                 found = passes(-(-share // size))
-            except torch.OutOfMemoryError:
-                if size == 1 or len(in_parts(batch, batch.size / 2)) == 1:
+                collectives.reserve_bucket(trained)
+            except Exception as error:
+                is_least = size == 1 or len(in_parts(batch, batch.size / 2)) == 1
+                if is_least or not is_out_of_memory(error):
                     raise
-            if self._averages(has_all=found is not None) and found is not None:
+                found = None
+            (lacks,) = collectives.max_across_workers([found is None], CPU, self._group)
+            if found is not None and not lacks:
                 break
             # Out of the `except`: its traceback would keep what was allocated
             self.at_a_time = -(-size // 2)
@@ -468,19 +475,10 @@ class Fitting:
                 f"gradient_accumulation=auto: out of memory with {min(before or share, share)}"
                 f" samples at a time; from this step on there are {self.at_a_time}{norms}"
             )
+        if not self._allows_unused:
+            refuse_unused(self._module, {p for p in trained if p.grad is None})
+        collectives.average_gradients(None, trained)
         return found
-
-    def _averages(self, *, has_all: bool) -> bool:
-        """Average the gradients, and return whether, if every worker has all of its own."""
-        if self._is_alone:
-            return has_all
-        (lacks,) = collectives.max_across_workers([not has_all], torch.device("cpu"), self._group)
-        if not lacks:
-            trained = [p for p in members(self._optimizer.param_groups) if p.requires_grad]
-            if not self._allows_unused:
-                refuse_unused(self._module, {p for p in trained if p.grad is None})
-            collectives.average_gradients(None, trained)
-        return not lacks
 
     def _noted(self) -> Callable[[], None]:
         """Copy what a forward pass may change, as checkpoints have it; return what restores it."""

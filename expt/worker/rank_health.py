@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from expt.errors import RunFailed
+from expt.errors import RunFailed, listed, warn
 from expt.runs import tags
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -57,6 +57,7 @@ class RankHealth:
         self._check_weights = check_weights and worker.world_size > 1
         self._began, self._from_step = time.perf_counter(), position.step
         self._all_reduce_s: float | None = None
+        self._rounds_differently = False
         self._steps = 0  # of this process
         self.spent_s = 0.0
         """The seconds of all readings, without the collective, which the sums need anyway."""
@@ -95,6 +96,28 @@ class RankHealth:
         total = collectives.sum_across_workers(torch.cat([own, sums]), largest)
         self.readings = readings(total[: len(own)])
         return total[len(own) :]
+
+    def refuse_unequal(self) -> None:
+        """Raise RunFailed if the ranks have different weights; with unlike devices warn once.
+
+        A collective. Call it after rank 0 has shown the readings, with a collective in between.
+        """
+        shards = self._learner.shards
+        ranks = unequal(self.readings, shards)
+        if not ranks or self._rounds_differently:
+            return
+        which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        first = "rank 0" if shards == 1 else "the first replica"
+        where = f"after epoch {self._position.epoch} the weights of {which} differ from"
+        kinds = collectives.kinds_of_devices(self._worker.device)
+        if len(kinds) == 1:
+            raise RunFailed(f"{where} those of {first}: {UNEQUAL}")
+        self._rounds_differently = True
+        if self._worker.rank == 0:
+            warn(
+                f"{where} those of {first}: {listed(sorted(kinds))} may round differently; if not"
+                f" by that, {UNEQUAL}"
+            )
 
 
 def reading(
@@ -175,17 +198,3 @@ def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:
 def unequal(found: list[Reading], shards: int = 1) -> list[int]:
     """Return the ranks whose weights differ from those of the first replica."""
     return [rank for rank, one in enumerate(found) if one.weights != found[rank % shards].weights]
-
-
-def refuse_unequal(found: list[Reading], epoch: int, shards: int = 1) -> None:
-    """Raise RunFailed if the ranks have different weights.
-
-    Call it after rank 0 has shown the readings, with a collective in between.
-    """
-    ranks = unequal(found, shards)
-    if ranks:
-        which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-        first = "rank 0" if shards == 1 else "the first replica"
-        raise RunFailed(
-            f"after epoch {epoch} the weights of {which} differ from those of {first}: {UNEQUAL}"
-        )

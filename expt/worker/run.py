@@ -265,7 +265,7 @@ class Run:
             due |= self.agreement.meet(self._wishes() | due)
             self.early_stop.is_time_up |= "end" in due
             if ends_epoch:
-                self._refuse_unequal()
+                self.health.refuse_unequal()
             saves = "save" in due or self.is_pruned or self.agreement.stopping
             if is_kept or (self._has_ended if self.is_done else saves):
                 self._save(weights, self.history.bests if is_kept else ())
@@ -286,11 +286,8 @@ class Run:
         is_kept = self.history.evaluated_at != self.position.step and self._judge()
         if is_within_epoch:
             self._call_back("on_epoch_end", self.config.eval_split)
-            self._refuse_unequal()
+            self.health.refuse_unequal()
         self._save([], [*self.history.bests, *earlier] if is_kept else ())
-
-    def _refuse_unequal(self) -> None:
-        rank_health.refuse_unequal(self.health.readings, self.position.epoch, self.learner.shards)
 
     @property
     def _has_ended(self) -> bool:

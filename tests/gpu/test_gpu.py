@@ -108,7 +108,8 @@ def test_a_step_is_skipped_without_a_word_of_the_host(optimizer: str, first: int
                 name="adam", lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
             ),
         }
-        precision = Precision(False, torch.device("cuda"), skip_non_finite=True)
+        device = torch.device("cuda")
+        precision = Precision(False, device, skip_non_finite=True, skips_on_device=True)
         update = build_optimizer(configs[optimizer], torch.nn.ParameterList([weight]))
         torch.cuda.set_sync_debug_mode("error")
         try:

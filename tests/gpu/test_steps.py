@@ -21,8 +21,8 @@ from expt.runs.paths import RunPaths
 from expt.tasks.sums import Sums
 from expt.training.collectives import Worker
 from expt.training.loop import train_epoch
+from expt.training.precision import set_precision
 from expt.worker import build
-from expt.worker.main import set_precision
 from tests.composing import composed
 from tests.conftest import Trained, as_typed
 

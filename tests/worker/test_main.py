@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.machine import SIMULATED_GPUS, Machine
 from expt.runs.paths import RunPaths
-from expt.training.precision import Precision
+from expt.training.precision import Precision, precision_kept, set_precision
 from expt.worker import main
 from expt.worker.parallel import Autocast
 from tests.composing import composed
@@ -82,24 +81,18 @@ def test_a_forked_process_may_use_cuda_where_its_parent_has_not(tmp_path: Path) 
     assert done.stdout == "False\n", done.stderr
 
 
-@pytest.fixture
-def _precision_kept() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    yield
-    torch.set_float32_matmul_precision(before[0])
-    torch.backends.cudnn.allow_tf32 = before[1]
-
-
-@pytest.mark.usefixtures("_precision_kept")
 @pytest.mark.parametrize(
     ("precision", "tf32"), [("highest", False), ("high", True), ("medium", True)]
 )
 def test_convolutions_compute_as_products_do(precision: str, tf32: bool) -> None:
-    main.set_precision(precision)
-    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (
-        precision,
-        tf32,
-    )
+    def now() -> tuple[str, bool]:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    before = now()
+    with precision_kept():
+        set_precision(precision)
+        assert now() == (precision, tf32)
+    assert now() == before
 
 
 def test_nccl_gives_up_after_the_watchdog_and_gloo_before(configured: Configured) -> None:

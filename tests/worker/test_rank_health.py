@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +14,11 @@ from torch import nn
 from expt.errors import RunFailed
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
+from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.training.loop import train_epoch
 from expt.worker import rank_health
+from tests.ranks import together
 from tests.training.test_loop import batches, learner, plain
 from tests.worker.conftest import ALONE
 
@@ -84,10 +89,28 @@ def test_the_checksum_knows_every_bit(dtype: torch.dtype) -> None:
 def test_unequal_weights_end_the_run_with_the_ranks_named() -> None:
     found = table({}, {"weights": 2.0**47}, {}, {"weights": 5.0})
     assert rank_health.scalars(found)["ranks/unequal_weights"] == 2
-    said = "after epoch 3 the weights of ranks 1, 3 differ from those of rank 0"
+    health = rank_health.RankHealth(learner(plain()), Position(4, 8), ALONE, check_weights=True)
+    health.readings = table({}, {})
+    health.refuse_unequal()
+    health.readings = found
+    said = "after epoch 0 the weights of ranks 1, 3 differ from those of rank 0"
     with pytest.raises(RunFailed, match=said):
-        rank_health.refuse_unequal(found, 3)
-    rank_health.refuse_unequal(table({}, {}), 3)
+        health.refuse_unequal()
+
+
+def warned_of(worker: Worker) -> int:
+    """How often unequal weights of ranks on unlike devices are warned of, in two epochs."""
+    torch.backends.cpu.get_cpu_capability = lambda: f"kind {worker.rank}"
+    health = rank_health.RankHealth(learner(plain()), Position(4, 8), worker, check_weights=True)
+    health.readings = table({}, {"weights": 2.0**47})
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        health.refuse_unequal()
+        health.refuse_unequal()
+    return said.getvalue().count("kind 0, kind 1 may round differently")
+
+
+def test_unlike_devices_may_round_differently(tmp_path: Path) -> None:
+    assert together(tmp_path, 2, warned_of) == [1, 0]
 
 
 def test_the_checksum_knows_the_order_of_parameters_and_not_that_in_memory() -> None:
@@ -112,5 +135,5 @@ def test_an_epochs_sums_come_with_every_ranks_reading() -> None:
         assert reading.all_reduce_share > 0
         assert 0 <= reading.step_ms < 1000
         assert reading.weights == 0, "a single worker has none to compare with"
-        rank_health.refuse_unequal(health.readings, position.epoch)
+        health.refuse_unequal()
     assert 0 < health.spent_s < 10
