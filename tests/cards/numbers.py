@@ -137,7 +137,7 @@ def curve(
     net = MODELS[model]().to(device)
     optimizer, generator = UPDATES[update](net), torch.Generator().manual_seed(1)
     where = torch.device(device).type
-    scaler = torch.amp.GradScaler(where, enabled=kind == torch.float16, growth_interval=4)
+    scaler = torch.amp.GradScaler(where, 2.0**10, enabled=kind == torch.float16)
     losses = []
     for _ in range(6):
         x = torch.randn(16, 1, 8, 8, generator=generator)
