@@ -43,6 +43,7 @@ OPERATORS: dict[str, Operator] = {
     "histc": lambda x: x.histc(3),
     "fft": lambda x: torch.fft.rfft(x).abs(),
     "interpolate": lambda x: F.interpolate(x[None, None], scale_factor=2, mode="bilinear"),
+    "outer products": lambda x: x[:, :, None] @ x[:, None],
     "convolution": lambda x: F.conv2d(x[None, None], x[None, None, :3, :3], padding=1),
     "grouped convolution": lambda x: F.conv1d(x[None], x[:, None, :3], groups=4),
     "transposed convolution": lambda x: F.conv_transpose2d(x[None, None], x[None, None, :2, :2]),
