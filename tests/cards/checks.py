@@ -175,6 +175,7 @@ def copies_come_late() -> None:
     third.wait_stream(side)
     done = third.record_event()
     assert not done.query()  # at first
+    assert torch.cuda.current_stream().record_event().query()  # nothing is under way before it
     done.synchronize()
     assert pinned[0] == 2
 

@@ -43,6 +43,7 @@ OPERATORS: dict[str, Operator] = {
     "histc": lambda x: x.histc(3),
     "fft": lambda x: torch.fft.rfft(x).abs(),
     "interpolate": lambda x: F.interpolate(x[None, None], scale_factor=2, mode="bilinear"),
+    "outer products": lambda x: x[:, :, None] @ x[:, None],
     "convolution": lambda x: F.conv2d(x[None, None], x[None, None, :3, :3], padding=1),
     "grouped convolution": lambda x: F.conv1d(x[None], x[:, None, :3], groups=4),
     "transposed convolution": lambda x: F.conv_transpose2d(x[None, None], x[None, None, :2, :2]),
@@ -137,7 +138,7 @@ def curve(
     net = MODELS[model]().to(device)
     optimizer, generator = UPDATES[update](net), torch.Generator().manual_seed(1)
     where = torch.device(device).type
-    scaler = torch.amp.GradScaler(where, enabled=kind == torch.float16, growth_interval=4)
+    scaler = torch.amp.GradScaler(where, 2.0**10, enabled=kind == torch.float16)
     losses = []
     for _ in range(6):
         x = torch.randn(16, 1, 8, 8, generator=generator)

@@ -26,7 +26,7 @@ VARIABLES = frozenset(
 _CUDA = re.compile(r"(__)?cuda[A-Z]|cu[A-Z](?!ile)|cublas|nccl[A-Z]")
 _DOES_NOTHING = re.compile(
     r"cublas\w*(Create|Destroy|Set|Get)|__cuda|cudaThreadExchange|cudaStreamDestroy|cudaProfiler"
-    r"|nccl(CommFinalize|CommRegister|CommDeregister|RedOpDestroy)"
+    r"|nccl(CommFinalize|CommDestroy|CommRegister|CommDeregister|RedOpDestroy)"
 )
 _ANSWERS_ZERO = re.compile(r"cudaStream(IsCapturing|GetCaptureInfo|GetPriority)|ncclCommGetAsync")
 """Symbols of CUDA, by their names; of the last the second argument says where the answer goes."""
@@ -81,29 +81,14 @@ def _build(out: Path, torch: Path) -> None:
     (out / "crt").mkdir(parents=True)
     _write_decorations(out / "crt")
     flags = ("-fPIC", "-shared", "-w", f"-I{out}", f"-I{SOURCES}", f"-I{headers.parent}")
-    c, cpp = ("gcc", "-O2", *flags), ("g++", "-std=c++20", "-O1", *flags, f"-I{torch}/include")
+    c = ("gcc", "-O2", *flags, "-Wl,-rpath,$ORIGIN", "-o")
+    cpp = ("g++", "-O1", *flags, "-std=c++20", f"-I{torch}/include", f"-L{torch}/lib", "-o")
     _write_others(out / "others.c", torch)
     sources = (SOURCES / "runtime.c", SOURCES / "nccl.c", out / "others.c")
-    _run(
-        *c,
-        *sources,
-        f"-Wl,-soname,{RUNTIME},-rpath,$ORIGIN",
-        "-o",
-        out / RUNTIME,
-        "-ldl",
-        "-lpthread",
-        "-lrt",
-    )
-    _run(*c, SOURCES / "nvml.c", f"-Wl,-soname,{NVML}", "-o", out / NVML)
-    libraries = (
-        out / RUNTIME,
-        "-Wl,-z,defs",
-        f"-L{torch}/lib",
-        "-lc10",
-        "-ltorch_cpu",
-        "-lc10_cuda",
-    )
-    _run(*cpp, SOURCES / "operators.cpp", "-o", out / OPERATORS, *libraries)
+    _run(*c, out / RUNTIME, *sources, f"-Wl,-soname,{RUNTIME}", *"-ldl -lpthread -lrt".split())
+    _run(*c, out / NVML, SOURCES / "nvml.c", f"-Wl,-soname,{NVML}")
+    libraries = (out / RUNTIME, *"-Wl,-z,defs -lc10 -lc10_cuda -ltorch_cpu".split())
+    _run(*cpp, out / OPERATORS, SOURCES / "operators.cpp", *libraries)
 
 
 def _write_decorations(folder: Path) -> None:

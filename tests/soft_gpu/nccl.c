@@ -1,7 +1,7 @@
 /* NCCL for soft GPUs: the ranks of one machine meet in shared memory, and sum in the order of
-   ranks. A call returns when its work is done (NCCL's returns at once). Where a rank doesn't come it
-   hangs, as NCCL's does, for SOFT_GPU_NCCL_TIMEOUT seconds (300) or until ncclCommAbort. Two ranks
-   on one card are refused, and so are calls that differ between ranks. */
+   ranks. A call returns when its work is done (NCCL's returns at once). Without one of the ranks
+   it hangs as NCCL's does, for SOFT_GPU_NCCL_TIMEOUT seconds (300) or until ncclCommAbort. Two
+   ranks on one card are refused, and so are calls that differ between ranks. */
 #define _GNU_SOURCE
 #include "staged.h"
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLOT = 1 << 20, MAX_RANKS = MAX_CARDS, MAX_SCALES = 64, NCCL_VERSION = 22703 };
+enum { HEAD = 4096, SLOT = 1 << 20, MAX_RANKS = MAX_CARDS, MAX_SCALES = 64, NCCL_VERSION = 22703 };
 enum { OK = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6 };
 enum { HALF = 6, FLOAT, DOUBLE, BFLOAT16 }; /* types; those below HALF are integers */
 enum { AVG = 4, FIRST_SCALE }; /* operators, from which on they sum what is multiplied by a scale */
@@ -28,14 +28,12 @@ typedef struct {
   atomic_int num_arrived, round, is_aborted, cards[MAX_RANKS];
   Call calls[MAX_RANKS];
 } Shared;
-typedef struct Communicator {
+typedef struct {
   int num_ranks, rank, num_scales;
   double scales[MAX_SCALES];
-  struct Communicator **team; /* of all ranks, where they are in this process; else all of these: */
-  Shared *shared;
-  char *slots;  /* one of each rank */
-  Pipe *pipes;  /* from each rank to each */
-  size_t bytes; /* of all three */
+  Shared *shared; /* by all ranks: processes or, as nn.DataParallel has them, parts of one; and */
+  char *slots;    /* one of each rank, and */
+  Pipe *pipes;    /* from each rank to each; they stay to the end, as a thread may use them */
 } Communicator;
 typedef struct { Communicator *comm; Call call; const char *from; char *to; int peer; } Work;
 
@@ -59,11 +57,11 @@ static int wait_a_little(Communicator *comm, int *tries) {
   FAIL(SYSTEM_ERROR, "rank %d of %d waited in vain", comm->rank, comm->num_ranks);
 }
 
-static int meet(Communicator *comm) { /* return when all ranks have called this */
+static int meet(Communicator *comm, int count) { /* return when all ranks have come, so many here */
   Shared *shared = comm->shared;
   const int round = shared->round;
   int tries = 0, error = OK;
-  if (++shared->num_arrived == comm->num_ranks) {
+  if ((shared->num_arrived += count) == comm->num_ranks) {
     shared->num_arrived = 0;
     shared->round++;
   }
@@ -94,64 +92,48 @@ static int compute(const Communicator *comm, Call call, char *to, char *const *f
   return OK;
 }
 
-static int refuse_unlike(const Communicator *comm, Call mine) {
+static int refuse_unlike(const Communicator *comm, Call call) {
   for (int rank = 0; rank < comm->num_ranks; rank++) {
     const Call other = comm->shared->calls[rank];
-    if (memcmp(&other, &mine, sizeof mine) == 0) continue;
-    snprintf(problem, sizeof problem, "soft GPU: unlike calls: kind %d type %d op %d root %d count "
-             "%zu on rank %d, kind %d type %d op %d root %d count %zu on rank %d",
-             mine.kind, mine.type, mine.op, mine.root, mine.count, comm->rank,
-             other.kind, other.type, other.op, other.root, other.count, rank);
-    return INVALID_USAGE;
+    if (memcmp(&other, &call, sizeof call))
+      FAIL(INVALID_USAGE, "unlike calls (kind, type, operator, root, count): %d %d %d %d %zu on "
+           "rank %d, %d %d %d %d %zu on rank %d", call.kind, call.type, call.op, call.root,
+           call.count, comm->rank, other.kind, other.type, other.op, other.root, other.count, rank);
   }
   return OK;
 }
 
-/* Go through the slots of shared memory, piece by piece, each between two meetings. */
-static int run_with_processes(Work *work) {
-  Communicator *comm = work->comm;
-  const Call call = work->call;
+/* Go through the slots piece by piece, each between two meetings. The calls of all ranks that are
+   in this process, of each its first in `works` that is not done, go together. */
+static int run_collective(Work *works, const Work *end) {
+  Communicator *comm = works->comm;
+  const Call call = works->call;
   const int num_parts = has_parts(call.kind) ? comm->num_ranks : 1;
   const size_t width = width_of(call.type), whole = call.count * width;
   const size_t most = SLOT / num_parts / 16 * 16; /* bytes of a part that go at once */
+  Work *here[MAX_RANKS] = {NULL}, *work;
   char *from[MAX_RANKS];
+  int count = 0, error = OK;
+  for (work = works; work < end; work++)
+    if (work->comm->shared == comm->shared && work->call.kind < SEND && !here[work->comm->rank])
+      here[work->comm->rank] = work, count++;
   for (int rank = 0; rank < comm->num_ranks; rank++) from[rank] = comm->slots + rank * SLOT;
-  for (size_t at = 0; at < whole || at == 0; at += most) {
+  for (size_t at = 0; (at < whole || at == 0) && !error; at += most) {
     const size_t bytes = whole - at < most ? whole - at : most;
-    comm->shared->calls[comm->rank] = call;
-    for (int part = 0; part < num_parts; part++)
-      if (call.kind != BROADCAST || comm->rank == call.root)
-        memcpy(from[comm->rank] + part * most, work->from + part * whole + at, bytes);
-    int error = meet(comm);
+    for (int rank = 0; rank < comm->num_ranks; rank++) {
+      if (!(work = here[rank])) continue;
+      comm->shared->calls[rank] = work->call;
+      for (int part = 0; part < num_parts && (call.kind != BROADCAST || rank == call.root); part++)
+        memcpy(from[rank] + part * most, work->from + part * whole + at, bytes);
+    }
+    error = meet(comm, count);
     if (!error && at == 0) error = refuse_unlike(comm, call);
-    if (!error) error = compute(comm, call, work->to + at, from, bytes / width, most, whole);
-    if (!error) error = meet(comm);
-    if (error) return error;
+    for (int rank = 0; rank < comm->num_ranks && !error; rank++)
+      if ((work = here[rank]))
+        error = compute(work->comm, call, work->to + at, from, bytes / width, most, whole);
+    if (!error) error = meet(comm, count);
   }
-  return OK;
-}
-
-/* All ranks of a team are in this process, as nn.DataParallel has them: so are their calls. */
-static int run_with_team(Work *work, const Work *end) {
-  const Call call = work->call;
-  const int num_ranks = work->comm->num_ranks;
-  const size_t whole = call.count * width_of(call.type);
-  const size_t bytes = whole * (has_parts(call.kind) ? num_ranks : 1);
-  Work *of_rank[MAX_RANKS] = {0};
-  char *from[MAX_RANKS];
-  int error = OK;
-  for (Work *each = work; each < end; each++)
-    if (each->comm->team == work->comm->team && each->call.kind != DONE &&
-        !of_rank[each->comm->rank])
-      of_rank[each->comm->rank] = each;
-  for (int rank = 0; rank < num_ranks; rank++) {
-    if (!of_rank[rank] || memcmp(&of_rank[rank]->call, &call, sizeof call))
-      FAIL(INVALID_USAGE, "unlike calls in a group of one process");
-    from[rank] = memcpy(malloc(bytes + 1), of_rank[rank]->from, bytes);
-  }
-  for (int rank = 0; rank < num_ranks && !error; rank++)
-    error = compute(of_rank[rank]->comm, call, of_rank[rank]->to, from, call.count, whole, whole);
-  for (int rank = 0; rank < num_ranks; rank++) free(from[rank]), of_rank[rank]->call.kind = DONE;
+  for (int rank = 0; rank < comm->num_ranks; rank++) if (here[rank]) here[rank]->call.kind = DONE;
   return error;
 }
 
@@ -209,8 +191,7 @@ static int run_queue(void) {
   queue = NULL, num_queued = 0;
   for (Work *work = works; work < end && !error; work++)
     if (work->call.kind == SEND || work->call.kind == RECV) pairs[num_pairs++] = *work;
-    else if (work->call.kind != DONE)
-      error = work->comm->team ? run_with_team(work, end) : run_with_processes(work);
+    else if (work->call.kind != DONE) error = run_collective(work, end);
   if (!error) error = run_pairs(pairs, num_pairs);
   free(works);
   free(pairs);
@@ -255,75 +236,64 @@ int ncclGetUniqueId(UniqueId *id) {
   snprintf(id->name, sizeof id->name, "/soft_gpu_nccl-%016lx%016lx", random[0], random[1]);
   return OK;
 }
-int ncclCommInitRankConfig(Communicator **made, int num_ranks, UniqueId id, int rank, void *how) {
-  if (num_ranks > MAX_RANKS) FAIL(INVALID_ARGUMENT, "over %d ranks", MAX_RANKS);
-  Communicator *comm = calloc(1, sizeof *comm);
-  const size_t head = (sizeof(Shared) + 4095) / 4096 * 4096;
-  comm->num_ranks = num_ranks, comm->rank = rank;
-  comm->bytes = head + num_ranks * (SLOT + num_ranks * sizeof(Pipe));
-  const int file = shm_open(id.name, O_RDWR | O_CREAT, 0600);
-  if (file < 0 || ftruncate(file, comm->bytes)) FAIL(SYSTEM_ERROR, "no shared memory");
-  comm->shared = mmap(NULL, comm->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+static Shared *map(int file, int num_ranks) {
+  const size_t bytes = HEAD + num_ranks * (SLOT + num_ranks * sizeof(Pipe));
+  if (num_ranks > MAX_RANKS || file < 0 || ftruncate(file, bytes)) abort();
+  Shared *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
-  if (comm->shared == MAP_FAILED) FAIL(SYSTEM_ERROR, "no shared memory");
-  comm->slots = (char *)comm->shared + head;
+  return shared;
+}
+static Communicator *create(Shared *shared, int num_ranks, int rank) {
+  Communicator *comm = calloc(1, sizeof *comm);
+  comm->num_ranks = num_ranks, comm->rank = rank, comm->shared = shared;
+  comm->slots = (char *)shared + HEAD;
   comm->pipes = (Pipe *)(comm->slots + num_ranks * SLOT);
+  return comm;
+}
+int ncclCommInitRankConfig(Communicator **made, int num_ranks, UniqueId id, int rank, void *how) {
+  const int file = shm_open(id.name, O_RDWR | O_CREAT, 0600);
+  Communicator *comm = *made = create(map(file, num_ranks), num_ranks, rank);
   comm->shared->cards[rank] = soft_gpu_card();
-  const int error = meet(comm);
+  const int error = meet(comm, 1);
   shm_unlink(id.name); /* the others have it open, or will never come */
-  if (error) return error;
-  for (int other = 0; other < num_ranks; other++)
+  for (int other = 0; other < num_ranks && !error; other++)
     if (other != rank && comm->shared->cards[other] == comm->shared->cards[rank])
       FAIL(INVALID_USAGE, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000",
            rank, other, comm->shared->cards[rank]);
-  *made = comm;
-  return OK;
+  return error;
 }
 int ncclCommInitRank(Communicator **made, int num_ranks, UniqueId id, int rank) {
   return ncclCommInitRankConfig(made, num_ranks, id, rank, NULL);
 }
 int ncclCommInitAll(Communicator **made, int num_ranks, const int *devices) {
-  Communicator **team = calloc(num_ranks, sizeof *team);
-  for (int rank = 0; rank < num_ranks; rank++) {
-    team[rank] = made[rank] = calloc(1, sizeof **made);
-    made[rank]->num_ranks = num_ranks, made[rank]->rank = rank, made[rank]->team = team;
-  }
+  Shared *shared = map(memfd_create("soft_gpu_nccl", 0), num_ranks);
+  for (int rank = 0; rank < num_ranks; rank++) made[rank] = create(shared, num_ranks, rank);
   return OK;
 }
 int ncclCommSplit(Communicator *comm, int color, int key, Communicator **made, void *how) {
   struct choice { int color, key; UniqueId id; } mine = {color, key, {""}};
   int error = ncclGetUniqueId(&mine.id), num_ranks = 0, rank = 0;
   memcpy(comm->slots + comm->rank * SLOT, &mine, sizeof mine);
-  if (!error) error = meet(comm);
+  if (!error) error = meet(comm, 1);
   for (int other = 0; other < comm->num_ranks && !error; other++) {
     const struct choice *its = (struct choice *)(comm->slots + other * SLOT);
     if (its->color != color) continue;
     if (num_ranks++ == 0) mine.id = its->id;
     rank += its->key < key || (its->key == key && other < comm->rank);
   }
-  if (!error) error = meet(comm);
+  if (!error) error = meet(comm, 1);
   *made = NULL;
   return error || color < 0 ? error : ncclCommInitRankConfig(made, num_ranks, mine.id, rank, how);
 }
-int ncclCommDestroy(Communicator *comm) {
-  if (comm->shared) munmap(comm->shared, comm->bytes);
-  free(comm);
-  return OK;
-}
-int ncclCommAbort(Communicator *comm) { /* its memory stays, as another thread may be in it */
-  if (comm->shared) comm->shared->is_aborted = 1;
-  return OK;
-}
+int ncclCommAbort(Communicator *comm) { comm->shared->is_aborted = 1; return OK; }
 int ncclCommCount(const Communicator *comm, int *count) { *count = comm->num_ranks; return OK; }
 int ncclCommUserRank(const Communicator *comm, int *rank) { *rank = comm->rank; return OK; }
 int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int where, Communicator *comm) {
   const int number = comm->num_scales++ % MAX_SCALES;
-  double scale;
   float as_float = 0;
   if (type == BFLOAT16) memcpy((char *)&as_float + 2, scalar, 2); /* the upper half of a float */
-  scale = type == HALF ? (double)*(_Float16 *)scalar : type == FLOAT ? *(float *)scalar
-          : type == DOUBLE ? *(double *)scalar : as_float;
-  comm->scales[number] = scale;
+  comm->scales[number] = type == HALF ? (double)*(_Float16 *)scalar : type == DOUBLE
+                         ? *(double *)scalar : type == FLOAT ? *(float *)scalar : as_float;
   *op = FIRST_SCALE + number;
   return OK;
 }

@@ -22,12 +22,13 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 using Names = std::set<std::string>;
 
-// Memory and metadata: for these CUDA's own code launches no kernel.
+// Memory, metadata and choices: for these CUDA's own code launches no kernel.
 const Names kNative{
-    "aten::empty.memory_format", "aten::empty_strided", "aten::resize_", "aten::set_",
-    "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset",
-    "aten::set_.source_Tensor", "aten::is_set_to", "aten::record_stream",
-    "aten::_local_scalar_dense"};
+    "aten::empty.memory_format", "aten::empty_strided", "aten::resize_", "aten::is_set_to",
+    "aten::set_", "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset",
+    "aten::set_.source_Tensor", "aten::record_stream", "aten::_local_scalar_dense",
+    "aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor",
+    "aten::_use_miopen_ctc_loss", "aten::_use_miopen_ctc_loss.Tensor"};
 // These have no CUDA kernel of their own, but would go to cuDNN, or launch one.
 const Names kComposite{"aten::convolution", "aten::copy_"};
 // These wait for the device, for the size of their result or for a check.
@@ -66,8 +67,7 @@ class Call {
     find_device();
     c10::DeviceGuard guard(device_);
     C10_CUDA_CHECK(soft_gpu_operator(name_.c_str()));
-    if (name_ == "aten::copy_" && given_[0].toTensor().device() != given_[1].toTensor().device() &&
-        (given_[0].toTensor().is_cpu() || given_[1].toTensor().is_cpu()))
+    if (name_ == "aten::copy_" && given_[0].toTensor().is_cpu() != given_[1].toTensor().is_cpu())
       return copy_by_runtime();
     if (waits()) c10::cuda::stream_synchronize(c10::cuda::getCurrentCUDAStream());
     const size_t first = stack_.size() - arguments_.size();
@@ -153,8 +153,7 @@ class Call {
 
   Tensor on_cpu(const Tensor& tensor, bool is_out) {
     if (!tensor.defined() || !tensor.is_cuda()) return tensor;
-    TORCH_CHECK(tensor.layout() == at::kStrided, "soft GPU: no numbers for ", name_, " of ",
-                tensor.layout(), " tensors");
+    TORCH_CHECK(!tensor.is_sparse(), "soft GPU: no numbers for ", name_, " of sparse tensors");
     const auto options = tensor.options().device(at::kCPU);
     Tensor same = tensor.numel()
                       ? at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), options)
@@ -222,18 +221,15 @@ Tensor sum(const IValue& value, const IValue& more) {
 }
 std::optional<Tensor> maybe(const IValue& value) { return value.toOptional<Tensor>(); }
 
-Values use_no_library(const Values&) { return {false}; }
-
 Values foreach_copy(const Values& a) {  // tensor by tensor, as CUDA does where one is on the host
   at::native::foreach_tensor_copy_list_kernel_slow_(a[0].toTensorVector(), a[1].toTensorVector(),
                                                     a[2].toBool());
   return {};
 }
 Values dropout(const Values& a) {  // input, p, train
-  const Tensor x = tensor(a[0]);
   const double keep = a[2].isNone() || a[2].toBool() ? 1 - a[1].toDouble() : 1;
-  const Tensor mask = at::empty_like(x, at::kBool).bernoulli_(keep);
-  return {x * mask * (keep == 0 ? 0. : 1 / keep), mask};
+  const Tensor mask = at::empty_like(tensor(a[0]), at::kBool).bernoulli_(keep);
+  return {tensor(a[0]) * mask * (keep == 0 ? 0. : 1 / keep), mask};
 }
 Values lstm_cell(const Values& a) {  // input gates, hidden gates, cell, input bias, hidden bias
   const auto gates = (sum(a[0], a[3]) + sum(a[1], a[4])).chunk(4, 1);
@@ -247,19 +243,9 @@ Values gru_cell(const Values& a) {  // input gates, hidden gates, hidden, input 
 }
 
 // Of SyncBatchNorm.
-Tensor per_channel(const Tensor& values, const Tensor& like) {
-  std::vector<int64_t> shape(like.dim(), 1);
-  shape[1] = -1;
-  return values.reshape(shape);
-}
-std::vector<int64_t> dims_but_channels(const Tensor& x) {
-  std::vector<int64_t> dims;
-  for (int64_t i = 0; i < x.dim(); ++i) if (i != 1) dims.push_back(i);
-  return dims;
-}
 Values norm_stats(const Values& a) {  // input, eps
-  const Tensor x = tensor(a[0]).to(at::kFloat);
-  const auto [variance, mean] = at::var_mean(x, dims_but_channels(x), 0);
+  const auto [mean, variance] =
+      at::batch_norm_update_stats(tensor(a[0]).to(at::kFloat), {}, {}, 0);
   return {mean, (variance + a[1].toDouble()).rsqrt()};
 }
 Values norm_gather_stats(const Values& a) {
@@ -281,28 +267,26 @@ Values norm_apply(const Values& a) {  // input, weight, bias, mean, inverse devi
 }
 Values norm_backward_reduce(const Values& a) {
   // gradient, input, mean, inverse deviation, weight, and which of input, weight, bias to return
-  const Tensor dy = tensor(a[0]).to(at::kFloat), x = tensor(a[1]).to(at::kFloat);
-  const Tensor sum = dy.sum(dims_but_channels(x));
-  const Tensor product = (dy * (x - per_channel(tensor(a[2]), x))).sum(dims_but_channels(x));
-  return {sum, product, a[6].toBool() ? product * tensor(a[3]) : Tensor(),
-          a[7].toBool() ? sum.clone() : Tensor()};
+  const auto [unused, of_weight, of_bias] = at::native_batch_norm_backward(
+      tensor(a[0]).to(at::kFloat), tensor(a[1]).to(at::kFloat), {}, {}, {}, tensor(a[2]),
+      tensor(a[3]), true, 0, {false, true, true});
+  return {of_bias, of_weight / tensor(a[3]), a[6].toBool() ? of_weight : Tensor(),
+          a[7].toBool() ? of_bias.clone() : Tensor()};
 }
 Values norm_backward_apply(const Values& a) {
   // gradient, input, mean, inverse deviation, weight, sum, product, counts
   const Tensor x = tensor(a[1]), n = tensor(a[7]).sum(), invstd = tensor(a[3]);
-  const Tensor slope = per_channel(invstd.pow(2) * tensor(a[6]) / n, x);
+  std::vector<int64_t> shape(x.dim(), 1);
+  shape[1] = -1;  // by channel
+  const Tensor slope = (invstd.pow(2) * tensor(a[6]) / n).reshape(shape);
   const Tensor scale = tensor(a[4]).defined() ? invstd * tensor(a[4]) : invstd;
-  const Tensor centred = (x.to(at::kFloat) - per_channel(tensor(a[2]), x)) * slope;
-  const Tensor dy = tensor(a[0]).to(at::kFloat) - per_channel(tensor(a[5]) / n, x);
-  return {((dy - centred) * per_channel(scale, x)).to(x.dtype())};
+  const Tensor centred = x.to(at::kFloat) - tensor(a[2]).reshape(shape);
+  const Tensor dy = tensor(a[0]).to(at::kFloat) - (tensor(a[5]) / n).reshape(shape);
+  return {((dy - centred * slope) * scale.reshape(shape)).to(x.dtype())};
 }
 
 struct Written { Values (*function)(const Values&); bool is_differentiable = false; };
 const std::map<std::string, Written> kWritten{
-    {"aten::_use_cudnn_ctc_loss", {use_no_library}},
-    {"aten::_use_cudnn_ctc_loss.Tensor", {use_no_library}},
-    {"aten::_use_miopen_ctc_loss", {use_no_library}},
-    {"aten::_use_miopen_ctc_loss.Tensor", {use_no_library}},
     {"aten::_foreach_copy_", {foreach_copy}},
     {"aten::native_dropout", {dropout}},
     {"aten::_thnn_fused_lstm_cell", {lstm_cell, true}},

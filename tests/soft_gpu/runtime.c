@@ -1,6 +1,6 @@
 /* CUDA's runtime, and what torch calls of the driver, with host memory as device memory: the work
-   of a stream is done when the call returns. No kernel runs here. operators.cpp computes on the CPU,
-   and a kernel that is launched all the same is an error with its name. */
+   of a stream is done when the call returns. No kernel runs here: operators.cpp computes on the
+   CPU, and a kernel that is launched all the same is an error with its name. */
 #define _GNU_SOURCE
 #include "staged.h"
 #include <cuda_runtime_api.h>
@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -86,6 +85,10 @@ static void find_visible(void) {
     driver.visible[driver.num_visible++] = card;
   }
   free(copy);
+}
+
+__attribute__((constructor)) static void leave_out_triton(void) { /* whose kernels torch may take */
+  setenv("TORCH_DISABLE_NATIVE_JIT", "1", 0);
 }
 
 void *soft_gpu_reduce; /* for nccl.c; NULL where there are no operators */
@@ -250,9 +253,9 @@ struct progress { long copies[MAX_STREAMS]; }; /* by stream: the last copy that 
 struct stream { int number; struct progress progress; };
 struct event { struct timespec recorded; bool was_asked; struct progress progress; };
 struct copy {
-  char *host, *data; /* data: what arrives at the host */
+  char *host, *data; /* data: what arrives at the host, or was to leave it */
   size_t bytes;
-  uint64_t checksum;
+  bool to_host;
   int stream;
   long number;
   struct copy *next;
@@ -265,12 +268,6 @@ static struct stream *stream_of(cudaStream_t handle) {
 }
 static struct event *event_of(cudaEvent_t handle) { return (struct event *)handle; }
 
-static uint64_t checksum_of(const char *data, size_t bytes) { /* FNV-1a */
-  uint64_t sum = 14695981039346656037ul;
-  for (size_t i = 0; i < bytes; i++) sum = (sum ^ (unsigned char)data[i]) * 1099511628211ul;
-  return sum;
-}
-
 /* Let copies arrive: those up to this progress (NULL: all), or all that touch this memory. */
 static void arrive(const struct progress *progress, const char *host, size_t bytes) {
   if (!driver.late) return;
@@ -281,8 +278,8 @@ static void arrive(const struct progress *progress, const char *host, size_t byt
       at = &copy->next;
       continue;
     }
-    if (copy->data) memcpy(copy->host, copy->data, copy->bytes);
-    else if (checksum_of(copy->host, copy->bytes) != copy->checksum) {
+    if (copy->to_host) memcpy(copy->host, copy->data, copy->bytes);
+    else if (memcmp(copy->host, copy->data, copy->bytes)) {
       counts.races++;
       fprintf(stderr, "soft GPU: %zu pinned bytes at %p were overwritten while they were copied\n",
               copy->bytes, (void *)copy->host);
@@ -297,14 +294,14 @@ static void arrive(const struct progress *progress, const char *host, size_t byt
 static void begin_late_copy(char *host, size_t bytes, struct stream *stream, bool to_host) {
   static long last_copy;
   static int last_stream;
-  struct copy *copy = calloc(1, sizeof *copy);
+  struct copy *copy = malloc(sizeof *copy);
+  char *data = memcpy(malloc(bytes), host, bytes);
   if (!stream->number) stream->number = ++last_stream;
   if (stream->number == MAX_STREAMS) abort();
-  *copy = (struct copy){host, NULL, bytes, 0, stream->number, ++last_copy, copies};
+  *copy = (struct copy){host, data, bytes, to_host, stream->number, ++last_copy, copies};
   stream->progress.copies[stream->number] = copy->number;
   copies = copy;
-  if (!to_host) copy->checksum = checksum_of(host, bytes);
-  else copy->data = memcpy(malloc(bytes), host, bytes), memset(host, 0xff, bytes);
+  if (to_host) memset(host, 0xff, bytes);
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
@@ -347,12 +344,16 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) { /* the answer is that all is 
   arrive(&stream_of(stream)->progress, NULL, 0);
   return use_driver();
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (driver.late && !event_of(event)->was_asked) { /* at first it is not done */
-    event_of(event)->was_asked = true;
-    return set_error(cudaErrorNotReady);
-  }
-  arrive(&event_of(event)->progress, NULL, 0);
+cudaError_t cudaEventQuery(cudaEvent_t event) { /* while a copy is under way, it is not at first */
+  struct event *asked = event_of(event);
+  const bool is_first = !asked->was_asked;
+  pthread_mutex_lock(&lock);
+  const struct copy *copy = copies;
+  while (copy && copy->number > asked->progress.copies[copy->stream]) copy = copy->next;
+  pthread_mutex_unlock(&lock);
+  asked->was_asked = true;
+  if (copy && is_first) return set_error(cudaErrorNotReady);
+  arrive(&asked->progress, NULL, 0);
   return use_driver();
 }
 
