@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.data import cache
-from expt.runs.view.text import say
+from expt.runs.view.text import Console, say
 
 
 def main(words: Sequence[str]) -> int:

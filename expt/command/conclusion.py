@@ -7,8 +7,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from expt.command import terminal
 from expt.config.user_code import is_of_main, targets
 from expt.errors import warn
@@ -20,7 +18,7 @@ from expt.runs.sweep import by_objective, describe_copies, without_copies
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.query import ListedRun, in_order
 from expt.runs.view.summary import print_stale, stale
-from expt.runs.view.text import amount, kilowatt_hours, resume_command, say, shown_path
+from expt.runs.view.text import Console, amount, kilowatt_hours, resume_command, say, shown_path
 from expt.search.conclusion import bad_trials, best_of, conclude_search
 
 

@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +24,7 @@ from expt.errors import ConfigError, ExptError, RunFailed, first_line
 from expt.launch import forkserver, processes
 from expt.runs import provenance
 from expt.runs.result import read_result
+from expt.runs.view.text import Console
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB

@@ -7,15 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from expt import machine
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.named_checkpoint import found, run_and_which
 from expt.runs.paths import RunPaths
-from expt.runs.view.text import elapsed, say, shown_path
+from expt.runs.view.text import Console, elapsed, say, shown_path
 
 ABOUT = """\
 Write a trained run's model to a file that other programs load without expt: ONNX, or torch.export's

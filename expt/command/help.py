@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from expt.command.conf_files import (
     conf_dir,
@@ -22,6 +21,7 @@ from expt.command.conf_files import (
 from expt.command.words import WORDS, options_of
 from expt.config.keys import choices_of, described
 from expt.errors import ConfigError, did_you_mean
+from expt.runs.view.text import Console
 
 EXAMPLES = (
     ("python -m expt", "an MLP on handwritten digits, on all GPUs or with 2 workers on the CPU"),
@@ -69,7 +69,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     _refuse_unknown(words, names)
 
     def section(title: str, rows: Iterable[tuple[str, str]], about: str = "") -> None:
-        console.print(f"\n[bold]{title}[/]{about and '  '}{escape(about)}", highlight=False)
+        console.print(Text.assemble("\n", (title, "bold"), about and f"  {about}"))
         console.print(_table(rows))
 
     every = [*sections(conf_dir() / "config.yaml"), *_of_choices(words, folders)]
@@ -82,12 +82,11 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
             if chosen or found:
                 section(title, [(row, _with_effect(row, meaning)) for row, meaning in found])
         return
-    console.print(
-        "expt trains PyTorch models.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]"
-    )
-    console.print("\n[bold]Examples[/]")
+    console.print("expt trains PyTorch models.\n")
+    console.print("  python -m expt [KEY=VALUE ...] [-m]", style="bold")
+    console.print("\nExamples", style="bold")
     for command, meaning in EXAMPLES:
-        console.print(f"  {command}\n      [dim]{meaning}[/]", highlight=False)
+        console.print(Text.assemble(f"  {command}\n      ", (meaning, "dim")))
     if "all" in options.settings:
         about = "(choose: model=resnet18; set a key of the choice: model.stem=imagenet)"
         rows = [(group, ", ".join(sorted(each))) for group, each in names.items()]
@@ -203,7 +202,7 @@ def _table(rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(style="dim")
     for left, right in rows:
-        table.add_row(escape(f"  {left}"), escape(right))
+        table.add_row(f"  {left}", right)
     return table
 
 

@@ -131,9 +131,8 @@ def _refuse_lost_folder() -> None:
 def _help(arguments: Sequence[str]) -> int:
     if word := next((word for word in arguments if word in WORDS), None):
         return call(word, ["--help"])
-    from rich.console import Console
-
     from expt.command.help import print_help
+    from expt.runs.view.text import Console
 
     print_help(Console(), arguments)
     return 0
@@ -149,9 +148,9 @@ def _unsaid(_: str) -> None:
 
 
 def _complain(error: ExptError) -> None:
-    from rich.console import Console
+    from expt.runs.view.text import Console
 
     terminal.put(error={"kind": type(error).__name__, "message": str(error)})
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("error:", style="bold red", end=" ")
-    console.print(printable(str(error)), markup=False, emoji=False)
+    console.print(printable(str(error)))

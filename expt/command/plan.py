@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from expt import machine, progress
@@ -18,7 +17,7 @@ from expt.command.words import Parser
 from expt.config.constraints import word
 from expt.errors import ConfigError
 from expt.runs.view.leaderboard import wide_console
-from expt.runs.view.text import say
+from expt.runs.view.text import Console, say
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from expt import machine, signals
 from expt.command import terminal
 from expt.command.words import Parser
@@ -21,7 +19,7 @@ from expt.inference.plan import SPLITS, Plan
 from expt.launch.launcher import refuse_in_torchrun
 from expt.progress import phase
 from expt.runs.named_checkpoint import run_and_which
-from expt.runs.view.text import say
+from expt.runs.view.text import Console, say
 
 REPORTED = 10
 """Files that could not be read and are named; of the others the number is reported."""

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from expt.command import terminal
@@ -21,7 +20,7 @@ from expt.machine import Machine
 from expt.runs.attempt import in_one_line
 from expt.runs.result import COMPLETED
 from expt.runs.view.leaderboard import wide_console
-from expt.runs.view.text import about, brief, cells, mebibytes, plain_table, say
+from expt.runs.view.text import Console, about, brief, cells, mebibytes, plain_table, say
 
 
 def preflight(

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from expt import machine, progress
 from expt.command import terminal
 from expt.command.conclusion import conclude, print_lost
@@ -23,7 +21,7 @@ from expt.runs.view.comparison import listing_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
-from expt.runs.view.text import cells, plain_table, say
+from expt.runs.view.text import Console, cells, plain_table, say
 from expt.search.conclusion import importance, search_in, study_of
 
 EXAMPLES = """examples

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
-from rich.console import Console
 
 from expt import machine
 from expt.command import compose, terminal
@@ -27,6 +26,7 @@ from expt.launch.launcher import Launcher
 from expt.runs.paths import RunPaths, refuse_mixed
 from expt.runs.request import RunRequest, key_of
 from expt.runs.result import COMPLETED, FAILED, PRUNED, Record, objective_of, read_result
+from expt.runs.view.text import Console
 
 if TYPE_CHECKING:
     from expt.launch.torchrun import ExternalWorker

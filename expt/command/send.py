@@ -8,8 +8,6 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.schema import TRACKERS, is_installed
@@ -19,7 +17,7 @@ from expt.dashboards.trackers import in_a_line
 from expt.errors import ConfigError, ExptError
 from expt.runs.paths import RunPaths
 from expt.runs.result import results_below
-from expt.runs.view.text import say
+from expt.runs.view.text import Console, say
 
 EXAMPLES = """examples
   python -m expt send outputs/sweeps/2026-11-21_10-00-00     send what is missing

@@ -39,10 +39,9 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record, results
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import Console
-
     from expt.command.run import Command
     from expt.launch.submitit_jobs import Queue
+    from expt.runs.view.text import Console
 
 Runner: TypeAlias = "Pool | Queue"
 """What runs jobs to their ends: the pool here, or a cluster's queue."""

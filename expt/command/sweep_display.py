@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +25,7 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.progress import REFRESH_S, Printed, RunState, show_printed, waiting_for
 from expt.runs.view.summary import epochs_done
-from expt.runs.view.text import cells, duration, say
+from expt.runs.view.text import Console, cells, duration, say
 
 PRINTED_S = 1.0
 """How often the logs of all running workers are looked at."""

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from expt.signals import ASKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from expt.runs.result import Record
+    from expt.runs.view.text import Console
 
 
 def prepare() -> None:
@@ -44,11 +43,9 @@ class _Lossy(io.FileIO):
 
 def console(*, quiet: bool) -> Console:
     """Return the terminal; with `quiet` one that prints nothing."""
-    from rich.console import Console  # late: takes 20 ms
+    from expt.runs.view.text import Console  # late: takes 20 ms
 
-    from expt.runs.view.text import Terminal
-
-    return Console(file=io.StringIO(), quiet=True) if quiet else Terminal()
+    return Console(file=io.StringIO(), quiet=True) if quiet else Console()
 
 
 _document: dict[str, Any] | None = None

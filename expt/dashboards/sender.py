@@ -23,7 +23,6 @@ from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock, Timeout
-from rich.console import Console
 
 from expt import signals
 from expt.config import secrets
@@ -35,7 +34,7 @@ from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
 from expt.runs.provenance import program
 from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
-from expt.runs.view.text import say, shown_path
+from expt.runs.view.text import Console, say, shown_path
 
 POLL_S, MAX_WAIT_S = 1.0, 60.0
 """Between two looks at the folders, and at most where the dashboard can't be reached."""

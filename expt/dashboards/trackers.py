@@ -186,24 +186,18 @@ KILLED = 255
 _EXIT_CODES = {COMPLETED: 0, PRUNED: 0, FAILED: 1}
 
 
-class _Rows(Copy, Protocol):
-    """A copy of rows, one for each step; which points are there is noted here."""
-
-    _state: dict[str, Any]
-
-    def _rows(self, points: Sequence[Point]) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield each step's points that are not there yet: an evaluation adds some to a row.
-
-        They count as sent once the next row is asked for.
-        """
-        there = self._state.setdefault("steps", {})
-        for step, row in itertools.groupby(points, key=lambda point: point.step):
-            if new := {each.tag: each.value for each in row if step > there.get(each.tag, -1)}:
-                yield step, new
-                there |= dict.fromkeys(new, step)
+def _unsent(
+    points: Sequence[Point], state: dict[str, Any]
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield each step's points that `state` does not have, and then note them: they are sent."""
+    sent = state.setdefault("steps", {})
+    for step, row in itertools.groupby(points, key=lambda point: point.step):
+        if new := {each.tag: each.value for each in row if step > sent.get(each.tag, -1)}:
+            yield step, new
+            sent |= dict.fromkeys(new, step)
 
 
-class WandbCopy(_Rows):
+class WandbCopy(Copy):
     """A run's copy there, known by its key; W&B's own count of steps says where it goes on."""
 
     def __init__(
@@ -250,7 +244,7 @@ class WandbCopy(_Rows):
 
     def add(self, points: Sequence[Point], at: float) -> None:
         """Send the points that are not there yet; a later session's of a row go to the next."""
-        for step, row in self._rows(points):
+        for step, row in _unsent(points, self._state):
             if step >= self._next - 1:
                 self._next = max(step, self._next)
                 self._each(row, functools.partial(self._run.log, step=self._next))
@@ -269,7 +263,7 @@ class WandbCopy(_Rows):
         self._run.finish(exit_code=0)
 
 
-class TrackioCopy(_Rows):
+class TrackioCopy(Copy):
     """A run's copy there, known by its name and key."""
 
     def __init__(
@@ -296,7 +290,7 @@ class TrackioCopy(_Rows):
 
     def add(self, points: Sequence[Point], at: float) -> None:
         """Send the points that are not there yet."""
-        for step, row in self._rows(points):
+        for step, row in _unsent(points, self._state):
             self._run.log(row, step=step)
 
     def end(self, run: Snapshot, sweep_status: str) -> None:

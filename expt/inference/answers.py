@@ -17,6 +17,7 @@ from expt.data.memory import NO_TARGET
 from expt.errors import ConfigError
 from expt.inference.load import Scales
 from expt.inference.plan import Plan
+from expt.tasks.task import at_least_single
 
 About: TypeAlias = "dict[str, str | int]"
 """Where a sample is from: a path, of a file with several which one, and what it has beside it."""
@@ -142,7 +143,7 @@ class Numbers(Form):
         return {name: self._in_units(tensor) for name, tensor in found.items()}
 
     def _in_units(self, values: Tensor) -> np.ndarray:
-        numbers = values.float().cpu().numpy()
+        numbers = at_least_single(values).cpu().numpy()
         if self._scales:
             columns = zip(numbers.T, self._scales, strict=True)
             return np.stack([_in_unit(column, *scale) for column, scale in columns], axis=1)
@@ -176,7 +177,7 @@ class Likelihoods(Form):
 
     def arrays(self, predicted: Tensor, targets: Any) -> dict[str, np.ndarray]:
         """Return the summed loss of each window, and its tokens."""
-        logits, wanted = predicted.float().flatten(0, -2), targets.flatten().long()
+        logits, wanted = at_least_single(predicted).flatten(0, -2), targets.flatten().long()
         each = functional.cross_entropy(logits, wanted, ignore_index=NO_TARGET, reduction="none")
         sums, counts = each.double().view(targets.shape).sum(1), (targets != NO_TARGET).sum(1)
         return {"tokens": counts.cpu().numpy(), "loss": sums.cpu().numpy()}
@@ -224,7 +225,8 @@ def form_of(plan: Plan, scales: Scales) -> Form:
 
 
 def _numbers(tensor: Tensor) -> np.ndarray:
-    found: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
+    tensor = at_least_single(tensor) if tensor.is_floating_point() else tensor
+    found: np.ndarray = tensor.cpu().numpy()
     return found
 
 
@@ -235,7 +237,7 @@ def _apart(name: str) -> str:
 
 def _if_alike(targets: Any, predicted: Tensor) -> dict[str, Tensor]:
     if isinstance(targets, Tensor) and targets.numel() == predicted.numel():
-        return {"target": targets.reshape(predicted.shape).float()}
+        return {"target": at_least_single(targets.reshape(predicted.shape))}
     return {}
 
 

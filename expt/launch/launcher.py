@@ -16,11 +16,10 @@ from expt.errors import ConfigError
 from expt.machine import alone
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from expt.launch.torchrun import ExternalWorker
     from expt.runs.paths import RunPaths
     from expt.runs.request import RunRequest
+    from expt.runs.view.text import Console
 
 
 class Launcher:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.status import Status
 
 from expt import machine, signals
@@ -46,7 +45,7 @@ from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.view.progress import Printed, RunDisplay, show_printed, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.view.text import resume_command, say, shown_path
+from expt.runs.view.text import Console, cells, resume_command, say, shown_path
 
 
 def run(request: RunRequest, console: Console | None = None) -> None:
@@ -199,7 +198,8 @@ class _ShownEvaluations(Observer):
 
     def tick(self, active: Sequence[Job]) -> None:
         names = ", ".join(str(job.paths.folder.parents[1].name) for job in active)
-        self._status.update(f"evaluating {names}" + (f", {self._done} done" if self._done else ""))
+        done = f", {self._done} done" if self._done else ""
+        self._status.update(*cells(f"evaluating {names}{done}"))  # a str would be markup
         for job in active:
             self._show(job)
 

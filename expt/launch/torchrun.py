@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import torch.distributed as dist
-from rich.console import Console
 
 from expt import machine, progress, signals
 from expt.config import secrets, user_code
@@ -41,7 +40,7 @@ from expt.runs.request import RunRequest, received, setting_word
 from expt.runs.result import INTERRUPTED, Host, Record
 from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.view.text import say
+from expt.runs.view.text import Console, say
 from expt.worker.diagnosis import lost_peers
 from expt.worker.main import main, worker_of_environment
 

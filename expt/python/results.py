@@ -9,8 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.console import Console
-
 from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, did_you_mean
 from expt.runs.attempt import in_one_line
@@ -19,6 +17,7 @@ from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, FoundRecord, Recor
 from expt.runs.view.curves import History, figure, in_html
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.view.query import ListedRun
+from expt.runs.view.text import Console
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from expt.config.identity import REPEATED
@@ -21,7 +20,7 @@ from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, FoundRecord
 from expt.runs.sweep import by_objective, place
 from expt.runs.view.leaderboard import objective_of
-from expt.runs.view.text import cells, plain_table, say, setting
+from expt.runs.view.text import Console, cells, plain_table, say, setting
 from expt.search.space import Space
 from expt.search.trial import Goal, Limit, Reader, costs_of, goals_for, limits_of, value_of
 

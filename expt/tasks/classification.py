@@ -12,10 +12,9 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Key, NonNegative
 from expt.config.kinds import Better, Targets, TaskConfig
 from expt.errors import ConfigError
-from expt.tasks.task import Facts, Sum, Task
+from expt.tasks.task import Facts, Sum, Task, at_least_single
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from expt.config.schema import RunConfig
@@ -104,7 +103,7 @@ class Classification(Task):
         self._number = num_classes if len(metrics) > 1 else 0
         self.label_smoothing = label_smoothing
         self.class_weights = (
-            None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+            None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
         )
         self.weight_is_samples = class_weights is None
 
@@ -115,20 +114,19 @@ class Classification(Task):
         return {"accuracy": 1, **counts}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """Return it in float32."""
+        """Return it in float32 or float64."""
         from torch.nn import functional
 
-        return (
-            functional.cross_entropy(outputs.float(), batch.targets, reduction="sum"),
-            outputs.shape[0],
-        )
+        logits = at_least_single(outputs)
+        return functional.cross_entropy(logits, batch.targets, reduction="sum"), outputs.shape[0]
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return it with label smoothing and class weights."""
         from torch.nn import functional
 
-        logits, labels = outputs.float(), batch.targets
-        weights = self._weights_on(logits.device)
+        logits, labels = at_least_single(outputs), batch.targets
+        labels = labels.to(logits) if labels.dim() == 2 else labels
+        weights = self._weights_like(logits)
         total = functional.cross_entropy(
             logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing
         )
@@ -166,15 +164,15 @@ class Classification(Task):
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Return probabilities [B, num_classes]."""
-        return outputs.float().softmax(1)
+        return at_least_single(outputs).softmax(1)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return probabilities [B, num_classes] and labels."""
         return self.predict(outputs), batch.targets
 
-    def _weights_on(self, device: torch.device) -> Tensor | None:
-        if self.class_weights is not None and self.class_weights.device != device:
-            self.class_weights = self.class_weights.to(device)  # once
+    def _weights_like(self, logits: Tensor) -> Tensor | None:
+        if self.class_weights is not None:
+            self.class_weights = self.class_weights.to(logits)  # once
         return self.class_weights
 
 

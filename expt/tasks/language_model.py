@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, Targets, TaskConfig
 from expt.errors import DataError, described
-from expt.tasks.task import Facts, Sum, Task
+from expt.tasks.task import Facts, Sum, Task, at_least_single
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,14 +49,14 @@ class LanguageModel(Task):
     sums = {"accuracy": 1}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """Return it in float32, nats."""
+        """Return it in float32 or float64, nats."""
         from torch.nn import functional
 
         from expt.data.memory import NO_TARGET
 
         logits, targets = _flat(outputs, batch.targets)
         total = functional.cross_entropy(
-            logits.float(), targets, ignore_index=NO_TARGET, reduction="sum"
+            at_least_single(logits), targets, ignore_index=NO_TARGET, reduction="sum"
         )
         return total, (targets != NO_TARGET).sum()
 

@@ -13,7 +13,7 @@ from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, Targets, TaskConfig
 from expt.errors import DataError
 from expt.tasks.regression import aligned
-from expt.tasks.task import Facts, Sum, Task
+from expt.tasks.task import Facts, Sum, Task, at_least_single
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ class Multilabel(Task):
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Return probabilities [B, labels]."""
-        return outputs.float().sigmoid()
+        return at_least_single(outputs).sigmoid()
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return probabilities and int64 targets, both [B, labels]."""

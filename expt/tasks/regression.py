@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, Targets, TaskConfig
 from expt.errors import DataError, described
-from expt.tasks.task import Facts, Sum, Task
+from expt.tasks.task import Facts, Sum, Task, at_least_single
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,8 +104,8 @@ class Regression(Task):
         return {**found, **{name: (values.sum(0), len(rows)) for name, values in each.items()}}
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """Return them in float32."""
-        return outputs.float()
+        """Return them in float32 or float64."""
+        return at_least_single(outputs)
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return both in the targets' shape; [B] where there is one, as torchmetrics takes them."""
@@ -129,7 +129,7 @@ def _r2(error: float, mean: float, square: float) -> float:
 
 
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in float32 and of the targets' shape.
+    """Return both in float32, or in float64 as the outputs, and of the targets' shape.
 
     Raises DataError where that is another: it would be broadcast.
     """
@@ -143,4 +143,5 @@ def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             " let both be [samples, ...], and the model's last layer have as many outputs"
             " (num_classes, which it is given)"
         )
-    return outputs.float(), targets.float()
+    outputs = at_least_single(outputs)
+    return outputs, targets.to(outputs.dtype)

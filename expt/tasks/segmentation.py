@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, Targets, TaskConfig
 from expt.errors import ConfigError, described
-from expt.tasks.task import Facts, Sum, Task
+from expt.tasks.task import Facts, Sum, Task, at_least_single
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,12 +55,12 @@ class Segmentation(Task):
         return {"accuracy": 1, "intersections": self._num_classes, "unions": self._num_classes}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """Return it in float32, summed over pixels."""
+        """Return it in float32 or float64, summed over pixels."""
         from torch.nn import functional
 
         self._check(outputs, batch.targets)
         # Pixels as rows: of a picture's own loss torch has no deterministic kernel on a GPU.
-        logits = outputs.float().movedim(1, -1).reshape(-1, self._num_classes)
+        logits = at_least_single(outputs).movedim(1, -1).reshape(-1, self._num_classes)
         classes = batch.targets.reshape(-1).long()
         total = functional.cross_entropy(
             logits, classes, ignore_index=self._ignored, reduction="sum"
@@ -108,7 +108,7 @@ class Segmentation(Task):
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Any, Any]:
         """Return probabilities [B, num_classes, H, W] and masks."""
-        return outputs.float().softmax(1), batch.targets.long()
+        return at_least_single(outputs).softmax(1), batch.targets.long()
 
     def _check(self, outputs: Any, masks: Any) -> None:
         batch, *size = masks.shape

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
     from expt.data.loading import Batch
 
+
+def at_least_single(numbers: Tensor) -> Tensor:
+    """Return numbers in float32; those of a model in float64 stay as they are."""
+    import torch  # late: the driver has none
+
+    return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
+
+
 Sum: TypeAlias = "tuple[Tensor, Tensor | float]"
 """A sum over a batch, on its device, and what to divide it by: samples, tokens, pixels, ..."""
 

@@ -16,13 +16,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from expt.errors import ConfigError
+from expt.tasks.task import at_least_single
 
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 Gather = Callable[[Tensor], Tensor]
-"""From a worker's float32 values [N] to those of all workers, by rank [world_size, N]; a
-collective.
-"""
+"""From a worker's values [N] to those of all workers, by rank [world_size, N]; a collective."""
 
 
 def is_in(module: nn.Module) -> bool:
@@ -85,9 +84,7 @@ class GroupedBatchNorm(nn.BatchNorm2d):
         if not self.training:
             return _evaluated(self, input)
         parts = input.tensor_split(-(-len(input) // self.group_size))
-        like = (
-            torch.empty(0, device=input.device) if self.running_mean is None else self.running_mean
-        )
+        like = at_least_single(input[:0]) if self.running_mean is None else self.running_mean
         means, variances = like.new_zeros(2, len(parts), self.num_features)
         outputs = [
             # A momentum of 1 leaves the group's own statistics there.
@@ -129,7 +126,7 @@ class _AcrossWorkers(torch.autograd.Function):
         eps: float,
         gather: Gather,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        pixels, dims, features = input.float(), _all_but_channels(input), input.shape[1]
+        pixels, dims, features = at_least_single(input), _all_but_channels(input), input.shape[1]
         variance, mean = torch.var_mean(pixels, dims, correction=0)
         count = mean.new_tensor([input.numel() // features])
         # float64: three numbers for each channel cost nothing, and each worker's rounding would
@@ -145,11 +142,11 @@ class _AcrossWorkers(torch.autograd.Function):
             )
         exact_mean = (counts * means).sum(0) / total
         variance = (counts * (variances + (means - exact_mean).square())).sum(0) / total
-        mean, scale = exact_mean.float(), (variance + eps).rsqrt().float()
-        unbiased = (variance * total / (total - 1)).float()
+        mean, scale = exact_mean.to(pixels), (variance + eps).rsqrt().to(pixels)
+        unbiased = (variance * total / (total - 1)).to(pixels)
         ctx.save_for_backward(input, weight, mean, scale)
         ctx.mark_non_differentiable(mean, unbiased)
-        ctx.total, ctx.gather = total.float(), gather
+        ctx.total, ctx.gather = total.to(pixels), gather
         factor = scale if weight is None else scale * weight
         shift = -mean * factor if bias is None else bias - mean * factor
         by_channel = _shape_of_channels(input)
@@ -161,7 +158,8 @@ class _AcrossWorkers(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, mean, scale = ctx.saved_tensors
         dims, by_channel = _all_but_channels(input), _shape_of_channels(input)
-        gradient, centred = gradient.float(), input.float() - mean.view(by_channel)
+        gradient, pixels = at_least_single(gradient), at_least_single(input)
+        centred = pixels - mean.view(by_channel)
         sums = torch.stack((gradient.sum(dims), (gradient * centred).sum(dims)))
         of_all = ctx.gather(sums.flatten()).sum(0).view(2, -1) / ctx.total
         slope = (of_all[1] * scale.square()).view(by_channel)

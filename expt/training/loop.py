@@ -220,7 +220,7 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
     device = next(learner.module.parameters()).device
     rows = [to_device(torch.as_tensor(one, dtype=torch.float64), device) for one in weights]
     total = sum_across_workers(torch.stack(rows).sum())
-    factor = torch.where(total > 0, samples / total, 0.0).float()
+    factor = torch.where(total > 0, samples / total, 0.0)
     for parameter in members(learner.optimizer.param_groups):
         if parameter.grad is not None:
             sharding.local(parameter.grad).mul_(factor)

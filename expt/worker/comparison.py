@@ -222,8 +222,7 @@ class _Comparison:
     @property
     def _batch(self) -> Batch:
         """A copy of the samples, which custom code may change in place."""
-        copied: Batch = mapped(torch.clone, self._samples)
-        return copied
+        return Batch(*mapped(torch.clone, self._samples))
 
     def check_sums(self) -> None:
         """Check those of a custom task; the run's own model can't be copied if it is sharded."""
@@ -264,8 +263,8 @@ class _Comparison:
         """Return few samples, or the whole batch for a model that takes no other."""
         failed = False
         try:
-            module, task = copy.deepcopy((self._whole.module, self._whole.task))
-            batch = self._batch
+            parts = self._whole.module, self._whole.task, self._batch
+            module, task, batch = copy.deepcopy(parts)
             task.training_loss(task.forward(module, batch), batch)
         except ExptError:
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,11 +107,12 @@ def _found(
     try:
         with torch.no_grad(), collectives.alone(), eager or contextlib.nullcontext():
             few = mapped(torch.clone, in_parts(batch, SAMPLES)[0])  # views would copy all samples
-            few = few if few.size > 1 else _twice(few)
+            twice = functools.partial(mapped, lambda each: torch.cat((each, each)))
+            few = few if few.size > 1 else twice(few)
             few = few._replace(global_size=few.size)
             one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
             more = few._replace(global_size=2 * few.size)
-            for seed, part in enumerate([few, more, _twice(few), one, other]):
+            for seed, part in enumerate([few, more, twice(few), one, other]):
                 try:  # all that custom code could change in place
                     module, task, part = copy.deepcopy((learner.module, learner.task, part))
                 except Exception as error:  # many classes
@@ -122,12 +124,6 @@ def _found(
     finally:
         random_state.load_state_dict(before, device)
     return found
-
-
-def _twice(batch: Batch) -> Batch:
-    """Return a batch with each sample a second time."""
-    doubled: Batch = mapped(lambda each: torch.cat((each, each)), batch)
-    return doubled
 
 
 def _sums(task: Task, module: Any, batch: Batch, *, predicted: bool) -> dict[str, _Sum]:

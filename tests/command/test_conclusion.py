@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from expt.command.conclusion import again, conclude
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, update_result
 from expt.runs.view import leaderboard
-from expt.runs.view.text import resume_command
+from expt.runs.view.text import Console, resume_command
 from tests.runs.test_leaderboard import leave_run
 
 

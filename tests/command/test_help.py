@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from expt.command import main as command
 from expt.command.conf_files import conf_dir
 from expt.command.help import COMMON, EXAMPLES, print_help
 from expt.errors import ConfigError
 from expt.launch import forkserver
+from expt.runs.view.text import Console
 from tests.conftest import run
 
 
@@ -89,6 +89,16 @@ def test_a_folder_of_ones_own_is_listed(tmp_path: Path, group: str) -> None:
         if "mine_alone" in line
     )
     assert line.split()[0] == group
+
+
+def test_brackets_and_colons_are_shown_as_they_are(tmp_path: Path) -> None:
+    assert "`pip install 'expt[timm]'`" in help_text("model=timm")
+    (tmp_path / "model").mkdir()
+    text = "Mine, of [/data] and :key: and [bold]"
+    (tmp_path / "model/mine.yaml").write_text(f"# {text}\n_target_: x.Y\nwidth: 3  # [a,b] :x:\n")
+    found = help_text("model=mine", "--config-dir", str(tmp_path))
+    assert f"model=mine  {text}" in found
+    assert "[a,b] :x:" in found
 
 
 def test_the_keys_of_the_chosen_options_are_shown_with_their_meaning() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from expt.command import report as report_command
 from expt.command.report import main, parse
@@ -23,6 +22,7 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, update_result
 from expt.runs.view import leaderboard
+from expt.runs.view.text import Console
 from tests.conftest import environment
 from tests.dashboards.folders import record
 from tests.runs.test_leaderboard import leave_run

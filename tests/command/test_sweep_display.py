@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.errors import Interrupted, RunFailed
 from expt.launch.job import Job
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.result import COMPLETED, PRUNED, RUNNING, create_result, update_result
+from expt.runs.view.text import Console
 from tests.requests import request
 
 LONG = (

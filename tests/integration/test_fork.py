@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import expt
 from expt.command.report import parse, report
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint
+from expt.runs.view.text import Console
 from tests.conftest import RunFolder, Trained, as_typed
 from tests.integration.test_resume import _same
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from expt.command import report
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, FoundRecord
 from expt.runs.view import comparison
+from expt.runs.view.text import Console
 from tests.requests import record_points
 
 A = [0.90, 0.91, 0.93, 0.92, 0.94]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from expt.config import user_code
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, create_result, update_result
 from expt.runs.view import leaderboard
 from expt.runs.view.summary import print_stale, stale
+from expt.runs.view.text import Console
 from tests.requests import record_points
 
 

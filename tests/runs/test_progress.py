@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import progress
 from expt.runs.view.progress import MAX_LAST_BYTES, Printed, RunDisplay, RunState, found_in, watched
 from expt.runs.view.summary import print_summary
-from expt.runs.view.text import shown_path
+from expt.runs.view.text import Console, shown_path
 from tests.requests import record_points
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}

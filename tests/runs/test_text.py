@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import re
+from pathlib import Path
 
-from expt.runs.view import text
+import pytest
+from rich.table import Table
+
+import expt
+from expt.runs.view import progress, text
 
 
 @pytest.mark.parametrize(
@@ -29,3 +35,24 @@ def test_sizes() -> None:
         "19.5 GiB",
     ]
     assert text.mebibytes(3 * 2**10) == "3.0 GiB"
+
+
+TEXT = "[red]a[/red] [/x] gpus=[0,1] :key:"
+
+
+def test_a_console_prints_texts_as_they_are() -> None:
+    console = text.Console(file=io.StringIO(), width=200)
+    table = Table(TEXT, title=TEXT)
+    table.add_row(TEXT)
+    console.print(table)
+    console.print(TEXT, style="bold")
+    text.say(console, TEXT)
+    with progress._progress_bar(console) as bar:
+        bar.add_task(TEXT, text=TEXT)
+    assert console.file.getvalue().count(TEXT) == 7  # type: ignore[attr-defined]
+
+
+def test_there_is_no_other_console() -> None:
+    for path in Path(expt.__file__).parent.rglob("*.py"):
+        found = re.findall(r"rich\.console import .*\bConsole\b|rich\.markup", path.read_text())
+        assert not found, path

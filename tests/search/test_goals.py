@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from expt.errors import ConfigError
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord, Record
 from expt.runs.sweep import by_objective
+from expt.runs.view.text import Console
 from expt.search.conclusion import SearchRecord, bad_trials, conclude_search
 from expt.search.search import Budget
 from expt.search.space import Parameter, Space

@@ -87,6 +87,19 @@ def test_all_workers_together_are_one(sizes: list[int], options: dict[str, objec
             torch.testing.assert_close(worker.eval()(IMAGES), alone.eval()(IMAGES))
 
 
+def test_in_double_no_digit_is_lost() -> None:
+    alone, synced = nn.BatchNorm1d(7).double(), nn.Sequential(nn.BatchNorm1d(7).double())
+    batch_norm.synchronise(synced, lambda values: values[None])
+    found = list[tuple[Tensor, Tensor]]()
+    for one in (alone, synced):
+        rows = torch.randn(24, 7, generator=torch.Generator().manual_seed(0)).double()
+        outputs = one(rows.requires_grad_())
+        outputs.pow(3).sum().backward()
+        assert rows.grad is not None
+        found.append((outputs, rows.grad))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
 def test_each_group_is_normalised_by_itself() -> None:
     grouped, alone = net(), net()
     batch_norm.group(grouped, 8)

@@ -18,9 +18,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import default_collate
 
 from expt.data import indexing
+from expt.data.loading import Batch
+from expt.tasks.classification import Classification
+from expt.tasks.task import Facts
 from expt.training.collectives import Worker
 from tests.conftest import Configured
 from tests.every_task import (
@@ -104,6 +108,37 @@ def measured_of(case: Case, weights: Mapping[str, Any]) -> dict[str, dict[str, f
             values = {"loss": case.loss(outputs, targets), **case.metrics(outputs, targets)}
             found[split] = {name: float(value) for name, value in values.items()}
     return found
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "own"])
+def test_a_model_in_double_has_its_loss_and_gradient_in_double(
+    name: str, configured: Configured
+) -> None:
+    case = CASES[name]
+    outputs, targets = outputs_of(case.model(), case.dataset(train=True), [*range(1, 6)])
+    mine = (outputs.detach().double() + 1e-12).requires_grad_()
+    targets = targets.double() + 1e-12 if targets.is_floating_point() else targets
+    task = config_of(name, configured).task.build(Facts(shapes={"num_classes": outputs.shape[1]}))
+    for loss in (task.loss, task.training_loss):
+        total, weight = loss(mine, Batch(None, targets, 5))
+        expected = case.loss(mine, targets)
+        torch.testing.assert_close(total / weight, expected, rtol=1e-14, atol=0)
+        gradients = (torch.autograd.grad(one, mine)[0] for one in (total / weight, expected))
+        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-15)
+    predicted = task.predict(mine)
+    assert predicted.dtype == torch.float64 or not predicted.is_floating_point()
+
+
+def test_weights_of_classes_and_shares_of_mixed_ones_are_too() -> None:
+    outputs, weights = torch.randn(5, 3).double(), [0.3, 0.7, 1.1]
+    for labels in (torch.arange(5) % 3, torch.rand(5, 3).softmax(1)):
+        total, _ = Classification(class_weights=weights).training_loss(
+            outputs, Batch(None, labels, 5)
+        )
+        exact = labels.double() if labels.is_floating_point() else labels
+        by = torch.tensor(weights, dtype=torch.float64)
+        expected = functional.cross_entropy(outputs, exact, by, reduction="sum")
+        torch.testing.assert_close(total, expected, rtol=1e-14, atol=0)
 
 
 @pytest.mark.filterwarnings(

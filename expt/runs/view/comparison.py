@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from rich.console import Console
 from rich.table import Table
 
 from expt.errors import ConfigError
@@ -19,7 +18,7 @@ from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold, v
 from expt.runs.view.progress import WIDE
 from expt.runs.view.query import ListedRun, best_first, falls
 from expt.runs.view.summary import STALE
-from expt.runs.view.text import as_csv, cells, elapsed, plain_table, setting, shown_path
+from expt.runs.view.text import Console, as_csv, cells, elapsed, plain_table, setting, shown_path
 
 
 def print_listing(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from expt.config.identity import REPEATED
@@ -25,7 +24,7 @@ from expt.runs.result import COMPLETED, PRUNED, FoundRecord, device_s
 from expt.runs.sweep import place, results_of_sweep
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.summary import STALE, epochs_done
-from expt.runs.view.text import Terminal, as_csv, cells, elapsed, plain_table, setting
+from expt.runs.view.text import Console, as_csv, cells, elapsed, plain_table, setting
 
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
@@ -135,7 +134,7 @@ def without_seed(run: FoundRecord) -> str:
 
 def wide_console() -> Console:
     """Return the terminal; without one, lines are as long as what they hold."""
-    return Terminal() if sys.stdout.isatty() else Terminal(width=1000)
+    return Console() if sys.stdout.isatty() else Console(width=1000)
 
 
 def leaderboard(

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from expt.config.kinds import noun_of
@@ -20,7 +19,7 @@ from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import evaluated_tag, read_result
-from expt.runs.view.text import duration, say
+from expt.runs.view.text import Console, duration, say
 
 REFRESH_S = 0.1
 WIDE, BAR = 100, 16
@@ -278,8 +277,10 @@ def waiting_for(devices: Sequence[str]) -> str:
 
 def _progress_bar(console: Console) -> Progress:
     bar = (BarColumn(bar_width=BAR),) if console.width >= WIDE else ()
-    text = TextColumn("{task.fields[text]}")
-    columns = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), text)
+    label, text = (
+        TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]")
+    )
+    columns = (label, *bar, MofNCompleteColumn(), text)
     return Progress(*columns, console=console, refresh_per_second=10)
 
 

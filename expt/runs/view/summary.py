@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -31,7 +30,15 @@ from expt.runs.result import (
     result_of_any,
     whole_epochs,
 )
-from expt.runs.view.text import cells, plain_table, resume_command, say, setting, shown_path
+from expt.runs.view.text import (
+    Console,
+    cells,
+    plain_table,
+    resume_command,
+    say,
+    setting,
+    shown_path,
+)
 
 STALE = "stale"
 """Said of runs whose custom classes have other source now."""

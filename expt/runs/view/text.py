@@ -11,19 +11,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import rich.console
 from rich.table import Table
 from rich.text import Text
 
 from expt import progress
 from expt.errors import printable
-from expt.runs import provenance
 from expt.runs.paths import RunPaths
-from expt.runs.request import setting_word
 
 
-class Terminal(Console):
-    """A terminal that raises BrokenPipeError; Rich's own ends the process without a word."""
+class Console(rich.console.Console):
+    """A terminal that prints texts as they are: `[a]` is no markup, and `:key:` no picture.
+
+    It raises BrokenPipeError, where Rich's own ends the process without a word.
+    """
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(markup=False, emoji=False, **how)
 
     def on_broken_pipe(self) -> None:
         """Raise what is being handled."""
@@ -92,6 +96,9 @@ def shown_path(folder: Path) -> str:
 
 def resume_command(paths: RunPaths, key: str = "") -> str:
     """Return what to type to resume the run of that folder, which the value of `key` has ended."""
+    from expt.runs import provenance  # late: the line of an early error needs neither
+    from expt.runs.request import setting_word
+
     words = [setting_word("hydra.run.dir", shown_path(paths.folder)), "resume=auto"]
     words += [f"{key}=..."] if key else []
     words += ["--json"] if "--json" in sys.argv[1:] else []
