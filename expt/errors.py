@@ -183,6 +183,22 @@ def first_line(error: BaseException) -> str:
     )
 
 
+_NO_MEMORY = re.compile(
+    r"\b(CUDA|HIP)\b.{0,40}\b(out of memory|calloc)|_ALLOC(ATION)?_FAILED|miopenStatusAllocFailed",
+    re.IGNORECASE,
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether torch lacked memory of a device, for a tensor or within a library.
+
+    Only torch's allocator has a class for it: cuBLAS, cuDNN, NCCL and the driver raise others.
+    """
+    if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+
+
 MISTAKES = frozenset(
     (
         "AssertionError AttributeError IndexError KeyError NameError NotImplementedError TypeError"
