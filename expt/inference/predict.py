@@ -22,7 +22,7 @@ from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, to_device
 from expt.data.memory import NO_TARGET
 from expt.data.plain_text import opened
-from expt.errors import ConfigError, DataError, OutOfMemory, warn
+from expt.errors import ConfigError, DataError, OutOfMemory, first_line, warn
 from expt.inference.answers import About, Answers, Form, form_of
 from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import PICTURES, ROWS, SAMPLES, TEXTS, Plan
@@ -247,7 +247,7 @@ def _device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {name}: {error}; use --device cpu") from error
+        raise ConfigError(f"--device {name}: {first_line(error)}; use --device cpu") from error
 
 
 @contextlib.contextmanager

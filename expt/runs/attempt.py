@@ -342,16 +342,24 @@ def read_error(path: Path) -> Raised | None:
 def mistake_in(error: str) -> str:
     """Return the traceback of a mistake in code; "" where another attempt may succeed."""
     traceback_only = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
-    kind = traceback_only.partition(f"\n{NOTE}")[0].rpartition("\n")[2].partition(":")[0]
-    return traceback_only if kind in MISTAKES else ""
+    return traceback_only if _cause(traceback_only).partition(":")[0] in MISTAKES else ""
 
 
 def in_one_line(error: str, *, with_log: bool = True) -> str:
     """Return the text of a run's error: what went wrong, its cause, and where the log is."""
-    first, *rest = error.strip().splitlines() or [""]
-    # A traceback's last line is the exception; its log path comes after. A list of problems follows
-    # its own head.
-    about = (LOG, NOTE)
-    cause = next((line.strip() for line in rest[::-1] if line and not line.startswith(about)), "")
-    log = next((f"  ({line})" for line in rest if line.startswith(LOG)), "") if with_log else ""
-    return f"{first}{': ' + cause if cause else ''}{log}"
+    first, _, rest = error.strip().partition("\n")
+    cause = _cause(rest)
+    log = next((f"  ({line})" for line in rest.splitlines() if line.startswith(LOG)), "")
+    return f"{first}{': ' + cause if cause else ''}{log * with_log}"
+
+
+def _cause(text: str) -> str:
+    """Return the line of a traceback that names the exception's class; else the last line.
+
+    Torch adds lines of help to errors of CUDA. A list of problems follows its own head.
+    """
+    _, frame, after = text.rpartition('\n  File "')
+    lines = [line for line in after.splitlines() if line and not line.startswith((LOG, NOTE))]
+    if frame:
+        return next((line for line in lines[1:] if not line.startswith(" ")), "")
+    return lines[-1].strip() if lines else ""
