@@ -139,6 +139,12 @@ def gpu_uuid(gpu: str) -> str:
     return gpu
 
 
+def gpu_label(gpu: str) -> str:
+    """Return the name of a GPU of CUDA_VISIBLE_DEVICES that tells it from all others."""
+    uuid = gpu_uuid(gpu)
+    return f"GPU {gpu} ({uuid})" if gpu.isdecimal() and uuid != gpu else f"GPU {gpu}"
+
+
 def mps_runs() -> bool:
     """Whether a daemon of NVIDIA's Multi-Process Service runs for programs of this environment.
 

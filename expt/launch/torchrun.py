@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TextIO
 import torch.distributed as dist
 from rich.console import Console
 
-from expt import machine, progress, signals
+from expt import errors, machine, progress, signals
 from expt.config import secrets, user_code
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, listed, warn
@@ -197,7 +197,7 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
     with contextlib.suppress(OSError):
         write_error(paths.error(attempt.number, me.rank), error, getattr(error, "exit_code", 1))
     if me.rank == 0 and not (isinstance(error, ConfigError) and put_back(paths)):
-        record_end(paths, RunFailed(text))
+        record_end(paths, errors.RECORDED.get(type(error).__name__, RunFailed)(text))
 
 
 @contextlib.contextmanager

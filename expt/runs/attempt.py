@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -223,6 +223,16 @@ def put_back(paths: RunPaths) -> bool:
     return was_run
 
 
+def take_back(paths: RunPaths, error: BaseException) -> None:
+    """Leave the folder as it was before its last attempt, which `error` ended before any step."""
+    number = max(paths.attempts(), default=0)
+    shutil.rmtree(paths.logs(number), ignore_errors=True)
+    if not number and not put_back(paths):
+        paths.remove_refused()
+    elif number and not put_back(paths):  # without a checkpoint its record was begun again
+        record_end(paths, error)
+
+
 def record_end(paths: RunPaths, error: BaseException) -> None:
     """Write into result.json that the run has failed, or was interrupted, and how far it came.
 
@@ -297,6 +307,7 @@ def write_error(path: Path, error: BaseException, exit_code: int) -> None:
         expected=isinstance(error, ExptError),
         kind=type(error).__name__,
         beats=getattr(error, "beats", None),
+        gpus=getattr(error, "gpus", {}),
     )
     about = {"py_callstack": raised.traceback, "timestamp": str(int(time.time()))}
     message = {"message": f"{raised.kind}: {error}", "extraInfo": about}
@@ -316,6 +327,8 @@ class Raised(NamedTuple):
     """The name of its class."""
     beats: int | None = None
     """How far it had come, if it has ended itself because it was stuck."""
+    gpus: Mapping[str, str] = {}
+    """The GPUs that may be to blame; see RunFailed."""
     time_ns: int = 0
     """When it was written."""
 

@@ -122,6 +122,9 @@ class Told(Observer):
     def job_retrying(self, job: Job, error: ExptError) -> None:
         self.events.append(("retrying", job.name, str(error)))
 
+    def job_moved(self, job: Job, why: str) -> None:
+        self.events.append(("moved", job.name, why))
+
     def job_locked_out(self, job: Job) -> None:
         self.events.append(("locked out", job.name))
 
