@@ -66,7 +66,8 @@ def detect() -> Machine:
         cpus=usable_cpus(),
         simulated=bool(simulated),
         own_cpus=is_task and _bound_cpus() < int(os.environ.get("SLURM_CPUS_ON_NODE", "0")),
-        own_gpus=is_task and "SLURM_GPUS_PER_TASK" in os.environ,
+        # Fewer than tasks are not those of the node, however Slurm was asked to bind them.
+        own_gpus=is_task and 0 < len(gpus) < (local_workers or 0),
         workers=workers,
         local_workers=local_workers,
         **_cpu_facts(),

@@ -151,31 +151,43 @@ TASK = {
     "WORLD_SIZE": "2",
     "LOCAL_WORLD_SIZE": "2",
     "SLURM_PROCID": "0",
-    "SLURM_GPUS_PER_TASK": "1",
 }
 
 
 @pytest.mark.parametrize(
-    ("more", "own_cpus", "own_gpus"),
+    ("more", "own"),
     [
-        ({"SLURM_CPUS_ON_NODE": "16"}, True, True),
-        ({"SLURM_CPUS_ON_NODE": "8"}, False, True),  # bound to none
-        (
-            {"SLURM_CPUS_ON_NODE": "16", "TORCHELASTIC_RUN_ID": "a"},
-            False,
-            False,
-        ),  # torchrun shares it
+        ({"SLURM_CPUS_ON_NODE": "16"}, True),
+        ({"SLURM_CPUS_ON_NODE": "8"}, False),  # bound to none
+        ({"SLURM_CPUS_ON_NODE": "16", "TORCHELASTIC_RUN_ID": "a"}, False),  # torchrun shares it
     ],
     ids=["bound", "not bound", "torchrun in a task"],
 )
-def test_what_slurm_has_given_a_task_is_its_own(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], own_cpus: bool, own_gpus: bool
+def test_the_cores_that_slurm_has_bound_a_task_to_are_its_own(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], own: bool
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for name, value in {**TASK, **more}.items():
         monkeypatch.setenv(name, value)
-    found = machine.detect()
-    assert (found.own_cpus, found.own_gpus) == (own_cpus, own_gpus)
+    assert machine.detect().own_cpus == own
+
+
+@pytest.mark.parametrize(
+    ("more", "own"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "3"}, True),  # --gpus-per-task=1, --gpu-bind=single:1, ...
+        ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_PER_TASK": "1"}, True),
+        ({"SLURM_GPUS_PER_TASK": "1"}, False),  # --gpu-bind=none
+        ({"CUDA_VISIBLE_DEVICES": ""}, False),
+        ({"CUDA_VISIBLE_DEVICES": "0", "TORCHELASTIC_RUN_ID": "a"}, False),
+    ],
+)
+def test_gpus_are_a_tasks_own_where_it_sees_fewer_than_there_are_tasks(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], own: bool
+) -> None:
+    for name, value in {**TASK, **more}.items():
+        monkeypatch.setenv(name, value)
+    assert machine.detect().own_gpus == own
 
 
 def test_a_gpu_has_one_uuid_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

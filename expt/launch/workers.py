@@ -201,7 +201,6 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
         # that of NVML and nvidia-smi, by which the devices are numbered
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(attempt.devices),
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # lets cuBLAS be deterministic
         "TORCHELASTIC_ERROR_FILE": str(attempt.paths.error(attempt.number, rank)),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
     }

@@ -49,7 +49,7 @@ class Attempt:
     number: int = 0
     started_at: float
     """When the run's turn came [by time.monotonic]."""
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...]
     """As CUDA_VISIBLE_DEVICES names them; none is the CPU."""
     lock: FolderLock | None = None
     """The lock of the run's folder, for the workers to hold too."""

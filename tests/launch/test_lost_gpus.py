@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -69,7 +69,7 @@ def test_the_folder_of_a_run_that_waits_for_another_gpu_is_as_before(world: Worl
     world.plans["a"] = [{"looks": 9}]
     (b,) = jobs(world, "b")
     seen = list[bool]()
-    world.told.tick = lambda _: seen.append(b.paths.is_new())  # type: ignore[method-assign]
+    world.told.tick = lambda active: seen.append(b.paths.is_new())  # type: ignore[method-assign]
     world.run(world.job("a", gpus=(1,)), b, gpus=2)
     assert (b.status, b.devices) == (COMPLETED, ("1",))
     assert places(world)[1:] == [("b", "0"), ("b", "1")]
@@ -80,7 +80,7 @@ def test_a_gpu_is_left_alone_for_minutes_and_for_good_after_two_runs(world: Worl
     put(world, dead("1"))
     world.plans |= {name: [{"looks": 3}] for name in "abcdefghijkl"}
 
-    def tick(_: object) -> None:
+    def tick(active: Sequence[Job]) -> None:
         world.clock.now += LEFT_ALONE_S / 4
 
     world.told.tick = tick  # type: ignore[method-assign]
