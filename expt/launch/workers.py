@@ -201,6 +201,7 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
         # that of NVML and nvidia-smi, by which the devices are numbered
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(attempt.devices),
+        "HIP_VISIBLE_DEVICES": ",".join(attempt.devices),  # AMD's
         "TORCHELASTIC_ERROR_FILE": str(attempt.paths.error(attempt.number, rank)),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
     }

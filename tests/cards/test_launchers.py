@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -90,3 +91,17 @@ def test_a_debugged_run_has_its_card_on_record(cards: Cards, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert record(tmp_path)["devices"] == ["2"]
     assert "1 worker on 2" in done.stdout
+
+
+def test_cards_that_nvml_does_not_see_are_used_and_have_no_energy(
+    cards: Cards, tmp_path: Path
+) -> None:
+    """As AMD's: torch's CUDA is there, and no NVML."""
+    variables = cards(nvml=False, count=2, dead=(0,))
+    done = run("gpus=1", *QUICK, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "GPU 0 (0000:00:00): " in done.stderr
+    found = record(tmp_path)
+    assert (found["devices"], found["hardware"]["gpus"]) == (["1"], ["Soft GPU"] * 2)
+    assert "energy_j" not in found
+    assert "0000:01:00.lock" in os.listdir(variables["EXPT_LOCKS"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Cards, run
+from tests.conftest import Cards, python, run
 
 QUICK = ("max_steps=2", "tensorboard.images=false", "dataset.train_limit=256")
 FAULTY = """
@@ -91,3 +91,12 @@ def test_a_model_that_fits_no_card_is_not_the_cards_fault(cards: Cards, tmp_path
     assert (done.returncode, record(tmp_path / "r")["error_kind"]) == (1, "OutOfMemory")
     assert "try gradient_accumulation" in done.stderr
     assert "another GPU" not in done.stderr
+
+
+def test_the_doctor_names_dead_and_full_cards(cards: Cards, tmp_path: Path) -> None:
+    cards(dead=(3,), full=(2,))
+    program = "from expt.command import doctor; [print(*vars(x).values()) for x in doctor._gpus()]"
+    done = python(program, cwd=tmp_path)
+    found = {line[5:10]: line for line in done.stdout.splitlines()}
+    assert [found[f"GPU {card}"][:4] for card in range(4)] == ["pass", "pass", "note", "fail"]
+    assert all(uuid(card) in found[f"GPU {card}"] for card in range(4))
