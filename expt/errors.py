@@ -12,6 +12,7 @@ ExptError                1
 |   +-- WorkersLost      1   the process that all workers are forked from was killed
 |   +-- Diverged         1   the loss or the weights are no longer finite
 |   +-- OutOfMemory      1   of the GPU, or of the machine
+|   +-- DeviceLost       1   a GPU can't be used, or too few are left that can
 +-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); it can continue
 """
 
@@ -77,6 +78,11 @@ class FolderInUse(ConfigError):
 class RunFailed(ExptError):
     """A run ended without completing; the text holds the first failing rank's traceback."""
 
+    def __init__(self, text: str = "", *, gpus: Mapping[str, str] = {}) -> None:
+        """Blame maybe `gpus`, where no step was done: by name, what each of them did."""
+        super().__init__(text or "; ".join(gpus.values()))
+        self.gpus = gpus
+
 
 class SweepFailed(RunFailed):
     """Some runs of a sweep have failed.
@@ -123,8 +129,14 @@ class OutOfMemory(RunFailed):
     """The memory of a GPU, or of the machine, did not suffice."""
 
 
+class DeviceLost(RunFailed):
+    """A GPU can't be used, by no fault of this run: another one may do."""
+
+
 BAD_TRIALS = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
 """Errors that say something of the settings, rather than of the code or the machine, by name."""
+RECORDED = BAD_TRIALS | {kind.__name__: kind for kind in (DeviceLost, Killed)}
+"""Errors whose class a worker's record keeps, by name; any other is a RunFailed."""
 
 
 class Interrupted(ExptError):

@@ -6,17 +6,25 @@ Free of torch, and initialises no CUDA.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import gc
+import importlib.util
 import itertools
 import os
+import re
 import resource
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from expt.errors import warn
 
 _umasks: list[int] = []
 _umask_lock = threading.Lock()
@@ -66,7 +74,8 @@ def detect() -> Machine:
         cpus=usable_cpus(),
         simulated=bool(simulated),
         own_cpus=is_task and _bound_cpus() < int(os.environ.get("SLURM_CPUS_ON_NODE", "0")),
-        own_gpus=is_task and "SLURM_GPUS_PER_TASK" in os.environ,
+        # Fewer than tasks are not those of the node, however Slurm was asked to bind them.
+        own_gpus=is_task and 0 < len(gpus) < (local_workers or 0),
         workers=workers,
         local_workers=local_workers,
         **_cpu_facts(),
@@ -74,9 +83,11 @@ def detect() -> Machine:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the identifiers of the GPUs that CUDA would show, counted through NVML."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    installed = tuple(map(str, range(_nvml_count())))
+    """Return the identifiers of the GPUs that CUDA, or AMD's HIP, would show."""
+    variable = "CUDA_VISIBLE_DEVICES"
+    if "HIP_VISIBLE_DEVICES" in os.environ and _torch_is_for() == "hip":
+        variable = "HIP_VISIBLE_DEVICES"
+    visible, installed = os.environ.get(variable), tuple(map(str, range(len(_gpus()))))
     if visible is None or not installed:
         return installed
 
@@ -124,19 +135,20 @@ def is_slice(gpu: str) -> bool:
 
 
 def gpu_uuid(gpu: str) -> str:
-    """Return the full UUID of a GPU of CUDA_VISIBLE_DEVICES; `gpu` itself where NVML knows none.
+    """Return the full UUID of a GPU of CUDA_VISIBLE_DEVICES; `gpu` itself where none is known.
 
     A number is of those that this process may use: in a job of Slurm's each GPU may be number 0.
     """
-    import pynvml
+    uuids = [uuid for uuid, _ in _gpus()]
+    if gpu.isdecimal():
+        return dict(enumerate(uuids)).get(int(gpu), gpu)
+    return next((uuid for uuid in uuids if uuid.startswith(gpu)), gpu)
 
-    with contextlib.suppress(pynvml.NVMLError), _nvml():
-        if gpu.isdecimal():
-            return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(gpu))))
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        uuids = map(str, map(pynvml.nvmlDeviceGetUUID, handles))
-        return next((uuid for uuid in uuids if uuid.startswith(gpu)), gpu)
-    return gpu
+
+def gpu_label(gpu: str) -> str:
+    """Return the name of a GPU of CUDA_VISIBLE_DEVICES that tells it from all others."""
+    uuid = gpu_uuid(gpu)
+    return f"GPU {gpu} ({uuid})" if gpu.isdecimal() and uuid != gpu else f"GPU {gpu}"
 
 
 def mps_runs() -> bool:
@@ -179,13 +191,7 @@ def available_memory() -> int:
 
 def gpu_names() -> list[str]:
     """Return the product name of each GPU that is installed."""
-    import pynvml
-
-    names: list[str] = []
-    with contextlib.suppress(pynvml.NVMLError), _nvml():
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        names += [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    return names
+    return [name for _, name in _gpus()]
 
 
 def energy_j(gpus: Sequence[str]) -> float | None:
@@ -213,13 +219,71 @@ def energy_j(gpus: Sequence[str]) -> float | None:
     return None
 
 
-def _nvml_count() -> int:
+def _gpus() -> Sequence[tuple[str, str]]:
+    """Return the UUID and the product name of each GPU that is installed."""
     import pynvml
 
-    count = 0
-    with contextlib.suppress(pynvml.NVMLError), _nvml():
-        count = int(pynvml.nvmlDeviceGetCount())
-    return count
+    found = list[tuple[str, str]]()
+    try:
+        with _nvml():
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                found.append((str(index), "unknown"))
+                with contextlib.suppress(pynvml.NVMLError):  # it has dropped out
+                    gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+                    found[-1] = pynvml.nvmlDeviceGetUUID(gpu), pynvml.nvmlDeviceGetName(gpu)
+    except pynvml.NVMLError:
+        return _gpus_of_torch()
+    return found
+
+
+_ASK_TORCH = """
+from torch.cuda import device_count, get_device_properties
+for gpu in map(get_device_properties, range(device_count())):
+    print(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}", gpu.name)
+"""
+
+
+@functools.cache
+def _gpus_of_torch() -> Sequence[tuple[str, str]]:
+    """Return the PCI address and the name of each GPU that torch sees, where there is no NVML.
+
+    In a process of its own, since this one must not initialise CUDA, and only where torch is built
+    for GPUs and their driver is there.
+    """
+    has_driver = {"hip": lambda: Path("/dev/kfd").exists(), "cuda": lambda: _loads("libcuda.so.1")}
+    if not has_driver.get(_torch_is_for(), bool)():
+        return ()
+    shown = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    env = {name: value for name, value in os.environ.items() if name not in shown}
+    command = [sys.executable, "-c", _ASK_TORCH]
+    lines = subprocess.run(command, env=env, capture_output=True, text=True).stdout.splitlines()
+    return [(address, name) for address, _, name in (line.partition(" ") for line in lines)]
+
+
+def _loads(library: str) -> bool:
+    try:
+        return bool(ctypes.CDLL(library))
+    except OSError:
+        return False
+
+
+@functools.cache
+def _torch_is_for() -> str:
+    """Return the kind of GPUs that torch is built for (cuda, hip, xpu), without importing it."""
+    spec, found = importlib.util.find_spec("torch"), None
+    with contextlib.suppress(OSError):
+        text = Path((spec and spec.origin) or "").with_name("version.py").read_text()
+        found = re.search(r"^(cuda|hip|xpu)\b.*= '", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+@functools.cache
+def note_unused() -> None:
+    """Say once that GPUs on which expt does not train are left out."""
+    if _torch_is_for() == "xpu":
+        warn(
+            "gpus=auto: this torch is for Intel's GPUs, on which expt does not train; it is gpus=0"
+        )
 
 
 @contextlib.contextmanager

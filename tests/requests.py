@@ -116,7 +116,7 @@ def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Pat
         about={"name": folder.name, "overrides": {}, "arguments": []},
         may_have_run=may_have_run,
     )
-    return Attempt(request=asked, started_at=time.monotonic()).begin()
+    return Attempt(request=asked, started_at=time.monotonic(), devices=()).begin()
 
 
 def resumed(file: Path, folder: Path) -> Path:

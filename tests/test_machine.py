@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +19,7 @@ import torch
 
 from expt import machine
 from expt.command import doctor
+from expt.config.auto import fill_auto
 from expt.worker import build
 
 ALL = ("0", "1", "2", "3")
@@ -25,7 +29,7 @@ ALL = ("0", "1", "2", "3")
 def _four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", machine.SIMULATED_GPUS):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(machine, "_nvml_count", lambda: len(ALL))
+    monkeypatch.setattr(machine, "_gpus", lambda: [(f"GPU-{number}", "") for number in ALL])
 
 
 @pytest.mark.parametrize(
@@ -53,14 +57,14 @@ def test_cuda_visible_devices(
 
 
 def test_a_name_does_not_make_a_gpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_nvml_count", lambda: 0)
+    monkeypatch.setattr(machine, "_gpus", lambda: ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,0")
     assert machine.visible_gpus() == ()
 
 
 def test_the_driver_is_asked_for_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert machine._nvml_count() >= 0
+    assert len(machine._gpus()) >= 0
 
 
 def test_simulated_gpus_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,55 +155,127 @@ TASK = {
     "WORLD_SIZE": "2",
     "LOCAL_WORLD_SIZE": "2",
     "SLURM_PROCID": "0",
-    "SLURM_GPUS_PER_TASK": "1",
 }
 
 
 @pytest.mark.parametrize(
-    ("more", "own_cpus", "own_gpus"),
+    ("more", "own"),
     [
-        ({"SLURM_CPUS_ON_NODE": "16"}, True, True),
-        ({"SLURM_CPUS_ON_NODE": "8"}, False, True),  # bound to none
-        (
-            {"SLURM_CPUS_ON_NODE": "16", "TORCHELASTIC_RUN_ID": "a"},
-            False,
-            False,
-        ),  # torchrun shares it
+        ({"SLURM_CPUS_ON_NODE": "16"}, True),
+        ({"SLURM_CPUS_ON_NODE": "8"}, False),  # bound to none
+        ({"SLURM_CPUS_ON_NODE": "16", "TORCHELASTIC_RUN_ID": "a"}, False),  # torchrun shares it
     ],
     ids=["bound", "not bound", "torchrun in a task"],
 )
-def test_what_slurm_has_given_a_task_is_its_own(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], own_cpus: bool, own_gpus: bool
+def test_the_cores_that_slurm_has_bound_a_task_to_are_its_own(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], own: bool
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for name, value in {**TASK, **more}.items():
         monkeypatch.setenv(name, value)
-    found = machine.detect()
-    assert (found.own_cpus, found.own_gpus) == (own_cpus, own_gpus)
+    assert machine.detect().own_cpus == own
+
+
+@pytest.mark.parametrize(
+    ("more", "own"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "3"}, True),  # --gpus-per-task=1, --gpu-bind=single:1, ...
+        ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_PER_TASK": "1"}, True),
+        ({"SLURM_GPUS_PER_TASK": "1"}, False),  # --gpu-bind=none
+        ({"CUDA_VISIBLE_DEVICES": ""}, False),
+        ({"CUDA_VISIBLE_DEVICES": "0", "TORCHELASTIC_RUN_ID": "a"}, False),
+    ],
+)
+def test_gpus_are_a_tasks_own_where_it_sees_fewer_than_there_are_tasks(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], own: bool
+) -> None:
+    for name, value in {**TASK, **more}.items():
+        monkeypatch.setenv(name, value)
+    assert machine.detect().own_gpus == own
 
 
 def test_a_gpu_has_one_uuid_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    uuids = ["GPU-11aa", "GPU-22bb"]
+    monkeypatch.setattr(machine, "_gpus", lambda: [("GPU-11aa", "A"), ("GPU-22bb", "B")])
+    called = ("1", "GPU-22", "GPU-22bb", "MIG-5", "7")
+    assert [machine.gpu_uuid(name) for name in called] == ["GPU-22bb"] * 3 + ["MIG-5", "7"]
+    assert machine.gpu_names() == ["A", "B"]
+
+
+def test_a_gpu_that_has_dropped_out_is_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(index: int) -> int:
+        if index == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return index
+
+    monkeypatch.undo()
     monkeypatch.setattr(machine, "_nvml", contextlib.nullcontext)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: uuids[handle])
-    assert [machine.gpu_uuid(name) for name in ("1", "GPU-22", "GPU-22bb", "MIG-5")] == [
-        "GPU-22bb"
-    ] * 3 + ["MIG-5"]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda index: f"GPU-{index}")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda index: f"name {index}")
+    assert machine._gpus() == [("0", "unknown"), ("GPU-1", "name 1")]
 
 
-def test_without_a_driver_a_gpu_is_called_as_it_is() -> None:
-    if not pynvml_works():
-        assert machine.gpu_uuid("3") == "3"
+@pytest.mark.parametrize(
+    ("version", "driver", "asks"),
+    [
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None", True, True),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None", False, False),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.4'", True, True),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None", True, False),
+    ],
+    ids=["CUDA", "CUDA without a driver", "ROCm", "a CPU's torch"],
+)
+def test_torch_is_asked_for_gpus_only_where_it_may_have_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, driver: bool, asks: bool
+) -> None:
+    asked = list[dict[str, str]]()
+
+    def run(*_: object, env: dict[str, str], **__: object) -> SimpleNamespace:
+        asked.append(env)
+        return SimpleNamespace(stdout="0000:c1:00 AMD Instinct MI300X\n")
+
+    monkeypatch.undo()
+    _without_nvml(monkeypatch, tmp_path, version)
+    monkeypatch.setattr(machine, "_loads", lambda _: driver)
+    monkeypatch.setattr(Path, "exists", lambda _: driver)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert machine.visible_gpus() == ("0",) * asks
+    assert machine.gpu_label("0") == ("GPU 0 (0000:c1:00)" if asks else "GPU 0")
+    assert machine.energy_j(["0"]) is None
+    assert len(asked) == asks  # once
+    assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & {*chain(*asked)}
 
 
-def pynvml_works() -> bool:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return False
-    return True
+def test_a_torch_for_intels_gpus_says_that_it_uses_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.undo()
+    _without_nvml(monkeypatch, tmp_path, "hip: Optional[str] = None\nxpu: Optional[str] = '20250'")
+    for gpus in (0, "auto", "auto"):
+        assert fill_auto({"gpus": gpus}, machine.detect())["gpus"] == 0
+    assert capsys.readouterr().err.count("Intel") == 1
+
+
+def _without_nvml(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> None:
+    def no_nvml() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    (folder / "version.py").write_text(version)
+    spec = SimpleNamespace(origin=str(folder / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(pynvml, "nvmlInit", no_nvml)
+    for cached in (machine._torch_is_for, machine._gpus_of_torch, machine.note_unused):
+        cached.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    yield
+    for cached in (machine._torch_is_for, machine._gpus_of_torch, machine.note_unused):
+        cached.cache_clear()
 
 
 def test_the_daemon_of_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

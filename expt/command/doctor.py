@@ -164,7 +164,7 @@ def _gpus() -> Iterator[Finding]:
         fix = "install the torch of your driver's CUDA (nvidia-smi names it), or train with gpus=0"
         yield Finding("fail", "GPUs", found, fix)
     else:
-        yield from map(_gpu, range(torch.cuda.device_count()))
+        yield from map(_gpu, range(len(seen)), seen)
         yield _mps()
 
 
@@ -176,16 +176,20 @@ def _mps() -> Finding:
     return Finding("note", "MPS", found, f"if that is to change: {machine.MPS_DAEMON} -d")
 
 
-def _gpu(index: int) -> Finding:
+def _gpu(index: int, name: str) -> Finding:
     import torch
 
-    what = f"GPU {index}"
+    what, uuid = f"GPU {index}", machine.gpu_uuid(name)
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:  # CUDA's first call on this device
         fix = "see nvidia-smi; take others, e.g. 'gpus=[1]'"
-        return Finding("fail", what, first_line(error), fix)
-    found = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
+        return Finding("fail", what, f"{uuid}: {first_line(error)}", fix)
+    model, free_gib = (
+        torch.cuda.get_device_name(index),
+        f"{free / GIB:.0f} of {total / GIB:.0f} GiB",
+    )
+    found = f"{uuid}: {model}, {free_gib} free"
     fix = "another program holds the rest, see nvidia-smi; or take others: gpus=[1]"
     half = free >= total / 2
     return Finding("pass", what, found) if half else Finding("note", what, found, fix)

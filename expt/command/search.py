@@ -229,7 +229,7 @@ class SearchCommand:
         search.begin(make, has_room=has_room, finish=runner.finish, batch=batch)
         if isinstance(runner, Queue):
             runner.look_on = search.has_spent_all
-        while not search.is_over:
+        while not (search.is_over or (isinstance(runner, Pool) and runner.is_closed)):
             yield search
 
     def _at_end(self, search: Search) -> Iterator[str]:

@@ -148,6 +148,7 @@ class Sweep:
             raise Interrupted(f"interrupted; to continue: {again}") from None
         finally:
             self.outcome.sweep_folder = self.folder
+            self.outcome.notes += [f"moved        {n} from {x}" for x, n in observer.moved.items()]
             self.outcome.add_jobs(runs, spared)
             self.outcome.num_unfinished += observer.num_unfinished
             for job in runs:
@@ -175,7 +176,8 @@ class Sweep:
 
             folder = compose.launcher_folder(self.config)
             options = {**self._options, "submitit_folder": folder}
-            return Queue(executor_of(options, _tasks_per_node(options)), observer)
+            executor = executor_of(options, _tasks_per_node(options))
+            return Queue(executor, observer, options.get("exclude"))
         forkserver.warm(forkserver.SWEEP_MODULES)
         how = Options(**self._options)
         return Pool(self.machine, how, observer, waits_for_folders=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -49,6 +50,8 @@ class SweepDisplay(Observer):
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
         self._pruned: set[Path] = set()  # their folders
         self._found: set[str] = set()
+        self.moved = Counter[str]()
+        """The number of runs that were moved to other GPUs, by what theirs had done."""
         self._skipped = 0
         self._busy_s = 0.0
         self._next = self._next_printed = self._next_lines = 0.0
@@ -129,6 +132,12 @@ class SweepDisplay(Observer):
         """Show that a run has failed, and will be started again."""
         self._forget(job)
         self._line("retrying", job, in_one_line(str(error), with_log=False), style="yellow")
+
+    def job_moved(self, job: Job, why: str) -> None:
+        """Show that GPUs have failed a run before its first step, and that it waits for others."""
+        self._forget(job)
+        self._line("moved", job, why, style="yellow")
+        self.moved[why] += 1
 
     def tick(self, active: Sequence[Job]) -> None:
         """Read what the running ones have written, and show it."""

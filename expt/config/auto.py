@@ -13,7 +13,7 @@ from expt.config.constraints import kind
 from expt.config.groups import GROUPS, TRANSFORMER_SIZES
 from expt.config.keys import meaning
 from expt.config.kinds import objective_of
-from expt.machine import Machine, is_slice
+from expt.machine import Machine, is_slice, note_unused
 
 CPU_WORKERS = 2
 
@@ -48,6 +48,8 @@ def gpus(node: Node, machine: Machine) -> int:
     """Return all GPUs that the run may use here; one under a debugger, or where CUDA shows one."""
     one = node.get("debug") is True or machine.own_gpus or any(map(is_slice, machine.gpus))
     have = 1 if one and machine.gpus else len(machine.gpus)
+    if not have:
+        note_unused()
     return min(have, machine.local_workers or have)
 
 

@@ -250,4 +250,4 @@ def _device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {name}: {error}; use --device cpu") from error
+        raise ConfigError(f"--device {name}: {first_line(error)}; use --device cpu") from error

@@ -138,7 +138,9 @@ def _run_in_process(request: RunRequest, console: Console) -> None:
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
     )
-    attempt = Attempt(request=request, started_at=time.monotonic())
+    here = machine.detect()
+    used = tuple(here.gpus[index] for index in config.gpu_indices)
+    attempt = Attempt(request=request, started_at=time.monotonic(), devices=used)
     display = RunDisplay(
         paths, console, epochs=config.epochs, print_every=config.print_every, live=False
     )

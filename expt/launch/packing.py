@@ -8,6 +8,7 @@ the idle ones meanwhile, but nothing new starts on a claimed device, so no run s
 from __future__ import annotations
 
 import bisect
+import collections
 import contextlib
 import functools
 import itertools
@@ -30,6 +31,14 @@ class Demand:
     run: int
     count: int
     devices: tuple[str, ...] | None = None
+    avoided: frozenset[str] = frozenset()
+    """Those that have failed it."""
+
+    def fit(self, free: Iterable[str]) -> tuple[str, ...] | None:
+        """Return the devices that it takes of those that are free; None where they don't do."""
+        able = [device for device in free if device not in self.avoided]
+        wanted = self.devices or tuple(able[: self.count])
+        return wanted if len(wanted) == self.count and {*wanted} <= {*able} else None
 
 
 def demand_of(run: int, config: RunConfig, machine: Machine) -> Demand:
@@ -47,31 +56,31 @@ class Packing:
     def __init__(
         self, devices: Sequence[str], *, share: int = 1, max_concurrent: int | None = None
     ) -> None:
-        self._devices = list(devices)
+        self.devices = list(devices)
+        """Those on which runs may start, in the machine's order."""
         self._share = share
         self._max_concurrent = max_concurrent
         self.waiting: list[Demand] = []
         """The runs that have not started, in the order in which they may."""
         self.running: dict[int, tuple[str, ...]] = {}
         """The devices of each run under way, in the order of their starts."""
-        self._taken: dict[int, Demand] = {}
+        self.taken: dict[int, Demand] = {}
+        """Their demands."""
         self._unavailable: dict[str, float] = {}
+        self._left_alone: dict[str, float] = {}
+        self._failed: dict[str, set[int]] = {}
         self._claim: tuple[Demand, frozenset[str]] | None = None
 
     def add(self, demands: Iterable[Demand]) -> None:
-        """Let runs wait. Raises ValueError for one that this machine could never start."""
+        """Let runs wait; see `in_vain`."""
         for demand in demands:
-            if not _is_possible(demand, self._devices):
-                raise ValueError(
-                    f"run {demand.run} asks for {demand.devices or demand.count} of {self._devices}"
-                )
             bisect.insort(self.waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 
     @property
     def num_free(self) -> int:
         """Devices on which a run could start now, as far as is known."""
         load = self._load()
-        return sum(load[device] < self._share for device in self._devices)
+        return sum(load[device] < self._share for device in self.devices)
 
     def start_next(self, *, elsewhere: int = 0) -> tuple[int, tuple[str, ...]] | None:
         """Take the next run that can start now, and its devices; None if none can.
@@ -88,41 +97,60 @@ class Packing:
         load = self._load()
         # The least loaded first; sorted() keeps the machine's order among equals.
         free = sorted(
-            (device for device in self._devices if load[device] < self._share),
+            (device for device in self.devices if load[device] < self._share),
             key=lambda name: load[name],
         )
         if not free:
             return None
-        if self._claim and (devices := _fit(self._claim[0], free)):
+        if self._claim and (devices := self._claim[0].fit(free)):
             return self._take(self._claim[0], devices)
         unclaimed = self._unclaimed(free)
         for demand in self.waiting:
             if not unclaimed:
                 break
-            if devices := _fit(demand, unclaimed):
+            if devices := demand.fit(unclaimed):
                 return self._take(demand, devices)
             if self._claim is None:
                 self._claim = demand, self._claimed_by(demand, load)
                 unclaimed = self._unclaimed(free)
         return None
 
-    def end(self, run: int) -> None:
-        """Give back the devices of a run."""
-        del self.running[run], self._taken[run]
+    def end(self, run: int) -> Demand:
+        """Give back the devices of a run; return what it has asked for."""
+        del self.running[run]
+        return self.taken.pop(run)
+
+    def blame(self, run: int, devices: Iterable[str]) -> None:
+        """Start no more runs on devices that have failed this one and another."""
+        for device in devices:
+            self._failed.setdefault(device, set()).add(run)
+            if len(self._failed[device]) > 1 and device in self.devices:
+                self.devices.remove(device)
+
+    def leave_alone(self, devices: Iterable[str], *, until: float) -> None:
+        """Start runs on these only where none is under way on others, until then."""
+        self._left_alone |= dict.fromkeys(devices, until)
+        self._claim = None
+
+    def in_vain(self) -> list[Demand]:
+        """Take out the waiting runs that can never start, since too few devices are left."""
+        found = [demand for demand in self.waiting if demand.fit(self.devices) is None]
+        self.waiting = [demand for demand in self.waiting if demand not in found]
+        return found
 
     def wait_again(self, run: int, *, unavailable: Iterable[str], until: float) -> None:
         """Queue a run again whose devices are partly in other hands until then."""
-        demand = self._taken[run]
+        demand = self.taken[run]
         self.end(run)
         self._unavailable |= dict.fromkeys(unavailable, until)
         self._claim = None  # it may be of a device that is now known to be in other hands
         self.add([demand])
 
     def release_unavailable(self, now: float) -> None:
-        """Count devices as idle again whose time in other hands may be over."""
-        self._unavailable = {
-            device: until for device, until in self._unavailable.items() if until > now
-        }
+        """Count devices as idle again whose time in other hands, or alone, may be over."""
+        for devices in (self._unavailable, self._left_alone):
+            for device in [device for device, until in devices.items() if until <= now]:
+                del devices[device]
 
     def drop_waiting(self) -> None:
         """Drop the runs that wait."""
@@ -130,7 +158,7 @@ class Packing:
 
     def _take(self, demand: Demand, devices: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
         self.waiting.remove(demand)
-        self.running[demand.run], self._taken[demand.run] = devices, demand
+        self.running[demand.run], self.taken[demand.run] = devices, demand
         if self._claim and self._claim[0] == demand:
             self._claim = None
         return demand.run, devices
@@ -145,26 +173,16 @@ class Packing:
         # knows when another command gives up the devices that it holds: those come last.
         running = itertools.chain(*self.running.values())
         busy = [device for device in running if load[device] >= self._share]
-        taken = {*busy, *self._unavailable}
-        idle = [device for device in self._devices if device not in taken]
-        return frozenset(list(dict.fromkeys([*busy, *idle, *self._unavailable]))[: demand.count])
+        last = {**self._unavailable, **self._left_alone}
+        idle = [device for device in self.devices if device not in {*busy, *last}]
+        able = [each for each in (*busy, *idle, *last) if each not in demand.avoided]
+        return frozenset(list(dict.fromkeys(able))[: demand.count])
 
-    def _load(self) -> dict[str, int]:
-        load = dict.fromkeys(self._devices, 0)
-        for device in itertools.chain(*self.running.values()):
-            load[device] += 1
-        return load | dict.fromkeys(self._unavailable, self._share)
-
-
-def _is_possible(demand: Demand, devices: Sequence[str]) -> bool:
-    wanted = demand.devices or devices[: demand.count]
-    return len(wanted) == demand.count and {*wanted} <= {*devices}
-
-
-def _fit(demand: Demand, free: Sequence[str]) -> tuple[str, ...] | None:
-    if demand.devices is not None:
-        return demand.devices if set(demand.devices) <= set(free) else None
-    return tuple(free[: demand.count]) if demand.count <= len(free) else None
+    def _load(self) -> collections.Counter[str]:
+        load = collections.Counter(itertools.chain(*self.running.values()))
+        closed = {**self._unavailable, **(self._left_alone if self.running else {})}
+        load.update(dict.fromkeys(closed, self._share))
+        return load
 
 
 class GpuLocks:

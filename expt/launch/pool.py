@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +12,10 @@ from multiprocessing.connection import wait
 from expt import signals
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed, refuse_missing_parts
-from expt.errors import DataError, ExptError, FolderInUse, Interrupted, RunFailed
+from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupted, RunFailed
 from expt.launch import processes
 from expt.launch.job import (
+    QUEUED,
     DataCheck,
     Job,
     Observer,
@@ -22,16 +24,18 @@ from expt.launch.job import (
     prepared,
     request_of,
 )
-from expt.launch.packing import GpuLocks, Packing, demand_of
+from expt.launch.packing import Demand, GpuLocks, Packing, demand_of
 from expt.launch.workers import Workers
 from expt.launch.workers import start as start_workers
 from expt.machine import Machine, gpu_uuid
-from expt.runs.attempt import Attempt, record_end
+from expt.runs.attempt import Attempt, record_end, take_back
 from expt.runs.paths import PATIENCE_S, FolderLock, is_held
 from expt.runs.request import Evaluation
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, read_result
 
 POLL_S = 0.02
+LEFT_ALONE_S = 300.0
+"""How long a GPU that has failed a run is left alone, while others are in use."""
 LOCKED_ELSEWHERE_S = 1.0
 """How long a device that another command holds is left alone before it is tried again."""
 
@@ -71,7 +75,9 @@ class Pool:
         self._last: RunConfig | None = None  # of the job that was queued last
         self._next_start = 0.0
         self._held_up: set[int] = set()  # by another command
-        self._closed = False  # no further run may start
+        self.is_closed = False
+        """Whether no further job is taken, since others would fail as one has."""
+        self._told: dict[str, str] = {}  # what GPUs have done that failed a run
         self._finishing: str | None = None  # why those that run are to end
         self._asked_at: float | None = None  # when the workers were asked to stop
 
@@ -99,7 +105,7 @@ class Pool:
     def has_room(self) -> bool:
         """Return whether a job as large as the last could start now."""
         most = self._options.max_concurrent
-        if self._waiting() or self._closed or self._finishing:
+        if self._waiting() or self.is_closed or self._finishing:
             return False
         if most is not None and len(self._active) >= most:
             return False
@@ -164,7 +170,7 @@ class Pool:
 
     def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
         """Take the next job; return whether there may be more, and whether there is none now."""
-        if self._closed:
+        if self.is_closed:
             return False, True
         try:
             job = next(source)
@@ -215,6 +221,8 @@ class Pool:
 
     def _start_ready(self) -> None:
         self._look_at_folders()
+        for demand in self._gpus.in_vain() if self._told and not self.is_closed else ():
+            self._end(demand.run, self._too_few(demand))
         for packing in (self._gpus, self._cores):
             while self._clock() >= self._next_start:
                 ready = packing.start_next(elsewhere=len(self._active) - len(packing.running))
@@ -286,6 +294,8 @@ class Pool:
                 error: ExptError | None = None
             except ExptError as failure:
                 error = self._cause(number, failure)
+                if isinstance(error, RunFailed) and (error := self._moved(number, error)) is None:
+                    continue
                 record_end(job.paths, error)
             if error and job.may_retry(error, self._options.retries):
                 self._retry(number, error)
@@ -322,11 +332,51 @@ class Pool:
         self._folders.pop(number).release()
         self._queue(number, job)
 
-    def _release(self, number: int) -> None:
+    def _moved(self, number: int, error: RunFailed) -> ExptError | None:
+        """Queue a run again that GPUs have failed before its first step, for others.
+
+        Else return what it fails by: of work that fails on two GPUs none is to blame.
+        """
+        job, packing = self._jobs[number], self._gpus
+        # Where another run trains, a GPU works.
+        others = [other for other in self._active.values() if other.paths.has_trained()]
+        works = {gpu for other in others for gpu in other.devices}
+        gpus = {gpu: what for gpu, what in error.gpus.items() if gpu not in works}
+        if not gpus:
+            return error
+        is_lost, demand = isinstance(error, DeviceLost), packing.taken[number]
+        if type(error) is RunFailed and demand.avoided:
+            packing.leave_alone(demand.avoided, until=self._clock())
+            return error
+        self._told |= gpus
+        if is_lost:
+            packing.blame(number, gpus)
+        demand = dataclasses.replace(demand, avoided=demand.avoided | {*gpus})
+        if demand.fit(packing.devices) is None:
+            return self._too_few(demand) if is_lost else error
+        self._observer.job_moved(job, "; ".join(gpus.values()))
+        take_back(job.paths, error)
+        job.status, job.started_at = QUEUED, 0.0
+        self._release(number)
+        self._folders.pop(number).release()
+        packing.leave_alone(gpus, until=self._clock() + LEFT_ALONE_S)
+        packing.add([demand])
+        return None
+
+    def _too_few(self, demand: Demand) -> DeviceLost:
+        """Return the error of a run that needs more GPUs than are left for it."""
+        able = [gpu for gpu in self._gpus.devices if gpu not in demand.avoided]
+        told = "; ".join(what for gpu, what in self._told.items() if gpu not in able)
+        needed = f"{demand.count} of {len(self._machine.gpus)} GPUs needed, {len(able)} can be used"
+        return DeviceLost(f"{needed}: {told}; `expt doctor` says more")
+
+    def _release(self, number: int, *, passed: bool = False) -> None:
         job = self._active.pop(number, None)
         if job is None:
             return
-        (self._gpus if job.devices else self._cores).end(number)
+        demand = (self._gpus if job.devices else self._cores).end(number)
+        if passed:
+            self._gpus.blame(number, demand.avoided)
         still_used = {device for other in self._active.values() for device in other.devices}
         self._locks.release([device for device in job.devices if device not in still_used])
         if workers := self._workers.pop(number, None):
@@ -335,10 +385,11 @@ class Pool:
     def _end(self, number: int, error: ExptError | None) -> None:
         """End a job; its folder stays locked until the observer has been called."""
         job = self._jobs[number]
-        self._release(number)
+        self._release(number, passed=error is None)
         if self._waits_for_folders and isinstance(error, FolderInUse):
             self._in_use[number] = self._clock()
             return
+        self.is_closed |= job.is_trial and isinstance(error, DeviceLost)
         job.end(error, self._clock())
         try:
             self._observer.job_ended(job)
@@ -346,7 +397,7 @@ class Pool:
             if lock := self._folders.pop(number, None):
                 lock.release()
         if job.status == FAILED and self._options.fail_fast:
-            self._closed = True
+            self.is_closed = True
             self._drop_waiting()
             self._stop_all("another run failed, and fail_fast is on")
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from expt import machine, signals
 from expt.config import secrets, user_code
-from expt.errors import BAD_TRIALS, ConfigError, ExptError, Interrupted, RunFailed
+from expt.errors import RECORDED, ConfigError, DeviceLost, ExptError, Interrupted, RunFailed
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
 from expt.launch.launcher import adopt, launcher
-from expt.runs.attempt import LOG, record_end
+from expt.runs.attempt import LOG, record_end, take_back
 from expt.runs.paths import RunPaths
 from expt.runs.request import received
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_result
@@ -30,6 +30,8 @@ PREEMPTED = signal.SIGUSR2
 """What submitit lets Slurm send to a job that has to go; its own handler then puts the job into the
 queue again.
 """
+MOST_MOVES = 3
+"""How often a job is submitted again because GPUs of its node can't be used."""
 OF_SUBMITIT = ("nodes", "gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min")
 
 
@@ -63,8 +65,10 @@ def executor_of(options: Mapping[str, Any], tasks: int) -> Any:
 class Queue:
     """The jobs of a cluster, run as expt.launch.pool runs them on one machine."""
 
-    def __init__(self, executor: Any, observer: Observer) -> None:
+    def __init__(self, executor: Any, observer: Observer, exclude: str | None = None) -> None:
+        """Submit to the `executor`; with `exclude` Slurm takes none of these nodes."""
         self._executor, self._observer = executor, observer
+        self._excluded = dict.fromkeys([exclude] if exclude else [])
         self._active: dict[Job, Any] = {}
         self._cancelled = set[Job]()  # by this command
         self._silent_since: dict[Job, float] = {}  # that have ended, and have not said how
@@ -91,7 +95,9 @@ class Queue:
             while self._active and not signals.asked():
                 for job, submitted in list(self._active.items()):
                     if not signals.asked() and self._has_ended(job, submitted):
-                        self._end(job, self._outcome(job, submitted))
+                        error = self._outcome(job, submitted)
+                        if not (isinstance(error, DeviceLost) and self._moved(job, error)):
+                            self._end(job, error)
                 self._observer.tick(list(self._active))
                 self.look_on()
                 time.sleep(POLL_S)
@@ -99,6 +105,19 @@ class Queue:
                 if not signals.asked_by(signal.SIGHUP):  # the jobs need no terminal
                     self._cancel_all()
                 raise KeyboardInterrupt
+
+    def _moved(self, job: Job, error: DeviceLost) -> bool:
+        """Submit a job again whose GPUs can't be used, to other nodes of Slurm's; return if so."""
+        node = read_result(job.paths).get("node")
+        if node is None or self._executor.cluster != "slurm" or job.retries == MOST_MOVES:
+            return False
+        self._excluded[node] = None
+        self._executor.update_parameters(slurm_exclude=",".join(self._excluded))
+        self._observer.job_moved(job, str(error).partition("\n")[0])
+        take_back(job.paths, error)
+        job.retries += 1
+        self._submit([job])
+        return True
 
     def _submit(self, jobs: list[Job]) -> None:
         wanted = []
@@ -175,7 +194,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
     if status == FAILED:
-        return BAD_TRIALS.get(result.get("error_kind", ""), RunFailed)(result["error"])
+        return RECORDED.get(result.get("error_kind", ""), RunFailed)(result["error"])
     if submitted is None:
         return Interrupted("cancelled, before it could save")
     return RunFailed(

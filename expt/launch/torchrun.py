@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import json
 import os
 import socket
-import struct
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,9 +25,10 @@ from typing import Any, NamedTuple, TextIO
 
 import torch.distributed as dist
 
-from expt import machine, progress, signals
+from expt import errors, machine, progress, signals
 from expt.config import secrets, user_code
 from expt.config.auto import agreed
+from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, listed, warn
 from expt.launch import forkserver, last_word
 from expt.launch.job import prepared
@@ -86,7 +85,8 @@ class ExternalWorker:
         request = received(decided, machine.detect(), typed_at=typed_at)
         os.environ.update(request.env)
         source = Path(decided["source"]) if decided["source"] else None
-        attempt = Attempt(request=request, number=decided["attempt"], started_at=time.monotonic())
+        number = decided["attempt"]
+        attempt = Attempt(request=request, number=number, started_at=time.monotonic(), devices=())
         with _logged(request.paths, attempt.number, int(os.environ["RANK"])) as terminal:
             try:
                 _train(attempt, source, meeting, terminal)
@@ -99,6 +99,7 @@ class ExternalWorker:
         config, paths = request.config, request.paths
         meeting = of_environment()
         arrivals = meeting.gather(config.timeout_s)
+        gpus = _gpus(arrivals, config)
         with at_work(paths):
             ran = _started_again(meeting) or (request.may_have_run and paths.result.exists())
             if ran and not paths.checkpoints.exists():
@@ -113,7 +114,9 @@ class ExternalWorker:
             )
             # The logs of the first attempt may be on another machine's disk.
             number = max(request.next_attempt(), int(ran))
-            attempt = Attempt(request=request, number=number, started_at=time.monotonic())
+            attempt = Attempt(
+                request=request, number=number, started_at=time.monotonic(), devices=gpus
+            )
             with attempt.recorded() as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}
@@ -169,6 +172,27 @@ def _where(arrivals: list[Arrival]) -> Record:
     }
 
 
+def _gpus(arrivals: list[Arrival], config: RunConfig) -> tuple[str, ...]:
+    """Return the GPUs of all workers, by UUID where their numbers are not those of one machine.
+
+    Raises ConfigError where NCCL would get one twice.
+    """
+    at = config.gpu_indices
+    found = [
+        gpu
+        for each in arrivals
+        for index in (
+            at if config.strategy == "dp" else at[each.local_rank % max(1, len(at)) :][:1]
+        )
+        for gpu in each.gpus[index : index + 1]
+    ]
+    names, uuids = {name: None for name, _ in found}, {uuid: None for _, uuid in found}
+    if config.backend == "nccl" and len(uuids) < len(found):
+        why = f"takes one worker for each GPU, and {len(found)} workers have {len(uuids)}"
+        raise ConfigError(f"backend=nccl: {why}; use backend=gloo, or give each task its own")
+    return (*names,) if len(names) == len(uuids) else (*uuids,)
+
+
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, paths = attempt.request.config, attempt.paths
     user_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
@@ -196,7 +220,7 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
     with contextlib.suppress(OSError):
         write_error(paths.error(attempt.number, me.rank), error, getattr(error, "exit_code", 1))
     if me.rank == 0 and not (isinstance(error, ConfigError) and put_back(paths)):
-        record_end(paths, RunFailed(text))
+        record_end(paths, errors.RECORDED.get(type(error).__name__, RunFailed)(text))
 
 
 @contextlib.contextmanager
@@ -225,6 +249,7 @@ ARRIVE_S = 300.0
 """How long workers wait for each other to say hello; torch's own default."""
 QUIET_S = 5.0
 """How long rank 0 waits before it says for whom."""
+ROUTES = "/proc/net/route"
 ROUND, EARLIER = "expt/round", "expt/earlier"
 
 
@@ -236,6 +261,9 @@ class Arrival:
     host: str
     node: int
     token: str
+    local_rank: int = 0
+    gpus: Sequence[tuple[str, str]] = ()
+    """Those that it can see, by their names there, and their UUIDs."""
 
 
 class Rendezvous:
@@ -310,7 +338,12 @@ class Rendezvous:
 
 
 def _arrival(rank: int, token: str) -> Arrival:
-    return Arrival(rank, socket.gethostname(), int(os.environ.get("GROUP_RANK", "0")), token)
+    node, local_rank = (
+        int(os.environ.get("GROUP_RANK", "0")),
+        int(os.environ.get("LOCAL_RANK", "0")),
+    )
+    gpus = [(gpu, machine.gpu_uuid(gpu)) for gpu in machine.detect().gpus]
+    return Arrival(rank, socket.gethostname(), node, token, local_rank, gpus)
 
 
 def hosts(arrivals: list[Arrival]) -> list[Host]:
@@ -357,23 +390,18 @@ def _say_waiting(what: str, within_s: float) -> None:
 
 
 def interface_towards(address: str) -> str | None:
-    """Return the network interface by which this machine reaches `address`, if it has one."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # no packet leaves
-            own = probe.getsockname()[0]
-            for _, name in socket.if_nameindex():
-                if _address_of(probe, name) == own:
-                    return name
-    except OSError:
-        pass
+    """Return the network interface by which other machines are reached, as that of `address` is.
+
+    The table of routes has no loopback, which is what a machine's own name may stand for.
+    """
+    with contextlib.suppress(OSError):
+        packed = socket.inet_aton(socket.gethostbyname(address))
+        target = int.from_bytes(packed, sys.byteorder)
+        routes = [line.split() for line in Path(ROUTES).read_text().splitlines()[1:]]
+        fitting = [
+            (int(mask, 16).bit_count(), -int(metric), name)
+            for name, to, _, _, _, _, metric, mask, *_ in routes
+            if target & int(mask, 16) == int(to, 16)
+        ]
+        return max(fitting)[2] if fitting else None
     return None
-
-
-def _address_of(probe: socket.socket, interface: str) -> str | None:
-    try:
-        name = struct.pack("256s", interface.encode()[:15])
-        answer = fcntl.ioctl(probe.fileno(), 0x8915, name)  # SIOCGIFADDR
-    except OSError:  # it has no address
-        return None
-    return socket.inet_ntoa(answer[20:24])

@@ -17,7 +17,7 @@ from typing import Any
 
 from expt import signals
 from expt.errors import (
-    BAD_TRIALS,
+    RECORDED,
     ConfigError,
     DataError,
     Diverged,
@@ -130,7 +130,10 @@ class Workers:
             alive = {rank: one for rank, one in enumerate(self.processes) if one.exitcode is None}
             after.dump_stacks({rank: worker.pid for rank, worker in alive.items()})
         self.stop()
-        return after.in_words(self.timeout_s)
+        failure = after.in_words(self.timeout_s)
+        if isinstance(failure, RunFailed):
+            failure.gpus = after.gpus()
+        return failure
 
 
 def start(attempt: Attempt) -> Workers:
@@ -199,7 +202,7 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
         # that of NVML and nvidia-smi, by which the devices are numbered
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(attempt.devices),
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # lets cuBLAS be deterministic
+        "HIP_VISIBLE_DEVICES": ",".join(attempt.devices),  # AMD's
         "TORCHELASTIC_ERROR_FILE": str(attempt.paths.error(attempt.number, rank)),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
     }
@@ -252,6 +255,11 @@ class Aftermath:
                 self._paths.stderr(self._attempt, rank), size
             )
 
+    def gpus(self) -> dict[str, str]:
+        """Return the GPUs that may be to blame, and what each of them did; see RunFailed."""
+        raised = [found for rank in range(self._size) if (found := self._raised(rank))]
+        return dict(pair for found in raised for pair in found.gpus.items())
+
     def in_words(self, timeout_s: float) -> ExptError:
         """Return the first failure, with its traceback if it left one, and its log."""
         if self._stacks:
@@ -263,7 +271,7 @@ class Aftermath:
             refusal = DataError if raised.kind == DataError.__name__ else ConfigError
             return refusal(raised.text)
         if raised is not None and raised.expected:
-            kind = {**BAD_TRIALS, Killed.__name__: Killed}.get(raised.kind, RunFailed)
+            kind = RECORDED.get(raised.kind, RunFailed)
             text = raised.text if kind is Diverged else f"{who}: {raised.text}"  # all say the same
             return kind(f"{text}\n{log}")
         if raised is not None:

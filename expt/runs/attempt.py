@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -49,7 +49,7 @@ class Attempt:
     number: int = 0
     started_at: float
     """When the run's turn came [by time.monotonic]."""
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...]
     """As CUDA_VISIBLE_DEVICES names them; none is the CPU."""
     lock: FolderLock | None = None
     """The lock of the run's folder, for the workers to hold too."""
@@ -223,6 +223,16 @@ def put_back(paths: RunPaths) -> bool:
     return was_run
 
 
+def take_back(paths: RunPaths, error: BaseException) -> None:
+    """Leave the folder as it was before its last attempt, which `error` ended before any step."""
+    number = max(paths.attempts(), default=0)
+    shutil.rmtree(paths.logs(number), ignore_errors=True)
+    if not number and not put_back(paths):
+        paths.remove_refused()
+    elif number and not put_back(paths):  # without a checkpoint its record was begun again
+        record_end(paths, error)
+
+
 def record_end(paths: RunPaths, error: BaseException) -> None:
     """Write into result.json that the run has failed, or was interrupted, and how far it came.
 
@@ -297,6 +307,7 @@ def write_error(path: Path, error: BaseException, exit_code: int) -> None:
         expected=isinstance(error, ExptError),
         kind=type(error).__name__,
         beats=getattr(error, "beats", None),
+        gpus=getattr(error, "gpus", {}),
     )
     about = {"py_callstack": raised.traceback, "timestamp": str(int(time.time()))}
     message = {"message": f"{raised.kind}: {error}", "extraInfo": about}
@@ -316,6 +327,8 @@ class Raised(NamedTuple):
     """The name of its class."""
     beats: int | None = None
     """How far it had come, if it has ended itself because it was stuck."""
+    gpus: Mapping[str, str] = {}
+    """The GPUs that may be to blame; see RunFailed."""
     time_ns: int = 0
     """When it was written."""
 
@@ -342,16 +355,24 @@ def read_error(path: Path) -> Raised | None:
 def mistake_in(error: str) -> str:
     """Return the traceback of a mistake in code; "" where another attempt may succeed."""
     traceback_only = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
-    kind = traceback_only.partition(f"\n{NOTE}")[0].rpartition("\n")[2].partition(":")[0]
-    return traceback_only if kind in MISTAKES else ""
+    return traceback_only if _cause(traceback_only).partition(":")[0] in MISTAKES else ""
 
 
 def in_one_line(error: str, *, with_log: bool = True) -> str:
     """Return the text of a run's error: what went wrong, its cause, and where the log is."""
-    first, *rest = error.strip().splitlines() or [""]
-    # A traceback's last line is the exception; its log path comes after. A list of problems follows
-    # its own head.
-    about = (LOG, NOTE)
-    cause = next((line.strip() for line in rest[::-1] if line and not line.startswith(about)), "")
-    log = next((f"  ({line})" for line in rest if line.startswith(LOG)), "") if with_log else ""
-    return f"{first}{': ' + cause if cause else ''}{log}"
+    first, _, rest = error.strip().partition("\n")
+    cause = _cause(rest)
+    log = next((f"  ({line})" for line in rest.splitlines() if line.startswith(LOG)), "")
+    return f"{first}{': ' + cause if cause else ''}{log * with_log}"
+
+
+def _cause(text: str) -> str:
+    """Return the line of a traceback that names the exception's class; else the last line.
+
+    Torch adds lines of help to errors of CUDA. A list of problems follows its own head.
+    """
+    _, frame, after = text.rpartition('\n  File "')
+    lines = [line for line in after.splitlines() if line and not line.startswith((LOG, NOTE))]
+    if frame:
+        return next((line for line in lines[1:] if not line.startswith(" ")), "")
+    return lines[-1].strip() if lines else ""

@@ -7,7 +7,7 @@ import faulthandler
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -19,7 +19,7 @@ from expt import progress, signals
 from expt.config import secrets
 from expt.config.constraints import plain
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, TimedOut, first_line
+from expt.errors import TimedOut
 from expt.machine import is_simulated
 from expt.runs.attempt import write_error
 from expt.runs.paths import RunPaths
@@ -27,7 +27,7 @@ from expt.runs.request import Evaluation, Meeting
 from expt.training import collectives, patches
 from expt.training.collectives import Worker
 from expt.training.precision import precision_kept, set_precision
-from expt.worker import evaluation, random_state, watchdog
+from expt.worker import devices, evaluation, random_state, watchdog
 from expt.worker.diagnosis import in_words
 from expt.worker.run import Run
 
@@ -98,23 +98,6 @@ def worker_of_environment(config: RunConfig) -> Worker:
     return collectives.worker_from(os.environ, gpus=() if is_simulated() else gpus)
 
 
-def require(gpus: Sequence[int]) -> None:
-    """Raise ConfigError where torch can't use these `gpus`, rather than train on the CPU."""
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi
-    shown = f"gpus=[{','.join(map(str, gpus))}]"
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # the latter where it is built without CUDA
-        reason = first_line(error).rstrip(".")
-        fix = "`expt doctor` says more; fix that, or train with gpus=0"
-        raise ConfigError(f"{shown}: torch cannot use CUDA here: {reason}; {fix}") from error
-    have = torch.cuda.device_count()
-    if max(gpus) >= have:
-        raise ConfigError(
-            f"{shown}: CUDA shows this process {have} of them, counted from 0; use gpus={have}"
-        )
-
-
 def run_as(
     worker: Worker,
     config: RunConfig,
@@ -134,8 +117,7 @@ def run_as(
         # FSDP gathers tensors of many sizes: kept when freed, they would fill what it saves.
         patches.give_back_freed() if config.is_sharded else patches.keep_freed()
     torch.set_num_threads(config.threads)
-    if worker.gpus:
-        require(worker.gpus)
+    gpus = worker.gpus if config.strategy == "dp" else (worker.device.index,) * bool(worker.gpus)
     set_precision(config.matmul_precision)
     store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
     group = collectives.process_group(
@@ -146,7 +128,7 @@ def run_as(
         ends_with_process=signals.is_driven(),
     )
     anomalies = config.detect_anomaly or torch.is_anomaly_enabled()
-    with group, torch.autograd.set_detect_anomaly(anomalies):
+    with devices.in_use(gpus) as begun, group, torch.autograd.set_detect_anomaly(anomalies):
         beat()
         if isinstance(instead, Evaluation):
             return evaluation.measure_weights(instead, config, paths, worker, beat)
@@ -161,6 +143,7 @@ def run_as(
             until_epoch=until_epoch,
             resumes=source is not None,
         )
+        begun.append(run.steps)
         return run.train(source)
 
 

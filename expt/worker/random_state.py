@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ def seed(number: int) -> None:
 
 def set_determinism(deterministic: bool, device: torch.device) -> None:
     """Let torch raise for operations that are not deterministic, or choose the fastest."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read with cuBLAS' first handle
     if deterministic:  # with False, too, the call would import the compiler, for two seconds
         torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = device.type == "cuda" and not deterministic

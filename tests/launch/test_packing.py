@@ -197,9 +197,38 @@ def test_runs_elsewhere_count_towards_the_limit() -> None:
 
 
 @pytest.mark.parametrize("demand", [Demand(0, 3), Demand(0, 1, ("c",)), Demand(0, 2, ("a",))])
-def test_what_could_never_start_is_refused(demand: Demand) -> None:
-    with pytest.raises(ValueError, match="run 0 asks for"):
-        Packing(["a", "b"]).add([demand])
+def test_what_can_never_start_waits_in_vain(demand: Demand) -> None:
+    packing = Packing(["a", "b"])
+    packing.add([Demand(1, 2), demand])
+    assert packing.in_vain() == [demand]
+    assert packing.waiting == [Demand(1, 2)]
+
+
+def test_a_device_that_has_failed_two_runs_gets_no_more() -> None:
+    packing = Packing(["a", "b"])
+    packing.add([Demand(0, 2), Demand(1, 1), Demand(2, 1, avoided=frozenset("b"))])
+    packing.blame(7, "a")
+    packing.blame(7, "a")
+    assert packing.in_vain() == []
+    packing.blame(8, "a")
+    assert packing.devices == ["b"]
+    assert [demand.run for demand in packing.in_vain()] == [0, 2]
+    assert packing.start_next() == (1, ("b",))
+
+
+def test_a_device_is_left_alone_while_others_are_in_use() -> None:
+    packing = Packing(["a", "b"], share=2)
+    packing.leave_alone("a", until=5.0)
+    packing.add([Demand(0, 1, ("b",)), Demand(1, 1), Demand(2, 1), Demand(3, 1)])
+    assert [packing.start_next() for _ in range(3)] == [(0, ("b",)), (1, ("b",)), None]
+    packing.release_unavailable(4.0)
+    assert packing.start_next() is None
+    packing.release_unavailable(5.0)
+    assert packing.start_next() == (2, ("a",))
+    packing.leave_alone("ab", until=9.0)
+    for run in range(3):
+        packing.end(run)
+    assert packing.start_next() == (3, ("a",))
 
 
 LENGTHS: dict[str, Callable[[random.Random], float]] = {

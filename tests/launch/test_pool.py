@@ -122,6 +122,9 @@ class Told(Observer):
     def job_retrying(self, job: Job, error: ExptError) -> None:
         self.events.append(("retrying", job.name, str(error)))
 
+    def job_moved(self, job: Job, why: str) -> None:
+        self.events.append(("moved", job.name, why))
+
     def job_locked_out(self, job: Job) -> None:
         self.events.append(("locked out", job.name))
 
@@ -249,7 +252,7 @@ def test_a_job_that_is_done_is_left_alone(world: World) -> None:
 
 def test_a_job_whose_folder_is_another_runs_fails_alone(world: World) -> None:
     taken, other = world.job("a"), world.job("b")
-    Attempt(request=request(taken.paths.folder), started_at=1.0).begin()
+    Attempt(request=request(taken.paths.folder), started_at=1.0, devices=()).begin()
     world.run(taken, other)
     assert isinstance(taken.error, ConfigError)
     assert (taken.status, other.status) == (FAILED, COMPLETED)

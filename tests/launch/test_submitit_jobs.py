@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from expt.config import secrets
-from expt.errors import ConfigError, Diverged, Interrupted, OutOfMemory, RunFailed
+from expt.errors import (
+    ConfigError,
+    DeviceLost,
+    Diverged,
+    Interrupted,
+    OutOfMemory,
+    RunFailed,
+)
 from expt.launch import submitit_jobs
 from expt.launch.job import Job, Observer
 from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of, outcome
@@ -48,8 +55,12 @@ class Submitted:
 class Executor:
     """Keeps what is submitted, a batch at a time."""
 
-    def __init__(self, *outcomes: dict[str, Any]) -> None:
+    def __init__(self, *outcomes: dict[str, Any], cluster: str = "local") -> None:
         self.outcomes, self.batches = list(outcomes), list[list[Submitted]]()
+        self.cluster, self.parameters = cluster, list[dict[str, str]]()
+
+    def update_parameters(self, **parameters: str) -> None:
+        self.parameters.append(parameters)
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
@@ -108,7 +119,7 @@ def test_a_jobs_outcome(
     assert (job.status, None if job.error is None else str(job.error)) == (status, error)
 
 
-@pytest.mark.parametrize("kind", [Diverged, OutOfMemory, RunFailed])
+@pytest.mark.parametrize("kind", [DeviceLost, Diverged, OutOfMemory, RunFailed])
 def test_a_failure_is_of_the_kind_that_the_record_says(
     tmp_path: Path, kind: type[RunFailed]
 ) -> None:
@@ -118,6 +129,25 @@ def test_a_failure_is_of_the_kind_that_the_record_says(
         Executor({"status": "failed", "error": "x", "error_kind": kind.__name__}), Observer()
     ).run(iter([job]))
     assert type(job.error) is kind
+
+
+LOST = {"status": "failed", "error": "GPU 0: it is dead\nlog: x", "error_kind": "DeviceLost"}
+
+
+def test_a_job_whose_gpu_is_dead_is_submitted_for_another_node(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    executor = Executor({**LOST, "node": "n1"}, {"status": "completed"}, cluster="slurm")
+    Queue(executor, Observer(), "n7,n8").run(iter([job]))
+    assert job.status == COMPLETED
+    assert executor.parameters == [{"slurm_exclude": "n7,n8,n1"}]
+
+
+@pytest.mark.parametrize(("cluster", "times"), [("slurm", 4), ("local", 1)])
+def test_a_job_is_not_submitted_for_ever(tmp_path: Path, cluster: str, times: int) -> None:
+    (job,) = jobs(tmp_path, 1)
+    executor = Executor(*({**LOST, "node": f"n{at}"} for at in range(times)), cluster=cluster)
+    Queue(executor, Observer()).run(iter([job]))
+    assert (type(job.error), len(executor.batches)) == (DeviceLost, times)
 
 
 @pytest.mark.parametrize("tasks", [1, 3])

@@ -3,9 +3,10 @@ thread."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import socket
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,10 +16,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from expt.errors import RunFailed
+from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
 from expt.launch.torchrun import ROUND, Arrival, Rendezvous, hosts, interface_towards
 from expt.runs.paths import RunPaths
+from tests.requests import request
 
 
 @pytest.fixture
@@ -136,10 +138,57 @@ def test_two_nodes_of_one_name_are_two() -> None:
     assert len(hosts([Arrival(0, "a", 0, ""), Arrival(1, "a", 1, "")])) == 2
 
 
-def test_the_interface_towards_this_machine_is_its_loopback() -> None:
-    names = {name for _, name in socket.if_nameindex()}
-    assert interface_towards("127.0.0.1") in names & {"lo", "lo0"}
+ROUTES = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
+eth0 00000000 0102000A 0003 0 0 100 00000000 0 0 0
+wlan0 00000000 010210AC 0003 0 0 600 00000000 0 0 0
+ib0 0000010A 00000000 0001 0 0 0 0000FFFF 0 0 0
+"""
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="the table is written in the machine's order")
+def test_the_interface_is_the_one_that_leads_to_other_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine's own name may stand for its loopback, by which no other reaches it."""
+    (table := tmp_path / "route").write_text(ROUTES)
+    monkeypatch.setattr(torchrun, "ROUTES", table)
+    found = [interface_towards(address) for address in ("10.1.7.7", "127.0.1.1", "9.9.9.9")]
+    assert found == ["ib0", "eth0", "eth0"]
     assert interface_towards("no address") is None
+    table.write_text("Iface\n")
+    assert interface_towards("127.0.1.1") is None
+
+
+def seen(rank: int, *gpus: tuple[str, str], host: str = "a") -> Arrival:
+    return Arrival(rank, host, 0, "", rank, gpus)
+
+
+FIRST, SECOND = ("0", "GPU-a"), ("1", "GPU-b")
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "gpus", "expected"),
+    [
+        ([seen(0, FIRST, SECOND), seen(1, FIRST, SECOND)], 2, ("0", "1")),
+        ([seen(0, FIRST, SECOND), seen(1, FIRST, SECOND)], (1, 0), ("1", "0")),
+        ([seen(0, FIRST), seen(1, ("0", "GPU-b"))], 1, ("GPU-a", "GPU-b")),  # tasks of Slurm's
+        ([seen(0, FIRST), seen(0, ("0", "GPU-b"), host="b")], 1, ("GPU-a", "GPU-b")),
+        ([seen(0, FIRST), seen(1, FIRST)], 0, ()),
+    ],
+)
+def test_the_record_names_the_gpus_of_all_workers(
+    tmp_path: Path, arrivals: list[Arrival], gpus: Any, expected: tuple[str, ...]
+) -> None:
+    config = request(tmp_path, gpus=gpus, world_size=2, backend="nccl").config
+    assert torchrun._gpus(arrivals, config) == expected
+
+
+def test_two_workers_on_one_gpu_need_gloo(tmp_path: Path) -> None:
+    shared = [seen(0, FIRST), seen(1, FIRST)]
+    config = request(tmp_path, gpus=1, world_size=2, backend="gloo").config
+    assert torchrun._gpus(shared, config) == ("0",)
+    with pytest.raises(ConfigError, match="use backend=gloo"):
+        torchrun._gpus(shared, dataclasses.replace(config, backend="nccl"))
 
 
 def test_a_worker_whose_log_cannot_be_written_prints_here(

@@ -12,7 +12,7 @@ import pytest
 from expt.config.identity import VERSION, Content, identity
 from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
 from expt.runs import checkpoint, continuing
-from expt.runs.attempt import Attempt, accept, record_end, record_refusal
+from expt.runs.attempt import Attempt, accept, record_end, record_refusal, take_back
 from expt.runs.paths import EVENT_FILES, RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import create_result, read_result, result_of_any, update_result
@@ -263,6 +263,27 @@ def test_where_its_workers_refuse_to_go_on_all_is_as_before(tmp_path: Path) -> N
     record_end(elsewhere.paths, DataError("it has other samples"))
     assert read_result(elsewhere.paths)["status"] == "failed"
     assert not elsewhere.paths.has_trained(), "so that what was refused can be removed"
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_an_attempt_without_a_step_can_be_taken_back(tmp_path: Path, was_there: bool) -> None:
+    asked = gone_on_from(tmp_path / "run") if was_there else request(tmp_path / "run")
+    asked.paths.folder.mkdir(exist_ok=True)
+    before, number = contents(tmp_path), int(was_there)
+    attempt(asked, number).begin()
+    log = asked.paths.stderr(number, 0)
+    log.parent.mkdir(parents=True)
+    log.touch()
+    take_back(asked.paths, RunFailed("a GPU is lost"))
+    assert contents(tmp_path) == before
+
+
+def test_an_attempt_that_began_a_record_again_is_not_taken_back(tmp_path: Path) -> None:
+    asked = request(tmp_path / "run", resume="auto")
+    asked.paths.stderr(1, 0).parent.mkdir(parents=True)
+    attempt(asked, 1).begin()
+    take_back(asked.paths, RunFailed("a GPU is lost"))
+    assert read_result(asked.paths)["error"] == "a GPU is lost"
 
 
 def test_a_checkpoint_that_cannot_be_taken_ends_it(

@@ -112,7 +112,7 @@ BEGINS = """\
 import pickle, sys
 from expt.runs.attempt import Attempt
 for number, asked in pickle.load(sys.stdin.buffer):
-    print(Attempt(request=asked, number=number, started_at=0.0).begin())
+    print(Attempt(request=asked, number=number, started_at=0.0, devices=()).begin())
 assert not {name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "tensorboard"}
 """
 
@@ -121,7 +121,7 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
     """The newest checkpoint is damaged: the one before it counts, with a warning."""
     first = request(tmp_path / "run", epochs=9)
     paths, before = first.paths, first.paths.last.with_stem("last-1")
-    Attempt(request=first, started_at=0.0).begin()
+    Attempt(request=first, started_at=0.0, devices=()).begin()
     for step in (1, 2, 3):
         position = {"epoch": step, "step": step, "step_in_epoch": 1}
         more: Any = {"position": position, "steps_per_epoch": 1, "model": {"w": torch.ones(9)}}

@@ -258,9 +258,21 @@ def test_what_is_no_runs_record_is_passed_over_and_a_damaged_one_named(tmp_path:
     [
         ("", ""),
         (
-            "rank 0 raised\n\nTraceback\n  File\nValueError: no\n\nlog: a.log",
+            'rank 0 raised\n\nTraceback\n  File "a.py", line 1\nValueError: no\n\nlog: a.log',
             "rank 0 raised: ValueError: no  (log: a.log)",
         ),
+        (  # torch's help, and a note of expt's
+            'rank 0 raised\n\nTraceback\n  File "a.py", line 1, in f\n    f()\n    ^^^\n'
+            "torch.AcceleratorError: CUDA error: illegal\nSearch for `cudaErrorIllegalAddress'\n"
+            "Compile with `TORCH_USE_CUDA_DSA`.\n\nof model=mlp\n\nlog: a.log",
+            "rank 0 raised: torch.AcceleratorError: CUDA error: illegal  (log: a.log)",
+        ),
+        (  # what a process of a loader raised
+            'rank 0 raised\n\nTraceback\n  File "a.py", line 1\nRuntimeError: Caught ValueError\n'
+            'Original Traceback:\n  File "b.py", line 2, in g\n    g()\nValueError: bad\n',
+            "rank 0 raised: ValueError: bad",
+        ),
+        ("2 problems\n  lr=x: no number\n  model=y: no such", "2 problems: model=y: no such"),
         ("killed by SIGKILL\nlog: a.log", "killed by SIGKILL  (log: a.log)"),
         ("one line", "one line"),
     ],

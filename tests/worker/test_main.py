@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from expt import machine
 from expt.config.parse import parse
-from expt.errors import ConfigError
+from expt.errors import ConfigError, DeviceLost
 from expt.machine import SIMULATED_GPUS, Machine
 from expt.runs.paths import RunPaths
 from expt.training.precision import Precision, precision_kept, set_precision
-from expt.worker import main
+from expt.worker import devices, main
 from expt.worker.parallel import Autocast
 from tests.composing import composed
 from tests.conftest import Configured, RunFolder, as_typed, python
@@ -45,13 +46,15 @@ def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(monkeypatch: pytest.Monke
             "The NVIDIA driver on your system is too old (found version 11040).\nPlease update"
         )
 
+    def without_cuda() -> None:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
     monkeypatch.setattr(torch.cuda, "init", no_driver)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(DeviceLost, match=r"The NVIDIA driver .* too old \(found version 11040\)$"):
         main.run_as(worker, config, None, 0.0)  # type: ignore[arg-type]  # it does not come so far
-    assert str(refused.value).startswith(
-        "gpus=[0]: torch cannot use CUDA here: The NVIDIA driver on your system is too old (found"
-        " version 11040); "
-    )
+    monkeypatch.setattr(torch.cuda, "init", without_cuda)
+    with pytest.raises(ConfigError, match=r"^Torch not compiled with CUDA enabled; "):
+        main.run_as(worker, config, None, 0.0)  # type: ignore[arg-type]
     monkeypatch.setenv(SIMULATED_GPUS, "1")
     assert main.worker_of_environment(config).device == torch.device("cpu")
 
@@ -59,9 +62,13 @@ def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(monkeypatch: pytest.Monke
 def test_a_gpu_that_cuda_does_not_show_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    main.require([0])
-    with pytest.raises(ConfigError, match=r"gpus=\[0,1\]: CUDA shows this process 1 of them"):
-        main.require([0, 1])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8, 8))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.setattr(machine, "_gpus", lambda: [("uuid", "")] * 8)
+    with devices.in_use([0]), pytest.raises(DeviceLost) as lost, devices.in_use([0, 1]):
+        pass
+    assert [*lost.value.gpus] == ["6"]
+    assert "GPU 6" in str(lost.value)
 
 
 @pytest.mark.usefixtures("_alone")

@@ -384,7 +384,9 @@ class Printed:
         for log in self._logs():
             read = self._read.get(log, 0)
             try:
-                if (size := log.stat().st_size) <= read:
+                size = log.stat().st_size
+                read *= read <= size  # else it was of an attempt that was taken back
+                if size == read:
                     continue
                 with log.open("rb") as file:
                     file.seek(read)

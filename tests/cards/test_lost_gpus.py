@@ -1,0 +1,102 @@
+"""Dead, full and faulty GPUs, in the commands that meet them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cards, python, run
+
+QUICK = ("max_steps=2", "tensorboard.images=false", "dataset.train_limit=256")
+FAULTY = """
+import os, torch
+
+class Faulty(torch.nn.Linear):
+    def __init__(self, gpus):
+        super().__init__(64, 10)
+        self.gpus = gpus
+
+    def forward(self, images):
+        if os.environ["CUDA_VISIBLE_DEVICES"] in self.gpus:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access\\nhelp of torch's")
+        return super().forward(images.flatten(1))
+"""
+
+
+def uuid(card: int) -> str:
+    return f"GPU-{card + 1:08d}-"
+
+
+def record(folder: Path) -> dict[str, object]:
+    return dict(json.loads((folder / "result.json").read_text()))
+
+
+def test_dead_and_full_cards_fail_no_run_of_a_sweep(cards: Cards, tmp_path: Path) -> None:
+    cards(dead=(3,), full=(2,))
+    seeds = ",".join(map(str, range(12)))
+    done = run("-m", f"seed={seeds}", "gpus=1", *QUICK, "hydra.sweep.dir=s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [record(path.parent) for path in (tmp_path / "s").glob("*/result.json")]
+    assert [(each["status"], each["attempts"]) for each in found] == [("completed", 1)] * 12
+    assert {*map(str, (each["devices"] for each in found))} <= {"['0']", "['1']"}
+    told = [line for line in done.stdout.splitlines() if line.startswith("moved")]
+    assert sorted(card for line in told for card in range(4) if uuid(card) in line) == [2, 3]
+
+
+@pytest.mark.parametrize("gpus", ["2", "[0]"])
+def test_a_run_gets_healthy_cards_unless_it_names_others(
+    cards: Cards, tmp_path: Path, gpus: str
+) -> None:
+    cards(dead=(1,))
+    done = run(
+        f"gpus={gpus}", *QUICK, "hydra.run.dir=r", cwd=tmp_path, CUDA_VISIBLE_DEVICES="1,2,3"
+    )
+    found = record(tmp_path / "r")
+    if gpus == "2":
+        assert (done.returncode, found["devices"]) == (0, ["2", "3"]), done.stderr
+    else:
+        assert (done.returncode, found["error_kind"]) == (1, "DeviceLost")
+    assert f"GPU 1 ({uuid(1)}" in done.stderr
+
+
+def test_where_all_cards_are_dead_each_is_named(cards: Cards, tmp_path: Path) -> None:
+    cards(dead=(0, 1, 2, 3))
+    done = run("gpus=1", *QUICK, cwd=tmp_path)
+    assert done.returncode == 1
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert all(uuid(card) in error for card in range(4))
+
+
+@pytest.mark.parametrize(("gpus", "code"), [("x0", 0), ("x0123", 1)])
+def test_a_run_that_fails_on_two_cards_fails_by_its_own_error(
+    cards: Cards, tmp_path: Path, gpus: str, code: int
+) -> None:
+    cards()
+    (tmp_path / "odd.py").write_text(FAULTY)
+    model = f"model={{_target_:odd.Faulty,gpus:{gpus}}}"
+    done = run(model, "gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("is started on another GPU") == 1
+    if code:
+        assert "torch.AcceleratorError: CUDA error" in done.stderr.rpartition("Traceback")[2]
+    assert record(tmp_path / "r")["attempts"] == 1
+
+
+def test_a_model_that_fits_no_card_is_not_the_cards_fault(cards: Cards, tmp_path: Path) -> None:
+    cards(memory=60e6)
+    large = ("model=resnet18", "batch_size=64", "tensorboard.images=false")
+    done = run("gpus=1", *large, "hydra.run.dir=r", cwd=tmp_path)
+    assert (done.returncode, record(tmp_path / "r")["error_kind"]) == (1, "OutOfMemory")
+    assert "try gradient_accumulation" in done.stderr
+    assert "another GPU" not in done.stderr
+
+
+def test_the_doctor_names_dead_and_full_cards(cards: Cards, tmp_path: Path) -> None:
+    cards(dead=(3,), full=(2,))
+    program = "from expt.command import doctor; [print(*vars(x).values()) for x in doctor._gpus()]"
+    done = python(program, cwd=tmp_path)
+    found = {line[5:10]: line for line in done.stdout.splitlines()}
+    assert [found[f"GPU {card}"][:4] for card in range(4)] == ["pass", "pass", "note", "fail"]
+    assert all(uuid(card) in found[f"GPU {card}"] for card in range(4))
