@@ -11,7 +11,11 @@ from tests.cards.plain import BATCH, CLIP, LR, MOMENTUM, SEED, STEPS
 from tests.cards.test_numbers import WITHIN
 from tests.conftest import NO_PICTURES, Cards, Trained, as_typed, python
 
-BY_HAND = "import json, sys; from tests.cards import plain; print(json.dumps(plain.losses(*sys.argv[1:])))"
+BY_HAND = """
+import json, sys
+from tests.cards import plain
+print(json.dumps(plain.losses(*sys.argv[1:])))
+"""
 WORDS = as_typed(
     f"gpus=1 batch_size={BATCH} max_steps={STEPS} seed={SEED} optimizer.lr={LR} model.dropout=0 "
     f"optimizer.momentum={MOMENTUM} gradient_clip={CLIP} log_every=1 threads=1"
