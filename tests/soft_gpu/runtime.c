@@ -265,7 +265,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const 
 enum { MAX_STREAMS = 32 }; /* those that such a copy has gone through; they are numbered from 1 */
 struct progress { long copies[MAX_STREAMS]; }; /* by stream: the last copy that comes before */
 struct stream { int number; struct progress progress; };
-struct event { struct timespec recorded; bool was_asked; struct progress progress; };
+struct event { struct timespec recorded; long waits; struct progress progress; };
 struct copy {
   char *host, *data; /* data: what arrives at the host */
   size_t bytes;
@@ -366,8 +366,8 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) { /* the answer is that all is 
   return use_driver();
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (driver.late && !event_of(event)->was_asked) { /* at first it is not done */
-    event_of(event)->was_asked = true;
+  if (driver.late && event_of(event)->waits == counts.waits) { /* not done when first asked */
+    event_of(event)->waits = -1;
     return set_error(cudaErrorNotReady);
   }
   arrive(&event_of(event)->progress, NULL, 0);
@@ -390,7 +390,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return create(event, sizeof(struct event)); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { free(event); return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  *event_of(event) = (struct event){.progress = stream_of(stream)->progress};
+  *event_of(event) = (struct event){.waits = counts.waits, .progress = stream_of(stream)->progress};
   clock_gettime(CLOCK_MONOTONIC, &event_of(event)->recorded);
   return use_driver();
 }
