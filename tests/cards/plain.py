@@ -25,7 +25,7 @@ def losses(model: str, amp: str) -> list[float]:
     labels = torch.from_numpy(np.array(arrays.labels)).long()
     train, val = indexing.split(len(labels), 0.1, None)
     torch.manual_seed(SEED)
-    net = _net(model).to(card, memory_format=torch.channels_last)
+    net = _net(model).to(card).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), LR, MOMENTUM, fused=True)
     scaler = torch.amp.GradScaler("cuda", enabled=amp == "fp16")
 

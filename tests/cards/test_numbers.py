@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from expt.command.rerun import NOT_REPEATED
 from tests.conftest import NO_PICTURES, Cards, RunFolder, Trained, as_typed
 
 WITHIN = 1e-5
@@ -79,11 +79,13 @@ FAST = {
     ("keras_convnet", "dp, 2 cards"),
     ("paddle_mnist", "ddp, 2 cards"),
     ("ddp_mlp", "fsdp, 2 cards"),
-    ("char_lm", "hsdp, 4 cards"),
     ("gan", "ddp, 2 cards"),
-    *((name, "ddp, 4 cards") for name in ("regression", "segmentation", "language_model", "own")),
     ("multilabel", "one"),
+    ("regression", "ddp, 2 cards"),
+    ("segmentation", "ddp, 2 cards"),
     ("classification", "dp, 4 cards"),
+    ("language_model", "ddp, 4 cards"),
+    ("own", "ddp, 4 cards"),
 }
 NOISE = 1e-3
 """How far an evaluation of `keras_convnet` may be off where gradients are added in another order.
@@ -98,8 +100,7 @@ def tried(name: str, strategy: str) -> object:
     return pytest.param(name, strategy, id=f"{name}: {strategy}", marks=marks)
 
 
-Values = Mapping[tuple[str, int], float]
-References = Callable[[str, tuple[str, ...], int], Values]
+Values = dict[tuple[str, int], float]
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +110,33 @@ def known() -> dict[tuple[str, int], Values]:
 
 
 def values(run: RunFolder) -> Values:
-    """All losses and metrics of a run."""
+    """All losses and metrics of a run, by tag and step; those of the end are of step 0."""
     points = map(json.loads, run.points)
     found = {(point["tag"], point["step"]): point["value"] for point in points}
-    measured = {tag: value for tag, value in found.items() if "/" in tag[0] and value is not None}
-    assert measured
-    return measured
+    last = {(tag, 0): value for tag, value in run.result["metrics"].items()}
+    of_machine = (*NOT_REPEATED, "lr", "epoch")
+    return {
+        at: value
+        for at, value in {**found, **last}.items()
+        if value is not None and not at[0].startswith(of_machine)
+    }
 
 
 def raced(run: RunFolder) -> list[str]:
     """What the cards say of bytes that were overwritten while they were copied."""
     logs = (run.folder / "logs").rglob("stderr.log")
     return [line for log in logs for line in log.read_text().splitlines() if "pinned bytes" in line]
+
+
+def with_data(words: Sequence[str], folder: Path, request: pytest.FixtureRequest) -> list[str]:
+    """Put paths in the place of MNIST, FASHION_MNIST and TEXT."""
+    roots = {"TEXT": folder / "text.txt"}
+    roots["TEXT"].write_text("to be or not to be, that is the question\n" * 300)
+    if any("MNIST" in word for word in words):
+        few = request.getfixturevalue("few_images")
+        roots |= {name.upper(): root for name, root in few.items()}
+    split = [word.partition("=") for word in words]
+    return [f"{key}{equals}{roots.get(value, value)}" for key, equals, value in split]
 
 
 @pytest.mark.parametrize(
@@ -136,33 +152,27 @@ def test_losses_on_cards_are_those_of_the_cpu(
     strategy: str,
     cards: Cards,
     trained: Trained,
-    few_images: dict[str, str],
     known: dict[tuple[str, int], Values],
     tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
-    (text := tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 300)
-    data = {"MNIST": few_images["mnist"], "FASHION_MNIST": few_images["fashion_mnist"]}
-    data["TEXT"] = str(text)
-    words = tuple(
-        f"{key}='{data[value]}'" if value in data else word
-        for word in CASES[name]
-        for key, _, value in [word.partition("=")]
-    )
+    words = (*FEW, *with_data(CASES[name], tmp_path, request))
     how = STRATEGIES[strategy]
     is_dp, num_cards = "strategy=dp" in how, int(how[0][-1])
     cards(poison=True, late=True)
     if (name, num_cards) not in known:
-        reference = trained(*FEW, *words, "gpus=0", f"world_size={num_cards}", name="cpu")
+        reference = trained(*words, "gpus=0", f"world_size={num_cards}", name="cpu")
         known[name, num_cards] = values(reference)
     expected = known[name, num_cards]
-    run = trained(*FEW, *words, *how, f"world_size={1 if is_dp else num_cards}", name="cards")
+    run = trained(*words, *how, f"world_size={1 if is_dp else num_cards}", name="cards")
     found = values(run)
     assert run.result["devices"] == [str(card) for card in range(num_cards)]
     assert not raced(run)
-    of_cards = ("memory/", "ranks/", "speed/")
-    expected = {at: value for at, value in expected.items() if not at[0].startswith(of_cards)}
-    assert expected.keys() <= found.keys()
-    in_another_order = name == "keras_convnet" and how[-1] not in ("gpus=1", "gpus=2", "gpus=4")
-    for at, value in expected.items():
-        within = NOISE if in_another_order and at[0].endswith("/test") else WITHIN
-        assert math.isclose(found[at], value, rel_tol=within, abs_tol=within), (at, found[at])
+    assert found.keys() == expected.keys()
+    off = {at: abs(found[at] - value) / max(1, abs(value)) for at, value in expected.items()}
+    worst = max(off, key=lambda at: off[at])
+    print(f"off by {off[worst]:.1e} in {worst[0]}, of {len(off)} values")  # pytest -rP shows it
+    summed_otherwise = name == "keras_convnet" and any("strategy" in word for word in how)
+    for at, difference in off.items():
+        within = NOISE if summed_otherwise and at[0].endswith("/test") else WITHIN
+        assert difference < within, (at, found[at], expected[at])

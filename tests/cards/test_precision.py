@@ -25,7 +25,11 @@ WORDS = as_typed(
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
 @pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.slow), "convnet"])
 def test_losses_are_those_of_a_loop_by_hand(
-    model: str, amp: str, cards: Cards, trained: Trained, tmp_path: Path
+    model: str,
+    amp: str,
+    cards: Cards,
+    trained: Trained,
+    tmp_path: Path,
 ) -> None:
     cards()
     done = python(BY_HAND, model, amp, cwd=tmp_path)
@@ -34,6 +38,10 @@ def test_losses_are_those_of_a_loop_by_hand(
     words = (*WORDS, NO_PICTURES, f"model={model}")
     run, exact = trained(*words, f"amp={amp}"), trained(*words, name="exact")
     found, others = ([loss for _, loss in each.curve("running/loss")] for each in (run, exact))
-    assert found == pytest.approx(expected, abs=WITHIN)
-    assert run.curve("loss/val")[-1] == (STEPS, pytest.approx(of_validation, abs=WITHIN))
+    off = max(abs(mine - other) for mine, other in zip(found, expected, strict=True))
+    print(f"off by {off:.1e} in running/loss, of {len(found)} values")
+    assert off < WITHIN
+    step, loss = run.curve("loss/val")[-1]
+    assert step == STEPS
+    assert loss == pytest.approx(of_validation, abs=WITHIN)
     assert found != pytest.approx(others, abs=10 * WITHIN), "it was in full precision"
