@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -398,3 +399,30 @@ def mnist() -> str:
     if not root:
         pytest.skip("needs EXPT_TEST_MNIST, the folder of the four files of MNIST")
     return root
+
+
+@pytest.fixture(scope="session")
+def _of_real_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str, int], str]:
+    """`_of_real_data("mnist", root, 300)` gives a folder with the first images of each part of that
+    dataset."""
+    from tests.data.test_files import NAMES, config, idx  # late, as numpy
+
+    @functools.cache
+    def cut(name: Any, root: str, size: int) -> str:
+        folder = tmp_path_factory.mktemp(name)
+        arrays = [config(name, root).load(split) for split in ("train", "test")]
+        contents = [part[:size] for split in arrays for part in (split.images[:, 0], split.labels)]
+        for file, content in zip(NAMES, contents, strict=True):
+            (folder / file).write_bytes(idx(content.astype("uint8", order="C")))
+        return str(folder)
+
+    return cut
+
+
+@pytest.fixture
+def few_images(
+    _of_real_data: Callable[[Any, str, int], str], mnist: str, fashion_mnist: str
+) -> dict[str, str]:
+    """The folders of two real datasets of which only the first images are left, by name."""
+    roots = {"mnist": (mnist, 300), "fashion_mnist": (fashion_mnist, 40)}
+    return {name: _of_real_data(name, *asked) for name, asked in roots.items()}

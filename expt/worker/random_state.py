@@ -37,7 +37,7 @@ def state_dict(device: torch.device) -> dict[str, Any]:
         "python": (version, np.asarray(words, np.uint32).tobytes(), gauss),
         "numpy": (np.asarray(keys).tobytes(), position, has_gauss, cached),
         "torch": _bytes(torch.get_rng_state()),
-        "cuda": _bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
+        "cuda": [_bytes(generator.get_state()) for generator in _of_cards(device)] or None,
     }
 
 
@@ -48,8 +48,10 @@ def load_state_dict(state: Mapping[str, Any], device: torch.device) -> None:
     keys, *rest = state["numpy"]
     np.random.set_state(("MT19937", np.frombuffer(keys, np.uint32), *rest))
     torch.set_rng_state(_from_bytes(state["torch"]))
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(_from_bytes(state["cuda"]), device)
+    saved = state["cuda"] or []
+    states = [saved] if isinstance(saved, bytes) else saved  # one, in checkpoints until 0.2.0
+    for generator, each in zip(_of_cards(device), states, strict=False):
+        generator.set_state(_from_bytes(each))
 
 
 @contextlib.contextmanager
@@ -60,6 +62,17 @@ def kept(device: torch.device) -> Iterator[None]:
         yield
     finally:
         load_state_dict(before, device)
+
+
+def _of_cards(device: torch.device) -> list[torch.Generator]:
+    """Return the generators of all GPUs that this process may use: that of `device` comes first.
+
+    With strategy=dp one process computes on several.
+    """
+    if device.type != "cuda":
+        return []
+    torch.cuda.init()
+    return sorted(torch.cuda.default_generators, key=lambda each: each.device != device)
 
 
 def _bytes(state: torch.Tensor) -> bytes:

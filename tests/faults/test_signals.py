@@ -15,7 +15,7 @@ from expt.signals import ASK_WORKER, GRACE_S, IMPATIENT_S
 from expt.worker.fault import VARIABLE
 from tests.conftest import Process, RunFolder, Trained, alive, run, start, start_cold, state
 from tests.faults.running import ranks, training, wait_until, waits_for
-from tests.integration.test_resume import _assert_equal
+from tests.integration.test_resume import assert_equal
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_a_run_whose_worker_dies_starts_again_by_itself(tmp_path: Path, trained:
     assert restarted.result["attempts"] == 2
     assert restarted.result["resumed_from"]["step"] in (35, 40, 42, 49)
     assert {"0", "1"} == set(os.listdir(tmp_path / "here" / "logs"))
-    _assert_equal(restarted, trained(*settings, name="whole"))
+    assert_equal(restarted, trained(*settings, name="whole"))

@@ -23,7 +23,7 @@ from expt.errors import ConfigError, Interrupted, RunFailed
 from scripts.stress import carried
 from tests.conftest import Process, RunFolder, alive, as_typed, children_of, descendants, run, start
 from tests.faults.running import wait_until
-from tests.integration.test_resume import _assert_equal
+from tests.integration.test_resume import assert_equal
 from tests.integration.test_sweep import SMALL, results, spans
 
 # scripts/stress_sweep asks for more, and other seeds
@@ -411,6 +411,6 @@ def test_a_sweep_survives_workers_that_die_at_random(
         " checkpoint"
     )
     for run_folder in whole:
-        _assert_equal(
+        assert_equal(
             RunFolder(tmp_path / "sweep" / run_folder.folder.name), RunFolder(run_folder.folder)
         )

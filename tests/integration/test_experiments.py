@@ -4,12 +4,9 @@ data."""
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import expt
@@ -17,12 +14,10 @@ from expt.command.conf_files import conf_dir
 from expt.config.keys import flat
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
-from expt.data.kinds.originals import Downloaded
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
-from tests.conftest import FASHION_MNIST, Trained, run
-from tests.data.test_files import NAMES, idx
+from tests.conftest import Trained, run
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 # What the sources say, on a machine with two GPUs.
@@ -119,37 +114,6 @@ def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
     assert not (tmp_path / "sweep").exists()
 
 
-@pytest.fixture(scope="module")
-def of_real_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str, int], str]:
-    """`of_real_data("mnist", root, 300)` gives a folder with the first images of each part of that
-    dataset."""
-
-    @functools.cache
-    def cut(name: Any, root: str, size: int) -> str:
-        folder = tmp_path_factory.mktemp(name)
-        arrays = [_dataset(name, root).load(split) for split in ("train", "test")]
-        contents = [part[:size] for split in arrays for part in (split.images[:, 0], split.labels)]
-        for file, content in zip(NAMES, contents, strict=True):
-            (folder / file).write_bytes(idx(np.ascontiguousarray(content, dtype=np.uint8)))
-        return str(folder)
-
-    return cut
-
-
-@pytest.fixture
-def few(of_real_data: Callable[[Any, str, int], str], mnist: str) -> dict[str, str]:
-    """The folders of two real datasets of which only the first images are left, by name."""
-    if not FASHION_MNIST.is_dir():
-        pytest.skip("needs Debian's package dataset-fashion-mnist")
-    roots = {"mnist": (mnist, 300), "fashion_mnist": (str(FASHION_MNIST), 40)}
-    return {name: of_real_data(name, *asked) for name, asked in roots.items()}
-
-
-def _dataset(name: Any, root: str) -> Downloaded:
-    options: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "mean": None, "std": None}
-    return Downloaded(name=name, root=root, download=False, **options)
-
-
 OF_A_BOX = {"gpt2_124m"}  # `expt plan` says what it takes
 FEW = {
     "d2l_resnet18": ("batch_size=16", "max_steps=1"),
@@ -166,10 +130,12 @@ FEW = {
     ],
 )
 def test_each_experiment_trains_on_its_data(
-    name: str, few: dict[str, str], trained: Trained, tmp_path: Path
+    name: str, few_images: dict[str, str], trained: Trained, tmp_path: Path
 ) -> None:
     (tmp_path / "book.txt").write_text("to be or not to be, that is the question\n" * 300)
-    root = {**few, "text": str(tmp_path / "book.txt")}.get(SOURCES[name].get("dataset.name", ""))
+    root = {**few_images, "text": str(tmp_path / "book.txt")}.get(
+        SOURCES[name].get("dataset.name", "")
+    )
     words = (
         f"experiment={name}",
         *([f"dataset.root='{root}'"] if root else []),

@@ -69,7 +69,7 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def _assert_equal(first: RunFolder, second: RunFolder) -> None:
+def assert_equal(first: RunFolder, second: RunFolder) -> None:
     assert first.points == second.points
     for name in ("last.pt", "best.pt"):
         states = [checkpoint.load(run.folder / "checkpoints" / name) for run in (first, second)]
@@ -77,7 +77,7 @@ def _assert_equal(first: RunFolder, second: RunFolder) -> None:
             assert _same(states[0][key], states[1][key]), (name, key)
 
 
-def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) -> None:
+def kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) -> None:
     """Begin the run in `folder`, and kill the driver, and with it the workers, when it has come to
     `step`."""
     process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent, **extra)
@@ -103,12 +103,12 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     name, words = list(CASES.items())[number % len(CASES)]
     arguments = as_typed(words)
     step = 2 * random.Random(number).randrange(4, 30)
-    _kill_at(tmp_path / "killed", (*arguments, *OFTEN), step)
+    kill_at(tmp_path / "killed", (*arguments, *OFTEN), step)
     resumed = trained("resume=auto", name="killed")
     whole = trained(*arguments, *OFTEN, name="whole")
     assert resumed.result["attempts"] == 2
     assert resumed.result["resumed_from"]["step"] > 0
-    _assert_equal(resumed, whole)
+    assert_equal(resumed, whole)
     events = EventAccumulator(str(resumed.folder), size_guidance={"scalars": 0}).Reload()
     drawn = [(point.step, point.value) for point in events.Scalars("running/loss")]
     assert drawn == [(at, pytest.approx(value)) for at, value in whole.curve("running/loss")], name
@@ -161,7 +161,7 @@ def test_another_experiment_is_refused_by_name(
 def test_a_file_is_gone_on_from_in_a_new_folder(few: RunFolder, trained: Trained) -> None:
     run = few
     resumed = trained(f"resume={run.folder / 'checkpoints/last-1.pt'}", *FEW, name="new")
-    _assert_equal(resumed, run)
+    assert_equal(resumed, run)
     tags = EventAccumulator(str(resumed.folder)).Reload().Scalars("loss/val")
     assert [point.step for point in tags] == [10, 20, 30]
 
