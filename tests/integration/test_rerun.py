@@ -14,7 +14,7 @@ import pytest
 import expt
 from expt.errors import ConfigError
 from tests.conftest import RunFolder, Trained, as_typed, run
-from tests.integration.test_resume import _assert_equal
+from tests.integration.test_resume import assert_equal
 
 SETTINGS = ("model.dropout=0.2", "epochs=2", "log_every=5", "threads=1")
 SECRET = "xyzzy-7f3a-plugh"
@@ -23,7 +23,7 @@ SECRET = "xyzzy-7f3a-plugh"
 def test_a_run_is_repeated_to_the_same_bits(tmp_path: Path, trained: Trained) -> None:
     first = trained(*SETTINGS, "dataset.augment.crop_padding=1", "world_size=2")
     again = expt.rerun(first.folder, tmp_path / "again")
-    _assert_equal(RunFolder(again.folder), first)
+    assert_equal(RunFolder(again.folder), first)
     assert again.record["rerun_of"] == str(first.folder)
     assert (again.record["identity"], again.record["config"]) == (
         first.result["identity"],

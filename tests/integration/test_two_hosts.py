@@ -15,7 +15,7 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, Trained, alive, as_typed, descendants, environment
 from tests.faults.running import wait_until
-from tests.integration.test_resume import _assert_equal
+from tests.integration.test_resume import assert_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 PORT = 29400
@@ -170,7 +170,7 @@ def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, trained: Tr
     assert not (hosts.folder / "outputs").exists(), "one folder"
     for attempt in "01":
         assert {path.name for path in (run.folder / "logs" / attempt).iterdir()} == set("0123")
-    _assert_equal(run, _local(trained))
+    assert_equal(run, _local(trained))
     as_usual = trained(*SETTINGS, "world_size=4", name="local, in shared memory")
     for tag in ("running/loss", "loss/train", "loss/val", "loss/test"):
         points, others = run.curve(tag), as_usual.curve(tag)
@@ -198,7 +198,7 @@ def test_a_sharded_run_of_two_hosts_goes_on_after_a_worker_is_killed(
     restarted = _killed_once(hosts, "-".join(words).replace("=", " "), *settings)
     of_this_machine = ("sharding.shards=2",) if "hsdp" in words[0] else ()  # as `auto` is there
     whole = trained(*SETTINGS, *settings, *of_this_machine, "world_size=4", name="local")
-    _assert_equal(restarted, whole)
+    assert_equal(restarted, whole)
     last = RunPaths(restarted.folder).last
     checkpoint_file.check(last)
     assert bool(checkpoint.load(last, lazily=True).get("parts")) == (
@@ -210,7 +210,7 @@ def test_checkpoints_on_a_disk_that_one_host_alone_sees(hosts: Hosts, trained: T
     restarted = _killed_once(hosts, "own/run")
     for attempt in "01":
         assert {path.name for path in (restarted.folder / "logs" / attempt).iterdir()} == {"0", "1"}
-    _assert_equal(restarted, _local(trained))
+    assert_equal(restarted, _local(trained))
 
 
 def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(

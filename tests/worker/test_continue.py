@@ -17,7 +17,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from tests.conftest import Configured, RunFolder, as_typed
 from tests.conftest import Trained as TrainInWorkers
-from tests.integration.test_resume import _kill_at, _same
+from tests.integration.test_resume import _same, kill_at
 from tests.requests import continued
 from tests.worker.conftest import TrainAlone, Trained
 
@@ -166,7 +166,7 @@ def test_two_workers_that_are_killed_on_their_way_and_a_new_folder(trained: Trai
     at_once = trained(*words, "epochs=6", name="at_once")
     elsewhere = trained(*words, "epochs=6", f"resume={short.folder}", name="elsewhere")
     assert {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()} == before
-    _kill_at(short.folder, ("resume=auto", "epochs=6"), 42, EXPT_FAULT="1:44:hang")
+    kill_at(short.folder, ("resume=auto", "epochs=6"), 42, EXPT_FAULT="1:44:hang")
     longer = trained("resume=auto", name="short")
     assert longer.result["attempts"] == 3
     _assert_same(longer, at_once)

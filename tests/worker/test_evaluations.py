@@ -16,7 +16,7 @@ from expt.runs.paths import RunPaths
 from expt.worker.run import Run
 from tests.conftest import Configured, as_typed
 from tests.conftest import Trained as TrainInWorkers
-from tests.integration.test_resume import _assert_equal, _kill_at, _same
+from tests.integration.test_resume import _same, assert_equal, kill_at
 from tests.worker.conftest import TrainAlone, TrainTogether
 from tests.worker.test_continue import SHORT, _assert_same, _longer
 from tests.worker.test_weights_to_use import TOGGLED
@@ -145,10 +145,10 @@ def test_a_run_that_is_killed_after_an_evaluation_goes_on_to_the_same_bits(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = (*KILLED, f"world_size={workers}")
-    _kill_at(tmp_path / "killed", words, 14, EXPT_FAULT="0:15:hang")
+    kill_at(tmp_path / "killed", words, 14, EXPT_FAULT="0:15:hang")
     resumed, whole_run = trained("resume=auto", name="killed"), trained(*words, name="whole")
     assert resumed.result["resumed_from"]["step"] % 10
-    _assert_equal(resumed, whole_run)
+    assert_equal(resumed, whole_run)
     _assert_same(resumed, whole_run)
     assert resumed.result["best"]["step"] % 10, "it is within an epoch"
     measured = expt.evaluate(resumed.folder, split="val", world_size=1)
