@@ -19,7 +19,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,12 +145,6 @@ def gpu_uuid(gpu: str) -> str:
     return next((uuid for uuid in uuids if uuid.startswith(gpu)), gpu)
 
 
-def gpu_label(gpu: str) -> str:
-    """Return the name of a GPU of CUDA_VISIBLE_DEVICES that tells it from all others."""
-    uuid = gpu_uuid(gpu)
-    return f"GPU {gpu} ({uuid})" if gpu.isdecimal() and uuid != gpu else f"GPU {gpu}"
-
-
 def mps_runs() -> bool:
     """Whether a daemon of NVIDIA's Multi-Process Service runs for programs of this environment.
 
@@ -236,6 +230,10 @@ def _gpus() -> Sequence[tuple[str, str]]:
     return found
 
 
+_DRIVERS: dict[str, Callable[[], object]] = {  # of torch's kinds; OSError where it is missing
+    "cuda": lambda: ctypes.CDLL("libcuda.so.1"),
+    "hip": lambda: os.stat("/dev/kfd"),
+}
 _ASK_TORCH = """
 from torch.cuda import device_count, get_device_properties
 for gpu in map(get_device_properties, range(device_count())):
@@ -250,21 +248,15 @@ def _gpus_of_torch() -> Sequence[tuple[str, str]]:
     In a process of its own, since this one must not initialise CUDA, and only where torch is built
     for GPUs and their driver is there.
     """
-    has_driver = {"hip": lambda: Path("/dev/kfd").exists(), "cuda": lambda: _loads("libcuda.so.1")}
-    if not has_driver.get(_torch_is_for(), bool)():
+    try:
+        _DRIVERS[_torch_is_for()]()
+    except (KeyError, OSError):
         return ()
     shown = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
     env = {name: value for name, value in os.environ.items() if name not in shown}
     command = [sys.executable, "-c", _ASK_TORCH]
     lines = subprocess.run(command, env=env, capture_output=True, text=True).stdout.splitlines()
     return [(address, name) for address, _, name in (line.partition(" ") for line in lines)]
-
-
-def _loads(library: str) -> bool:
-    try:
-        return bool(ctypes.CDLL(library))
-    except OSError:
-        return False
 
 
 @functools.cache
@@ -281,9 +273,7 @@ def _torch_is_for() -> str:
 def note_unused() -> None:
     """Say once that GPUs on which expt does not train are left out."""
     if _torch_is_for() == "xpu":
-        warn(
-            "gpus=auto: this torch is for Intel's GPUs, on which expt does not train; it is gpus=0"
-        )
+        warn("gpus=auto: is the CPU, since expt does not train on Intel's GPUs (torch.xpu)")
 
 
 @contextlib.contextmanager

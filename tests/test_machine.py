@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,13 +238,14 @@ def test_torch_is_asked_for_gpus_only_where_it_may_have_some(
 
     monkeypatch.undo()
     _without_nvml(monkeypatch, tmp_path, version)
-    monkeypatch.setattr(machine, "_loads", lambda _: driver)
-    monkeypatch.setattr(Path, "exists", lambda _: driver)
+    absent = partial(os.stat, tmp_path / "absent")
+    drivers = dict.fromkeys(machine._DRIVERS, tmp_path.stat if driver else absent)
+    monkeypatch.setattr(machine, "_DRIVERS", drivers)
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert machine.visible_gpus() == ("0",) * asks
-    assert machine.gpu_label("0") == ("GPU 0 (0000:c1:00)" if asks else "GPU 0")
+    assert machine.gpu_uuid("0") == ("0000:c1:00" if asks else "0")
     assert machine.energy_j(["0"]) is None
     assert len(asked) == asks  # once
     assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & {*chain(*asked)}

@@ -127,30 +127,25 @@ class Packing:
             if len(self._failed[device]) > 1 and device in self.devices:
                 self.devices.remove(device)
 
-    def leave_alone(self, devices: Iterable[str], *, until: float) -> None:
-        """Start runs on these only where none is under way on others, until then."""
-        self._left_alone |= dict.fromkeys(devices, until)
-        self._claim = None
+    def close(self, devices: Iterable[str], *, until: float, while_busy: bool = False) -> None:
+        """Start no runs on these until then; `while_busy`, only while others are in use."""
+        closed = self._left_alone if while_busy else self._unavailable
+        closed |= dict.fromkeys(devices, until)
+        self._claim = None  # it may be of one of these
 
     def in_vain(self) -> list[Demand]:
         """Take out the waiting runs that can never start, since too few devices are left."""
         found = [demand for demand in self.waiting if demand.fit(self.devices) is None]
-        self.waiting = [demand for demand in self.waiting if demand not in found]
+        if found:
+            self.waiting = [demand for demand in self.waiting if demand not in found]
+            self._claim = None
         return found
 
-    def wait_again(self, run: int, *, unavailable: Iterable[str], until: float) -> None:
-        """Queue a run again whose devices are partly in other hands until then."""
-        demand = self.taken[run]
-        self.end(run)
-        self._unavailable |= dict.fromkeys(unavailable, until)
-        self._claim = None  # it may be of a device that is now known to be in other hands
-        self.add([demand])
-
     def release_unavailable(self, now: float) -> None:
-        """Count devices as idle again whose time in other hands, or alone, may be over."""
-        for devices in (self._unavailable, self._left_alone):
-            for device in [device for device, until in devices.items() if until <= now]:
-                del devices[device]
+        """Count devices as idle again whose time may be over."""
+        for closed in (self._unavailable, self._left_alone):
+            for device in [device for device, until in closed.items() if until <= now]:
+                del closed[device]
 
     def drop_waiting(self) -> None:
         """Drop the runs that wait."""
@@ -175,8 +170,9 @@ class Packing:
         busy = [device for device in running if load[device] >= self._share]
         last = {**self._unavailable, **self._left_alone}
         idle = [device for device in self.devices if device not in {*busy, *last}]
-        able = [each for each in (*busy, *idle, *last) if each not in demand.avoided]
-        return frozenset(list(dict.fromkeys(able))[: demand.count])
+        able = {*self.devices} - demand.avoided
+        in_order = [each for each in dict.fromkeys((*busy, *idle, *last)) if each in able]
+        return frozenset(in_order[: demand.count])
 
     def _load(self) -> collections.Counter[str]:
         load = collections.Counter(itertools.chain(*self.running.values()))

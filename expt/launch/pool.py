@@ -234,9 +234,8 @@ class Pool:
                     if number not in self._held_up:
                         self._held_up.add(number)
                         self._observer.job_waiting(self._jobs[number], missed)
-                    packing.wait_again(
-                        number, unavailable=missed, until=self._clock() + LOCKED_ELSEWHERE_S
-                    )
+                    packing.close(missed, until=self._clock() + LOCKED_ELSEWHERE_S)
+                    packing.add([packing.end(number)])
                     continue
                 self._start(number, devices if packing is self._gpus else ())
             packing.release_unavailable(self._clock())
@@ -346,7 +345,7 @@ class Pool:
             return error
         is_lost, demand = isinstance(error, DeviceLost), packing.taken[number]
         if type(error) is RunFailed and demand.avoided:
-            packing.leave_alone(demand.avoided, until=self._clock())
+            packing.close(demand.avoided, until=self._clock(), while_busy=True)
             return error
         self._told |= gpus
         if is_lost:
@@ -359,7 +358,7 @@ class Pool:
         job.status, job.started_at = QUEUED, 0.0
         self._release(number)
         self._folders.pop(number).release()
-        packing.leave_alone(gpus, until=self._clock() + LEFT_ALONE_S)
+        packing.close(gpus, until=self._clock() + LEFT_ALONE_S, while_busy=True)
         packing.add([demand])
         return None
 

@@ -114,9 +114,8 @@ class ExternalWorker:
             )
             # The logs of the first attempt may be on another machine's disk.
             number = max(request.next_attempt(), int(ran))
-            attempt = Attempt(
-                request=request, number=number, started_at=time.monotonic(), devices=gpus
-            )
+            now = time.monotonic()
+            attempt = Attempt(request=request, number=number, started_at=now, devices=gpus)
             with attempt.recorded() as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}
@@ -177,13 +176,11 @@ def _gpus(arrivals: list[Arrival], config: RunConfig) -> tuple[str, ...]:
 
     Raises ConfigError where NCCL would get one twice.
     """
-    at = config.gpu_indices
+    at, dp = config.gpu_indices, config.strategy == "dp"  # by which one worker uses all
     found = [
         gpu
         for each in arrivals
-        for index in (
-            at if config.strategy == "dp" else at[each.local_rank % max(1, len(at)) :][:1]
-        )
+        for index in (at if dp else at[each.local_rank % max(1, len(at)) :][:1])
         for gpu in each.gpus[index : index + 1]
     ]
     names, uuids = {name: None for name, _ in found}, {uuid: None for _, uuid in found}
@@ -338,12 +335,9 @@ class Rendezvous:
 
 
 def _arrival(rank: int, token: str) -> Arrival:
-    node, local_rank = (
-        int(os.environ.get("GROUP_RANK", "0")),
-        int(os.environ.get("LOCAL_RANK", "0")),
-    )
+    node, local = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "LOCAL_RANK"))
     gpus = [(gpu, machine.gpu_uuid(gpu)) for gpu in machine.detect().gpus]
-    return Arrival(rank, socket.gethostname(), node, token, local_rank, gpus)
+    return Arrival(rank, socket.gethostname(), node, token, local, gpus)
 
 
 def hosts(arrivals: list[Arrival]) -> list[Host]:

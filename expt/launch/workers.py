@@ -130,10 +130,7 @@ class Workers:
             alive = {rank: one for rank, one in enumerate(self.processes) if one.exitcode is None}
             after.dump_stacks({rank: worker.pid for rank, worker in alive.items()})
         self.stop()
-        failure = after.in_words(self.timeout_s)
-        if isinstance(failure, RunFailed):
-            failure.gpus = after.gpus()
-        return failure
+        return after.in_words(self.timeout_s)
 
 
 def start(attempt: Attempt) -> Workers:
@@ -255,11 +252,6 @@ class Aftermath:
                 self._paths.stderr(self._attempt, rank), size
             )
 
-    def gpus(self) -> dict[str, str]:
-        """Return the GPUs that may be to blame, and what each of them did; see RunFailed."""
-        raised = [found for rank in range(self._size) if (found := self._raised(rank))]
-        return dict(pair for found in raised for pair in found.gpus.items())
-
     def in_words(self, timeout_s: float) -> ExptError:
         """Return the first failure, with its traceback if it left one, and its log."""
         if self._stacks:
@@ -273,9 +265,10 @@ class Aftermath:
         if raised is not None and raised.expected:
             kind = RECORDED.get(raised.kind, RunFailed)
             text = raised.text if kind is Diverged else f"{who}: {raised.text}"  # all say the same
-            return kind(f"{text}\n{log}")
+            return kind(f"{text}\n{log}", gpus=self._gpus())
         if raised is not None:
-            return RunFailed(f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}")
+            text = f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}"
+            return RunFailed(text, gpus=self._gpus())
         code = self._codes[rank]
         if code is not None and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else self._of_cpp(rank)
@@ -283,6 +276,11 @@ class Aftermath:
         return RunFailed(
             f"{who} exited with code {code} before it had completed{self._disk()}\n{log}"
         )
+
+    def _gpus(self) -> dict[str, str]:
+        """Return the GPUs that may be to blame, and what each of them did; see RunFailed."""
+        raised = [found for rank in range(self._size) if (found := self._raised(rank))]
+        return dict(pair for found in raised for pair in found.gpus.items())
 
     def _of_cpp(self, rank: int) -> str:
         """Return what an exception of C++ said that has ended a worker, such as one of gloo."""

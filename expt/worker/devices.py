@@ -63,4 +63,6 @@ def _named(did: Mapping[int, str]) -> dict[str, str]:
     names = dict(enumerate(machine.visible_gpus()))
     where = "" if signals.is_driven() else f" of {socket.gethostname()}"
     found = {names.get(index, str(index)): what for index, what in did.items()}
-    return {gpu: f"{machine.gpu_label(gpu)}{where}: {what}" for gpu, what in found.items()}
+    return {
+        gpu: f"GPU {gpu} ({machine.gpu_uuid(gpu)}){where}: {what}" for gpu, what in found.items()
+    }

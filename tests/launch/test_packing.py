@@ -148,7 +148,8 @@ def test_devices_in_other_hands_are_left_alone_until_then() -> None:
     packing = Packing(["a", "b"])
     packing.add([Demand(0, 1), Demand(1, 1)])
     assert packing.start_next() == (0, ("a",))
-    packing.wait_again(0, unavailable=["a"], until=5.0)
+    packing.close("a", until=5.0)
+    packing.add([packing.end(0)])
     assert packing.start_next() == (0, ("b",))
     assert packing.start_next() is None
     packing.release_unavailable(4.9)
@@ -184,7 +185,8 @@ def test_a_claim_on_a_gpu_that_is_in_other_hands_is_given_up() -> None:
     packing.add([Demand(0, 2), Demand(1, 2)])
     assert packing.start_next() == (0, ("a", "b"))
     assert packing.start_next() is None  # run 1 claims two, a among them
-    packing.wait_again(0, unavailable=["a"], until=5.0)
+    packing.close("a", until=5.0)
+    packing.add([packing.end(0)])
     assert packing.start_next() == (0, ("b", "c"))
 
 
@@ -218,14 +220,14 @@ def test_a_device_that_has_failed_two_runs_gets_no_more() -> None:
 
 def test_a_device_is_left_alone_while_others_are_in_use() -> None:
     packing = Packing(["a", "b"], share=2)
-    packing.leave_alone("a", until=5.0)
+    packing.close("a", until=5.0, while_busy=True)
     packing.add([Demand(0, 1, ("b",)), Demand(1, 1), Demand(2, 1), Demand(3, 1)])
     assert [packing.start_next() for _ in range(3)] == [(0, ("b",)), (1, ("b",)), None]
     packing.release_unavailable(4.0)
     assert packing.start_next() is None
     packing.release_unavailable(5.0)
     assert packing.start_next() == (2, ("a",))
-    packing.leave_alone("ab", until=9.0)
+    packing.close("ab", until=9.0, while_busy=True)
     for run in range(3):
         packing.end(run)
     assert packing.start_next() == (3, ("a",))
