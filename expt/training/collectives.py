@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -241,22 +240,25 @@ def reserve_bucket(parameters: Sequence[nn.Parameter]) -> None:
     """Raise where there is no memory for `average_gradients`, in which other workers would wait."""
     if not dist.is_initialized():
         return
+    has = torch.ones(len(parameters), device=parameters[0].device)
+    given = [has, *(one if one.grad is None else one.grad for one in parameters)]
     missing = sum(one.nbytes for one in parameters if one.grad is None)
-    some = min(BUCKET_BYTES, sum(one.nbytes for one in parameters))
-    torch.empty(missing + some, dtype=torch.uint8, device=parameters[0].device)
+    copied = (sum(one.nbytes for one in same) for same in _in_buckets(given) if _is_copied(same))
+    torch.empty(missing + max(copied, default=0), dtype=torch.uint8, device=has.device)
 
 
 @torch.no_grad()
 def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
     """Change `tensors` in place, one bucket of one data type at a time."""
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for same in itertools.chain.from_iterable(map(_in_buckets, by_dtype.values())):
-        if len(same) == 1 and same[0].is_contiguous():
-            change(same[0].view(-1))
-        else:
+    for same in _in_buckets(tensors):
+        if _is_copied(same):
             _change_copies(same, change)
+        else:
+            change(same[0].view(-1))
+
+
+def _is_copied(same: Sequence[torch.Tensor]) -> bool:
+    return len(same) > 1 or not same[0].is_contiguous()
 
 
 def _change_copies(same: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
@@ -267,12 +269,16 @@ def _change_copies(same: Sequence[torch.Tensor], change: Callable[[torch.Tensor]
         tensor.copy_(part.view_as(tensor))
 
 
-def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """Yield as many at a time as BUCKET_BYTES has room for, or one."""
-    begin = size = 0
-    for index, tensor in enumerate(tensors):
-        if size and size + tensor.nbytes > BUCKET_BYTES:
-            yield tensors[begin:index]
-            begin, size = index, 0
-        size += tensor.nbytes
-    yield tensors[begin:]
+def _in_buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+    """Yield as many of one type at a time as BUCKET_BYTES has room for, or one."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_dtype.values():
+        begin = size = 0
+        for index, tensor in enumerate(same):
+            if size and size + tensor.nbytes > BUCKET_BYTES:
+                yield same[begin:index]
+                begin, size = index, 0
+            size += tensor.nbytes
+        yield same[begin:]
