@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import socket
 import time
 import traceback
 import warnings
@@ -32,9 +31,9 @@ from expt.worker import parallel
 from expt.worker import run as worker_run
 from expt.worker import steps as worker_steps
 from tests import soft_gpu
+from tests.cards.ranks import ranks
 from tests.composing import composed
-from tests.conftest import Cards, as_typed, ended, environment
-from tests.warm import Command
+from tests.conftest import Cards, as_typed
 
 STEPS, BEFORE = 80, {1: 2, 2: 12}
 """The steps in which waits count, and by the number of workers those before, in which torch chooses
@@ -213,17 +212,7 @@ def main() -> None:
 def waits(size: int, folder: Path) -> dict[str, dict[str, int]]:
     """What rank 0 of `size` has printed."""
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    program = f"from {__name__} import main; main()"
-    shared = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        shared["MASTER_PORT"] = str(listener.getsockname()[1])
-    ranks = [
-        Command((), folder, environment(**shared, RANK=rank, LOCAL_RANK=rank), program)
-        for rank in map(str, range(size))
-    ]
-    first, *_ = done = [ended(rank) for rank in ranks]
-    assert all(each.returncode == 0 for each in done), first.stderr
+    first, *_ = ranks(f"from {__name__} import main; main()", size, folder)
     found: dict[str, dict[str, int]] = json.loads(first.stdout.splitlines()[-1])
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,25 @@ from tests.ranks import ends_of, together
 
 CPU = torch.device("cpu")
 ENVIRONMENT = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+
+def test_a_large_tensor_is_sent_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is not contiguous, or shares a bucket, through a copy that is freed before another
+    is made."""
+    monkeypatch.setattr(collectives, "BUCKET_BYTES", 64)
+    large, turned, small = torch.ones(5, 5), torch.ones(6, 5).t(), [torch.ones(4), torch.ones(3)]
+    seen, copies = list[int](), list[weakref.ref[torch.Tensor]]()
+
+    def double(flat: torch.Tensor) -> None:
+        assert not any(copy() is not None for copy in copies)
+        seen.append(flat.data_ptr())
+        if flat.data_ptr() != large.data_ptr():
+            copies.append(weakref.ref(flat))
+        flat.mul_(2)
+
+    collectives.average([large, turned, *small], double)
+    assert all((each == 2).all() for each in (large, turned, *small))
+    assert (len(seen), len(copies)) == (3, 2)
 
 
 class Net(nn.Module):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn, optim
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from expt.errors import ConfigError
 from expt.tasks.classification import Classification
@@ -62,6 +63,42 @@ def test_the_average_keeps_its_share_in_each_step() -> None:
         assert not average.requires_grad
     for ours, theirs in zip(subject.ema.module.buffers(), subject.module.buffers(), strict=True):
         assert torch.equal(ours, theirs), "a batch norm's statistics are those of the model"
+
+
+class Odd(nn.Module):
+    """Parameters of several types, one of which is not trained, and a buffer."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for kind in ("float32", "float64", "bfloat16", "complex64", "int64"):
+            values = torch.arange(3).to(getattr(torch, kind))
+            self.register_parameter(f"of_{kind}", nn.Parameter(values, requires_grad=False))
+        self.register_buffer("count", torch.tensor(0))
+
+    def move(self) -> None:
+        for parameter in self.parameters():
+            parameter.add_((torch.randn(3) * 9).to(parameter.dtype))
+        self.count += 1
+
+
+def test_it_is_that_of_torch_to_the_bit_and_loads_its_state() -> None:
+    model = Odd()
+    ours, theirs = ema_of(model, 0.9), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(4):
+        model.move()
+        ours.update_parameters(model)
+        theirs.update_parameters(model)
+        assert ours.state_dict().keys() == theirs.state_dict().keys()
+        for name, mine in ours.state_dict().items():
+            assert torch.equal(mine, theirs.state_dict()[name]), name
+    loaded = ema_of(model, 0.9)
+    loaded.load_state_dict(theirs.state_dict())
+    model.move()
+    loaded.update_parameters(model)
+    theirs.update_parameters(model)
+    assert torch.equal(*(each.module.get_parameter("of_float32") for each in (loaded, theirs)))
 
 
 def test_a_step_that_was_skipped_counts_not() -> None:

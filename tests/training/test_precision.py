@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn, optim
 
+from expt.training.optim import build_optimizer
 from expt.training.patches import without_guards
-from expt.training.precision import Precision
+from expt.training.precision import Precision, autocast_dtype
+from tests.conftest import Configured
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {
@@ -49,6 +51,10 @@ def test_the_type_that_autocast_computes_in(amp: Any, expected: torch.dtype) -> 
     assert logits.dtype == expected
     assert precision.dtype == (None if amp is False else expected)
     assert precision.scaler.is_enabled() == (amp == "fp16")
+
+
+def test_devices_that_are_no_cuda_compute_in_bfloat16() -> None:
+    assert autocast_dtype(True, torch.device("mps")) == torch.bfloat16
 
 
 @pytest.mark.parametrize("clip", [None, 0.5, 1e6], ids=["unclipped", "clipped", "below the limit"])
@@ -139,3 +145,33 @@ def test_whether_a_step_was_left_out_for_its_loss_is_known(amp: Any) -> None:
     never.backward(weight.square())
     never.update(optimizer, [weight])
     assert never.left_out is None
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("bad", [0, 1], ids=["the first step", "a later one"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_fused_update_leaves_itself_out(
+    optimizer: str, bad: int, clip: float | None, configured: Configured
+) -> None:
+    """Momentum, moments and counters are those of a run without that step."""
+
+    def train(losses: list[float]) -> tuple[list[torch.Tensor], Precision]:
+        weight = nn.Parameter(torch.ones(3))
+        config = configured(f"optimizer={optimizer}").optimizer
+        precision = Precision(
+            False, CPU, gradient_clip=clip, skip_non_finite=True, skips_on_device=True
+        )
+        update = build_optimizer(config, nn.ParameterList([weight]))
+        steps = dict[str, int]()
+        update.register_step_post_hook(lambda *_: steps.update(taken=steps.get("taken", 0) + 1))
+        for extra in losses:
+            precision.backward(weight.square().sum() + extra)
+            precision.update(update, [weight])
+        assert steps["taken"] == len(losses), "it is not asked whether to"
+        return [weight.detach(), *update.state[weight].values()], precision
+
+    losses = [0.0, 0.0]
+    losses.insert(bad, float("nan"))
+    (skipped, precision), (never_there, _) = train(losses), train([0.0, 0.0])
+    assert precision.skipped == 1
+    assert all(torch.equal(mine, other) for mine, other in zip(skipped, never_there, strict=True))

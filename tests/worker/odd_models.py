@@ -243,7 +243,9 @@ class Hungry(Net):
     def allocate(self, inside: Tensor) -> None:
         here = self.rank in (-1, dist.get_rank() if dist.is_initialized() else 0)
         if here and len(inside) > self.most and self.steps >= self.begin:
-            raise torch.OutOfMemoryError("CUDA out of memory, on purpose")
+            if self.where == "forward":
+                raise torch.OutOfMemoryError("CUDA out of memory, on purpose")
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED, on purpose")
 
 
 class HungrySequence(Hungry):

@@ -130,12 +130,14 @@ class Twice(Task):
 
     def forward(self, model: Any, batch: Batch) -> Any:
         whole = getattr(model, "module", model)
-        called = whole if whole.kind == "bypassed" else model
+        called = whole if whole.kind in ("bypassed", "unlike") else model
         return called(batch.inputs) + called(batch.inputs)
 
 
 def stepped(worker: Worker, *, config: RunConfig) -> tuple[str, list[float]]:
     torch.manual_seed(0)
+    if config.model.kwargs["kind"] == "unlike":
+        torch.backends.cpu.get_cpu_capability = lambda: f"of rank {worker.rank}"
     data = build.build_data(config, worker)
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
@@ -157,6 +159,7 @@ def stepped(worker: Worker, *, config: RunConfig) -> tuple[str, list[float]]:
         ("aliased", ""),
         ("made", ""),
         ("bypassed", "layer.weight"),
+        ("unlike", ""),
         ("transposed", ""),
         ("expanded", ""),
         ("sparse", "hidden"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, RunFailed
@@ -18,6 +19,28 @@ from expt.worker.diagnosis import in_words
 from tests.conftest import Configured, as_typed
 from tests.worker.conftest import ALONE, TrainAlone
 from tests.worker.sharded import Configs, together
+
+
+def test_it_multiplies_in_full_and_by_algorithms_that_nothing_searched_for(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flags() -> tuple[str, bool, bool]:
+        cudnn = torch.backends.cudnn
+        return torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
+
+    seen = list[tuple[str, bool, bool]]()
+
+    def choose(*_: object) -> tuple[None, str]:
+        seen.append(flags())
+        return None, "x"
+
+    monkeypatch.setattr(comparison, "_choose", choose)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    before, config = flags(), configured(*optimizer("ByNorm"))
+    assert comparison.compare(config, build_data(config, ALONE), ALONE) == "x"
+    assert seen == [("highest", False, False)]
+    assert flags() == before
+
 
 UNEVEN = ("dataset.train_limit=133", "batch_size=32", "drop_last=false")
 EVEN = (*UNEVEN[:2], "drop_last=true")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from expt.data.loading import Batch
-from expt.errors import ConfigError, RunFailed
+from expt.errors import ConfigError, OutOfMemory, RunFailed
 from expt.training.collectives import Worker
 from expt.worker.diagnosis import in_words, lost_peers
 from tests.conftest import Configured
@@ -31,6 +31,29 @@ def test_what_is_to_be_tried_where_memory_is_short_is_accepted(
         config = configured(*now, word)
         at_a_time = config.batch_size / config.world_size / config.micro_batches
         assert at_a_time <= batch_size / world_size / parts / 2
+
+
+NO_ROOM = "CUDA error: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "first"),
+    [
+        (torch.AcceleratorError(f"{NO_ROOM}\nSearch for `cudaErrorMemoryAllocation'"), NO_ROOM),
+        (
+            dist.DistBackendError("NCCL error in: a.cpp\nCuda failure 2 'out of memory'"),
+            "Cuda fail",
+        ),
+    ],
+)
+def test_where_there_was_no_room_to_begin_others_have_filled_it(
+    error: Exception, first: str, configured: Configured
+) -> None:
+    told = in_words(error, configured())
+    assert isinstance(told, OutOfMemory)
+    assert str(told).startswith(first)
+    assert "other processes fill the GPU; " in str(told)
+    assert "batch_size" not in str(told)
 
 
 @pytest.mark.parametrize(

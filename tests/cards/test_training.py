@@ -1,0 +1,127 @@
+"""What only workers on cards do in training: offload, run out of memory, meet over NCCL."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from expt.config.parse import parse
+from expt.errors import OutOfMemory
+from expt.machine import Machine
+from expt.runs.paths import RunPaths
+from expt.training import collectives
+from expt.worker.run import Run
+from tests.cards.ranks import ranks
+from tests.composing import composed
+from tests.conftest import Cards, RunFolder, Trained, as_typed, run
+from tests.worker.conftest import assert_same
+
+SHORT = as_typed("dataset.train_limit=128 batch_size=32 epochs=2 log_every=1")
+
+
+LAST = Path("parts/checkpoints/last.pt")
+
+
+def train_sharded() -> None:
+    """Train a sharded model to its end, and another with a stop, both with states on the host."""
+    worker = collectives.worker_from(os.environ, gpus=range(2))
+    words = (*SHORT, "gpus=2", "strategy=fsdp", "optimizer=adamw", "offload=cpu")
+    with collectives.process_group(worker, backend="nccl", timeout_s=60):
+        config = parse(composed(*words), Machine(gpus=("0", "1"), cpus=2))
+        for folder, source, until in (("whole", None, 2), ("parts", None, 1), ("parts", LAST, 2)):
+            paths, began = RunPaths(Path(folder)), time.monotonic()
+            run = Run(config, paths, worker, typed_at=began, beat=lambda: None, until_epoch=until)
+            assert run.train(source) == ("pruned" if until == 1 else "completed")
+
+
+def test_states_of_a_sharded_model_may_be_on_the_host(
+    cards: Cards, trained: Trained, tmp_path: Path
+) -> None:
+    """Compared with a whole model, saved, resumed and evaluated, with the numbers of a CPU."""
+    cards(2)
+    for folder in ("whole", "parts"):
+        (tmp_path / folder).mkdir()
+    ranks(f"from {__name__} import train_sharded; train_sharded()", 2, tmp_path)
+    whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
+    assert_same(parts, whole)
+    on_cpu = trained(*SHORT, "optimizer=adamw", "gpus=0", "world_size=2", name="cpu")
+    found, expected = ([value for _, value in run.curve("running/loss")] for run in (whole, on_cpu))
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+LARGE = as_typed("gpus=2 gradient_accumulation=auto optimizer.momentum=0 max_steps=2 epochs=1")
+
+
+def test_gradients_are_averaged_without_a_copy_of_the_largest(
+    cards: Cards, trained: Trained
+) -> None:
+    """Weights and gradients take 75 MB of 95; copied, the largest would take 36 more."""
+    cards(2, memory=100e6)
+    done = trained(*LARGE, "model.hidden=[3000,3000]")
+    assert "micro_batch_size" not in done.result
+
+
+class Keeping(nn.Module):
+    """Has the samples of its last step on rank 1, a MiB each, when gradients are averaged."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 3 * 2**14, bias=False) for _ in range(3)))
+        self.last, self.kept = nn.Linear(64, num_classes), [torch.empty(0)]
+
+    def forward(self, images: Tensor) -> Tensor:
+        here = self.training and torch.distributed.get_rank() == 1
+        self.kept.clear()
+        if here:
+            self.kept.append(images.new_empty(len(images), 2**18))
+        weights = torch.stack([each.sum() for each in self.layers.parameters()]).sum()
+        outputs: Tensor = self.last(images.flatten(1))
+        return outputs + 0 * weights
+
+
+def test_what_averaging_takes_counts_where_as_many_samples_as_fit_are_trained_on(
+    cards: Cards, trained: Trained
+) -> None:
+    """Else rank 1 would fail within the collective, for which rank 0 waits."""
+    cards(2, memory=124e6)
+    words = ("~model", f"+model._target_={__name__}.Keeping", "batch_size=64")
+    done = trained(*LARGE, *words)
+    assert done.result["micro_batch_size"] < 32
+
+
+def test_of_a_gpu_that_others_have_filled_no_smaller_batch_is_advised(
+    cards: Cards, trained: Trained, tmp_path: Path
+) -> None:
+    cards(full=(0,))
+    done = run("gpus=[0]", *SHORT, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "other processes fill the GPU" in done.stderr
+    assert "batch_size=" not in done.stderr
+    cards(memory=2e6)
+    with pytest.raises(OutOfMemory, match=r"try .*batch_size="):
+        trained("gpus=1", *SHORT)
+
+
+SENT = """
+import os, torch
+from expt.training import collectives
+worker = collectives.worker_from(os.environ, gpus=range(2))
+with collectives.process_group(worker, backend="nccl", timeout_s=60):
+    mine = torch.arange(20_000_000) + worker.rank
+    sent = collectives.from_rank_0(mine if worker.rank == 0 else None, worker.device)
+    assert torch.equal(sent, torch.arange(20_000_000))
+    zero, one = collectives.gather_across_workers(mine)
+    assert (zero[-1], one[-1]) == (19_999_999, 20_000_000)
+    assert torch.cuda.max_memory_allocated() < 2.1 * collectives.BUCKET_BYTES
+"""
+
+
+def test_objects_go_from_worker_to_worker_in_pieces(cards: Cards, tmp_path: Path) -> None:
+    """160 MB are no more than a bucket on a card."""
+    cards(2)
+    ranks(SENT, 2, tmp_path)
