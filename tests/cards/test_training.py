@@ -102,6 +102,11 @@ def test_of_a_gpu_that_others_have_filled_no_smaller_batch_is_advised(
     assert done.returncode == 1
     assert "other processes fill the GPU" in done.stderr
     assert "batch_size=" not in done.stderr
+    cards(full=(0, 1, 2, 3))
+    trained("gpus=0", *SHORT, name="on the CPU")
+    done = run("predict", "on the CPU", "--split", "test", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "other processes fill the GPU" in done.stderr
     cards(memory=2e6)
     with pytest.raises(OutOfMemory, match=r"try .*batch_size="):
         trained("gpus=1", *SHORT)
