@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -55,9 +56,10 @@ class Predictor:
     def __init__(self, plan: Plan) -> None:
         """Load the model. Raise ConfigError as `load` does."""
         self._plan, self.device = plan, _device(plan.device)
-        self.model: TrainedModel = load(
-            plan.run, plan.which, device=self.device, amp=plan.amp, trust_code=plan.trust_code
-        )
+        with _memory_in_words():
+            self.model: TrainedModel = load(
+                plan.run, plan.which, device=self.device, amp=plan.amp, trust_code=plan.trust_code
+            )
         with importable_from_here(plan.record):
             self._task = plan.config.task.build(Facts(shapes=plan.data))
             load_task_state(self._task, self.model.workers, self.device)
@@ -77,7 +79,7 @@ class Predictor:
         return self.form.joined(self._answers())
 
     def _answers(self) -> Iterator[Answers]:
-        with precision_kept(), importable_from_here(self._plan.record):
+        with precision_kept(), importable_from_here(self._plan.record), _memory_in_words():
             set_precision(self._plan.config.matmul_precision)
             for chunk in self._chunks():
                 self.seen += len(chunk.about)
@@ -89,15 +91,9 @@ class Predictor:
 
     @torch.no_grad()
     def _answer(self, chunk: Chunk) -> Answers:
-        try:
-            with self.model.autocast():
-                batch = Batch(chunk.inputs, chunk.targets, len(chunk.about))
-                outputs = self._task.forward(self.model.model, batch)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            fix = held_by_others(error) or f"use a --batch-size below {len(chunk.about)}"
-            raise OutOfMemory(f"{first_line(error).partition('. ')[0]}; {fix}") from error
+        with self.model.autocast():
+            batch = Batch(chunk.inputs, chunk.targets, len(chunk.about))
+            outputs = self._task.forward(self.model.model, batch)
         arrays = self.form.arrays(self._task.predict(outputs), chunk.targets)
         return Answers(chunk.about, arrays, chunk.sizes)
 
@@ -198,6 +194,18 @@ class Predictor:
             known = pad_sequence(inputs, batch_first=True)
             wanted = pad_sequence(targets, batch_first=True, padding_value=NO_TARGET)
             yield Chunk(about, to_device(known, self.device), to_device(wanted, self.device))
+
+
+@contextlib.contextmanager
+def _memory_in_words() -> Iterator[None]:
+    """Raise OutOfMemory where memory of the device does not suffice."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        fix = held_by_others(error) or "use a smaller --batch-size, or --device cpu"
+        raise OutOfMemory(f"{first_line(error).partition('. ')[0]}; {fix}") from error
 
 
 def _lines(path: str, dataset: Any) -> Iterator[tuple[int, np.ndarray]]:

@@ -43,8 +43,8 @@ def held_by_others(error: Exception) -> str:
         others = total - free - own
         if others < max(own, gib):  # the libraries of this process hold some, too
             return ""
-        numbers = f" {others / gib:.1f} of {total / gib:.1f} GiB, and this one {own / gib:.1f}"
-    return f"other processes fill the GPU{numbers}; wait for them, or name other GPUs (gpus=[1])"
+        numbers = f": {others / gib:.1f} of {total / gib:.1f} GiB, and {own / gib:.1f} this one"
+    return f"other processes fill the GPU{numbers}; wait until they end, or take another GPU"
 
 
 def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:

@@ -19,7 +19,7 @@ from expt.worker.run import Run
 from tests.cards.ranks import ranks
 from tests.composing import composed
 from tests.conftest import Cards, RunFolder, Trained, as_typed, run
-from tests.worker.conftest import assert_same, stop_at
+from tests.worker.conftest import assert_same
 
 SHORT = as_typed("dataset.train_limit=128 batch_size=32 epochs=2 log_every=1")
 
@@ -33,11 +33,10 @@ def train_sharded() -> None:
     words = (*SHORT, "gpus=2", "strategy=fsdp", "optimizer=adamw", "offload=cpu")
     with collectives.process_group(worker, backend="nccl", timeout_s=60):
         config = parse(composed(*words), Machine(gpus=("0", "1"), cpus=2))
-        for folder, source, step in (("whole", None, 0), ("parts", None, 6), ("parts", LAST, 0)):
-            paths = RunPaths(Path(folder))
-            run = Run(config, paths, worker, typed_at=time.monotonic(), beat=lambda: None)
-            stop_at(step)(run)
-            assert run.train(source) == ("interrupted" if step else "completed")
+        for folder, source, until in (("whole", None, 2), ("parts", None, 1), ("parts", LAST, 2)):
+            paths, began = RunPaths(Path(folder)), time.monotonic()
+            run = Run(config, paths, worker, typed_at=began, beat=lambda: None, until_epoch=until)
+            assert run.train(source) == ("pruned" if until == 1 else "completed")
 
 
 def test_states_of_a_sharded_model_may_be_on_the_host(
@@ -103,6 +102,11 @@ def test_of_a_gpu_that_others_have_filled_no_smaller_batch_is_advised(
     assert done.returncode == 1
     assert "other processes fill the GPU" in done.stderr
     assert "batch_size=" not in done.stderr
+    cards(full=(0, 1, 2, 3))
+    trained("gpus=0", *SHORT, name="on the CPU")
+    done = run("predict", "on the CPU", "--split", "test", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "other processes fill the GPU" in done.stderr
     cards(memory=2e6)
     with pytest.raises(OutOfMemory, match=r"try .*batch_size="):
         trained("gpus=1", *SHORT)

@@ -52,7 +52,7 @@ def test_where_there_was_no_room_to_begin_others_have_filled_it(
     told = in_words(error, configured())
     assert isinstance(told, OutOfMemory)
     assert str(told).startswith(first)
-    assert "other processes fill the GPU; " in str(told)
+    assert "other processes fill the GPU" in str(told)
     assert "batch_size" not in str(told)
 
 
