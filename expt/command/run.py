@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 from rich.console import Console
 
 from expt import machine
 from expt.command import compose, terminal
-from expt.command.hydra_files import about_run, remove_unused, write_hydra_files
+from expt.command.hydra_files import about_run, remove_unused
 from expt.config.groups import GROUPS
 from expt.config.keys import without_effect
 from expt.config.parse import parse
-from expt.config.schema import RunConfig
 from expt.dashboards.sender import Sending
-from expt.data.fingerprint import content_of
+from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
 from expt.launch.launcher import Launcher
 from expt.runs.paths import RunPaths, refuse_mixed
 from expt.runs.request import RunRequest, key_of
-from expt.runs.result import COMPLETED, FAILED, PRUNED, Record, objective_of, read_result
+from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_of, read_result
 
 if TYPE_CHECKING:
     from expt.launch.torchrun import ExternalWorker
@@ -113,39 +112,24 @@ def run_one(this: Command, composed: DictConfig) -> float | None:
         refuse_mixed(paths.folder, "hydra.run.dir")
     compose.place(composed, paths.folder)
     typed = [word for word in this.words if word != "resume=auto"]
+    request = RunRequest(
+        config=config,
+        settings=settings,
+        identity=identity_of(config, paths),
+        paths=paths,
+        typed_at=this.typed_at,
+        about=about_run(paths.folder.name, this.words, config),
+        hydra=compose.hydra_files(composed, typed),
+        env=compose.environment_of(composed),
+    )
+    return train(this, request)
 
-    def on_start() -> None:  # now the folder is this run's
-        write_hydra_files(paths, compose.hydra_files(composed, typed))
 
-    env = compose.environment_of(composed)
-    return train(this, config, settings, paths, env, on_start)
-
-
-def train(
-    this: Command,
-    config: RunConfig,
-    settings: Mapping[str, Any],
-    paths: RunPaths,
-    env: Mapping[str, str],
-    on_start: Callable[[], None] = lambda: None,
-    about: Record | None = None,
-) -> float | None:
-    """Train one run in its folder; `on_start` is called once the folder is the run's.
-
-    `about` has more fields of its record.
-    """
+def train(this: Command, request: RunRequest) -> float | None:
+    """Train one run in its folder; return the value of its objective."""
+    config, paths = request.config, request.paths
     this.began, is_there = True, paths.hydra.exists()
     try:
-        request = RunRequest(
-            config=config,
-            settings=settings,
-            content=content_of(config),
-            paths=paths,
-            typed_at=this.typed_at,
-            about={**about_run(paths.folder.name, this.words, config), **(about or {})},
-            env=env,
-            on_start=on_start,
-        )
         if config.preflight:
             from expt.command.preflight import preflight  # late: tables
 

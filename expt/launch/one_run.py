@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.status import Status
 
 from expt import machine, signals
-from expt.config import imported
+from expt.config import own_code
 from expt.config.schema import RunConfig
 from expt.errors import (
     INTERRUPTED_BEFORE,
@@ -35,7 +35,7 @@ from expt.errors import (
     Interrupted,
     RunFailed,
 )
-from expt.launch.job import Job, Observer, Options, prepared, request_of
+from expt.launch.job import Job, Observer, Options, prepared
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
@@ -70,7 +70,7 @@ def run(request: RunRequest, console: Console | None = None) -> None:
 
 class _Shown(Observer):
     def __init__(self, display: RunDisplay, console: Console) -> None:
-        self._display, self._console, self._has_started = display, console, False
+        self._display, self._console = display, console
 
     def data_found(self, about: str) -> None:
         say(self._console, about)
@@ -79,12 +79,8 @@ class _Shown(Observer):
         self._display.waiting(devices)
 
     def tick(self, active: Sequence[Job]) -> None:
-        if not active:  # refused, or at its end
-            return
-        if not self._has_started:
-            request_of(active[0]).on_start()
-            self._has_started = True
-        self._display.update()
+        if active:  # else it was refused, or is at its end
+            self._display.update()
 
 
 def _run_workers(request: RunRequest, console: Console) -> None:
@@ -114,14 +110,14 @@ def way_on(request: RunRequest, error: ExptError) -> str:
     run = shlex.quote(shown_path(paths.folder))
     anew = f"then type its settings with resume={run} to continue in a new folder"
     if isinstance(error, RunFailed) and not isinstance(error, Diverged):
-        if request.content.code and mistake_in(str(error)):
+        if request.identity.content.get("code") and mistake_in(str(error)):
             return f"\nmend it, {anew}"
         return f"\nto continue from its last checkpoint: {command}"
     # a sample that nobody had read before, and not a refusal, after which the record is as before
     if isinstance(error, ConfigError) and read_result(paths).get("error") == str(error):
-        if request.content.code:  # an edit makes another run
+        if request.identity.content.get("code"):  # an edit makes another run
             return f"; {anew}"
-        if isinstance(error, DataError) and request.content.data:
+        if isinstance(error, DataError) and request.identity.content.get("data"):
             again = f"continue by {command}, else begin with weights={run}@last"
             return f"; with the data as before {again}"
         return f"; then continue by {command}"
@@ -139,19 +135,17 @@ def _run_in_process(request: RunRequest, console: Console) -> None:
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
     )
-    attempt = Attempt(request=request, started_at=time.monotonic())
+    attempt = Attempt(request=request.begun_at(time.monotonic()))
     display = RunDisplay(
         paths, console, epochs=config.epochs, print_every=config.print_every, live=False
     )
-    with imported.as_on_disk():  # in a notebook it may have been edited since the run before this
+    with own_code.as_on_disk():  # in a notebook it may have been edited since the run before this
         about, _ = prepared(request)
         if about:
             say(console, about)
         recorded = attempt.recorded()
         with torch_kept(alone.device), recorded as source, watched(display):
-            run_as(
-                alone, config, paths, attempt.waited_since, source, until_epoch=request.until_epoch
-            )
+            run_as(alone, attempt.request, source)
 
 
 def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:

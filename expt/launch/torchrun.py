@@ -29,7 +29,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from expt import machine, progress, signals
-from expt.config import secrets, user_code
+from expt.config import kept_code, secrets
 from expt.config.auto import agreed
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, listed, warn
 from expt.launch import forkserver, last_word
@@ -87,7 +87,7 @@ class ExternalWorker:
         request = received(decided, machine.detect(), typed_at=typed_at)
         os.environ.update(request.env)
         source = Path(decided["source"]) if decided["source"] else None
-        attempt = Attempt(request=request, number=decided["attempt"], started_at=time.monotonic())
+        attempt = Attempt(request=request, number=decided["attempt"])
         with _logged(request.paths, attempt.number, int(os.environ["RANK"])) as terminal:
             try:
                 _train(attempt, source, meeting, terminal)
@@ -114,7 +114,7 @@ class ExternalWorker:
             )
             # The logs of the first attempt may be on another machine's disk.
             number = max(request.next_attempt(), int(ran))
-            attempt = Attempt(request=request, number=number, started_at=time.monotonic())
+            attempt = Attempt(request=request.begun_at(time.monotonic()), number=number)
             with attempt.recorded() as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}
@@ -171,17 +171,14 @@ def _where(arrivals: list[Arrival]) -> Record:
 
 
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
-    config, paths = attempt.request.config, attempt.paths
-    user_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
+    paths = attempt.paths
+    kept_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
     prepared(attempt.request)  # under a file lock, so that one worker of each machine does it
     status = main(
-        config,
-        paths,
-        attempt.waited_since,
+        attempt.request,
         source,
         meeting.group_store(),
-        report=lambda error: _report(error, attempt, terminal),
-        until_epoch=attempt.request.until_epoch,
+        lambda error: _report(error, attempt, terminal),
     )
     if status == INTERRUPTED:
         folder = setting_word("hydra.run.dir", paths.folder)

@@ -150,9 +150,7 @@ def start(attempt: Attempt) -> Workers:
         try:
             for rank in range(config.world_size):
                 meeting = Meeting(port, listener if rank == 0 else None) if together else None
-                what = (attempt.request.instead, attempt.request.until_epoch)
-                arguments = (config, paths, attempt.waited_since, source, meeting, *what)
-                work = _work(attempt, rank, port, arguments)
+                work = _work(attempt, rank, port, (attempt.request, source, meeting))
                 workers.processes.append(processes.start(work))
         except BaseException:
             workers.stop()

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from expt.config import user_code
-from expt.config.identity import REPEATED, Content, identity, shown
-from expt.config.schema import RunConfig
+from expt.config import kept_code, own_code
+from expt.config.identity import shown
 from expt.config.secrets import hidden
 from expt.errors import MISTAKES, ConfigError, ExptError, Interrupted, warn
-from expt.runs import continuing, provenance
+from expt.runs import continuing, lineage, provenance
 from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
 from expt.runs.named_checkpoint import begun_from
@@ -29,7 +28,6 @@ from expt.runs.result import (
     INTERRUPTED,
     RUNNING,
     STATUSES,
-    Made,
     Record,
     cost_at_start,
     cost_until_now,
@@ -47,20 +45,10 @@ class Attempt:
 
     request: RunRequest
     number: int = 0
-    started_at: float
-    """When the run's turn came [by time.monotonic]."""
     devices: tuple[str, ...] = ()
     """As CUDA_VISIBLE_DEVICES names them; none is the CPU."""
     lock: FolderLock | None = None
     """The lock of the run's folder, for the workers to hold too."""
-
-    @property
-    def waited_since(self) -> float:
-        """Since when a person waits for the first step: the command, or in a sweep the run's turn.
-
-        By time.monotonic, which is the same in all processes.
-        """
-        return self.started_at if self.request.typed_at is None else self.request.typed_at
 
     @property
     def paths(self) -> RunPaths:
@@ -92,7 +80,9 @@ class Attempt:
             raise ConfigError(
                 f"hydra.run.dir={self.paths.folder}: holds a run already; choose another folder"
             ) from None
-        user_code.keep(self.request.config, self.paths.code)
+        self.paths.write_hydra(self.request.hydra)
+        kept_code.keep(self.request.config, self.paths.code)
+        own_code.check_caches(own_code.targets(self.request.config))
         if source is None:
             return None
         try:
@@ -118,7 +108,6 @@ class Attempt:
     def recorded(self) -> Iterator[Path | None]:
         """Keep result.json true while the run trains in this process; yield as `begin` returns."""
         source = self.begin()
-        self.request.on_start()
         try:
             yield source
         except BaseException as error:
@@ -127,12 +116,11 @@ class Attempt:
 
     def _first_record(self, port: int | None, source: Source | None) -> Record:
         config, host = self.request.config, socket.gethostname()
-        content, record = self._lineage(source)
+        record, since = self._lineage(source), self.request.waited_since
         if self.request.until_epoch is not None:
             record["until_epoch"] = self.request.until_epoch
         earlier = read_result(self.paths) if self.request.resumes else Record()
-        identified = _identified(config, content)
-        is_same = earlier.get("identity") == identified["identity"]
+        is_same = earlier.get("identity") == self.request.identity.digest
         if is_same or (source and source.rule == "resume"):
             # It is still its search's when a person resumes it.
             if "search" in earlier:
@@ -142,7 +130,7 @@ class Attempt:
         return {
             **record,
             **cost_at_start(self.devices, earlier),
-            "started": time.time() - (time.monotonic() - self.waited_since),
+            "started": time.time() - (time.monotonic() - since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
             "node": host,
@@ -151,35 +139,29 @@ class Attempt:
             "devices": list(self.devices),
             "master_port": port,
             "attempts": self.number + 1,
-            **identified,
+            **_known(self.request),
             **self.request.about,
             **provenance.describe(),
         }
 
-    def _lineage(self, source: Source | None) -> tuple[Content, Record]:
-        """Return what the run is made of, and the runs that it comes from."""
-        config, content, record = self.request.config, self.request.content, Record()
-        before = Record()
-        if source is not None:
-            found = source.checkpoint
-            if source.rule == "fork" and found.file != self.paths.forked:
-                record["forked_from"] = continuing.forked_from(config, found)
-            else:
-                before = result_of_any(RunPaths(found.run))
-                if source.rule == "resume" and "imported" in before:
-                    record["imported"] = before["imported"]
-        made = before.get("content")
-        if made is not None and "weights" in made:
-            content = content._replace(weights=made["weights"])
+    def _lineage(self, source: Source | None) -> Record:
+        """Return the entries of the runs that this one comes from."""
+        config, record, before = self.request.config, Record(), Record()
+        found = source and source.checkpoint
+        if source and found and source.rule == "fork" and found.file != self.paths.forked:
+            record["forked_from"] = lineage.forked_from(config, found)
+        elif source and found:
+            before = result_of_any(RunPaths(found.run))
+            if "forked_from" in before:
+                record["forked_from"] = before["forked_from"]
+            if source.rule == "resume" and "imported" in before:
+                record["imported"] = before["imported"]
         if config.weights is not None:
-            known = before.get("weights_from")
-            record["weights_from"] = known or begun_from(config.weights, content.weights)
-        if made is not None and "forked_from" in before:
-            content = content._replace(
-                fork=made.get("fork"), seedless_fork=made.get("seedless_fork")
+            weights = self.request.identity.content.get("weights")
+            record["weights_from"] = before.get("weights_from") or begun_from(
+                config.weights, weights
             )
-            record["forked_from"] = before["forked_from"]
-        return content, record
+        return record
 
 
 def _back_up(paths: RunPaths) -> None:
@@ -253,7 +235,7 @@ def record_refusal(
     record: Record = {"status": FAILED, "error": str(error), "error_kind": type(error).__name__}
     record |= {**about, **provenance.describe()}
     if request is not None:
-        record.update(_identified(request.config, request.content))
+        record.update(_known(request))
     with at_work(paths):
         if paths.has_trained():  # before: what it has come to is kept
             update_result(paths, **record)
@@ -261,16 +243,13 @@ def record_refusal(
             create_result(paths, may_exist=True, **record)
 
 
-def _identified(config: RunConfig, content: Content) -> Record:
-    made: Made = {"data": content.data, "code": content.code}
-    if content.weights is not None:
-        made["weights"] = content.weights
-    if content.fork is not None and content.seedless_fork is not None:
-        made |= {"fork": content.fork, "seedless_fork": content.seedless_fork}
+def _known(request: RunRequest) -> Record:
+    """Return the entries that are known before a run begins."""
+    identity, config = request.identity, request.config
     return {
-        "identity": identity(config, content),
-        "seedless_identity": identity(config, content, but=REPEATED),
-        "content": made,
+        "identity": identity.digest,
+        "seedless_identity": identity.seedless,
+        "content": identity.content,
         "config": shown(config),
         "seed": config.seed,
     }

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor
 
 from expt import progress
-from expt.config import imported
+from expt.config import own_code
 from expt.config.identity import VERSION
 from expt.config.kinds import Better
+from expt.config.own_code import Imported
 from expt.config.schema import EarlyStop as Settings
 from expt.dashboards.tensorboard import Dashboard
 from expt.errors import warn
@@ -52,7 +53,7 @@ class Record:
         observer: Dashboard,
         *,
         writes: bool,
-        has_custom: bool = False,
+        classes: Sequence[str] = (),
     ) -> None:
         self._paths, self._position = paths, position
         self._history, self._observer = history, observer
@@ -61,7 +62,8 @@ class Record:
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
-        self._has_custom, self._has_imported = has_custom, False
+        self._classes, self._keeps_imported = classes, False
+        self._imported: dict[str, Imported] | None = None
         self._logged = position.step, time.monotonic()
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
@@ -81,8 +83,11 @@ class Record:
     def end_step(self, samples: int) -> None:
         """Log the speed of steps with so many samples, where log points are far apart.
 
-        So a display sees how far the run has come. Only rank 0 does: it needs no other.
+        So a display sees how far the run has come. Only rank 0 does: it needs no other. After the
+        first step look at the source that was imported, before it is edited.
         """
+        if self._imported is None:
+            self._look_at_imported()
         step, since = self._logged
         took_s = time.monotonic() - since
         if self._metrics and took_s > progress.EVERY_S / 5:
@@ -119,11 +124,11 @@ class Record:
         if self._metrics:
             update_result(self._paths, **fields)
 
-    def imported(self) -> None:
+    def keep_imported(self) -> None:
         """Add to result.json, once, the person's own modules that have been imported so far."""
-        if self._has_custom and not self._has_imported:
-            self._has_imported = True
-            self.result(**self._imported())
+        if self._imported and not self._keeps_imported:
+            self._keeps_imported = True
+            self.result(imported=self._imported)
 
     def _wait(self) -> None:
         """Wait until `begin` has written, and raise its error."""
@@ -147,14 +152,17 @@ class Record:
             self._metrics.close()
         self._observer.close(complete=is_complete)
         resumable = {} if is_complete else {"resumable": True}
-        self.result(status=status, **resumable, **outcome, **self._spent(), **self._imported())
+        self._look_at_imported()
+        imported = {"imported": self._imported} if self._imported else {}
+        self.result(status=status, **resumable, **outcome, **self._spent(), **imported)
         return status
 
-    def _imported(self) -> Mapping[str, Any]:
-        """Return the entry of the person's own modules, by the source that was imported first."""
-        found = imported.as_imported() if self._has_custom and self._metrics else {}
-        earlier = read_result(self._paths).get("imported", {}) if found else {}
-        return {"imported": {**found, **earlier}} if found else {}
+    def _look_at_imported(self) -> None:
+        """Find the person's own modules, each by the source that the run has imported first."""
+        self._imported = {}
+        if self._classes and self._metrics:
+            found = own_code.as_imported(own_code.own_modules(self._classes))
+            self._imported = {**found, **read_result(self._paths).get("imported", {})}
 
     def _spent(self) -> Mapping[str, Any]:
         return cost_until_now(read_result(self._paths)) if self._metrics else {}

@@ -10,13 +10,12 @@ import pytest
 from expt.command.hydra_files import as_dict, last_of_each
 from expt.command.sweep import Grid
 from expt.command.sweep_folder import SweepFolder, SweepRun
-from expt.config.identity import identity
-from expt.config.imported import hash_now
+from expt.config.own_code import Imported, hash_now
 from expt.errors import ConfigError
 from expt.launch.job import QUEUED, request_of
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, Imported, Objective, create_result, update_result
+from expt.runs.result import COMPLETED, Objective, create_result, update_result
 from tests.composing import composer
 
 HERE = Machine(gpus=(), cpus=2)
@@ -30,8 +29,7 @@ def runs(folder: Path, *words: str, first: int = 0) -> list[SweepRun]:
 
 def complete(run: SweepRun, value: float) -> None:
     request = request_of(run.job)
-    known = identity(request.config, request.content)
-    create_result(run.job.paths, identity=known, arguments=run.words)
+    create_result(run.job.paths, identity=request.identity.digest, arguments=run.words)
     objective = Objective(name="accuracy/val", value=value)
     update_result(run.job.paths, status=COMPLETED, objective=objective)
     run.job.paths.metrics.touch()
@@ -164,8 +162,7 @@ def test_a_folder_of_another_run_is_left_to_it(
 ) -> None:
     create_result(RunPaths(tmp_path / "seed=0"), identity="other", arguments=["epochs=3"])
     (run,) = runs(tmp_path, "seed=range(1)")
-    asked = request_of(run.job)
-    key = identity(asked.config, asked.content)
+    key = request_of(run.job).identity.digest
     assert run.job.paths.folder == tmp_path / f"seed=0,{key}"
     (tmp_path / "seed=0/result.json").write_text("{")
     assert runs(tmp_path, "seed=range(1)")[0].job.paths.folder == tmp_path / f"seed=0,{key}"

@@ -13,7 +13,7 @@ import pytest
 
 from expt.command import main as command
 from expt.config.parse import parse
-from expt.data.fingerprint import content_of
+from expt.data.fingerprint import identity_of
 from expt.errors import ExptError
 from expt.launch import forkserver, one_run
 from expt.machine import Machine
@@ -251,7 +251,7 @@ def _carry_out(words: Sequence[str], world: Path, folder: Path) -> None:
     config = parse(composed(*words, conf=world / "conf"), Machine(cpus=2))
     asked = RunRequest(
         config=config,
-        content=content_of(config),
+        identity=identity_of(config),
         paths=RunPaths(folder),
         about={"name": folder.name},
     )

@@ -21,6 +21,7 @@ from expt.worker.parallel import Autocast
 from tests.composing import composed
 from tests.conftest import Configured, RunFolder, as_typed, python
 from tests.models.test_named import fetched
+from tests.requests import request_of
 from tests.worker.conftest import ALONE as ONE
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -34,7 +35,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_alone")
-def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As under a driver that is too old for this torch."""
     config = parse(composed("gpus=1"), Machine(gpus=("0",), cpus=2))
     worker = main.worker_of_environment(config)
@@ -47,7 +50,7 @@ def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.cuda, "init", no_driver)
     with pytest.raises(ConfigError) as refused:
-        main.run_as(worker, config, None, 0.0)  # type: ignore[arg-type]  # it does not come so far
+        main.run_as(worker, request_of(config, tmp_path))
     assert str(refused.value).startswith(
         "gpus=[0]: torch cannot use CUDA here: The NVIDIA driver on your system is too old (found"
         " version 11040); "
@@ -144,13 +147,13 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
     words = (*images, *model, "patches.malloc=false", threads)
     config, paths = configured(*words, "max_steps=2"), RunPaths(tmp_path / "run")
     paths.folder.mkdir()
-    assert main.run_as(ONE, config, paths, 0.0) == "completed"
+    assert main.run_as(ONE, request_of(config, paths.folder)) == "completed"
     file.unlink()
     longer = configured(*words, "max_steps=3")
-    assert main.run_as(ONE, longer, paths, 0.0, paths.last) == "completed"
+    assert main.run_as(ONE, request_of(longer, paths.folder), paths.last) == "completed"
     assert RunFolder(paths.folder).result["steps"] == 3
     with pytest.raises(
         ConfigError,
         match=r"^model\.pretrained=true: the weights of squeezenet1_1 can't be fetched \(",
     ):
-        main.run_as(ONE, longer, RunPaths(tmp_path / "other"), 0.0)
+        main.run_as(ONE, request_of(longer, tmp_path / "other"))
