@@ -12,16 +12,13 @@ from omegaconf import DictConfig
 
 from expt import machine
 from expt.command import compose, terminal
-from expt.command.hydra_files import about_run
 from expt.command.run import Command, train
 from expt.command.sweep import Sweep, SweepObserver
 from expt.config.parse import parse, plain
-from expt.data.fingerprint import identity_of
 from expt.errors import Interrupted
 from expt.launch.job import Job
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, PRUNED, objective_of, read_result
 
 
@@ -47,17 +44,9 @@ class HydraTask:
         this.words = compose.typed_in(hydra)
         settings = plain(composed, sweep=sweep)
         config, paths = parse(settings, machine.detect()), RunPaths(Path(hydra.runtime.output_dir))
-        request = RunRequest(
-            config=config,
-            settings=settings,
-            identity=identity_of(config, paths),
-            paths=paths,
-            typed_at=this.typed_at,
-            about=about_run(paths.folder.name, this.words, config),
-            env={str(key): str(value) for key, value in hydra.job.env_set.items()},
-        )
+        env = {str(key): str(value) for key, value in hydra.job.env_set.items()}
         try:
-            return train(this, request)
+            return train(this, this.request(config, paths, settings, {}, env))
         except Interrupted as error:
             if not sweep:
                 raise

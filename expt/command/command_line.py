@@ -261,14 +261,10 @@ class Parents:
             return list(words)
         try:
             known = self._known.get(values[0])
-            earlier = (
-                known["forked_from"]["arguments"]
-                if known
-                else lineage.record_of(values[0])["arguments"]
-            )
+            of = known["forked_from"] if known else lineage.record_of(values[0])
         except ConfigError:
             return list(words)
-        return [*inherited(earlier, words), *words]
+        return [*inherited(of["arguments"], words), *words]
 
     def of_fork(self, config: RunConfig, before: Record) -> Content:
         """Return the digests of a fork, at the checkpoint that the first fork of the sweep had.

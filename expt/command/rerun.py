@@ -16,14 +16,12 @@ from expt.config import kept_code, own_code
 from expt.config.identity import Identity, digest
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
-from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
 from expt.launch.launcher import launcher, refuse_in_torchrun
 from expt.runs import paths, provenance
 from expt.runs.named_checkpoint import no_run
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_any
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
@@ -55,8 +53,7 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
             f"{into}: a rerun repeats the recorded settings and takes no others; start a new run"
             f" for that. If this is the new folder's name, write ./{into}"
         )
-    from expt.command.hydra_files import about_run  # late: Hydra
-    from expt.command.run import Command, train
+    from expt.command.run import Command, train  # late: Hydra
 
     how = launcher()
     refuse_in_torchrun("a rerun")
@@ -69,9 +66,6 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):
         warn(line)
-    identity = identity_of(config)
-    for line in _differences(config, identity, then):
-        warn(line)
     if into is not None and not RunPaths(into).result.exists():
         paths.refuse_mixed(into, "hydra.run.dir")
     run_paths = RunPaths(
@@ -79,17 +73,13 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     )
 
     this = Command(how, typed_at, terminal.console(quiet=False), words=then["arguments"])
-    about = about_run(run_paths.folder.name, this.words, config)
-    request = RunRequest(
-        config=config,
-        identity=identity,
-        paths=run_paths,
-        typed_at=typed_at,
-        about={**about, "rerun_of": str(folder)},
-        hydra={each.stem: each.read_text() for each in RunPaths(folder).hydra.glob("*.yaml")},
-    )
+    files = {each.stem: each.read_text() for each in RunPaths(folder).hydra.glob("*.yaml")}
+    request = this.request(config, run_paths, {}, files, {})
+    for line in _differences(config, request.identity, then):
+        warn(line)
+    about: Record = {**request.about, "rerun_of": str(folder)}
     try:
-        train(this, request)
+        train(this, dataclasses.replace(request, about=about))
     finally:
         this.sending.close()
         this.sending.wait()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -17,6 +17,7 @@ from expt.command.hydra_files import about_run, remove_unused
 from expt.config.groups import GROUPS
 from expt.config.keys import without_effect
 from expt.config.parse import parse
+from expt.config.schema import RunConfig
 from expt.dashboards.sender import Sending
 from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
@@ -99,6 +100,26 @@ class Command:
     began: bool = False
     """Whether a run or a sweep has its folder."""
 
+    def request(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        settings: Mapping[str, Any],
+        hydra: Mapping[str, str],
+        env: Mapping[str, str],
+    ) -> RunRequest:
+        """Return the request for the run of this command; see RunRequest for the arguments."""
+        return RunRequest(
+            config=config,
+            settings=settings,
+            identity=identity_of(config, paths),
+            paths=paths,
+            about=about_run(paths.folder.name, self.words, config),
+            hydra=hydra,
+            env=env,
+            typed_at=self.typed_at,
+        )
+
 
 def run_one(this: Command, composed: DictConfig) -> float | None:
     """Train the run of a configuration; returns the value of its objective."""
@@ -112,17 +133,8 @@ def run_one(this: Command, composed: DictConfig) -> float | None:
         refuse_mixed(paths.folder, "hydra.run.dir")
     compose.place(composed, paths.folder)
     typed = [word for word in this.words if word != "resume=auto"]
-    request = RunRequest(
-        config=config,
-        settings=settings,
-        identity=identity_of(config, paths),
-        paths=paths,
-        typed_at=this.typed_at,
-        about=about_run(paths.folder.name, this.words, config),
-        hydra=compose.hydra_files(composed, typed),
-        env=compose.environment_of(composed),
-    )
-    return train(this, request)
+    files, env = compose.hydra_files(composed, typed), compose.environment_of(composed)
+    return train(this, this.request(config, paths, settings, files, env))
 
 
 def train(this: Command, request: RunRequest) -> float | None:

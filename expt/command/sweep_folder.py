@@ -17,7 +17,7 @@ from expt.command import compose
 from expt.command.command_line import Parents
 from expt.command.hydra_files import about_run
 from expt.config import kept_code, own_code
-from expt.config.identity import Content, Identity, digest
+from expt.config.identity import LENGTH, Content, Identity, digest
 from expt.config.parse import parse, recorded
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -32,8 +32,6 @@ from expt.runs.sweep import folder_names, has_own_name, results_of_sweep
 
 ASKED = "asked:"
 """Before the key of a run that has no configuration, and is known by its overrides."""
-LENGTH = ("epochs", "max_steps", "scheduler.epochs", "scheduler.kwargs.total_steps")
-"""Settings in which a run may differ from the longer one that continues from it."""
 
 
 @dataclass(eq=False)
@@ -106,8 +104,8 @@ class SweepFolder:
         (name,) = folder_names([words], keys)
         words = self.parents.with_words(words)
         job = self._job(words, number, name, more)
-        config = job.request.config if job.request else None
-        about: Record = {**about_run(job.name, words, config), **more}  # type: ignore[typeddict-item]
+        about: Record = {**about_run(job.name, words), **more}  # type: ignore[typeddict-item]
+        about = job.request.about if job.request else about
         return SweepRun(number, list(words), job, about, self._composer)
 
     def config_of(self, words: Sequence[str]) -> RunConfig:
@@ -153,13 +151,12 @@ class SweepFolder:
         paths, request = known or RunPaths(self.folder / self._unused(name, key)), None
         if config is not None and settings is not None and identity is not None:
             shorter = self._shorter(config, identity) if known is None else None
-            about: Record = {**about_run(paths.folder.name, words, config), **more}
             request = RunRequest(
                 config=config,
                 settings=settings,
                 identity=identity,
                 paths=paths,
-                about=about,
+                about={**about_run(paths.folder.name, words, config), **more},
                 env=self._environment(words),
                 may_have_run=True,
                 goes_on_from=shorter.folder if shorter else None,

@@ -20,6 +20,8 @@ VERSION = 2
 
 REPEATED = keys.varying("repetition")
 """The keys by which runs differ that measure the same thing again."""
+LENGTH = (*keys.varying("length"), "scheduler.kwargs.total_steps")
+"""The keys by which a run differs from one that continues it."""
 
 
 class Content(TypedDict, total=False):

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from expt.config import kept_code, own_code
 from expt.config.identity import shown
@@ -115,22 +115,18 @@ class Attempt:
             raise
 
     def _first_record(self, port: int | None, source: Source | None) -> Record:
-        config, host = self.request.config, socket.gethostname()
-        record, since = self._lineage(source), self.request.waited_since
-        if self.request.until_epoch is not None:
-            record["until_epoch"] = self.request.until_epoch
-        earlier = read_result(self.paths) if self.request.resumes else Record()
-        is_same = earlier.get("identity") == self.request.identity.digest
-        if is_same or (source and source.rule == "resume"):
-            # It is still its search's when a person resumes it.
-            if "search" in earlier:
-                record["search"] = earlier["search"]
-            if "rerun_of" in earlier:
-                record["rerun_of"] = earlier["rerun_of"]
+        request, host = self.request, socket.gethostname()
+        config, until = request.config, request.until_epoch
+        earlier = read_result(self.paths) if request.resumes else Record()
+        resumes = source is not None and source.rule == "resume"
+        # It is still its search's when a person resumes it.
+        is_same = resumes or earlier.get("identity") == request.identity.digest
         return {
-            **record,
+            **(_kept(earlier, "search", "rerun_of") if is_same else {}),
+            **({} if until is None else {"until_epoch": until}),
+            **self._lineage(source),
             **cost_at_start(self.devices, earlier),
-            "started": time.time() - (time.monotonic() - since),
+            "started": time.time() - (time.monotonic() - request.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
             "node": host,
@@ -139,29 +135,33 @@ class Attempt:
             "devices": list(self.devices),
             "master_port": port,
             "attempts": self.number + 1,
-            **_known(self.request),
-            **self.request.about,
+            **_known(request),
+            **request.about,
             **provenance.describe(),
         }
 
     def _lineage(self, source: Source | None) -> Record:
         """Return the entries of the runs that this one comes from."""
-        config, record, before = self.request.config, Record(), Record()
-        found = source and source.checkpoint
-        if source and found and source.rule == "fork" and found.file != self.paths.forked:
-            record["forked_from"] = lineage.forked_from(config, found)
-        elif source and found:
-            before = result_of_any(RunPaths(found.run))
-            if "forked_from" in before:
-                record["forked_from"] = before["forked_from"]
-            if source.rule == "resume" and "imported" in before:
-                record["imported"] = before["imported"]
-        if config.weights is not None:
-            weights = self.request.identity.content.get("weights")
-            record["weights_from"] = before.get("weights_from") or begun_from(
-                config.weights, weights
-            )
+        weights, content = self.request.config.weights, self.request.identity.content
+        record = Record()
+        if source is not None:
+            found = source.checkpoint
+            if source.rule == "fork" and found.file != self.paths.forked:
+                record["forked_from"] = lineage.forked_from(self.request.config, found)
+            else:
+                kept = {
+                    "forked_from",
+                    "weights_from",
+                    "imported" if source.rule == "resume" else "",
+                }
+                record = _kept(result_of_any(RunPaths(found.run)), *kept)
+        if weights is not None and "weights_from" not in record:
+            record["weights_from"] = begun_from(weights, content.get("weights"))
         return record
+
+
+def _kept(record: Record, *keys: str) -> Record:
+    return cast(Record, {key: value for key, value in record.items() if key in keys})
 
 
 def _back_up(paths: RunPaths) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 
 from expt.config import keys
-from expt.config.identity import VERSION, Content, Identity, digest, shown
+from expt.config.identity import LENGTH, VERSION, Content, Identity, digest, shown
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
@@ -39,10 +39,10 @@ def identified(config: RunConfig, content: Content, before: Record) -> Identity:
 
     A run that continues itself, only further, is the run that it would have been in one go.
     """
-    alone, lengths = dataclasses.replace(config, resume=None), keys.varying("length")
+    alone = dataclasses.replace(config, resume=None)
     with contextlib.suppress(ConfigError, KeyError):
         then, made = dataclasses.replace(recorded(before["config"]), resume=None), before["content"]
-        is_same = digest(then, made, but=lengths) == digest(alone, content, but=lengths)
+        is_same = digest(then, made, but=LENGTH) == digest(alone, content, but=LENGTH)
         if is_same and digest(then, made) == before["identity"]:
             config = alone
     return Identity.of(config, content)
