@@ -130,7 +130,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     for key in (key for key in HOW if key in asked.values):
         node = with_value(node, key.split("."), asked.values[key])
     config = parse_evaluation(node, machine.detect())
-    content = content_of(config, to_train=False)
+    content = content_of(config)
     own = _is_of_run(record, config, content)
     if own:
         _refuse_leak(then["dataset"], asked)

@@ -15,7 +15,7 @@ from expt.config.constraints import Target, word
 from expt.config.keys import typed
 from expt.config.kinds import metrics_of, only_in_evaluations, task_kinds
 from expt.config.schema import problems_of_trackers
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError, DataError, did_you_mean
 from expt.machine import Machine, is_slice
 
 if TYPE_CHECKING:
@@ -323,6 +323,17 @@ def _tags(config: RunConfig, splits: Iterable[str]) -> list[str]:
     metrics, untrained = metrics_of(config.task), only_in_evaluations(config.task)
     pairs = itertools.product(metrics, splits)
     return [f"{name}/{split}" for name, split in pairs if split != "train" or name not in untrained]
+
+
+def refuse_missing_folders(config: RunConfig) -> None:
+    """Raise ConfigError where the folder of a dataset has no samples for a split that is used."""
+    dataset = config.dataset
+    if (parts := dataset.parts()) is not None:
+        if "train" not in parts:
+            root = getattr(dataset, "root", "")
+            raise DataError(f"dataset.root={root}: holds no folder train; add it")
+        held_out = dataset.val_fraction > 0 or dataset.folds is not None
+        refuse_missing(config, val=held_out or "val" in parts, test="test" in parts)
 
 
 def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:

@@ -16,7 +16,7 @@ from expt.machine import usable_cpus
 from expt.runs import lineage
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation, RunRequest
+from expt.runs.request import RunRequest
 from expt.runs.result import Record
 
 
@@ -31,22 +31,15 @@ def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
 
 
 @progress.phase("looking at the dataset's files")
-def content_of(
-    config: RunConfig, before: Record | None = None, *, fetch: bool = True, to_train: bool = True
-) -> Content:
+def content_of(config: RunConfig, before: Record | None = None, *, fetch: bool = True) -> Content:
     """Return the digests of files; those that were not read before are read.
 
     A run that continues that of the record `before` has the first weights of that one. With `fetch`
     what torchvision has to download is there then. Raise DataError where files cannot be read, or
-    are another known dataset's, and `to_train` where a folder has nothing to train on; ConfigError
-    where the weights are not there.
+    are another known dataset's; ConfigError where the weights are not there.
     """
     if fetch and config.dataset.known_once_fetched:
         config.dataset.prepare()
-    parts = config.dataset.parts() if to_train else None
-    if parts is not None and "train" not in parts:
-        root = getattr(config.dataset, "root", "")
-        raise DataError(f"dataset.root={root}: holds no folder train; add it")
     try:
         data = config.dataset.fingerprint()
     except DataError:
@@ -77,8 +70,7 @@ def refuse_changed(request: RunRequest) -> None:
     The run would not be what it is known as. Raise DataError where the files are gone.
     """
     config, then = request.config, request.identity.content
-    to_train = not isinstance(request.instead, Evaluation)
-    now = content_of(config, lineage.continued(config, request.paths), to_train=to_train)
+    now = content_of(config, lineage.continued(config, request.paths))
     if now["data"] is None and then.get("data"):
         config.dataset.prepare()
     kinds = {"data": "dataset's files", "code": "own source", "weights": "first weights"}

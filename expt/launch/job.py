@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from expt import progress
-from expt.config.rules import refuse_missing
+from expt.config.rules import refuse_missing_folders
 from expt.data.kinds import Check
 from expt.errors import (
     ConfigError,
@@ -156,14 +156,12 @@ def prepared(request: RunRequest) -> tuple[str, Check | None]:
     """Prepare the data.
 
     Return a line on what a run takes of its files, empty for no run, and what is left to check.
-    Raises ConfigError where a folder has no samples for an evaluation.
+    Raises ConfigError where that can't be trained on.
     """
-    config, dataset, task = request.config, request.config.dataset, request.config.task
-    parts = None if isinstance(request.instead, Evaluation) else dataset.parts()
-    if parts is not None:  # before all is decoded
-        held_out = dataset.val_fraction > 0 or dataset.folds is not None
-        refuse_missing(config, val=held_out or "val" in parts, test="test" in parts)
-    check = dataset.prepare(task, learns=not isinstance(request.instead, Evaluation))
+    dataset, task = request.config.dataset, request.config.task
+    if learns := not isinstance(request.instead, Evaluation):
+        refuse_missing_folders(request.config)  # before all is decoded
+    check = dataset.prepare(task, learns=learns)
     about = "" if request.instead else dataset.described(task)
     return f"data         {about}" if about else "", check
 

@@ -14,7 +14,6 @@ from expt import progress
 from expt.config import own_code
 from expt.config.identity import VERSION
 from expt.config.kinds import Better
-from expt.config.own_code import Imported
 from expt.config.schema import EarlyStop as Settings
 from expt.dashboards.tensorboard import Dashboard
 from expt.errors import warn
@@ -62,8 +61,7 @@ class Record:
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
-        self._classes, self._keeps_imported = classes, False
-        self._imported: dict[str, Imported] | None = None
+        self._classes, self._has_looked = classes, False
         self._logged = position.step, time.monotonic()
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
@@ -86,8 +84,9 @@ class Record:
         So a display sees how far the run has come. Only rank 0 does: it needs no other. After the
         first step look at the source that was imported, before it is edited.
         """
-        if self._imported is None:
-            self._look_at_imported()
+        if self._classes and not self._has_looked:
+            self._has_looked = True
+            self.result(**self._imported())
         step, since = self._logged
         took_s = time.monotonic() - since
         if self._metrics and took_s > progress.EVERY_S / 5:
@@ -124,12 +123,6 @@ class Record:
         if self._metrics:
             update_result(self._paths, **fields)
 
-    def keep_imported(self) -> None:
-        """Add to result.json, once, the person's own modules that have been imported so far."""
-        if self._imported and not self._keeps_imported:
-            self._keeps_imported = True
-            self.result(imported=self._imported)
-
     def _wait(self) -> None:
         """Wait until `begin` has written, and raise its error."""
         if self._begun:
@@ -152,17 +145,15 @@ class Record:
             self._metrics.close()
         self._observer.close(complete=is_complete)
         resumable = {} if is_complete else {"resumable": True}
-        self._look_at_imported()
-        imported = {"imported": self._imported} if self._imported else {}
-        self.result(status=status, **resumable, **outcome, **self._spent(), **imported)
+        self.result(status=status, **resumable, **outcome, **self._spent(), **self._imported())
         return status
 
-    def _look_at_imported(self) -> None:
-        """Find the person's own modules, each by the source that the run has imported first."""
-        self._imported = {}
-        if self._classes and self._metrics:
-            found = own_code.as_imported(own_code.own_modules(self._classes))
-            self._imported = {**found, **read_result(self._paths).get("imported", {})}
+    def _imported(self) -> Mapping[str, Any]:
+        """Return the entry of the person's own modules, each by the source found first."""
+        if not (self._classes and self._metrics):
+            return {}
+        found = own_code.as_imported(own_code.own_modules(self._classes))
+        return {"imported": {**found, **read_result(self._paths).get("imported", {})}}
 
     def _spent(self) -> Mapping[str, Any]:
         return cost_until_now(read_result(self._paths)) if self._metrics else {}
