@@ -19,7 +19,7 @@ import py_compile
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -174,14 +174,14 @@ def fingerprint(names: Sequence[str]) -> str | None:
     return total.hexdigest()[:12]
 
 
-def check_caches(names: Sequence[str]) -> None:
-    """Have Python import the own modules of these classes as their source is now.
+def check_caches(files: Iterable[str | Path]) -> None:
+    """Have Python import these files as their source is.
 
     Python takes a .pyc for that of any source of the same size and, in whole seconds, the same
     time, and `cp -p`, rsync and git bring such files. A .pyc that has a checksum of its source
     (PEP 552) is compared by that.
     """
-    for file in own_modules(names).values():
+    for file in map(Path, files):
         with contextlib.suppress(OSError, py_compile.PyCompileError, NotImplementedError):
             if file.suffix == ".py" and not _has_checksum(file) and not sys.dont_write_bytecode:
                 mode = py_compile.PycInvalidationMode.CHECKED_HASH

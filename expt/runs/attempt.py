@@ -82,7 +82,8 @@ class Attempt:
             ) from None
         self.paths.write_hydra(self.request.hydra)
         kept_code.keep(self.request.config, self.paths.code)
-        own_code.check_caches(own_code.targets(self.request.config))
+        classes = own_code.targets(self.request.config)
+        own_code.check_caches(own_code.own_modules(classes).values())
         if source is None:
             return None
         try:

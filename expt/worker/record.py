@@ -152,6 +152,7 @@ class Record:
         """Return the entry of the person's own modules, each by the source found first."""
         if not (self._classes and self._metrics):
             return {}
+        own_code.check_caches(own_code.own_files().values())  # for later runs
         found = own_code.as_imported(own_code.own_modules(self._classes))
         return {"imported": {**found, **read_result(self._paths).get("imported", {})}}
 

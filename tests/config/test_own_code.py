@@ -191,7 +191,7 @@ def _width(package: Path, *, checked: bool = True) -> int:
     """What a new process imports, once the caches are checked."""
     with own_code.as_on_disk():
         if checked:
-            own_code.check_caches([NAME])
+            own_code.check_caches(own_code.own_modules([NAME]).values())
     command = [sys.executable, "-c", "from twice_written.parts import Part; print(Part.width)"]
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     options: Any = {"cwd": package.parent, "env": env, "capture_output": True, "check": True}
@@ -209,11 +209,11 @@ def test_a_cache_of_other_source_of_the_same_size_and_time_is_not_taken(package:
 
 def test_a_source_is_compiled_once_and_its_cache_is_for_the_same_eyes(package: Path) -> None:
     (file := package / "width.py").chmod(0o600)
-    own_code.check_caches([NAME])
+    own_code.check_caches([file])
     cached = Path(importlib.util.cache_from_source(str(file)))
     assert cached.stat().st_mode & 0o777 == 0o600
     before = cached.stat().st_ino
-    own_code.check_caches([NAME])
+    own_code.check_caches([file])
     assert cached.stat().st_ino == before
 
 
@@ -222,10 +222,10 @@ def test_a_cache_that_cannot_be_written_is_left_alone(
 ) -> None:
     (package / "parts.py").write_text("def broken(:")
     (package / "__pycache__").touch()
-    own_code.check_caches([NAME])
+    own_code.check_caches(package.iterdir())
     (package / "__pycache__").unlink()
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    own_code.check_caches([NAME])
+    own_code.check_caches(package.iterdir())
     assert not (package / "__pycache__").exists()
 
 

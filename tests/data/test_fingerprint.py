@@ -18,6 +18,7 @@ import expt
 from expt.config.identity import Identity, shown
 from expt.data import cache, fingerprint
 from expt.errors import ConfigError, DataError, RunFailed
+from expt.runs import checkpoint
 from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import create_result, read_result, update_result
 from tests.conftest import Configured, as_typed, run, start
@@ -170,6 +171,46 @@ def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Pa
     done = run(*words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list((tmp_path / "sweep").glob("*/metrics.jsonl"))) == 3
+
+
+PLUGINS = """
+import importlib, pkgutil
+import torch
+import plugins
+class Net(torch.nn.Sequential):
+    def __init__(self, *, channels, image_size, num_classes):
+        found = (importlib.import_module(each.name) for each in
+            pkgutil.iter_modules(plugins.__path__, "plugins."))
+        width = sum(each.WIDTH for each in found)
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, width),
+            torch.nn.Linear(width, num_classes))
+"""
+
+
+def test_plugins_that_only_a_search_finds_are_part_of_what_a_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one, and an edit that leaves size and time of the file as they were."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "searching.py").write_text(PLUGINS)
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins/__init__.py").touch()
+
+    def widths(name: str, width: int) -> list[int]:
+        """The widths of the models of all runs in the sweep's folder, once this plugin is there."""
+        (file := tmp_path / "plugins" / name).write_text(f"WIDTH = {width}\n")
+        os.utime(file, (1, 1))
+        few = as_typed("max_steps=1 world_size=1 tensorboard.images=false hydra.sweep.dir=sweep")
+        runs = expt.sweep("+model._target_=searching.Net", *few, "~model.hidden", "~model.dropout")
+        states = (checkpoint.load(path) for path in (tmp_path / "sweep").glob("*/*/last.pt"))
+        assert len(runs) == 1
+        return sorted(len(state["model"]["1.bias"]) for state in states)
+
+    assert widths("one.py", 3) == [3]
+    assert widths("one.py", 3) == [3]
+    assert widths("one.py", 4) == [3, 4]
+    assert widths("two.py", 1) == [3, 4, 5]
 
 
 def test_what_runs_have_come_to_outlives_the_absence_of_their_data(tmp_path: Path) -> None:
