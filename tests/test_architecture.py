@@ -493,7 +493,8 @@ def test_an_assignment_to_a_part_of_another_is_noticed() -> None:
 SCAN = """
 import sys
 import expt.worker.main
-found = set()
+importers = map(type, (*sys.meta_path, *sys.path_hooks))
+found = {str(each) for each in importers if each.__module__.startswith("expt")}
 for name, module in list(sys.modules.items()):
     if name.partition(".")[0] in ("expt", "__main__", "__mp_main__", "hydra_plugins", "tests"):
         continue

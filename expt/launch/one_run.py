@@ -54,18 +54,30 @@ def run(request: RunRequest, console: Console | None = None) -> None:
 
     A new folder of a run that is refused is removed, so that the fixed command may name it again.
     """
-    console, is_new = console or Console(), request.paths.is_new()
+    config, paths, console = request.config, request.paths, console or Console()
+    is_new, job, live = paths.is_new(), Job(paths, request), not config.debug
+    display = RunDisplay(
+        paths, console, epochs=config.epochs, print_every=config.print_every, live=live
+    )
     try:
-        if request.config.debug:
-            with at_work(request.paths):
-                _run_in_process(request, console)
+        if config.debug:
+            with at_work(paths):
+                _run_in_process(request, display, console)
         else:
-            _run_workers(request, console)
+            with display:
+                Pool(machine.detect(), Options(), _Shown(display, console)).run(iter([job]))
+        if job.error:
+            if paths.last.exists() or paths.forked.exists():
+                job.error.args = (f"{job.error}{way_on(request, job.error)}",)
+            raise job.error
+    except KeyboardInterrupt:
+        again = f"interrupted; to continue: {resume_command(paths)}"
+        raise Interrupted(again if paths.result.exists() else INTERRUPTED_BEFORE) from None
     except ConfigError as error:
-        if is_new and not isinstance(error, FolderInUse) and not request.paths.has_trained():
-            request.paths.remove_refused()
+        if is_new and not isinstance(error, FolderInUse) and not paths.has_trained():
+            paths.remove_refused()
         raise
-    print_summary(console, request.paths)
+    print_summary(console, paths)
 
 
 class _Shown(Observer):
@@ -81,24 +93,6 @@ class _Shown(Observer):
     def tick(self, active: Sequence[Job]) -> None:
         if active:  # else it was refused, or is at its end
             self._display.update()
-
-
-def _run_workers(request: RunRequest, console: Console) -> None:
-    config, paths = request.config, request.paths
-    job = Job(paths, request)
-    with RunDisplay(
-        paths, console, epochs=config.epochs, print_every=config.print_every
-    ) as display:
-        try:
-            Pool(machine.detect(), Options(), _Shown(display, console)).run(iter([job]))
-        except KeyboardInterrupt:
-            if not paths.result.exists():
-                raise Interrupted(INTERRUPTED_BEFORE) from None
-            raise Interrupted(f"interrupted; to continue: {resume_command(paths)}") from None
-    if job.error:
-        if paths.last.exists() or paths.forked.exists():
-            job.error.args = (f"{job.error}{way_on(request, job.error)}",)
-        raise job.error
 
 
 def way_on(request: RunRequest, error: ExptError) -> str:
@@ -124,21 +118,17 @@ def way_on(request: RunRequest, error: ExptError) -> str:
     return ""
 
 
-def _run_in_process(request: RunRequest, console: Console) -> None:
+def _run_in_process(request: RunRequest, display: RunDisplay, console: Console) -> None:
     """Run the single worker of `debug=true` here, where pdb works."""
     from expt.training import collectives  # late: it imports torch
     from expt.worker.main import run_as, torch_kept
 
-    config, paths = request.config, request.paths
     signals.raise_dropped()
-    gpus = () if machine.is_simulated() else config.gpu_indices
+    gpus = () if machine.is_simulated() else request.config.gpu_indices
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
     )
     attempt = Attempt(request=request.begun_at(time.monotonic()))
-    display = RunDisplay(
-        paths, console, epochs=config.epochs, print_every=config.print_every, live=False
-    )
     with own_code.as_on_disk():  # in a notebook it may have been edited since the run before this
         about, _ = prepared(request)
         if about:

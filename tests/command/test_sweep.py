@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from expt.command.hydra_files import as_dict, last_of_each
 from expt.command.sweep import Grid
 from expt.command.sweep_folder import SweepFolder, SweepRun
+from expt.config.identity import Identity, shown
 from expt.config.own_code import Imported, hash_now
 from expt.errors import ConfigError
 from expt.launch.job import QUEUED, request_of
@@ -144,6 +146,20 @@ def test_what_is_complete_is_known_whatever_it_was_called(tmp_path: Path) -> Non
     assert same.job.objective is not None
     assert same.job.objective["value"] == 0.75
     assert (new.job.status, new.job.paths.folder) == (QUEUED, tmp_path / "epochs=2")
+
+
+def test_of_runs_that_resume_one_the_same_one_further_is_that_run(tmp_path: Path) -> None:
+    """Each by its own settings, though all have the same data and code."""
+    (first,) = runs(tmp_path / "first", "seed=0")
+    known = request_of(first.job)
+    config = shown(known.config)
+    digest, content = known.identity.digest, known.identity.content
+    create_result(first.job.paths, identity=digest, content=content, config=config)
+    words = (f"resume='{first.job.paths.folder}'", "epochs=20", "seed=1,0")
+    other, same = (request_of(run.job) for run in runs(tmp_path / "sweep", *words))
+    for asked, is_same in ((other, False), (same, True)):
+        in_one_go = dataclasses.replace(asked.config, resume=None)
+        assert (asked.identity == Identity.of(in_one_go, content)) == is_same
 
 
 @pytest.mark.parametrize("copy", ["a backup", "z backup"])
