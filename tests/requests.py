@@ -105,7 +105,8 @@ def continued(
     config: RunConfig, paths: RunPaths, *, content: Content | None = None, resumes: bool = True
 ) -> Path | None:
     """Find what a run begins from and bring it into its folder, as its driver does."""
-    source = continuing.find(request_of(config, paths.folder, content), resumes=resumes)
+    asked = request_of(config, paths.folder, content, may_have_run=resumes)
+    source = continuing.find(asked)
     return continuing.take(source, paths) if source else None
 
 

@@ -203,7 +203,7 @@ class Tried:
     def seconds(self, request: RunRequest) -> float:
         """Return the time of a run of this kind, from where it begins, if nothing stops it."""
         found, per_epoch = self.record["metrics"], self.record["steps_per_epoch"]
-        config, source = request.config, continuing.find(request, resumes=request.resumes)
+        config, source = request.config, continuing.find(request)
         done = source.checkpoint.step if source and source.rule == "resume" else 0
         steps = max(1, config.total_steps(per_epoch) - done)
         steps_s = found["first_step_s"] + (steps - 1) * found["step_s"]

@@ -60,10 +60,9 @@ class Attempt:
 
         Raises ConfigError if its folder holds another run, or the run cannot continue so.
         """
-        resumes = self.request.resumes or self.number > 0
-        if resumes:
+        if resumes := self.request.resumes:
             self._refuse_foreign()
-        source = continuing.find(self.request, resumes=resumes)
+        source = continuing.find(self.request)
         if source is not None:
             _back_up(self.paths)
         elif resumes:

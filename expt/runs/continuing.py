@@ -41,15 +41,15 @@ class Source(NamedTuple):
     checkpoint: Checkpoint
 
 
-def find(request: RunRequest, *, resumes: bool) -> Source | None:
+def find(request: RunRequest) -> Source | None:
     """Return what the run begins from; None for a new start.
 
-    Its own newest checkpoint if it `resumes`, else the one that `resume` names, else that of
+    Its own newest checkpoint if it resumes, else the one that `resume` names, else that of
     `fork`. Damaged checkpoints of its own are set aside. Raises CheckpointError if none of them is
     left, ConfigError where the run cannot begin from what is there.
     """
     config, paths = request.config, request.paths
-    if resumes and (own := _own(paths)) is not None:
+    if request.resumes and (own := _own(paths)) is not None:
         source = Source("resume", own)
     elif request.source is not None:
         source = Source("resume", _elsewhere(request.source))
@@ -57,10 +57,10 @@ def find(request: RunRequest, *, resumes: bool) -> Source | None:
         step = request.identity.content.get("fork", "").rpartition("@")[2]
         source = Source("fork", _taken(paths) or lineage.forked(config.fork, step))
     else:
-        if resumes and paths.metrics.exists():
+        if request.resumes and paths.metrics.exists():
             warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
         return None
-    _refuse(source, config, request.identity.content, paths.folder)
+    _refuse(source, request)
     return source._replace(checkpoint=_before_its_end(config, source.checkpoint))
 
 
@@ -110,9 +110,9 @@ def _taken(paths: RunPaths) -> Checkpoint | None:
     return read(paths.forked)
 
 
-def _refuse(source: Source, config: RunConfig, content: Content, folder: Path) -> None:
+def _refuse(source: Source, request: RunRequest) -> None:
     """Raise ConfigError where settings, length, data or code forbid to begin so."""
-    rule, found = source
+    (rule, found), config, content = source, request.config, request.identity.content
     if found.state.get("version") != VERSION:
         raise ConfigError(f"{found.file}: {lineage.OTHER_VERSION}")
     problems = [*_of_settings(source, config)] or [*_of_length(source, config)]
@@ -133,7 +133,7 @@ def _refuse(source: Source, config: RunConfig, content: Content, folder: Path) -
     if made.get("code") != content.get("code") or own_code.changed(record):
         other = f"{found.run}: the source of its custom classes has changed"
         is_trained = found.step >= config.total_steps(found.state["steps_per_epoch"])
-        here = found.run.resolve() == folder.resolve()
+        here = found.run.resolve() == request.paths.folder.resolve()
         if rule == "resume" and (here or is_trained):  # one record can't be of both
             program, run = provenance.program(), shlex.quote(str(found.run))
             fix = f"type its settings with resume={run} to continue in a new folder"

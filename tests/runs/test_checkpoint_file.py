@@ -129,7 +129,7 @@ def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_p
     fork = f"{paths.folder}@1"
     content = of_fork(dataclasses.replace(first.config, fork=fork), {})
     forked = request(tmp_path / "fork", epochs=9, fork=fork, content=content, typed_at=0.0)
-    again = pickle.dumps([(1, first), (0, forked)])
+    again = pickle.dumps([(1, dataclasses.replace(first, may_have_run=True)), (0, forked)])
     done = subprocess.run(
         [sys.executable, "-c", BEGINS], check=True, capture_output=True, input=again
     )
