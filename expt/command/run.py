@@ -41,11 +41,11 @@ class Outcome:
     num_unfinished: int = 0
     """Interrupted, or never started."""
     errors: dict[Path, ExptError] = field(default_factory=dict)
-    """Of each run of a sweep that has failed, by its folder."""
+    """The error of each failed run of a sweep, by its folder."""
     notes: list[str] = field(default_factory=list)
     """Lines to print at the end."""
     sweep_folder: Path | None = None
-    """Of a sweep that has begun."""
+    """The folder of a sweep that has begun."""
 
     def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
         """Take in a run of this status, which `error` has ended."""
@@ -81,14 +81,14 @@ class Outcome:
 
 @dataclass
 class Command:
-    """What the parts of one command share."""
+    """The state that the parts of one command share."""
 
     how: Launcher | ExternalWorker
     typed_at: float
     console: Console
     may_sweep: bool = True
     from_python: bool = False
-    """Whether it is a call of expt.run or expt.sweep: nothing of the process is its own."""
+    """True for a call of expt.run or expt.sweep, whose process belongs to the caller."""
     words: list[str] = field(default_factory=list)
     """Its settings, as Hydra's grammar has them."""
     swept: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Command:
     sending: Sending = field(default_factory=Sending)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     began: bool = False
-    """Whether a run or a sweep has its folder."""
+    """True once a run or a sweep has its folder."""
 
     def request(
         self,

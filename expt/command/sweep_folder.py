@@ -42,7 +42,7 @@ class SweepRun:
     words: list[str]
     job: Job
     about: Record
-    """What the run is called, and how it was asked for."""
+    """The name of the run and the words that ask for it."""
     composer: compose.Composer
 
     def configuration(self) -> DictConfig:
@@ -53,7 +53,7 @@ class SweepRun:
 
     @functools.cached_property
     def hydra_files(self) -> dict[str, str]:
-        """What `.hydra` is to hold."""
+        """The text of each file of `.hydra`."""
         return compose.hydra_files(self.configuration(), self.words)
 
     def save_hydra_files(self) -> None:
@@ -68,13 +68,13 @@ class SweepFolder:
     def __init__(
         self, folder: Path, composer: compose.Composer, machine: Machine, *, fetch: bool = True
     ) -> None:
-        """With `fetch` datasets that are identified by their content are downloaded if missing."""
+        """Find the runs; `fetch` downloads datasets that are identified by their content."""
         self.folder, self._composer, self._machine, self._fetch = folder, composer, machine, fetch
         self._known: dict[str, RunPaths] = {}
         self._by_words: dict[str, RunPaths] = {}
         self._records: list[tuple[RunPaths, Record]] = []
         self.completed: dict[Path, Objective] = {}
-        """What earlier commands have completed, by folder."""
+        """The objectives of completed runs, by folder."""
         for paths, found in results_of_sweep(folder):
             kept_code.find_kept(paths.code)
             if found["status"] == DAMAGED:

@@ -28,15 +28,15 @@ class Content(TypedDict, total=False):
     """Digests of what a run is made of besides its settings; None where there is nothing."""
 
     data: str | None
-    """Of the dataset's files, see expt.data.fingerprint."""
+    """The digest of the dataset's files; see expt.data.fingerprint."""
     code: str | None
-    """Of the source of custom classes, see expt.config.own_code."""
+    """The digest of the source of custom classes; see expt.config.own_code."""
     weights: str | None
-    """Of the file that the first weights come from."""
+    """The checksum of the file that the first weights come from."""
     fork: str
-    """The checkpoint that the run is a fork of: the identity of its run, and the step."""
+    """The checkpoint that a fork begins from, as the identity of its run, @ and the step."""
     seedless_fork: str
-    """The same by the identity of that run without its seed."""
+    """The same with the seedless identity of that run."""
 
 
 @dataclass(frozen=True)

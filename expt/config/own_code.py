@@ -34,13 +34,10 @@ if TYPE_CHECKING:
 
 
 class Imported(TypedDict):
-    """The source of a module that a run has imported from a person's folders.
-
-    Or the list of a package's modules, if the run has searched it; its name ends in `.*`.
-    """
+    """The source of a module of a person's own, or the list of a package's modules."""
 
     file: str
-    """Relative where it was below the current folder."""
+    """The file, or the package's folder; relative if it was below the current folder."""
     hash: str
 
 
@@ -49,7 +46,7 @@ PREFIX = "expt_main_"
 _PACKAGE = ".*"
 """The end of a name that stands for the list of a package's modules."""
 _seen: dict[int, tuple[object, str]] = {}
-"""By its id the spec of each import, and the hash of the file when it was first looked at."""
+"""The spec of each import by its id, and the hash of the file when it was first looked at."""
 _lock = threading.RLock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -253,7 +250,7 @@ def as_imported(named: Collection[str] = ()) -> dict[str, Imported]:
 
 @contextlib.contextmanager
 def as_on_disk() -> Iterator[None]:
-    """While entered, import the person's own modules anew, as a new process does.
+    """Import the person's own modules within the body as a new process does.
 
     Afterwards the modules of this process are those that it had; objects made keep their classes.
     """
@@ -307,7 +304,7 @@ def is_imported(record: Mapping[str, Any]) -> bool:
 
 
 def older_here(names: Sequence[str], record: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the files of which this process has imported an older source.
+    """Return the files that have changed since this process imported them.
 
     They are of the classes `names`, or were imported by the run of `record`.
     """

@@ -12,7 +12,6 @@ import math
 import shlex
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,14 +127,14 @@ def _run_in_process(request: RunRequest, display: RunDisplay, console: Console) 
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
     )
-    attempt = Attempt(request=request.begun_at(time.monotonic()))
+    attempt = Attempt(request=request)
     with own_code.as_on_disk():  # in a notebook it may have been edited since the run before this
         about, _ = prepared(request)
         if about:
             say(console, about)
         recorded = attempt.recorded()
         with torch_kept(alone.device), recorded as source, watched(display):
-            run_as(alone, attempt.request, source)
+            run_as(alone, request, source)
 
 
 def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -253,7 +254,7 @@ class Pool:
                 return
             self._observer.job_starting(job)
             attempt = Attempt(
-                request=request.begun_at(job.started_at),
+                request=dataclasses.replace(request, typed_at=request.typed_at or job.started_at),
                 number=request.next_attempt(),
                 devices=devices,
                 lock=lock,

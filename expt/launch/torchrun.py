@@ -114,7 +114,7 @@ class ExternalWorker:
             )
             # The logs of the first attempt may be on another machine's disk.
             number = max(request.next_attempt(), int(ran))
-            attempt = Attempt(request=request.begun_at(time.monotonic()), number=number)
+            attempt = Attempt(request=request, number=number)
             with attempt.recorded() as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}

@@ -46,7 +46,7 @@ class Attempt:
     request: RunRequest
     number: int = 0
     devices: tuple[str, ...] = ()
-    """As CUDA_VISIBLE_DEVICES names them; none is the CPU."""
+    """The names of GPUs in CUDA_VISIBLE_DEVICES; empty for the CPU."""
     lock: FolderLock | None = None
     """The lock of the run's folder, for the workers to hold too."""
 
@@ -92,7 +92,7 @@ class Attempt:
             raise
 
     def _refuse_foreign(self) -> None:
-        """Raise ConfigError for numbers that no record claims: to begin anew would remove them."""
+        """Raise ConfigError for numbers that no record claims: a new start would remove them."""
         paths, record = self.paths, read_result(self.paths)
         refused = record.get("status") in STATUSES and not paths.metrics.exists()
         if "identity" in record or refused or paths.checkpoints.exists():
@@ -184,7 +184,7 @@ def _back_up(paths: RunPaths) -> None:
 
 
 def accept(paths: RunPaths) -> None:
-    """Forget what was before: the run continues, or begins anew."""
+    """Remove the copy of the earlier record: the run continues, or has begun again."""
     shutil.rmtree(paths.before, ignore_errors=True)
 
 

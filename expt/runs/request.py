@@ -6,7 +6,7 @@ import re
 import shlex
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -32,7 +32,7 @@ class Evaluation:
     """The checkpoint: best, last, or as after RUN@."""
     split: Split
     own_data: bool
-    """Whether the samples are those of the run itself."""
+    """True if the samples are those of the run itself."""
     dataset: str | None = None
     """The name of other samples."""
 
@@ -55,7 +55,7 @@ class RunRequest:
     identity: Identity
     paths: RunPaths
     about: Record
-    """For result.json: the name of the run, and the words of its command."""
+    """The name of the run and the words of its command, for result.json."""
     hydra: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The text of each file of `.hydra`; none where something else writes it."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -63,17 +63,13 @@ class RunRequest:
     typed_at: float | None = None
     """When the command was typed [by time.monotonic]; None for a sweep's run until its turn."""
     instead: Evaluation | Literal["preflight"] | None = None
-    """What is done in place of training; of a preflight nothing is kept."""
+    """A replacement for training; a preflight keeps nothing."""
     may_have_run: bool = False
-    """Whether the folder may hold a record of this very run, of an earlier attempt."""
+    """True if the folder may hold a record of an earlier attempt at this run."""
     goes_on_from: Path | None = None
     """The folder of a shorter run of the same settings, to resume if its own has no checkpoint."""
     until_epoch: int | None = None
     """The epoch after which the run pauses; its schedule has all its epochs."""
-
-    def begun_at(self, now: float) -> RunRequest:
-        """Return the request of a run whose turn has come."""
-        return self if self.typed_at is not None else replace(self, typed_at=now)
 
     @property
     def waited_since(self) -> float:
@@ -90,7 +86,7 @@ class RunRequest:
 
     @property
     def resumes(self) -> bool:
-        """Whether the run continues from what it finds in its folder."""
+        """True if the run continues from its own folder."""
         return self.may_have_run or self.config.resume == "auto"
 
     def next_attempt(self) -> int:
@@ -137,7 +133,7 @@ _OF_DDP = ("ddp.find_unused_parameters", "ddp.static_graph")
 """Keys of the strategies of one kind, which those of the other refuse."""
 _OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
 _IN_QUOTES = re.compile(r'["$`!\\]')
-"""What a shell reads between double quotes."""
+"""The characters that a shell reads between double quotes."""
 
 
 def quoted(value: object) -> str:

@@ -21,7 +21,8 @@ from tests.requests import checkpoint_state, record_points, request
 
 
 def attempt(asked: RunRequest, number: int = 0) -> Attempt:
-    return Attempt(request=asked.begun_at(20.0), number=number, devices=("3", "4"))
+    asked = dataclasses.replace(asked, typed_at=asked.typed_at or 20.0)
+    return Attempt(request=asked, number=number, devices=("3", "4"))
 
 
 def leave_metrics(paths: RunPaths) -> None:
