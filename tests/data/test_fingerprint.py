@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import os
+import py_compile
 import shutil
 from pathlib import Path
 from typing import Any
@@ -177,11 +178,12 @@ PLUGINS = """
 import importlib, pkgutil
 import torch
 import plugins
+from base import WIDTH
 class Net(torch.nn.Sequential):
     def __init__(self, *, channels, image_size, num_classes):
         found = (importlib.import_module(each.name) for each in
             pkgutil.iter_modules(plugins.__path__, "plugins."))
-        width = sum(each.WIDTH for each in found)
+        width = WIDTH + sum(each.WIDTH for each in found)
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, width),
             torch.nn.Linear(width, num_classes))
 """
@@ -190,17 +192,27 @@ class Net(torch.nn.Sequential):
 def test_plugins_that_only_a_search_finds_are_part_of_what_a_run_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new one, and an edit that leaves size and time of the file as they were."""
+    """A new one, and an edit that leaves size and time of the file as they were.
+
+    As of a module that is imported, which plain Python has cached.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "searching.py").write_text(PLUGINS)
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins/__init__.py").touch()
 
+    def write(name: str, width: int) -> str:
+        (tmp_path / name).write_text(f"WIDTH = {width}\n")
+        os.utime(tmp_path / name, (1, 1))
+        return name
+
+    py_compile.compile(write("base.py", 8))
+    write("base.py", 0)
+
     def widths(name: str, width: int) -> list[int]:
         """The widths of the models of all runs in the sweep's folder, once this plugin is there."""
-        (file := tmp_path / "plugins" / name).write_text(f"WIDTH = {width}\n")
-        os.utime(file, (1, 1))
+        write(f"plugins/{name}", width)
         few = as_typed("max_steps=1 world_size=1 tensorboard.images=false hydra.sweep.dir=sweep")
         runs = expt.sweep("+model._target_=searching.Net", *few, "~model.hidden", "~model.dropout")
         states = (checkpoint.load(path) for path in (tmp_path / "sweep").glob("*/*/last.pt"))
