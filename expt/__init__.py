@@ -6,8 +6,6 @@ import importlib
 import random
 from typing import TYPE_CHECKING
 
-from expt.config.imported import install_finder
-
 if TYPE_CHECKING:
     from expt.api import evaluate, list_runs, predict, rerun, run, sweep
     from expt.errors import ConfigError, RunFailed, SweepFailed
@@ -47,7 +45,6 @@ __all__ = [
     "sweep",
 ]
 __version__ = "0.2.0"
-install_finder()  # so that what is edited after its import is known
 
 
 _FROM = {

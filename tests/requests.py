@@ -6,18 +6,17 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from expt.config.identity import VERSION, Content, shown
+from expt.config.identity import VERSION, Content, Identity, shown
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.data.build import Data, build
 from expt.machine import Machine
-from expt.runs import continuing
+from expt.runs import continuing, lineage
 from expt.runs.attempt import Attempt
 from expt.runs.continuing import Source
 from expt.runs.metrics_file import MetricsWriter
@@ -38,19 +37,28 @@ def _config() -> RunConfig:
     return parse(settings(), Machine(cpus=8))
 
 
+def request_of(
+    config: RunConfig, folder: Path, content: Content | None = None, **more: Any
+) -> RunRequest:
+    """A request for a run of this configuration in `folder`."""
+    words: Any = {"name": folder.name, "overrides": {"seed": 0}, "arguments": ["seed=0"]}
+    known: Any = {"about": words, "typed_at": 0.0, **more}
+    identity = Identity.of(config, content or {})
+    return RunRequest(config=config, identity=identity, paths=RunPaths(folder), **known)
+
+
 def request(
-    folder: Path, *, may_have_run: bool = False, typed_at: float | None = None, **config: Any
+    folder: Path,
+    *,
+    may_have_run: bool = False,
+    typed_at: float | None = None,
+    content: Content | None = None,
+    **config: Any,
 ) -> RunRequest:
     """A request for a run in `folder`, of one CPU worker where `config` says nothing else."""
-    return RunRequest(
-        config=dataclasses.replace(_config(), **{"world_size": 1, "threads": 1, **config}),
-        settings=copy.deepcopy(settings()),
-        paths=RunPaths(folder),
-        about={"name": folder.name, "overrides": {"seed": 0}, "arguments": ["seed=0"]},
-        env={"COLOUR": "green"},
-        typed_at=typed_at,
-        may_have_run=may_have_run,
-    )
+    more = {"typed_at": typed_at, "may_have_run": may_have_run, "env": {"COLOUR": "green"}}
+    given = dataclasses.replace(_config(), **{"world_size": 1, "threads": 1, **config})
+    return request_of(given, folder, content, settings=copy.deepcopy(settings()), **more)
 
 
 @functools.cache
@@ -97,26 +105,16 @@ def continued(
     config: RunConfig, paths: RunPaths, *, content: Content | None = None, resumes: bool = True
 ) -> Path | None:
     """Find what a run begins from and bring it into its folder, as its driver does."""
-    asked = RunRequest(
-        config=config,
-        content=content or Content(),
-        paths=paths,
-        about={"name": paths.folder.name, "overrides": {}, "arguments": []},
-    )
-    source = continuing.find(asked, resumes=resumes)
+    asked = request_of(config, paths.folder, content, may_have_run=resumes)
+    source = continuing.find(asked)
     return continuing.take(source, paths) if source else None
 
 
 def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Path | None:
     """Make the folder of a run, as its driver does; return the checkpoint that it begins from."""
-    asked = RunRequest(
-        config=config,
-        content=continuing.as_forked(config, Content()),
-        paths=RunPaths(folder),
-        about={"name": folder.name, "overrides": {}, "arguments": []},
-        may_have_run=may_have_run,
-    )
-    return Attempt(request=asked, started_at=time.monotonic(), devices=()).begin()
+    content = lineage.of_fork(config, lineage.continued(config, RunPaths(folder)))
+    asked = request_of(config, folder, content, may_have_run=may_have_run)
+    return Attempt(request=asked, devices=()).begin()
 
 
 def resumed(file: Path, folder: Path) -> Path:

@@ -50,9 +50,9 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_300, 195, 42_000
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_300, 197, 42_000
 MAX_OF_PACKAGE = {
-    "command": 5_250, "config": 2_925, "dashboards": 1_630, "data": 8_320, "inference": 1_760,
+    "command": 5_250, "config": 2_950, "dashboards": 1_630, "data": 8_305, "inference": 1_760,
     "launch": 2_930, "models": 1_135, "planning": 280, "python": 665, "runs": 5_255,
     "search": 1_595, "tasks": 1_545, "training": 3_260, "worker": 4_690,
 }  # fmt: skip
@@ -493,7 +493,8 @@ def test_an_assignment_to_a_part_of_another_is_noticed() -> None:
 SCAN = """
 import sys
 import expt.worker.main
-found = set()
+importers = map(type, (*sys.meta_path, *sys.path_hooks))
+found = {str(each) for each in importers if each.__module__.startswith("expt")}
 for name, module in list(sys.modules.items()):
     if name.partition(".")[0] in ("expt", "__main__", "__mp_main__", "hydra_plugins", "tests"):
         continue

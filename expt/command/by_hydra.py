@@ -46,7 +46,7 @@ class HydraTask:
         config, paths = parse(settings, machine.detect()), RunPaths(Path(hydra.runtime.output_dir))
         env = {str(key): str(value) for key, value in hydra.job.env_set.items()}
         try:
-            return train(this, config, settings, paths, env)
+            return train(this, this.request(config, paths, settings, {}, env))
         except Interrupted as error:
             if not sweep:
                 raise

@@ -15,13 +15,12 @@ from expt.command.compose import Override, is_readable, parse, parse_one
 from expt.command.conf_files import conf_here, quoted_form, refuse_hidden
 from expt.command.hydra_files import own_folders_of, replaces
 from expt.command.words import Exact, Options
-from expt.config import keys, user_code
+from expt.config import kept_code, keys
 from expt.config.groups import GROUPS
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, FolderInUse, refuse_undecoded, warn
-from expt.runs import continuing
+from expt.runs import lineage
 from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths, is_held, is_sweep
 from expt.runs.request import (
@@ -33,7 +32,7 @@ from expt.runs.request import (
     unquoted,
     values_of,
 )
-from expt.runs.result import COMPLETED, Forked, read_result
+from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.sweep import latest_sweep, results_of_sweep
 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
@@ -209,7 +208,7 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
     folder = last_value(settings, f"hydra.{'sweep' if sweep else 'run'}.dir")
     paths = None if sweep or folder is None else RunPaths(Path(folder))
     if paths and last_value(settings, "resume") == "auto" and paths.overrides.exists():
-        user_code.find_kept(paths.code)
+        kept_code.find_kept(paths.code)
         earlier = [str(word) for word in OmegaConf.load(paths.overrides)]
         typed = parse(["resume=auto", *settings])
         kept = [
@@ -226,7 +225,7 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
     values = [value for value in _values(parse_one(given)) if not known.has(value)]
     runs = [RunPaths(named("fork", value)[0]) for value in values]
     for run in runs:
-        user_code.find_kept(run.code)
+        kept_code.find_kept(run.code)
     own = own_folders_of(runs[0].hydra_settings) if runs else []
     return (settings if sweep else known.with_words(settings)), own
 
@@ -246,13 +245,10 @@ class Parents:
         self._folder = folder
 
     @functools.cached_property
-    def _known(self) -> dict[str, tuple[Forked, Content]]:
+    def _known(self) -> dict[str, Record]:
         records = [record for _, record in results_of_sweep(self._folder)] if self._folder else []
-        return {
-            record["forked_from"]["given"]: (record["forked_from"], Content(**record["content"]))
-            for record in records
-            if "forked_from" in record and "content" in record
-        }
+        forks = [each for each in records if {"forked_from", "content"} <= each.keys()]
+        return {record["forked_from"]["given"]: record for record in forks}
 
     def has(self, given: str) -> bool:
         """Return whether the sweep has a fork of `given` already."""
@@ -263,17 +259,16 @@ class Parents:
         given = next((word for word in reversed(words) if key_of(word) == "fork"), None)
         if given is None or not (values := _values(parse_one(given))):
             return list(words)
-        known = self._known.get(values[0])
         try:
-            record = known[0] if known else continuing.record_of(values[0])
+            known = self._known.get(values[0])
+            of = known["forked_from"] if known else lineage.record_of(values[0])
         except ConfigError:
             return list(words)
-        return [*inherited(record["arguments"], words), *words]
+        return [*inherited(of["arguments"], words), *words]
 
-    def content(self, config: RunConfig, *, fetch: bool) -> Content:
-        """Return what a run of the sweep is made of, at the checkpoint that its first fork had.
+    def of_fork(self, config: RunConfig, before: Record) -> Content:
+        """Return the digests of a fork, at the checkpoint that the first fork of the sweep had.
 
         Raises ConfigError where what is forked is not a run.
         """
-        known = self._known.get(config.fork) if config.fork else None
-        return content_of(config, fetch=fetch, fork=known[1] if known else None)
+        return lineage.of_fork(config, self._known.get(config.fork or "", before))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from expt.command import terminal
-from expt.config.user_code import is_of_main, targets
+from expt.config.own_code import is_of_main, targets
 from expt.errors import warn
 from expt.runs.attempt import in_one_line
 from expt.runs.paths import RunPaths

@@ -120,7 +120,7 @@ def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]
     about: Record = {**about_run(paths.folder.name, list(words)), "identity": record["identity"]}
     return RunRequest(
         config=measured.config,
-        content=measured.content,
+        identity=measured.identity,
         paths=paths,
         about=about,
         typed_at=None,

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from expt import machine
 from expt.command.command_line import check_repeated, own_folders, readable
 from expt.command.compose import Composer, Override, parse, refuse_no_choice
-from expt.config import secrets, user_code
-from expt.config.identity import Content, shown
+from expt.config import kept_code, own_code, secrets
+from expt.config.identity import Content, Identity, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
 from expt.config.kinds import CUSTOM_DATASET_KEYS
 from expt.config.parse import parse_evaluation, settings_of, with_value
@@ -66,7 +66,7 @@ class Settings(NamedTuple):
     """What is measured, and how."""
 
     config: RunConfig
-    content: Content
+    identity: Identity
     evaluation: Evaluation
     name: str
     """Of the folder for its numbers."""
@@ -122,7 +122,7 @@ def _value(override: Override) -> Any:
 
 def settings(run: Path, record: Record, asked: Asked) -> Settings:
     """Return what is measured of the run. Raises ConfigError where that can't be done here."""
-    user_code.find_kept(RunPaths(run).code)
+    kept_code.find_kept(RunPaths(run).code)
     then = settings_of(record["config"])
     dataset = _dataset(then["dataset"], record["data"], asked)
     task = _task(then["task"], asked.below("task."))
@@ -130,7 +130,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     for key in (key for key in HOW if key in asked.values):
         node = with_value(node, key.split("."), asked.values[key])
     config = parse_evaluation(node, machine.detect())
-    content = content_of(config, to_train=False)
+    content = content_of(config)
     own = _is_of_run(record, config, content)
     if own:
         _refuse_leak(then["dataset"], asked)
@@ -155,7 +155,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     )
     folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
     names = [*folder, split, *([] if asked.which == "best" else [asked.which])]
-    return Settings(config, content, evaluation, "-".join(names))
+    return Settings(config, Identity.of(config, content), evaluation, "-".join(names))
 
 
 def _name(config: RunConfig, asked: Asked) -> str:
@@ -229,7 +229,7 @@ def _with_features(node: dict[str, Any], data: Mapping[str, Any]) -> dict[str, A
 def _is_of_run(record: Record, config: RunConfig, content: Content) -> bool:
     """Return whether the samples are the run's, wherever they lie now."""
     made = record.get("content")
-    if made is not None and made["data"] != content.data:
+    if made is not None and made.get("data") != content["data"]:
         return False
     then, now = record["config"]["dataset"], shown(config)["dataset"]
     return not differing(flat({"dataset": then}), flat({"dataset": now}), "evaluate")
@@ -255,9 +255,9 @@ def _warn_of_custom_classes(record: Record, config: RunConfig) -> None:
         warn(f"dataset: samples of {after} are normalised as in training; give images in [0, 1]")
     elif before != after:
         warn(f"dataset: {before} may have changed the run's samples; that is not done to these")
-    names = user_code.targets(then)
-    if not (made and made["code"] and user_code.targets({**then, "model": {}})):
+    names = own_code.targets(then)
+    if not (made and made.get("code") and own_code.targets({**then, "model": {}})):
         return  # of a model expt.load warns
-    if user_code.has_other_source(record):
-        own = dict.fromkeys(name for name in names if user_code.own_modules([name]))
+    if own_code.has_other_source(record):
+        own = dict.fromkeys(name for name in names if own_code.own_modules([name]))
         warn(f"{', '.join(own)}: source code has changed since the run; the numbers may differ")

@@ -146,13 +146,6 @@ def as_dict(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def write_hydra_files(paths: RunPaths, files: Mapping[str, str]) -> None:
-    """Write `.hydra` of a run."""
-    paths.hydra.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (paths.hydra / f"{name}.yaml").write_text(text, encoding="utf-8")
-
-
 def remove_unused(run_paths: RunPaths) -> None:
     """Remove the folder of a run that did not begin, unless it holds something."""
     unused = {run_paths.hydra, run_paths.lock, run_paths.code}

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from expt.command import terminal
 from expt.config.constraints import word
-from expt.config.identity import identity, shown
+from expt.config.identity import digest, shown
 from expt.config.keys import flat, meaning_in
 from expt.config.schema import RunConfig
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted, RunFailed
@@ -68,7 +68,7 @@ def _kind(config: RunConfig) -> str:
     """Return a text that is equal for runs that cost the same."""
     settings = flat(shown(config))
     free = [key for key in settings if not meaning_in(settings, key).cost]
-    return f"{identity(config, but=free)} {config.threads}"
+    return f"{digest(config, {}, but=free)} {config.threads}"
 
 
 def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count: str) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +12,10 @@ from omegaconf import OmegaConf
 from expt import machine
 from expt.command import terminal
 from expt.command.words import Parser
-from expt.config import user_code
-from expt.config.identity import Content, identity
+from expt.config import kept_code, own_code
+from expt.config.identity import Identity, digest
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
-from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
 from expt.launch.launcher import launcher, refuse_in_torchrun
@@ -62,13 +60,11 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     then = result_of_any(RunPaths(folder))
     if then.get("status") == DAMAGED:
         raise ConfigError(f"{RunPaths(folder).result}: is damaged")
-    if not {"config", "identity", "arguments"} <= then.keys():
+    if not {"config", "identity", "content", "arguments"} <= then.keys():
         raise ConfigError(f"{folder}: {no_run(folder)}")
-    user_code.find_kept(RunPaths(folder).code)
+    kept_code.find_kept(RunPaths(folder).code)
     config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):
-        warn(line)
-    for line in _differences(config, content_of(config), then):
         warn(line)
     if into is not None and not RunPaths(into).result.exists():
         paths.refuse_mixed(into, "hydra.run.dir")
@@ -76,13 +72,14 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S")))
     )
 
-    def on_start() -> None:  # not before the folder is this run's
-        if RunPaths(folder).hydra.is_dir():  # so that `resume=auto` can go on there
-            shutil.copytree(RunPaths(folder).hydra, run_paths.hydra, dirs_exist_ok=True)
-
     this = Command(how, typed_at, terminal.console(quiet=False), words=then["arguments"])
+    files = {each.stem: each.read_text() for each in RunPaths(folder).hydra.glob("*.yaml")}
+    request = this.request(config, run_paths, {}, files, {})
+    for line in _differences(config, request.identity, then):
+        warn(line)
+    about: Record = {**request.about, "rerun_of": str(folder)}
     try:
-        train(this, config, {}, run_paths, {}, on_start, {"rerun_of": str(folder)})
+        train(this, dataclasses.replace(request, about=about))
     finally:
         this.sending.close()
         this.sending.wait()
@@ -90,22 +87,17 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     return run_paths
 
 
-def _differences(config: RunConfig, content: Content, then: Record) -> list[str]:
-    made = then.get("content")
-    before = Content(**made) if made else None
-    recorded = dataclasses.replace(config, resume=then["config"]["resume"])
-    known = {identity(recorded, before)}
-    if before is not None:
-        known.add(identity(recorded, before._replace(continues=True)))
-    found = list[str]()
-    if then["identity"] not in known:
+def _differences(config: RunConfig, now: Identity, then: Record) -> list[str]:
+    before, found = then["content"], list[str]()
+    begun = (dataclasses.replace(config, resume=x) for x in (None, then["config"]["resume"]))
+    if then["identity"] not in (digest(each, before) for each in begun):
         found.append("what the run took from the environment differs now")
-    if before and before.data != content.data:
+    if before.get("data") != now.content.get("data"):
         found.append("the dataset's files differ now")
-    if before and before.weights != content.weights:
+    if before.get("weights") != now.content.get("weights"):
         found.append("weights: the file differs now")
-    is_found = content.code is not None  # else that is reported
-    if before and is_found and (before.code != content.code or user_code.changed(then)):
+    code = now.content.get("code")  # without it, an error says so
+    if code is not None and (before.get("code") != code or own_code.changed(then)):
         found.append("the source of the run's custom classes differs now")
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,20 +12,20 @@ from omegaconf import DictConfig
 
 from expt import machine
 from expt.command import compose, terminal
-from expt.command.hydra_files import about_run, remove_unused, write_hydra_files
+from expt.command.hydra_files import about_run, remove_unused
 from expt.config.groups import GROUPS
 from expt.config.keys import without_effect
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.dashboards.sender import Sending
-from expt.data.fingerprint import content_of
+from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
 from expt.launch.launcher import Launcher
 from expt.runs.paths import RunPaths, refuse_mixed
 from expt.runs.request import RunRequest, key_of
-from expt.runs.result import COMPLETED, FAILED, PRUNED, Record, objective_of, read_result
+from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_of, read_result
 from expt.runs.view.text import Console
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ class Outcome:
     num_unfinished: int = 0
     """Interrupted, or never started."""
     errors: dict[Path, ExptError] = field(default_factory=dict)
-    """Of each run of a sweep that has failed, by its folder."""
+    """The error of each failed run of a sweep, by its folder."""
     notes: list[str] = field(default_factory=list)
     """Lines to print at the end."""
     sweep_folder: Path | None = None
-    """Of a sweep that has begun."""
+    """The folder of a sweep that has begun."""
 
     def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
         """Take in a run of this status, which `error` has ended."""
@@ -81,14 +81,14 @@ class Outcome:
 
 @dataclass
 class Command:
-    """What the parts of one command share."""
+    """The state that the parts of one command share."""
 
     how: Launcher | ExternalWorker
     typed_at: float
     console: Console
     may_sweep: bool = True
     from_python: bool = False
-    """Whether it is a call of expt.run or expt.sweep: nothing of the process is its own."""
+    """True for a call of expt.run or expt.sweep, whose process belongs to the caller."""
     words: list[str] = field(default_factory=list)
     """Its settings, as Hydra's grammar has them."""
     swept: list[str] = field(default_factory=list)
@@ -98,7 +98,27 @@ class Command:
     sending: Sending = field(default_factory=Sending)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     began: bool = False
-    """Whether a run or a sweep has its folder."""
+    """True once a run or a sweep has its folder."""
+
+    def request(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        settings: Mapping[str, Any],
+        hydra: Mapping[str, str],
+        env: Mapping[str, str],
+    ) -> RunRequest:
+        """Return the request for the run of this command; see RunRequest for the arguments."""
+        return RunRequest(
+            config=config,
+            settings=settings,
+            identity=identity_of(config, paths),
+            paths=paths,
+            about=about_run(paths.folder.name, self.words, config),
+            hydra=hydra,
+            env=env,
+            typed_at=self.typed_at,
+        )
 
 
 def run_one(this: Command, composed: DictConfig) -> float | None:
@@ -113,39 +133,15 @@ def run_one(this: Command, composed: DictConfig) -> float | None:
         refuse_mixed(paths.folder, "hydra.run.dir")
     compose.place(composed, paths.folder)
     typed = [word for word in this.words if word != "resume=auto"]
-
-    def on_start() -> None:  # now the folder is this run's
-        write_hydra_files(paths, compose.hydra_files(composed, typed))
-
-    env = compose.environment_of(composed)
-    return train(this, config, settings, paths, env, on_start)
+    files, env = compose.hydra_files(composed, typed), compose.environment_of(composed)
+    return train(this, this.request(config, paths, settings, files, env))
 
 
-def train(
-    this: Command,
-    config: RunConfig,
-    settings: Mapping[str, Any],
-    paths: RunPaths,
-    env: Mapping[str, str],
-    on_start: Callable[[], None] = lambda: None,
-    about: Record | None = None,
-) -> float | None:
-    """Train one run in its folder; `on_start` is called once the folder is the run's.
-
-    `about` has more fields of its record.
-    """
+def train(this: Command, request: RunRequest) -> float | None:
+    """Train one run in its folder; return the value of its objective."""
+    config, paths = request.config, request.paths
     this.began, is_there = True, paths.hydra.exists()
     try:
-        request = RunRequest(
-            config=config,
-            settings=settings,
-            content=content_of(config),
-            paths=paths,
-            typed_at=this.typed_at,
-            about={**about_run(paths.folder.name, this.words, config), **(about or {})},
-            env=env,
-            on_start=on_start,
-        )
         if config.preflight:
             from expt.command.preflight import preflight  # late: tables
 

@@ -18,8 +18,8 @@ from expt.command.hydra_files import last_of_each
 from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
-from expt.config import keys, user_code
-from expt.config.identity import identity, shown
+from expt.config import keys, own_code
+from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.config.parse import wrong_values
 from expt.config.schema import RunConfig
@@ -141,7 +141,7 @@ class SearchCommand:
                 errors.append(error)
         if not found:
             raise errors[0]
-        self._sweep.open().content_of(found[0])
+        self._sweep.open().identity_of(found[0])
         if self._settings.rungs and len({(each.epochs, each.max_steps) for each in found}) > 1:
             raise ConfigError(
                 f"search.rungs={self._settings.rungs}: compares runs of equal length; search"
@@ -180,10 +180,10 @@ class SearchCommand:
             return []
         try:
             config = self._config_of(values)
-            content = self._sweep.open().content_of(config)
+            known = self._sweep.open().identity_of(config)
         except ConfigError:
             return []
-        if record["identity"] == identity(config, content) and not user_code.changed(record):
+        if record["identity"] == known.digest and not own_code.changed(record):
             return []
         then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
         differing = keys.differing(then, now, "result")

@@ -16,7 +16,6 @@ from rich.text import Text
 from expt import progress
 from expt.command import terminal
 from expt.command.sweep_folder import SweepRun
-from expt.config.identity import identity
 from expt.config.kinds import chosen_metric
 from expt.errors import Diverged, ExptError, OutOfMemory, printable
 from expt.launch.job import Job, Observer, request_of
@@ -269,7 +268,7 @@ def show_dry_run(runs: Iterable[SweepRun]) -> None:
             config = job.request.config
             needs = f"{config.num_gpus} GPU" if config.num_gpus else f"{config.world_size} cores"
             would = "be skipped, it is complete" if job.status == COMPLETED else _begin(job)
-            row = (job.name, identity(config, job.request.content), needs, would)
+            row = (job.name, job.request.identity.digest, needs, would)
         table.add_row(*cells(place, *row))
         listed.append(dict(zip(("run", "identity", "needs", "would"), row, strict=True)))
     terminal.put(dry_run=listed)

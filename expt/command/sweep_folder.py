@@ -15,14 +15,16 @@ from omegaconf import DictConfig
 
 from expt.command import compose
 from expt.command.command_line import Parents
-from expt.command.hydra_files import about_run, write_hydra_files
-from expt.config import user_code
-from expt.config.identity import Content, identity
+from expt.command.hydra_files import about_run
+from expt.config import kept_code, own_code
+from expt.config.identity import LENGTH, Content, Identity, digest
 from expt.config.parse import parse, recorded
 from expt.config.schema import RunConfig
+from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
+from expt.runs import lineage
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record
@@ -30,8 +32,6 @@ from expt.runs.sweep import folder_names, has_own_name, results_of_sweep
 
 ASKED = "asked:"
 """Before the key of a run that has no configuration, and is known by its overrides."""
-LENGTH = ("epochs", "max_steps", "scheduler.epochs", "scheduler.kwargs.total_steps")
-"""Settings in which a run may differ from the longer one that continues from it."""
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class SweepRun:
     words: list[str]
     job: Job
     about: Record
-    """What the run is called, and how it was asked for."""
+    """The name of the run and the words that ask for it."""
     composer: compose.Composer
 
     def configuration(self) -> DictConfig:
@@ -53,12 +53,12 @@ class SweepRun:
 
     @functools.cached_property
     def hydra_files(self) -> dict[str, str]:
-        """What `.hydra` is to hold."""
+        """The text of each file of `.hydra`."""
         return compose.hydra_files(self.configuration(), self.words)
 
     def save_hydra_files(self) -> None:
         """Write `.hydra`."""
-        write_hydra_files(self.job.paths, self.hydra_files)
+        self.job.paths.write_hydra(self.hydra_files)
         del self.hydra_files
 
 
@@ -68,20 +68,20 @@ class SweepFolder:
     def __init__(
         self, folder: Path, composer: compose.Composer, machine: Machine, *, fetch: bool = True
     ) -> None:
-        """With `fetch` datasets that are identified by their content are downloaded if missing."""
+        """Find the runs; `fetch` downloads datasets that are identified by their content."""
         self.folder, self._composer, self._machine, self._fetch = folder, composer, machine, fetch
         self._known: dict[str, RunPaths] = {}
         self._by_words: dict[str, RunPaths] = {}
         self._records: list[tuple[RunPaths, Record]] = []
         self.completed: dict[Path, Objective] = {}
-        """What earlier commands have completed, by folder."""
+        """The objectives of completed runs, by folder."""
         for paths, found in results_of_sweep(folder):
-            user_code.find_kept(paths.code)
+            kept_code.find_kept(paths.code)
             if found["status"] == DAMAGED:
                 warn(f"{paths.result}: is damaged; a run of its settings gets a new folder")
             asked = _asked(found.get("arguments", ()))
             key = found.get("identity", asked)
-            if user_code.changed(found):  # what it has run is not there any more
+            if own_code.changed(found):  # what it has run is not there any more
                 self._by_words.setdefault(asked, paths)
                 continue
             self._records.append((paths, found))
@@ -91,7 +91,7 @@ class SweepFolder:
                 none = Objective(name="", value=None)
                 self.completed[paths.folder] = found.get("objective") or none
         self.parents = Parents(folder)
-        self._jobs, self._contents = dict[str, Job](), dict[str, Content]()
+        self._jobs, self._contents = dict[str, Job](), dict[str, tuple[Record, Content]]()
         self._names = set[str]()
 
     def run(
@@ -104,8 +104,8 @@ class SweepFolder:
         (name,) = folder_names([words], keys)
         words = self.parents.with_words(words)
         job = self._job(words, number, name, more)
-        config = job.request.config if job.request else None
-        about: Record = {**about_run(job.name, words, config), **more}  # type: ignore[typeddict-item]
+        about: Record = {**about_run(job.name, words), **more}  # type: ignore[typeddict-item]
+        about = job.request.about if job.request else about
         return SweepRun(number, list(words), job, about, self._composer)
 
     def config_of(self, words: Sequence[str]) -> RunConfig:
@@ -113,22 +113,25 @@ class SweepFolder:
         words = self.parents.with_words(words)
         return parse(self._composer.settings(words, sweep=True), self._machine)
 
-    def content_of(self, config: RunConfig) -> Content:
-        """Return what the run is made of besides its settings.
+    def identity_of(self, config: RunConfig) -> Identity:
+        """Return the identity of a run.
 
         Raises ConfigError where something is not there. It is looked at once for all runs that have
         the same data and classes: a folder may hold many images.
         """
         key = repr(
-            (config.dataset, user_code.targets(config), config.weights, config.fork, config.resume)
+            (config.dataset, own_code.targets(config), config.weights, config.fork, config.resume)
         )
         if key not in self._contents:
-            self._contents[key] = self.parents.content(config, fetch=self._fetch)
-        return self._contents[key]
+            before = lineage.continued(config)
+            content = content_of(config, before, fetch=self._fetch)
+            self._contents[key] = before, {**content, **self.parents.of_fork(config, before)}
+        before, content = self._contents[key]
+        return lineage.identified(config, content, before)
 
     def _job(self, words: Sequence[str], number: int, name: str, more: Any) -> Job:
         """Return the job of a run; the same one if it is asked for twice."""
-        config, settings, content, error = None, None, None, None
+        config, settings, identity, error = None, None, None, None
         key = asked = _asked(words)
         try:
             place = self.folder / name
@@ -136,25 +139,24 @@ class SweepFolder:
             config = parse(settings, self._machine)
             if config.debug:
                 raise ConfigError("debug=true: is for one run, in this process; leave out -m")
-            content = self.content_of(config)
-            key = identity(config, content)
+            identity = self.identity_of(config)
+            key = identity.digest
         except ConfigError as problem:
             error = problem
         if key in self._jobs:
             return self._jobs[key]
         known = self._known.get(key) or self._known.get(asked)
-        if content is None:  # data that cannot be looked at now
+        if identity is None:  # data that cannot be looked at now
             known = known or self._by_words.get(asked)
         paths, request = known or RunPaths(self.folder / self._unused(name, key)), None
-        if config is not None and settings is not None and content is not None:
-            shorter = self._shorter(config, content) if known is None else None
-            about: Record = {**about_run(paths.folder.name, words, config), **more}
+        if config is not None and settings is not None and identity is not None:
+            shorter = self._shorter(config, identity) if known is None else None
             request = RunRequest(
                 config=config,
                 settings=settings,
-                content=content,
+                identity=identity,
                 paths=paths,
-                about=about,
+                about={**about_run(paths.folder.name, words, config), **more},
                 env=self._environment(words),
                 may_have_run=True,
                 goes_on_from=shorter.folder if shorter else None,
@@ -182,12 +184,12 @@ class SweepFolder:
         self._names.add(found)
         return found
 
-    def _shorter(self, config: RunConfig, content: Content) -> RunPaths | None:
+    def _shorter(self, config: RunConfig, identity: Identity) -> RunPaths | None:
         """Return the longest run with a checkpoint that this one continues with `resume=auto`."""
         if config.resume != "auto":
             return None
-        longest, most = None, 0
-        for paths, record in self._shorter_runs.get(identity(config, content, but=LENGTH), ()):
+        longest, most, key = None, 0, digest(config, identity.content, but=LENGTH)
+        for paths, record in self._shorter_runs.get(key, ()):
             steps, per_epoch = _steps(record), record.get("steps_per_epoch") or 0
             if most < steps <= config.total_steps(per_epoch):
                 longest, most = paths, steps
@@ -200,8 +202,7 @@ class SweepFolder:
             if not {"content", "config"} <= record.keys() or record["status"] == RUNNING:
                 continue
             if paths.last.is_file():
-                content = Content(**record["content"])
-                key = identity(recorded(record["config"]), content, but=LENGTH)
+                key = digest(recorded(record["config"]), record["content"], but=LENGTH)
                 found.setdefault(key, []).append((paths, record))
         return found
 

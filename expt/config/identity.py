@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from expt.config import keys, secrets
 from expt.config.constraints import plain
@@ -17,46 +20,57 @@ VERSION = 2
 
 REPEATED = keys.varying("repetition")
 """The keys by which runs differ that measure the same thing again."""
+LENGTH = (*keys.varying("length"), "scheduler.kwargs.total_steps")
+"""The keys by which a run differs from one that continues it."""
 
 
-class Content(NamedTuple):
-    """What a run is made of besides its settings, each a hash, or None."""
+class Content(TypedDict, total=False):
+    """Digests of what a run is made of besides its settings; None where there is nothing."""
 
-    data: str | None = None
-    """Of the dataset's files, see expt.data.fingerprint."""
-    code: str | None = None
-    """Of the source of custom classes, see expt.config.user_code."""
-    weights: str | None = None
-    """Of the file that the first weights come from."""
-    continues: bool = False
-    """Whether what `resume` names is this very run, only shorter."""
-    fork: str | None = None
-    """The checkpoint that the run is a fork of: its run's identity, and the step."""
-    seedless_fork: str | None = None
-    """The same by that run's identity without its seed."""
+    data: str | None
+    """The digest of the dataset's files; see expt.data.fingerprint."""
+    code: str | None
+    """The digest of the source of custom classes; see expt.config.own_code."""
+    weights: str | None
+    """The checksum of the file that the first weights come from."""
+    fork: str
+    """The checkpoint that a fork begins from, as the identity of its run, @ and the step."""
+    seedless_fork: str
+    """The same with the seedless identity of that run."""
 
 
-def identity(
-    config: RunConfig, content: Content | None = None, *, but: Collection[str] = ()
-) -> str:
-    """Return 12 hexadecimal digits, equal for two runs whose results are the same but for rounding.
+@dataclass(frozen=True)
+class Identity:
+    """Digests that are equal for two runs whose results are the same but for rounding."""
 
-    The keys `but` don't count. Without `content` only the settings count.
-    """
+    digest: str
+    seedless: str
+    """The digest without the keys of REPEATED."""
+    content: Content
+
+    @classmethod
+    def of(cls, config: RunConfig, content: Content) -> Identity:
+        """Return the identity of a run with these settings."""
+        return cls(digest(config, content), digest(config, content, but=REPEATED), content)
+
+
+def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) -> str:
+    """Return 12 hexadecimal digits for the settings that count, without the keys `but`."""
     settings = keys.counted(config)
-    for key in but:
-        settings.pop(key, None)
     if config.dataset.name == "text" and config.dataset.tokens != "bytes":
         settings["dataset.tokens"] = "tokenizer"  # what its file holds is in the content
-    if content is not None:
-        hashes = {"data": content.data, "code": content.code, "weights": content.weights}
-        hashes["fork"] = content.seedless_fork if {*REPEATED} <= {*but} else content.fork
-        for part, found in hashes.items():
-            if found:
-                settings.pop(part, None)  # a path: what lies there counts, wherever it lies
-                settings[f"content.{part}"] = found
-        if config.resume not in (None, "auto") and not content.continues:
-            settings["resume"] = config.resume
+    found: dict[str, Any] = {**content}
+    seedless = found.pop("seedless_fork", None)
+    if {*REPEATED} <= {*but}:
+        found["fork"] = seedless
+    for part, value in found.items():
+        if value:
+            settings.pop(part, None)  # a path: what lies there counts, wherever it lies
+            settings[f"content.{part}"] = value
+    if config.resume not in (None, "auto"):
+        settings["resume"] = config.resume
+    for key in but:
+        settings.pop(key, None)
     text = json.dumps([VERSION, settings], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

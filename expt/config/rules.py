@@ -15,7 +15,7 @@ from expt.config.constraints import Target, word
 from expt.config.keys import typed
 from expt.config.kinds import metrics_of, only_in_evaluations, task_kinds
 from expt.config.schema import problems_of_trackers
-from expt.errors import did_you_mean
+from expt.errors import ConfigError, DataError, did_you_mean
 from expt.machine import Machine, is_slice
 
 if TYPE_CHECKING:
@@ -323,6 +323,34 @@ def _tags(config: RunConfig, splits: Iterable[str]) -> list[str]:
     metrics, untrained = metrics_of(config.task), only_in_evaluations(config.task)
     pairs = itertools.product(metrics, splits)
     return [f"{name}/{split}" for name, split in pairs if split != "train" or name not in untrained]
+
+
+def refuse_missing_folders(config: RunConfig) -> None:
+    """Raise ConfigError where the folder of a dataset has no samples for a split that is used."""
+    dataset = config.dataset
+    if (parts := dataset.parts()) is not None:
+        if "train" not in parts:
+            root = getattr(dataset, "root", "")
+            raise DataError(f"dataset.root={root}: holds no folder train; add it")
+        held_out = dataset.val_fraction > 0 or dataset.folds is not None
+        refuse_missing(config, val=held_out or "val" in parts, test="test" in parts)
+
+
+def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
+    """Raise ConfigError where there is no `val` or `test`, and it is to be evaluated."""
+    if not val and config.eval_split == "val":
+        raise ConfigError(
+            f"dataset.val_fraction={config.dataset.val_fraction}: leaves nothing to evaluate on,"
+            f" for {config.dataset.label} has no val; hold some of train out (of an"
+            " IterableDataset none can be), give a custom dataset one, e.g."
+            " '+dataset.val={split: val}', or use eval_split=test"
+        )
+    if not test and "test" in (config.eval_split, config.objective.partition("/")[2]):
+        key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
+        raise ConfigError(
+            f"{key}: {config.dataset.label} has no test set; use eval_split=val"
+            " objective=accuracy/val"
+        )
 
 
 def measured_each_time(config: RunConfig) -> list[str]:

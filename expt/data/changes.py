@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from expt.config.imported import PREFIX, is_installed, own_files
+from expt.config.own_code import PREFIX, is_installed, own_files
 from expt.errors import listed
 
 MOST, MANY, FEW = 4096, 10_000_000, 512

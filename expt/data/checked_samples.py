@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import secrets, user_code
-from expt.config.user_code import own_frame
+from expt.config import secrets, user_class
+from expt.config.own_code import own_frame
 from expt.data import changes
 from expt.data.image_files import in_mode
 from expt.errors import (
@@ -180,7 +180,7 @@ def build_transforms(
 ) -> tuple[Transform, ...]:
     """Return an instance of each `{_target_: a.B, ...}`. Raise ConfigError for what can't be."""
     try:
-        return tuple(user_code.nested_built({"transforms": list(configured)})["transforms"])
+        return tuple(user_class.nested_built({"transforms": list(configured)})["transforms"])
     except ConfigError as error:
         raise ConfigError([f"{key}: {problem}" for problem in error.problems]) from error
 

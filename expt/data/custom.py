@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config import user_code
+from expt.config import user_class
 from expt.data import changes, masks, samples
 from expt.data.checked_samples import (
     Check,
@@ -70,11 +70,11 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
 def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
     """Return the parts that there are. Raise ConfigError for arguments that do not fit."""
     key = f"dataset._target_={dataset.target}"
-    cls: type[Dataset[Any]] = user_code.resolve(dataset.target, Dataset)
+    cls: type[Dataset[Any]] = user_class.resolve(dataset.target, Dataset)
     if not (hasattr(cls, "__len__") or issubclass(cls, IterableDataset)):
         raise ConfigError(f"{key}: must have __len__")
     more = {name: each for part in dataset.given.values() for name, each in part.items()}
-    if unknown := sorted(more.keys() - user_code.taken(cls, more)):
+    if unknown := sorted(more.keys() - user_class.taken(cls, more)):
         given = listed(f"dataset.{part}={each}" for part, each in dataset.given.items())
         raise ConfigError(
             f"{key}: takes no {listed(map(repr, unknown))} of {given}; add the parameter, give"
@@ -82,7 +82,7 @@ def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
             " dataset that is only trained on, none: '+dataset.train={}' '+dataset.test=null'"
         )
     parts = {
-        part: user_code.construct(key, cls, (), {**dataset.kwargs, **each})
+        part: user_class.construct(key, cls, (), {**dataset.kwargs, **each})
         for part, each in dataset.given.items()
     }
     for name, part in parts.items():

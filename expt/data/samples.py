@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from expt.config import secrets
-from expt.config.user_code import own_frame
+from expt.config.own_code import own_frame
 from expt.data.checked_samples import Check, as_it_is, checked, in_words, read
 from expt.data.indexing import Piece, local_slice, mix
 from expt.data.loading import (

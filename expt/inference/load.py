@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from expt.config import groups, imported, user_code
+from expt.config import groups, kept_code, own_code
+from expt.config.own_code import targets
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.config.user_code import targets
 from expt.data.build import shapes_told
 from expt.data.checked_samples import Transformed, build_transforms
 from expt.data.columns import read_as_known, unknown_texts
@@ -249,7 +249,7 @@ def saved(
         return checkpoint.load(file, without=("optimizer",))
 
     state = checkpoint_file.read_steady(file, read)
-    user_code.find_kept(RunPaths(folder).code, trust=trust_code)
+    kept_code.find_kept(RunPaths(folder).code, trust=trust_code)
     _warn_of_other_code(state["config"], record)
     return record, state
 
@@ -302,8 +302,8 @@ def importable_from_here(record: Record) -> Iterator[None]:
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        old = user_code.older_here(targets(record.get("config", {})), record)
-        with imported.as_on_disk() if old else contextlib.nullcontext():
+        old = own_code.older_here(targets(record.get("config", {})), record)
+        with own_code.as_on_disk() if old else contextlib.nullcontext():
             yield
     finally:
         sys.path.remove(here)
@@ -312,11 +312,11 @@ def importable_from_here(record: Record) -> Iterator[None]:
 def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
     names = targets({"model": config["model"]})
     others = targets({**config, "model": {}})
-    if user_code.is_imported(record):
+    if own_code.is_imported(record):
         return
-    if old := user_code.older_here(targets(config), record):
+    if old := own_code.older_here(targets(config), record):
         warn(f"{', '.join(old)}: changed since its import here; the run's classes are the file's")
-    if names and not others and user_code.has_other_source(record):
+    if names and not others and own_code.has_other_source(record):
         warn(
             f"model._target_={names[0]}: its source has changed since the run; its outputs may be"
             " others"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from expt import progress
+from expt.config.rules import refuse_missing_folders
 from expt.data.kinds import Check
 from expt.errors import (
     ConfigError,
@@ -155,9 +156,12 @@ def prepared(request: RunRequest) -> tuple[str, Check | None]:
     """Prepare the data.
 
     Return a line on what a run takes of its files, empty for no run, and what is left to check.
+    Raises ConfigError where that can't be trained on.
     """
     dataset, task = request.config.dataset, request.config.task
-    check = dataset.prepare(task, learns=not isinstance(request.instead, Evaluation))
+    if learns := not isinstance(request.instead, Evaluation):
+        refuse_missing_folders(request.config)  # before all is decoded
+    check = dataset.prepare(task, learns=learns)
     about = "" if request.instead else dataset.described(task)
     return f"data         {about}" if about else "", check
 

@@ -12,7 +12,6 @@ import math
 import shlex
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 from rich.status import Status
 
 from expt import machine, signals
-from expt.config import imported
+from expt.config import own_code
 from expt.config.schema import RunConfig
 from expt.errors import (
     INTERRUPTED_BEFORE,
@@ -34,7 +33,7 @@ from expt.errors import (
     Interrupted,
     RunFailed,
 )
-from expt.launch.job import Job, Observer, Options, prepared, request_of
+from expt.launch.job import Job, Observer, Options, prepared
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
@@ -53,23 +52,35 @@ def run(request: RunRequest, console: Console | None = None) -> None:
 
     A new folder of a run that is refused is removed, so that the fixed command may name it again.
     """
-    console, is_new = console or Console(), request.paths.is_new()
+    config, paths, console = request.config, request.paths, console or Console()
+    is_new, job, live = paths.is_new(), Job(paths, request), not config.debug
+    display = RunDisplay(
+        paths, console, epochs=config.epochs, print_every=config.print_every, live=live
+    )
     try:
-        if request.config.debug:
-            with at_work(request.paths):
-                _run_in_process(request, console)
+        if config.debug:
+            with at_work(paths):
+                _run_in_process(request, display, console)
         else:
-            _run_workers(request, console)
+            with display:
+                Pool(machine.detect(), Options(), _Shown(display, console)).run(iter([job]))
+        if job.error:
+            if paths.last.exists() or paths.forked.exists():
+                job.error.args = (f"{job.error}{way_on(request, job.error)}",)
+            raise job.error
+    except KeyboardInterrupt:
+        again = f"interrupted; to continue: {resume_command(paths)}"
+        raise Interrupted(again if paths.result.exists() else INTERRUPTED_BEFORE) from None
     except ConfigError as error:
-        if is_new and not isinstance(error, FolderInUse) and not request.paths.has_trained():
-            request.paths.remove_refused()
+        if is_new and not isinstance(error, FolderInUse) and not paths.has_trained():
+            paths.remove_refused()
         raise
-    print_summary(console, request.paths)
+    print_summary(console, paths)
 
 
 class _Shown(Observer):
     def __init__(self, display: RunDisplay, console: Console) -> None:
-        self._display, self._console, self._has_started = display, console, False
+        self._display, self._console = display, console
 
     def data_found(self, about: str) -> None:
         say(self._console, about)
@@ -78,30 +89,8 @@ class _Shown(Observer):
         self._display.waiting(devices)
 
     def tick(self, active: Sequence[Job]) -> None:
-        if not active:  # refused, or at its end
-            return
-        if not self._has_started:
-            request_of(active[0]).on_start()
-            self._has_started = True
-        self._display.update()
-
-
-def _run_workers(request: RunRequest, console: Console) -> None:
-    config, paths = request.config, request.paths
-    job = Job(paths, request)
-    with RunDisplay(
-        paths, console, epochs=config.epochs, print_every=config.print_every
-    ) as display:
-        try:
-            Pool(machine.detect(), Options(), _Shown(display, console)).run(iter([job]))
-        except KeyboardInterrupt:
-            if not paths.result.exists():
-                raise Interrupted(INTERRUPTED_BEFORE) from None
-            raise Interrupted(f"interrupted; to continue: {resume_command(paths)}") from None
-    if job.error:
-        if paths.last.exists() or paths.forked.exists():
-            job.error.args = (f"{job.error}{way_on(request, job.error)}",)
-        raise job.error
+        if active:  # else it was refused, or is at its end
+            self._display.update()
 
 
 def way_on(request: RunRequest, error: ExptError) -> str:
@@ -113,46 +102,40 @@ def way_on(request: RunRequest, error: ExptError) -> str:
     run = shlex.quote(shown_path(paths.folder))
     anew = f"then type its settings with resume={run} to continue in a new folder"
     if isinstance(error, RunFailed) and not isinstance(error, Diverged):
-        if request.content.code and mistake_in(str(error)):
+        if request.identity.content.get("code") and mistake_in(str(error)):
             return f"\nmend it, {anew}"
         return f"\nto continue from its last checkpoint: {command}"
     # a sample that nobody had read before, and not a refusal, after which the record is as before
     if isinstance(error, ConfigError) and read_result(paths).get("error") == str(error):
-        if request.content.code:  # an edit makes another run
+        if request.identity.content.get("code"):  # an edit makes another run
             return f"; {anew}"
-        if isinstance(error, DataError) and request.content.data:
+        if isinstance(error, DataError) and request.identity.content.get("data"):
             again = f"continue by {command}, else begin with weights={run}@last"
             return f"; with the data as before {again}"
         return f"; then continue by {command}"
     return ""
 
 
-def _run_in_process(request: RunRequest, console: Console) -> None:
+def _run_in_process(request: RunRequest, display: RunDisplay, console: Console) -> None:
     """Run the single worker of `debug=true` here, where pdb works."""
     from expt.training import collectives  # late: it imports torch
     from expt.worker.main import run_as, torch_kept
 
-    config, paths = request.config, request.paths
     signals.raise_dropped()
-    gpus = () if machine.is_simulated() else config.gpu_indices
+    gpus = () if machine.is_simulated() else request.config.gpu_indices
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
     )
     here = machine.detect()
-    used = tuple(here.gpus[index] for index in config.gpu_indices)
-    attempt = Attempt(request=request, started_at=time.monotonic(), devices=used)
-    display = RunDisplay(
-        paths, console, epochs=config.epochs, print_every=config.print_every, live=False
-    )
-    with imported.as_on_disk():  # in a notebook it may have been edited since the run before this
+    used = tuple(here.gpus[index] for index in request.config.gpu_indices)
+    attempt = Attempt(request=request, devices=used)
+    with own_code.as_on_disk():  # in a notebook it may have been edited since the run before this
         about, _ = prepared(request)
         if about:
             say(console, about)
         recorded = attempt.recorded()
         with torch_kept(alone.device), recorded as source, watched(display):
-            run_as(
-                alone, config, paths, attempt.waited_since, source, until_epoch=request.until_epoch
-            )
+            run_as(alone, request, source)
 
 
 def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:
@@ -221,7 +204,7 @@ class Tried:
     def seconds(self, request: RunRequest) -> float:
         """Return the time of a run of this kind, from where it begins, if nothing stops it."""
         found, per_epoch = self.record["metrics"], self.record["steps_per_epoch"]
-        config, source = request.config, continuing.find(request, resumes=request.resumes)
+        config, source = request.config, continuing.find(request)
         done = source.checkpoint.step if source and source.rule == "resume" else 0
         steps = max(1, config.total_steps(per_epoch) - done)
         steps_s = found["first_step_s"] + (steps - 1) * found["step_s"]

@@ -11,7 +11,7 @@ from multiprocessing.connection import wait
 
 from expt import signals
 from expt.config.schema import RunConfig
-from expt.data.fingerprint import refuse_changed, refuse_missing_parts
+from expt.data.fingerprint import refuse_changed
 from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupted, RunFailed
 from expt.launch import processes
 from expt.launch.job import (
@@ -30,7 +30,6 @@ from expt.launch.workers import start as start_workers
 from expt.machine import Machine, gpu_uuid
 from expt.runs.attempt import Attempt, record_end, take_back
 from expt.runs.paths import PATIENCE_S, FolderLock, is_held
-from expt.runs.request import Evaluation
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, read_result
 
 POLL_S = 0.02
@@ -188,9 +187,6 @@ class Pool:
         try:
             if job.error:
                 raise job.error
-            config = request_of(job).config
-            if not isinstance(request_of(job).instead, Evaluation):
-                refuse_missing_parts(config)
             with signals.heeded_at_once():
                 # Once for all its workers, before any could try the same.
                 about, check = prepared(request_of(job))
@@ -252,8 +248,7 @@ class Pool:
         job.devices, self._active[number] = devices, job
         try:
             if not job.retries:
-                to_train = not isinstance(request.instead, Evaluation)
-                refuse_changed(request.config, request.content, to_train=to_train)
+                refuse_changed(request)
             lock = self._folders[number] = FolderLock(
                 job.paths, 0.0 if self._waits_for_folders else None
             )
@@ -265,9 +260,8 @@ class Pool:
                 return
             self._observer.job_starting(job)
             attempt = Attempt(
-                request=request,
+                request=dataclasses.replace(request, typed_at=request.typed_at or job.started_at),
                 number=request.next_attempt(),
-                started_at=job.started_at,
                 devices=devices,
                 lock=lock,
             )

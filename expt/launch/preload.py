@@ -22,7 +22,7 @@ _LIBRARIES_OF_PYTHON = (
     *("_asyncio", "_blake2", "_bz2", "_contextvars", "_csv", "_datetime", "_decimal", "_hashlib"),
     *("_heapq", "_json", "_lzma", "_multiprocessing", "_opcode", "_pickle", "_posixshmem"),
     *("_queue", "_ssl", "_statistics", "_typing", "_uuid", "_zoneinfo", "binascii", "cmath"),
-    *("grp", "mmap", "resource", "unicodedata"),
+    *("grp", "mmap", "resource", "unicodedata", "zlib"),
 )
 _MEANWHILE = (
     *("expt.runs.attempt", "asyncio", "concurrent.futures.process", "torchgen.model", "tqdm"),

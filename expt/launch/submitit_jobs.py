@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from expt import machine, signals
-from expt.config import secrets, user_code
+from expt.config import kept_code, secrets
 from expt.errors import RECORDED, ConfigError, DeviceLost, ExptError, Interrupted, RunFailed
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
@@ -128,7 +128,7 @@ class Queue:
             self._observer.job_starting(job)
             job.started_at, job.status = time.monotonic(), RUNNING
             # else nobody there could import it
-            user_code.keep(request_of(job).config, job.paths.code)
+            kept_code.keep(request_of(job).config, job.paths.code)
             wanted.append(job)
         if wanted:
             with self._executor.batch():  # on Slurm, a job array
@@ -259,7 +259,7 @@ class ClusterJob:
 
     def _train(self, started_at: float) -> None:
         how = launcher()
-        user_code.find_kept(RunPaths(Path(self.sent["folder"])).code, trust=True)
+        kept_code.find_kept(RunPaths(Path(self.sent["folder"])).code, trust=True)
         if not machine.is_external_worker():
             forkserver.warm()
         if how.follow(started_at) is None:

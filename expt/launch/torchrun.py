@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TextIO
 import torch.distributed as dist
 
 from expt import errors, machine, progress, signals
-from expt.config import secrets, user_code
+from expt.config import kept_code, secrets
 from expt.config.auto import agreed
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_line, listed, warn
@@ -85,8 +85,7 @@ class ExternalWorker:
         request = received(decided, machine.detect(), typed_at=typed_at)
         os.environ.update(request.env)
         source = Path(decided["source"]) if decided["source"] else None
-        number = decided["attempt"]
-        attempt = Attempt(request=request, number=number, started_at=time.monotonic(), devices=())
+        attempt = Attempt(request=request, number=decided["attempt"], devices=())
         with _logged(request.paths, attempt.number, int(os.environ["RANK"])) as terminal:
             try:
                 _train(attempt, source, meeting, terminal)
@@ -114,8 +113,7 @@ class ExternalWorker:
             )
             # The logs of the first attempt may be on another machine's disk.
             number = max(request.next_attempt(), int(ran))
-            now = time.monotonic()
-            attempt = Attempt(request=request, number=number, started_at=now, devices=gpus)
+            attempt = Attempt(request=request, number=number, devices=gpus)
             with attempt.recorded() as source:
                 sent = request.to_send()
                 sent["settings"] |= {key: getattr(config, key) for key in agreed()}
@@ -191,17 +189,14 @@ def _gpus(arrivals: list[Arrival], config: RunConfig) -> tuple[str, ...]:
 
 
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
-    config, paths = attempt.request.config, attempt.paths
-    user_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
+    paths = attempt.paths
+    kept_code.find_kept(paths.code, trust=True)  # rank 0 has just written it
     prepared(attempt.request)  # under a file lock, so that one worker of each machine does it
     status = main(
-        config,
-        paths,
-        attempt.waited_since,
+        attempt.request,
         source,
         meeting.group_store(),
-        report=lambda error: _report(error, attempt, terminal),
-        until_epoch=attempt.request.until_epoch,
+        lambda error: _report(error, attempt, terminal),
     )
     if status == INTERRUPTED:
         folder = setting_word("hydra.run.dir", paths.folder)

@@ -13,7 +13,6 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from expt import signals
 from expt.errors import (
@@ -139,20 +138,28 @@ def start(attempt: Attempt) -> Workers:
     Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where they
     could not meet.
     """
-    config, paths = attempt.request.config, attempt.paths
-    together = config.world_size > 1
+    request, paths, number = attempt.request, attempt.paths, attempt.number
+    size, saves = request.config.world_size, request.instead is None
+    kept = [Kept(attempt.lock.descriptor)] if attempt.lock else []
     # The port is ours from here on, and out of reach for other machines.
-    with bind_free_port(reached=together) as listener:
+    with bind_free_port(reached=size > 1) as listener:
         port = listener.getsockname()[1]
-        source = attempt.begin(port if together else None)
-        saves = attempt.request.instead is None
-        workers = Workers(paths, attempt.number, config.timeout_s, [], saves=saves)
+        source = attempt.begin(port if size > 1 else None)
+        workers = Workers(paths, number, request.config.timeout_s, [], saves=saves)
         try:
-            for rank in range(config.world_size):
-                meeting = Meeting(port, listener if rank == 0 else None) if together else None
-                what = (attempt.request.instead, attempt.request.until_epoch)
-                arguments = (config, paths, attempt.waited_since, source, meeting, *what)
-                work = _work(attempt, rank, port, arguments)
+            for rank in range(size):
+                meeting = Meeting(port, None if rank else listener) if size > 1 else None
+                paths.stdout(number, rank).parent.mkdir(parents=True)
+                work = Work(
+                    "expt.worker.main:main",
+                    (request, source, meeting),
+                    {**request.env, **_environment(attempt, rank, port)},
+                    paths.stdout(number, rank),
+                    paths.stderr(number, rank),
+                    kept,
+                    title=f"expt rank {rank}/{size} {paths.folder}",
+                    frees_at_end=bool(attempt.devices),
+                )
                 workers.processes.append(processes.start(work))
         except BaseException:
             workers.stop()
@@ -171,18 +178,6 @@ def bind_free_port(*, reached: bool = True) -> socket.socket:
     except OSError as error:
         why = os.strerror(error.errno or 0)
         raise RunFailed(f"{LOOPBACK}: {why}; the workers meet there, on a free port") from error
-
-
-def _work(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> Work:
-    paths, number = attempt.paths, attempt.number
-    stdout, stderr = paths.stdout(number, rank), paths.stderr(number, rank)
-    stdout.parent.mkdir(parents=True)
-    env = {**attempt.request.env, **_environment(attempt, rank, port)}
-    kept = [Kept(attempt.lock.descriptor)] if attempt.lock else []
-    title = f"expt rank {rank}/{attempt.request.config.world_size} {attempt.paths.folder}"
-    return Work(
-        "expt.worker.main:main", arguments, env, stdout, stderr, kept, title, bool(attempt.devices)
-    )
 
 
 def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:

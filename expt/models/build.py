@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from expt.config import constraints, groups, user_code
+from expt.config import constraints, groups, user_class
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, did_you_mean, type_name
 from expt.models import named
@@ -65,13 +65,13 @@ def build(
     Module or does not take the keywords.
     """
     if isinstance(config, constraints.Target):
-        wanted = user_code.taken(user_code.resolve(config.target, nn.Module), shapes)
+        wanted = user_class.taken(user_class.resolve(config.target, nn.Module), shapes)
         if given := wanted.keys() & config.kwargs:
             keys = ", ".join(f"model.{key}" for key in shapes if key in given)
             raise ConfigError(
                 f"{keys}: expt passes this from the dataset; leave it out of the model's YAML"
             )
-        module: nn.Module = user_code.build(config.target, nn.Module, **wanted, **config.kwargs)
+        module: nn.Module = user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
     elif isinstance(config, groups.NamedModel):
         wanted = _wanted(named.build, config.name, shapes, example)
         module = named.build(config, **wanted, fetch=fetch)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from expt.command.words import Exact
-from expt.config import user_code
+from expt.config import own_code
 from expt.config.groups import GROUPS
 from expt.config.keys import holders
 from expt.errors import ConfigError, warn
@@ -206,7 +206,7 @@ def dotted(key: str, cls: Any) -> str:
         why = f"{cls.__module__} now has another class of that name, or none; import it again"
         raise ConfigError(f"{key}={name}: {why}")
     path = f"{cls.__module__}.{name}"
-    if old := user_code.older_here([path]):
+    if old := own_code.older_here([path]):
         warn(f"{key}={name}: {', '.join(old)} changed since its import here; the file is trained")
     return path
 

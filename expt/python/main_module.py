@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from expt.config import user_code
+from expt.config import kept_code
 from expt.errors import ConfigError
 
 NAMES = ("__main__", "__mp_main__")
@@ -77,7 +77,7 @@ def dotted(key: str, cls: type) -> str:
         pickled=pickled,
         source=textwrap.indent(_source(cls), "# ", lambda _: True),
     )
-    return f"{user_code.write(digest, text)}.{cls.__name__}"
+    return f"{kept_code.write(digest, text)}.{cls.__name__}"
 
 
 class _Pickler(cloudpickle.Pickler):

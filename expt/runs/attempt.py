@@ -11,14 +11,13 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from expt.config import user_code
-from expt.config.identity import REPEATED, Content, identity, shown
-from expt.config.schema import RunConfig
+from expt.config import kept_code, own_code
+from expt.config.identity import shown
 from expt.config.secrets import hidden
 from expt.errors import MISTAKES, ConfigError, ExptError, Interrupted, warn
-from expt.runs import continuing, provenance
+from expt.runs import continuing, lineage, provenance
 from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
 from expt.runs.named_checkpoint import begun_from
@@ -29,7 +28,6 @@ from expt.runs.result import (
     INTERRUPTED,
     RUNNING,
     STATUSES,
-    Made,
     Record,
     cost_at_start,
     cost_until_now,
@@ -47,20 +45,10 @@ class Attempt:
 
     request: RunRequest
     number: int = 0
-    started_at: float
-    """When the run's turn came [by time.monotonic]."""
     devices: tuple[str, ...]
-    """As CUDA_VISIBLE_DEVICES names them; none is the CPU."""
+    """The names of GPUs in CUDA_VISIBLE_DEVICES; empty for the CPU."""
     lock: FolderLock | None = None
     """The lock of the run's folder, for the workers to hold too."""
-
-    @property
-    def waited_since(self) -> float:
-        """Since when a person waits for the first step: the command, or in a sweep the run's turn.
-
-        By time.monotonic, which is the same in all processes.
-        """
-        return self.started_at if self.request.typed_at is None else self.request.typed_at
 
     @property
     def paths(self) -> RunPaths:
@@ -72,10 +60,9 @@ class Attempt:
 
         Raises ConfigError if its folder holds another run, or the run cannot continue so.
         """
-        resumes = self.request.resumes or self.number > 0
-        if resumes:
+        if resumes := self.request.resumes:
             self._refuse_foreign()
-        source = continuing.find(self.request, resumes=resumes)
+        source = continuing.find(self.request)
         if source is not None:
             _back_up(self.paths)
         elif resumes:
@@ -92,7 +79,10 @@ class Attempt:
             raise ConfigError(
                 f"hydra.run.dir={self.paths.folder}: holds a run already; choose another folder"
             ) from None
-        user_code.keep(self.request.config, self.paths.code)
+        self.paths.write_hydra(self.request.hydra)
+        kept_code.keep(self.request.config, self.paths.code)
+        classes = own_code.targets(self.request.config)
+        own_code.check_caches(own_code.own_modules(classes).values())
         if source is None:
             return None
         try:
@@ -102,7 +92,7 @@ class Attempt:
             raise
 
     def _refuse_foreign(self) -> None:
-        """Raise ConfigError for numbers that no record claims: to begin anew would remove them."""
+        """Raise ConfigError for numbers that no record claims: a new start would remove them."""
         paths, record = self.paths, read_result(self.paths)
         refused = record.get("status") in STATUSES and not paths.metrics.exists()
         if "identity" in record or refused or paths.checkpoints.exists():
@@ -118,7 +108,6 @@ class Attempt:
     def recorded(self) -> Iterator[Path | None]:
         """Keep result.json true while the run trains in this process; yield as `begin` returns."""
         source = self.begin()
-        self.request.on_start()
         try:
             yield source
         except BaseException as error:
@@ -126,23 +115,18 @@ class Attempt:
             raise
 
     def _first_record(self, port: int | None, source: Source | None) -> Record:
-        config, host = self.request.config, socket.gethostname()
-        content, record = self._lineage(source)
-        if self.request.until_epoch is not None:
-            record["until_epoch"] = self.request.until_epoch
-        earlier = read_result(self.paths) if self.request.resumes else Record()
-        identified = _identified(config, content)
-        is_same = earlier.get("identity") == identified["identity"]
-        if is_same or (source and source.rule == "resume"):
-            # It is still its search's when a person resumes it.
-            if "search" in earlier:
-                record["search"] = earlier["search"]
-            if "rerun_of" in earlier:
-                record["rerun_of"] = earlier["rerun_of"]
+        request, host = self.request, socket.gethostname()
+        config, until = request.config, request.until_epoch
+        earlier = read_result(self.paths) if request.resumes else Record()
+        resumes = source is not None and source.rule == "resume"
+        # It is still its search's when a person resumes it.
+        is_same = resumes or earlier.get("identity") == request.identity.digest
         return {
-            **record,
+            **(_kept(earlier, "search", "rerun_of") if is_same else {}),
+            **({} if until is None else {"until_epoch": until}),
+            **self._lineage(source),
             **cost_at_start(self.devices, earlier),
-            "started": time.time() - (time.monotonic() - self.waited_since),
+            "started": time.time() - (time.monotonic() - request.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
             "node": host,
@@ -151,35 +135,33 @@ class Attempt:
             "devices": list(self.devices),
             "master_port": port,
             "attempts": self.number + 1,
-            **identified,
-            **self.request.about,
+            **_known(request),
+            **request.about,
             **provenance.describe(),
         }
 
-    def _lineage(self, source: Source | None) -> tuple[Content, Record]:
-        """Return what the run is made of, and the runs that it comes from."""
-        config, content, record = self.request.config, self.request.content, Record()
-        before = Record()
+    def _lineage(self, source: Source | None) -> Record:
+        """Return the entries of the runs that this one comes from."""
+        weights, content = self.request.config.weights, self.request.identity.content
+        record = Record()
         if source is not None:
             found = source.checkpoint
             if source.rule == "fork" and found.file != self.paths.forked:
-                record["forked_from"] = continuing.forked_from(config, found)
+                record["forked_from"] = lineage.forked_from(self.request.config, found)
             else:
-                before = result_of_any(RunPaths(found.run))
-                if source.rule == "resume" and "imported" in before:
-                    record["imported"] = before["imported"]
-        made = before.get("content")
-        if made is not None and "weights" in made:
-            content = content._replace(weights=made["weights"])
-        if config.weights is not None:
-            known = before.get("weights_from")
-            record["weights_from"] = known or begun_from(config.weights, content.weights)
-        if made is not None and "forked_from" in before:
-            content = content._replace(
-                fork=made.get("fork"), seedless_fork=made.get("seedless_fork")
-            )
-            record["forked_from"] = before["forked_from"]
-        return content, record
+                kept = {
+                    "forked_from",
+                    "weights_from",
+                    "imported" if source.rule == "resume" else "",
+                }
+                record = _kept(result_of_any(RunPaths(found.run)), *kept)
+        if weights is not None and "weights_from" not in record:
+            record["weights_from"] = begun_from(weights, content.get("weights"))
+        return record
+
+
+def _kept(record: Record, *keys: str) -> Record:
+    return cast(Record, {key: value for key, value in record.items() if key in keys})
 
 
 def _back_up(paths: RunPaths) -> None:
@@ -202,7 +184,7 @@ def _back_up(paths: RunPaths) -> None:
 
 
 def accept(paths: RunPaths) -> None:
-    """Forget what was before: the run continues, or begins anew."""
+    """Remove the copy of the earlier record: the run continues, or has begun again."""
     shutil.rmtree(paths.before, ignore_errors=True)
 
 
@@ -263,7 +245,7 @@ def record_refusal(
     record: Record = {"status": FAILED, "error": str(error), "error_kind": type(error).__name__}
     record |= {**about, **provenance.describe()}
     if request is not None:
-        record.update(_identified(request.config, request.content))
+        record.update(_known(request))
     with at_work(paths):
         if paths.has_trained():  # before: what it has come to is kept
             update_result(paths, **record)
@@ -271,16 +253,13 @@ def record_refusal(
             create_result(paths, may_exist=True, **record)
 
 
-def _identified(config: RunConfig, content: Content) -> Record:
-    made: Made = {"data": content.data, "code": content.code}
-    if content.weights is not None:
-        made["weights"] = content.weights
-    if content.fork is not None and content.seedless_fork is not None:
-        made |= {"fork": content.fork, "seedless_fork": content.seedless_fork}
+def _known(request: RunRequest) -> Record:
+    """Return the entries that are known before a run begins."""
+    identity, config = request.identity, request.config
     return {
-        "identity": identity(config, content),
-        "seedless_identity": identity(config, content, but=REPEATED),
-        "content": made,
+        "identity": identity.digest,
+        "seedless_identity": identity.seedless,
+        "content": identity.content,
         "config": shown(config),
         "seed": config.seed,
     }

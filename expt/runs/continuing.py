@@ -7,8 +7,6 @@ workers start, and free of torch.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
 import re
 import shlex
@@ -16,18 +14,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from expt.config import keys, user_code
+from expt.config import keys, own_code
 from expt.config.groups import TargetScheduler, planned_steps
-from expt.config.identity import VERSION, Content, identity, shown
-from expt.config.parse import recorded
+from expt.config.identity import VERSION, Content, shown
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
-from expt.runs import checkpoint_file, metrics_file, provenance
+from expt.runs import checkpoint_file, lineage, metrics_file, provenance
 from expt.runs.checkpoint_file import candidates
-from expt.runs.named_checkpoint import WHICH, Checkpoint, checkpoints, named, no_run, read, whole
+from expt.runs.named_checkpoint import Checkpoint, checkpoints, named, read, whole
 from expt.runs.paths import RunPaths, written
 from expt.runs.request import RunRequest, joined, literal
-from expt.runs.result import RUNNING, Forked, Record, result_of_any
+from expt.runs.result import Record, result_of_any
 
 _OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}
 """Keys that change the number of an epoch's steps."""
@@ -44,26 +41,26 @@ class Source(NamedTuple):
     checkpoint: Checkpoint
 
 
-def find(request: RunRequest, *, resumes: bool) -> Source | None:
+def find(request: RunRequest) -> Source | None:
     """Return what the run begins from; None for a new start.
 
-    Its own newest checkpoint if it `resumes`, else the one that `resume` names, else that of
+    Its own newest checkpoint if it resumes, else the one that `resume` names, else that of
     `fork`. Damaged checkpoints of its own are set aside. Raises CheckpointError if none of them is
     left, ConfigError where the run cannot begin from what is there.
     """
     config, paths = request.config, request.paths
-    if resumes and (own := _own(paths)) is not None:
+    if request.resumes and (own := _own(paths)) is not None:
         source = Source("resume", own)
     elif request.source is not None:
         source = Source("resume", _elsewhere(request.source))
     elif config.fork is not None:
-        step = (request.content.fork or "").rpartition("@")[2]  # which identifies the fork
-        source = Source("fork", _taken(paths) or _forked(config.fork, step))
+        step = request.identity.content.get("fork", "").rpartition("@")[2]
+        source = Source("fork", _taken(paths) or lineage.forked(config.fork, step))
     else:
-        if resumes and paths.metrics.exists():
+        if request.resumes and paths.metrics.exists():
             warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
         return None
-    _refuse(source, config, request.content, paths.folder)
+    _refuse(source, request)
     return source._replace(checkpoint=_before_its_end(config, source.checkpoint))
 
 
@@ -113,72 +110,11 @@ def _taken(paths: RunPaths) -> Checkpoint | None:
     return read(paths.forked)
 
 
-def _forked(given: str, step: str = "") -> Checkpoint:
-    """Return the checkpoint of the other run, of this step where it is known."""
-    run, which = named("fork", given)
-    return whole("fork", given, run, step or which or "last")
-
-
-def record_of(given: str) -> Record:
-    """Return the record of the run that `fork=given` names. Raises ConfigError for none."""
-    run, _ = named("fork", given)
-    record = result_of_any(RunPaths(run))
-    if record.get("version", VERSION) != VERSION:
-        raise ConfigError(f"fork={given}: {_OTHER_VERSION}")
-    if not {"config", "identity", "seedless_identity", "content", "arguments"} <= record.keys():
-        raise ConfigError(f"fork={given}: {no_run(run)}")
-    return record
-
-
-def as_continued(config: RunConfig, content: Content) -> Content:
-    """Return the content of a run that resumes another's: its first weights are that one's."""
-    if config.resume in (None, "auto"):
-        return content
-    with contextlib.suppress(ConfigError, KeyError):  # what is there is said later
-        then = result_of_any(RunPaths(named("resume", str(config.resume))[0]))
-        made = Content(**then["content"])
-        content = content._replace(
-            weights=made.weights, fork=made.fork, seedless_fork=made.seedless_fork
-        )
-        before = dataclasses.replace(recorded(then["config"]), resume=None)
-        lengths = keys.varying("length")
-        alone = identity(dataclasses.replace(config, resume=None), content, but=lengths)
-        same = identity(before, made, but=lengths) == alone
-        return content._replace(continues=same and identity(before, made) == then["identity"])
-    return content
-
-
-def as_forked(config: RunConfig, content: Content, known: Content | None = None) -> Content:
-    """Return the content of a run that is a fork: of that in `known`, else of what is there.
-
-    Raises ConfigError where nothing is.
-    """
-    if config.fork is None or content.fork is not None:
-        return content
-    if known is not None:
-        return content._replace(fork=known.fork, seedless_fork=known.seedless_fork)
-    try:
-        record, found = record_of(config.fork), _forked(config.fork)
-    except ConfigError:
-        if config.resume is not None:  # its own checkpoint has what came of it
-            return content
-        raise
-    if record.get("status") == RUNNING and (named("fork", config.fork)[1] or "last") in WHICH:
-        warn(f"fork={config.fork}: the run is still under way; it is forked at step {found.step}")
-    seedless = f"{record['seedless_identity']}@{found.step}"
-    return content._replace(fork=f"{record['identity']}@{found.step}", seedless_fork=seedless)
-
-
-_OTHER_VERSION = (
-    "is of another version of expt, whose runs are shown but not continued; start a new run"
-)
-
-
-def _refuse(source: Source, config: RunConfig, content: Content, folder: Path) -> None:
+def _refuse(source: Source, request: RunRequest) -> None:
     """Raise ConfigError where settings, length, data or code forbid to begin so."""
-    rule, found = source
+    (rule, found), config, content = source, request.config, request.identity.content
     if found.state.get("version") != VERSION:
-        raise ConfigError(f"{found.file}: {_OTHER_VERSION}")
+        raise ConfigError(f"{found.file}: {lineage.OTHER_VERSION}")
     problems = [*_of_settings(source, config)] or [*_of_length(source, config)]
     if problems:
         raise ConfigError(problems)
@@ -189,15 +125,15 @@ def _refuse(source: Source, config: RunConfig, content: Content, folder: Path) -
         _refuse_other_plan(config, found)
     if made is None:  # a checkpoint without its run
         return
-    if made["data"] != content.data:
+    if made.get("data") != content.get("data"):
         raise ConfigError(
             f"dataset: its files are not those that {found.run} was trained on; give these, or"
             f" {_instead(source)}"
         )
-    if made["code"] != content.code or user_code.changed(record):
+    if made.get("code") != content.get("code") or own_code.changed(record):
         other = f"{found.run}: the source of its custom classes has changed"
         is_trained = found.step >= config.total_steps(found.state["steps_per_epoch"])
-        here = found.run.resolve() == folder.resolve()
+        here = found.run.resolve() == request.paths.folder.resolve()
         if rule == "resume" and (here or is_trained):  # one record can't be of both
             program, run = provenance.program(), shlex.quote(str(found.run))
             fix = f"type its settings with resume={run} to continue in a new folder"
@@ -271,8 +207,8 @@ def _refuse_other_fork(
     config: RunConfig, content: Content, found: Checkpoint, record: Record
 ) -> None:
     then = found.state["config"].get("fork")
-    its_own = record.get("content", {}).get("fork")
-    if config.fork not in (None, then) and its_own != (content.fork or ""):
+    its_own = record.get("content", Content()).get("fork")
+    if config.fork not in (None, then) and its_own != content.get("fork", ""):
         whose = "no fork" if then is None else f"a fork of {then}"
         raise ConfigError(f"fork={config.fork}: {found.run} is {whose}; leave it out")
 
@@ -386,21 +322,3 @@ def _is_of(path: Path, evaluated: Mapping[str, Any]) -> bool:
     except Exception:  # missing, or damaged in one of many ways
         return False
     return bool(found == evaluated) and checkpoint_file.damage_of(path) is None
-
-
-def forked_from(config: RunConfig, found: Checkpoint) -> Forked:
-    """Return what result.json says of the other run's checkpoint."""
-    record = result_of_any(RunPaths(found.run))
-    then, now = keys.flat(found.state["config"]), keys.flat(shown(config))
-    begun = keys.varying("source")
-    changed = (key for key in keys.differing(then, now, "result") if key not in begun)
-    return {
-        "given": str(config.fork),
-        "run": str(found.run.resolve()),
-        "identity": record["identity"],
-        "seedless_identity": record["seedless_identity"],
-        "step": found.step,
-        "epoch": found.epochs_done,
-        "arguments": record["arguments"],
-        "changed": {key: [then.get(key), now.get(key)] for key in changed},
-    }

@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -146,7 +146,7 @@ class RunPaths:
 
     @property
     def code(self) -> Path:
-        """Custom classes of a notebook or a script, as modules; see expt.config.user_code."""
+        """Custom classes of a notebook or a script, as modules; see expt.config.kept_code."""
         return self.folder / "code"
 
     @property
@@ -163,6 +163,12 @@ class RunPaths:
     def hydra(self) -> Path:
         """Hydra's config.yaml, overrides.yaml and hydra.yaml."""
         return self.folder / ".hydra"
+
+    def write_hydra(self, files: Mapping[str, str]) -> None:
+        """Write `.hydra`, from the text of each file by its name."""
+        for name, text in files.items():
+            self.hydra.mkdir(parents=True, exist_ok=True)
+            (self.hydra / f"{name}.yaml").write_text(text, encoding="utf-8")
 
     @property
     def hydra_settings(self) -> Path:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from expt.config import secrets
-from expt.config.identity import Content
+from expt.config.identity import Identity
 from expt.config.parse import parse, settings_of
 from expt.config.schema import RunConfig
 from expt.machine import Machine
@@ -32,7 +32,7 @@ class Evaluation:
     """The checkpoint: best, last, or as after RUN@."""
     split: Split
     own_data: bool
-    """Whether the samples are those of the run itself."""
+    """True if the samples are those of the run itself."""
     dataset: str | None = None
     """The name of other samples."""
 
@@ -52,25 +52,30 @@ class RunRequest:
     config: RunConfig
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The settings that `config` was parsed from; another machine parses them again."""
-    content: Content = field(default_factory=Content)
-    """What the run is made of besides its settings."""
+    identity: Identity
     paths: RunPaths
     about: Record
-    """For result.json: the name of the run, and the words of its command."""
+    """The name of the run and the words of its command, for result.json."""
+    hydra: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The text of each file of `.hydra`; none where something else writes it."""
     env: Mapping[str, str] = field(default_factory=dict)
     """More variables for its workers."""
     typed_at: float | None = None
-    """When the command of a single run was typed [by time.monotonic]; None in a sweep."""
+    """When the command was typed [by time.monotonic]; None for a sweep's run until its turn."""
     instead: Evaluation | Literal["preflight"] | None = None
-    """What is done in place of training; of a preflight nothing is kept."""
+    """A replacement for training; a preflight keeps nothing."""
     may_have_run: bool = False
-    """Whether the folder may hold a record of this very run, of an earlier attempt."""
+    """True if the folder may hold a record of an earlier attempt at this run."""
     goes_on_from: Path | None = None
     """The folder of a shorter run of the same settings, to resume if its own has no checkpoint."""
     until_epoch: int | None = None
     """The epoch after which the run pauses; its schedule has all its epochs."""
-    on_start: Callable[[], None] = field(default=lambda: None, repr=False)
-    """Called once the folder is the run's."""
+
+    @property
+    def waited_since(self) -> float:
+        """When a person began to wait for the first step, by the clock of `typed_at`."""
+        assert self.typed_at is not None, "its turn has not come"
+        return self.typed_at
 
     @property
     def source(self) -> Path | None:
@@ -81,7 +86,7 @@ class RunRequest:
 
     @property
     def resumes(self) -> bool:
-        """Whether the run continues from what it finds in its folder."""
+        """True if the run continues from its own folder."""
         return self.may_have_run or self.config.resume == "auto"
 
     def next_attempt(self) -> int:
@@ -96,7 +101,7 @@ class RunRequest:
             **secrets.hidden({"folder": folder, "about": self.about, "env": self.env}),
             "settings": secrets.hidden(settings, self.config.secrets),
             "may_have_run": self.may_have_run,
-            "content": self.content._asdict(),
+            "identity": asdict(self.identity),
             "goes_on_from": self.goes_on_from and str(self.goes_on_from.resolve()),
             "until_epoch": self.until_epoch,
         }
@@ -107,7 +112,7 @@ def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> R
     return RunRequest(
         config=parse(settings_of(sent["settings"]), machine),
         settings=sent["settings"],
-        content=Content(**sent["content"]),
+        identity=Identity(**sent["identity"]),
         paths=RunPaths(Path(sent["folder"])),
         about=sent["about"],
         env=secrets.restored(sent["env"]),
@@ -128,7 +133,7 @@ _OF_DDP = ("ddp.find_unused_parameters", "ddp.static_graph")
 """Keys of the strategies of one kind, which those of the other refuse."""
 _OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
 _IN_QUOTES = re.compile(r'["$`!\\]')
-"""What a shell reads between double quotes."""
+"""The characters that a shell reads between double quotes."""
 
 
 def quoted(value: object) -> str:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 from typing_extensions import NotRequired, TypedDict
 
 from expt import machine
-from expt.config.identity import VERSION
+from expt.config.identity import VERSION, Content
+from expt.config.own_code import Imported
 from expt.config.secrets import hidden
 from expt.errors import warn
 from expt.runs import tags
@@ -141,24 +142,6 @@ class Forked(TypedDict):
     """For each setting that is another: the value then, and now."""
 
 
-class Made(TypedDict):
-    """What the run is made of besides its settings, see expt.config.identity.Content."""
-
-    data: str | None
-    code: str | None
-    weights: NotRequired[str]
-    fork: NotRequired[str]
-    seedless_fork: NotRequired[str]
-
-
-class Imported(TypedDict):
-    """The source of a module that a run has imported from a person's folders."""
-
-    file: str
-    """Relative where it was below the current folder."""
-    hash: str
-
-
 class OfSearch(TypedDict):
     """The place of a run in the search that has found it, from 0."""
 
@@ -186,7 +169,7 @@ class Record(Provenance, total=False):
     identity: str
     seedless_identity: str
     """Equal for runs that differ by their seed only."""
-    content: Made
+    content: Content
     imported: dict[str, Imported]
     """For each of the person's own modules that rank 0 imported, the source that ran."""
     config: dict[str, Any]

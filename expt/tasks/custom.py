@@ -44,9 +44,9 @@ class Config(Target):
 
         Raises ConfigError where it is not a Task, or does not take its arguments.
         """
-        from expt.config import user_code  # late: it imports the configuration of all kinds
+        from expt.config import user_class  # late: it imports the configuration of all kinds
 
-        task: Task = user_code.build(self.target, Task, **self.kwargs)  # type: ignore[type-abstract]
+        task: Task = user_class.build(self.target, Task, **self.kwargs)  # type: ignore[type-abstract]
         task.metrics = self.own_metrics
         for name, how in task.reductions.items():
             if how not in ("last", "max", "min"):

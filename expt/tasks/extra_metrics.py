@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from expt.config import secrets, user_code
+from expt.config import secrets, user_class
 from expt.config.constraints import Target
 from expt.data.loading import Batch, mapped
 from expt.errors import ConfigError, described, is_out_of_memory
@@ -137,7 +137,7 @@ def build(configured: Mapping[str, Target], device: torch.device) -> ExtraMetric
     metrics: dict[str, Metric] = {}
     for name, config in configured.items():
         with _explained(name):
-            metrics[name] = user_code.build(config.target, Metric, **config.kwargs).to(device)  # type: ignore[type-abstract]
+            metrics[name] = user_class.build(config.target, Metric, **config.kwargs).to(device)  # type: ignore[type-abstract]
             if not metrics[name].sync_on_compute:
                 raise ConfigError(
                     "sync_on_compute=false: would leave other workers' samples out; leave it out"

@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from expt.config import groups, user_code
+from expt.config import groups, user_class
 from expt.config.kinds import Better
 from expt.errors import ConfigError
 from expt.training.parameter_groups import (
@@ -53,7 +53,7 @@ def build_optimizer(
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
     elif isinstance(config, groups.TargetOptimizer):
-        optimizer = user_code.build(config.target, Optimizer, chosen, **config.kwargs)
+        optimizer = user_class.build(config.target, Optimizer, chosen, **config.kwargs)
         refuse_fused(optimizer)
     else:
         optimizer = _over(chosen, config, unguarded=unguarded)
@@ -228,7 +228,7 @@ def _custom_scheduler(
     """Build a custom schedule; refuse an interval that does not fit its class."""
     epochs = math.ceil(total_steps / steps_per_epoch)
     counts = _step_counts(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
-    scheduler = user_code.build(config.target, LRScheduler, optimizer, **counts, **config.kwargs)
+    scheduler = user_class.build(config.target, LRScheduler, optimizer, **counts, **config.kwargs)
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(f"{where} needs the metrics of an evaluation; use interval: epoch")
@@ -253,7 +253,7 @@ def _step_counts(
         "total_steps": epochs if by_epoch else total_steps,
         "steps_per_epoch": 1 if by_epoch else steps_per_epoch,
     }
-    parameters = inspect.signature(user_code.resolve(config.target, LRScheduler)).parameters
+    parameters = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
     lacking = [
         key
         for key in known

@@ -21,6 +21,7 @@ from expt import machine, progress, signals
 from expt.config import constraints, groups
 from expt.config.identity import shown, typed_hyperparameters
 from expt.config.kinds import metrics_of, only_in_evaluations
+from expt.config.rules import refuse_missing
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer, writer
 from expt.dashboards.pictures import RunPictures
@@ -28,7 +29,6 @@ from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo, EvaluationData
 from expt.data.cache import cache_dir, digest
-from expt.data.fingerprint import refuse_missing
 from expt.data.loading import Batch, Loader, Shard, mapped
 from expt.data.samples import UncountedLoader
 from expt.errors import ConfigError, described, warn

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expt.config import secrets, user_code
+from expt.config import secrets, user_class
 from expt.config.constraints import Target
-from expt.config.user_code import own_frame
+from expt.config.own_code import own_frame
 from expt.errors import ConfigError, ExptError, RunFailed, did_you_mean, warn
 from expt.runs import checkpoint, tags
 from expt.training import batch_norm, collectives
@@ -41,7 +41,7 @@ class Callbacks:
         for index, target in enumerate(self._targets):
             with self._apart(index, "__init__"):
                 self.built.append(
-                    built := user_code.build(target.target, Callback, **target.kwargs)
+                    built := user_class.build(target.target, Callback, **target.kwargs)
                 )
                 self._warn_of_unknown(index, type(built))
         mine = [self._step_interval(index, each) for index, each in enumerate(self.built)]

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from expt import progress
-from expt.config import constraints, groups, user_code
+from expt.config import constraints, groups, user_class
 from expt.config.schema import RunConfig
 from expt.data.build import Data
 from expt.data.loading import Batch, leaves, mapped
@@ -107,7 +107,7 @@ def compare(
 def _is_due(config: RunConfig) -> bool:
     if config.is_sharded or not isinstance(config.optimizer, groups.TargetOptimizer):
         return config.is_sharded
-    cls = user_code.resolve(config.optimizer.target, Optimizer)
+    cls = user_class.resolve(config.optimizer.target, Optimizer)
     return not cls.__module__.startswith("torch.")
 
 

@@ -25,7 +25,7 @@ from expt.errors import warn
 from expt.inference.load import rebuilt, saved
 from expt.runs import tags
 from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation
+from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import extra_metrics
 from expt.tasks.sums import Averages
@@ -49,13 +49,10 @@ MOST_COUNTED = 2000
 
 
 def measure_weights(
-    evaluation: Evaluation,
-    config: RunConfig,
-    paths: RunPaths,
-    worker: Worker,
-    beat: Callable[[], None],
+    evaluation: Evaluation, request: RunRequest, worker: Worker, beat: Callable[[], None]
 ) -> str:
-    """Evaluate the weights of a run, write the numbers to `paths`, and return "completed"."""
+    """Evaluate the weights of a run, write the numbers to the folder, and return "completed"."""
+    config, paths = request.config, request.paths
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
     record, state = _saved(evaluation, worker)
@@ -199,17 +196,10 @@ SHORT_S, SHORT_STEPS = 0.02, 30
 """Steps that are shorter vary more: so many of them are taken."""
 
 
-def time_steps(
-    config: RunConfig,
-    paths: RunPaths,
-    worker: Worker,
-    *,
-    typed_at: float,
-    beat: Callable[[], None],
-) -> str:
-    """Train and evaluate on a few batches, write the times to `paths`, and return "completed"."""
-    run = Run(config, paths, worker, typed_at=typed_at, beat=beat, compares=False)
-    start_s = time.monotonic() - typed_at
+def time_steps(request: RunRequest, worker: Worker, beat: Callable[[], None]) -> str:
+    """Train and evaluate on a few batches, write the times, and return "completed"."""
+    run = Run(request, worker, beat=beat, compares=False)
+    start_s = time.monotonic() - request.waited_since
     steps_s = _steps(run)
     eval_s = _evaluation(run, PREFLIGHT_STEPS)
     run.health.end_epoch(run.sums.values, wish=lambda: False)
@@ -223,7 +213,7 @@ def time_steps(
             **{name: value for name, value in found.items() if name.startswith("memory/")},
         }
         update_result(
-            paths, status=COMPLETED, metrics=tried, steps_per_epoch=run.position.steps_per_epoch
+            run.paths, status=COMPLETED, metrics=tried, steps_per_epoch=run.position.steps_per_epoch
         )
     return COMPLETED
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import torch
 from torch.distributed import Store, TCPStore
@@ -22,8 +22,7 @@ from expt.config.schema import RunConfig
 from expt.errors import TimedOut
 from expt.machine import is_simulated
 from expt.runs.attempt import write_error
-from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation, Meeting
+from expt.runs.request import Evaluation, Meeting, RunRequest
 from expt.training import collectives, patches
 from expt.training.collectives import Worker
 from expt.training.precision import precision_kept, set_precision
@@ -33,21 +32,17 @@ from expt.worker.run import Run
 
 
 def main(
-    config: RunConfig,
-    paths: RunPaths,
-    started: float,
+    request: RunRequest,
     source: Path | None = None,
     meeting: Meeting | Store | None = None,
-    instead: Evaluation | Literal["preflight"] | None = None,
-    until_epoch: int | None = None,
     report: Callable[[Exception], None] = lambda error: None,
 ) -> str:
     """Run a worker, and return "completed", "pruned" or "interrupted".
 
-    A process that ends without returning has failed; `report` gets the error before. `started` is
-    when the command was typed, by time.monotonic. `source` is the checkpoint to resume from.
-    `instead` replaces training. The run pauses after `until_epoch`.
+    `source` is the checkpoint to begin from. A process that ends without returning has failed;
+    `report` gets the error before.
     """
+    config = request.config
     signals.heed_in_worker()
     secrets.remember(config.secrets, plain(config))
     watchdog.answer_dumps(when_asked=signals.is_driven())
@@ -57,9 +52,7 @@ def main(
         )
         worker = worker_of_environment(config)
         with progress.reported(print) if worker.rank == 0 else contextlib.nullcontext():
-            return run_as(
-                worker, config, paths, started, source, meeting, guard.beat, instead, until_epoch
-            )
+            return run_as(worker, request, source, meeting, guard.beat)
     except Exception as error:
         _fail(in_words(error, config), report)
 
@@ -100,19 +93,16 @@ def worker_of_environment(config: RunConfig) -> Worker:
 
 def run_as(
     worker: Worker,
-    config: RunConfig,
-    paths: RunPaths,
-    started: float,
+    request: RunRequest,
     source: Path | None = None,
     meeting: Meeting | Store | None = None,
     beat: Callable[[], None] = lambda: None,
-    instead: Evaluation | Literal["preflight"] | None = None,
-    until_epoch: int | None = None,
 ) -> str:
     """Train or evaluate as `worker` in this process, and return the status.
 
     `beat` is called with each batch.
     """
+    config = request.config
     if config.patches.malloc and worker.device.type == "cpu":
         # FSDP gathers tensors of many sizes: kept when freed, they would fill what it saves.
         patches.give_back_freed() if config.is_sharded else patches.keep_freed()
@@ -130,19 +120,11 @@ def run_as(
     anomalies = config.detect_anomaly or torch.is_anomaly_enabled()
     with devices.in_use(gpus) as begun, group, torch.autograd.set_detect_anomaly(anomalies):
         beat()
-        if isinstance(instead, Evaluation):
-            return evaluation.measure_weights(instead, config, paths, worker, beat)
-        if instead == "preflight":
-            return evaluation.time_steps(config, paths, worker, typed_at=started, beat=beat)
-        run = Run(
-            config,
-            paths,
-            worker,
-            typed_at=started,
-            beat=beat,
-            until_epoch=until_epoch,
-            resumes=source is not None,
-        )
+        if isinstance(request.instead, Evaluation):
+            return evaluation.measure_weights(request.instead, request, worker, beat)
+        if request.instead == "preflight":
+            return evaluation.time_steps(request, worker, beat)
+        run = Run(request, worker, beat=beat, resumes=source is not None)
         begun.append(run.steps)
         return run.train(source)
 

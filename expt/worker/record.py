@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor
 
 from expt import progress
-from expt.config import imported
+from expt.config import own_code
 from expt.config.identity import VERSION
 from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
@@ -52,7 +52,7 @@ class Record:
         observer: Dashboard,
         *,
         writes: bool,
-        has_custom: bool = False,
+        classes: Sequence[str] = (),
     ) -> None:
         self._paths, self._position = paths, position
         self._history, self._observer = history, observer
@@ -61,7 +61,7 @@ class Record:
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
-        self._has_custom, self._has_imported = has_custom, False
+        self._classes, self._has_looked = classes, False
         self._logged = position.step, time.monotonic()
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
@@ -81,8 +81,12 @@ class Record:
     def end_step(self, samples: int) -> None:
         """Log the speed of steps with so many samples, where log points are far apart.
 
-        So a display sees how far the run has come. Only rank 0 does: it needs no other.
+        So a display sees how far the run has come. Only rank 0 does: it needs no other. After the
+        first step look at the source that was imported, before it is edited.
         """
+        if self._classes and not self._has_looked:
+            self._has_looked = True
+            self.result(**self._imported())
         step, since = self._logged
         took_s = time.monotonic() - since
         if self._metrics and took_s > progress.EVERY_S / 5:
@@ -119,12 +123,6 @@ class Record:
         if self._metrics:
             update_result(self._paths, **fields)
 
-    def imported(self) -> None:
-        """Add to result.json, once, the person's own modules that have been imported so far."""
-        if self._has_custom and not self._has_imported:
-            self._has_imported = True
-            self.result(**self._imported())
-
     def _wait(self) -> None:
         """Wait until `begin` has written, and raise its error."""
         if self._begun:
@@ -151,10 +149,12 @@ class Record:
         return status
 
     def _imported(self) -> Mapping[str, Any]:
-        """Return the entry of the person's own modules, by the source that was imported first."""
-        found = imported.as_imported() if self._has_custom and self._metrics else {}
-        earlier = read_result(self._paths).get("imported", {}) if found else {}
-        return {"imported": {**found, **earlier}} if found else {}
+        """Return the entry of the person's own modules, each by the source found first."""
+        if not (self._classes and self._metrics):
+            return {}
+        own_code.check_caches(own_code.own_files().values())  # for later runs
+        found = own_code.as_imported(own_code.own_modules(self._classes))
+        return {"imported": {**found, **read_result(self._paths).get("imported", {})}}
 
     def _spent(self) -> Mapping[str, Any]:
         return cost_until_now(read_result(self._paths)) if self._metrics else {}

@@ -13,15 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from expt import progress
-from expt.config import constraints, user_code
+from expt.config import constraints, own_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
-from expt.config.schema import RunConfig
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import tags
-from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import collectives, optim
@@ -56,23 +55,21 @@ class Run:
 
     def __init__(
         self,
-        config: RunConfig,
-        paths: RunPaths,
+        request: RunRequest,
         worker: Worker,
         *,
-        typed_at: float,
-        beat: Callable[[], None],
-        until_epoch: int | None = None,
+        beat: Callable[[], None] = lambda: None,
         resumes: bool = False,
         compares: bool = True,
     ) -> None:
-        """Build all that is trained; the run pauses after `until_epoch`.
+        """Build all that is trained.
 
         A run that `resumes` loads no pretrained weights. `compares` runs the checks of
         worker.comparison.
         """
-        self.config, self.paths, self.worker, self.beat = config, paths, worker, beat
-        self.until_epoch = math.inf if until_epoch is None else until_epoch
+        config, until = request.config, request.until_epoch
+        self.config, self.paths, self.worker, self.beat = config, request.paths, worker, beat
+        self.until_epoch = math.inf if until is None else until
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker, beat)
@@ -102,12 +99,13 @@ class Run:
         )
         self.agreement = Agreement(worker)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
-        self.checkpoints = Checkpoints(config, paths, self.learner, worker)
+        self.checkpoints = Checkpoints(config, self.paths, self.learner, worker)
         profiler = None
         if config.profile and worker.rank == 0:
-            profiler = StepProfiler(paths.trace, paths.operators, worker.device)
+            profiler = StepProfiler(self.paths.trace, self.paths.operators, worker.device)
+        since = request.waited_since
         self.steps = Steps(
-            self.learner, worker.device, typed_at=typed_at, beat=beat, profiler=profiler
+            self.learner, worker.device, typed_at=since, beat=beat, profiler=profiler
         )
         self.first_steps = FirstSteps(
             config, self.learner, self.callbacks.built, warns=worker.rank == 0
@@ -196,7 +194,7 @@ class Run:
             self.history,
             self.observer,
             writes=worker.rank == 0,
-            has_custom=bool(user_code.targets(self.config)),
+            classes=own_code.targets(self.config),
         )
         compared = {"compared": self.compared} if self.compared else {}
         self.record.begin(**position.length, data=self.data.info.told, **compared)
@@ -424,7 +422,6 @@ class Run:
         # First, so that the last checkpoint is whole if the weights are refused.
         self.checkpoints.wait()
         first_weights.release_fork(self.paths, self.worker)
-        self.record.imported()
         diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.fix_for(self.config))
         self.times.saved()
         return state

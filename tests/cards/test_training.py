@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,12 @@ from torch import Tensor, nn
 from expt.config.parse import parse
 from expt.errors import OutOfMemory
 from expt.machine import Machine
-from expt.runs.paths import RunPaths
 from expt.training import collectives
 from expt.worker.run import Run
 from tests.cards.ranks import ranks
 from tests.composing import composed
 from tests.conftest import Cards, RunFolder, Trained, as_typed, run
+from tests.requests import request_of
 from tests.worker.conftest import assert_same
 
 SHORT = as_typed("dataset.train_limit=128 batch_size=32 epochs=2 log_every=1")
@@ -34,9 +33,8 @@ def train_sharded() -> None:
     with collectives.process_group(worker, backend="nccl", timeout_s=60):
         config = parse(composed(*words), Machine(gpus=("0", "1"), cpus=2))
         for folder, source, until in (("whole", None, 2), ("parts", None, 1), ("parts", LAST, 2)):
-            paths, began = RunPaths(Path(folder)), time.monotonic()
-            run = Run(config, paths, worker, typed_at=began, beat=lambda: None, until_epoch=until)
-            assert run.train(source) == ("pruned" if until == 1 else "completed")
+            asked = request_of(config, Path(folder), until_epoch=until)
+            assert Run(asked, worker).train(source) == ("pruned" if until == 1 else "completed")
 
 
 def test_states_of_a_sharded_model_may_be_on_the_host(

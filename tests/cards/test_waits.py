@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,6 @@ import expt
 from expt.config.parse import parse
 from expt.data.loading import Batch
 from expt.machine import Machine
-from expt.runs.paths import RunPaths
 from expt.training import collectives
 from expt.training.loop import train_epoch
 from expt.worker import parallel
@@ -34,6 +32,7 @@ from tests import soft_gpu
 from tests.cards.ranks import ranks
 from tests.composing import composed
 from tests.conftest import Cards, as_typed
+from tests.requests import request_of
 
 STEPS, BEFORE = 80, {1: 2, 2: 12}
 """The steps in which waits count, and by the number of workers those before, in which torch chooses
@@ -196,14 +195,7 @@ def main() -> None:
                 contextlib.redirect_stdout(io.StringIO()),
                 contextlib.redirect_stderr(io.StringIO()),
             ):
-                run = worker_run.Run(
-                    config,
-                    RunPaths(folder),
-                    worker,
-                    typed_at=time.monotonic(),
-                    beat=lambda: None,
-                )
-                run.train()
+                worker_run.Run(request_of(config, folder), worker).train()
             found[name] = watch.found
     if rank == 0:
         print(json.dumps(found))

@@ -82,7 +82,8 @@ def test_a_setting_is_no_folder_for_a_rerun(tmp_path: Path) -> None:
 
 def test_a_rerun_into_a_sweep_is_refused_as_a_new_run_there(tmp_path: Path) -> None:
     parsed = parse(composed(), machine.detect())
-    create_result(RunPaths(tmp_path / "run"), config=shown(parsed), identity="1f", arguments=[])
+    about: Any = {"config": shown(parsed), "identity": "1f", "content": {}, "arguments": []}
+    create_result(RunPaths(tmp_path / "run"), **about)
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / SWEEP_RECORD).touch()
     with pytest.raises(ConfigError, match="is the folder of a sweep"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import pytest
 from expt.command.hydra_files import as_dict, last_of_each
 from expt.command.sweep import Grid
 from expt.command.sweep_folder import SweepFolder, SweepRun
-from expt.config.identity import identity
-from expt.config.imported import hash_now
+from expt.config.identity import Identity, shown
+from expt.config.own_code import Imported, hash_now
 from expt.errors import ConfigError
 from expt.launch.job import QUEUED, request_of
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, Imported, Objective, create_result, update_result
+from expt.runs.result import COMPLETED, Objective, create_result, update_result
 from tests.composing import composer
 
 HERE = Machine(gpus=(), cpus=2)
@@ -30,8 +31,7 @@ def runs(folder: Path, *words: str, first: int = 0) -> list[SweepRun]:
 
 def complete(run: SweepRun, value: float) -> None:
     request = request_of(run.job)
-    known = identity(request.config, request.content)
-    create_result(run.job.paths, identity=known, arguments=run.words)
+    create_result(run.job.paths, identity=request.identity.digest, arguments=run.words)
     objective = Objective(name="accuracy/val", value=value)
     update_result(run.job.paths, status=COMPLETED, objective=objective)
     run.job.paths.metrics.touch()
@@ -148,6 +148,20 @@ def test_what_is_complete_is_known_whatever_it_was_called(tmp_path: Path) -> Non
     assert (new.job.status, new.job.paths.folder) == (QUEUED, tmp_path / "epochs=2")
 
 
+def test_of_runs_that_resume_one_the_same_one_further_is_that_run(tmp_path: Path) -> None:
+    """Each by its own settings, though all have the same data and code."""
+    (first,) = runs(tmp_path / "first", "seed=0")
+    known = request_of(first.job)
+    config = shown(known.config)
+    digest, content = known.identity.digest, known.identity.content
+    create_result(first.job.paths, identity=digest, content=content, config=config)
+    words = (f"resume='{first.job.paths.folder}'", "epochs=20", "seed=1,0")
+    other, same = (request_of(run.job) for run in runs(tmp_path / "sweep", *words))
+    for asked, is_same in ((other, False), (same, True)):
+        in_one_go = dataclasses.replace(asked.config, resume=None)
+        assert (asked.identity == Identity.of(in_one_go, content)) == is_same
+
+
 @pytest.mark.parametrize("copy", ["a backup", "z backup"])
 def test_a_run_is_known_under_its_own_name_and_not_as_its_copy(tmp_path: Path, copy: str) -> None:
     (run,) = runs(tmp_path, "seed=range(1)")
@@ -164,8 +178,7 @@ def test_a_folder_of_another_run_is_left_to_it(
 ) -> None:
     create_result(RunPaths(tmp_path / "seed=0"), identity="other", arguments=["epochs=3"])
     (run,) = runs(tmp_path, "seed=range(1)")
-    asked = request_of(run.job)
-    key = identity(asked.config, asked.content)
+    key = request_of(run.job).identity.digest
     assert run.job.paths.folder == tmp_path / f"seed=0,{key}"
     (tmp_path / "seed=0/result.json").write_text("{")
     assert runs(tmp_path, "seed=range(1)")[0].job.paths.folder == tmp_path / f"seed=0,{key}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
 import pytest
 
 from expt.config.constraints import Target
-from expt.config.identity import REPEATED, identity, shown, typed_hyperparameters
+from expt.config.identity import REPEATED, digest, shown, typed_hyperparameters
 from expt.config.keys import (
     Rule,
     choices_of,
@@ -24,6 +25,8 @@ from expt.config.schema import RunConfig
 from expt.machine import Machine
 from tests.composing import composed
 from tests.conftest import as_typed
+
+identity = functools.partial(digest, content={})
 
 
 def config(*overrides: str, gpus: tuple[str, ...] = ()) -> RunConfig:
@@ -48,7 +51,7 @@ EVERY_KEY = (
     ("model=transformer", "dataset=text", "dataset.root=t.txt", "task=language_model"),
 )
 IN_NO_IDENTITY = {
-    "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every",
+    "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every",
     "log_every", "threads", "eval_batch_size", "detect_anomaly",
     "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expt.config.identity import identity
+from expt.config.identity import digest
 from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.machine import Machine
@@ -25,10 +25,10 @@ def test_a_size_says_what_is_not_given(words: tuple[str, ...], is_so: tuple[int,
 
 def test_a_size_is_a_name_for_what_counts() -> None:
     named, given = (
-        identity(parse(composed(*TOKENS, *words), Machine(cpus=8)))
+        digest(parse(composed(*TOKENS, *words), Machine(cpus=8)), {})
         for words in (["model.size=1m"], ["model.layers=5", "model.width=128"])
     )
-    assert named == given != identity(parse(composed(*TOKENS), Machine(cpus=8)))
+    assert named == given != digest(parse(composed(*TOKENS), Machine(cpus=8)), {})
 
 
 @pytest.mark.parametrize("size", ["5m", "[1m]"])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from expt.config import secrets, user_code
-from expt.config.user_code import build, resolve, taken
+from expt.config import secrets, user_class
+from expt.config.user_class import build, resolve, taken
 from expt.errors import ConfigError
 
 
@@ -238,7 +238,7 @@ class Odd:
 
 def test_an_argument_may_have_any_name_and_init_says_what_is_taken() -> None:
     assert build(f"{__name__}.Odd", Odd, path="here", base=2).given == ("here", 2)
-    assert user_code.taken(Odd, {"path": "here", "channels": 3}) == {"path": "here"}
+    assert user_class.taken(Odd, {"path": "here", "channels": 3}) == {"path": "here"}
     with pytest.raises(ConfigError, match="Did you mean 'path'"):
         build(f"{__name__}.Odd", object, pth="here", base=2)
 

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from expt.config.rules import refuse_missing_folders
 from expt.data.build import Data
 from expt.data.fingerprint import content_of
 from expt.data.images import Pictures
@@ -106,8 +107,8 @@ def test_nothing_is_trained_on_a_test_alone(tmp_path: Path, configured: Configur
     both = content_of(config)
     shutil.rmtree(root / "train")
     with pytest.raises(DataError, match=f"dataset.root={root}: holds no folder train"):
-        content_of(config)
-    assert content_of(config, to_train=False) != both, "an evaluation knows it by what there is"
+        refuse_missing_folders(config)
+    assert content_of(config) != both, "an evaluation knows it by what there is"
 
 
 def test_a_folder_may_be_read_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import os
+import py_compile
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ import pytest
 from PIL import Image
 
 import expt
-from expt.config.identity import Content, identity, shown
+from expt.config.identity import Identity, shown
 from expt.data import cache, fingerprint
 from expt.errors import ConfigError, DataError, RunFailed
+from expt.runs import checkpoint
 from expt.runs.paths import RunPaths, write_atomically
-from expt.runs.result import Made, create_result, read_result, update_result
+from expt.runs.result import create_result, read_result, update_result
 from tests.conftest import Configured, as_typed, run, start
 from tests.data.test_files import config, write_idx_set
 from tests.faults.running import wait_until
-from tests.requests import dataset
+from tests.requests import dataset, request_of
 
 
 def folder(root: Path) -> Any:
@@ -172,6 +174,57 @@ def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Pa
     assert len(list((tmp_path / "sweep").glob("*/metrics.jsonl"))) == 3
 
 
+PLUGINS = """
+import importlib, pkgutil
+import torch
+import plugins
+from base import WIDTH
+class Net(torch.nn.Sequential):
+    def __init__(self, *, channels, image_size, num_classes):
+        found = (importlib.import_module(each.name) for each in
+            pkgutil.iter_modules(plugins.__path__, "plugins."))
+        width = WIDTH + sum(each.WIDTH for each in found)
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, width),
+            torch.nn.Linear(width, num_classes))
+"""
+
+
+def test_plugins_that_only_a_search_finds_are_part_of_what_a_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one, and an edit that leaves size and time of the file as they were.
+
+    As of a module that is imported, which plain Python has cached.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "searching.py").write_text(PLUGINS)
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins/__init__.py").touch()
+
+    def write(name: str, width: int) -> str:
+        (tmp_path / name).write_text(f"WIDTH = {width}\n")
+        os.utime(tmp_path / name, (1, 1))
+        return name
+
+    py_compile.compile(write("base.py", 8))
+    write("base.py", 0)
+
+    def widths(name: str, width: int) -> list[int]:
+        """The widths of the models of all runs in the sweep's folder, once this plugin is there."""
+        write(f"plugins/{name}", width)
+        few = as_typed("max_steps=1 world_size=1 tensorboard.images=false hydra.sweep.dir=sweep")
+        runs = expt.sweep("+model._target_=searching.Net", *few, "~model.hidden", "~model.dropout")
+        states = (checkpoint.load(path) for path in (tmp_path / "sweep").glob("*/*/last.pt"))
+        assert len(runs) == 1
+        return sorted(len(state["model"]["1.bias"]) for state in states)
+
+    assert widths("one.py", 3) == [3]
+    assert widths("one.py", 3) == [3]
+    assert widths("one.py", 4) == [3, 4]
+    assert widths("two.py", 1) == [3, 4, 5]
+
+
 def test_what_runs_have_come_to_outlives_the_absence_of_their_data(tmp_path: Path) -> None:
     """One that was stopped stays as it is, and one that has completed counts."""
     table = tmp_path / "t.csv"
@@ -206,62 +259,57 @@ def test_files_that_go_before_a_runs_turn_are_said_to_be_missing(
 ) -> None:
     write_idx_set(tmp_path)
     config = configured("dataset=mnist", f"dataset.root={tmp_path}", "dataset.download=false")
-    content = fingerprint.content_of(config)
-    fingerprint.refuse_changed(config, content)
+    asked = request_of(config, tmp_path / "run", fingerprint.content_of(config))
+    fingerprint.refuse_changed(asked)
     if change == "gone":
         (tmp_path / "train-labels-idx1-ubyte").unlink()
         with pytest.raises(DataError, match=r"train-labels-idx1-ubyte .* not found"):
-            fingerprint.refuse_changed(config, content)
+            fingerprint.refuse_changed(asked)
     else:
         write_idx_set(tmp_path, sizes=(40, 20))
         with pytest.raises(RunFailed, match="files changed after the command was typed"):
-            fingerprint.refuse_changed(config, content)
+            fingerprint.refuse_changed(asked)
 
 
 def test_first_weights_are_known_by_what_they_hold(tmp_path: Path, configured: Configured) -> None:
     file = tmp_path / "file.pt"
     file.write_bytes(b"one")
     config = configured(f"weights={file}")
-    content = fingerprint.content_of(config)
-    assert content.weights is not None
-    fingerprint.refuse_changed(config, content)
+    known = fingerprint.identity_of(config)
+    asked = request_of(config, tmp_path / "run", known.content)
+    fingerprint.refuse_changed(asked)
     file.write_bytes(b"another")
-    assert fingerprint.content_of(config).weights != content.weights
     with pytest.raises(RunFailed, match="the first weights changed after the command was typed"):
-        fingerprint.refuse_changed(config, content)
+        fingerprint.refuse_changed(asked)
+    assert (now := fingerprint.identity_of(config)) != known
     moved = file.rename(tmp_path / "moved.pt")
-    elsewhere = configured(f"weights={moved}")
-    assert identity(elsewhere, fingerprint.content_of(elsewhere)) == identity(
-        config, content._replace(weights=fingerprint.content_of(elsewhere).weights)
-    ), "wherever they lie"
-    assert identity(elsewhere, fingerprint.content_of(elsewhere)) != identity(config, content), (
-        "but not what they are"
-    )
+    elsewhere = fingerprint.identity_of(configured(f"weights={moved}"))
+    assert elsewhere == now, "wherever they lie"
     with pytest.raises(ConfigError, match="there is no such file or folder"):
-        fingerprint.content_of(config)
-    assert fingerprint.content_of(dataclasses.replace(config, resume="auto")).weights is None
+        fingerprint.identity_of(config)
+    again = dataclasses.replace(config, resume="auto")
+    assert "weights" not in fingerprint.content_of(again)
+    create_result(asked.paths, content=known.content)
+    asked.paths.checkpoints.mkdir()
+    asked.paths.last.touch()
+    assert fingerprint.identity_of(again, asked.paths) == known, "those that it began with"
 
 
 def test_what_goes_on_from_itself_is_the_run_that_it_would_have_been(
     tmp_path: Path, configured: Configured
 ) -> None:
     shorter = configured("epochs=2", f"weights={tmp_path}/gone.pt")
-    made = Content(weights="abcd")
-    told: Made = {"data": None, "code": None, "weights": "abcd"}
-    create_result(
-        RunPaths(tmp_path / "run"),
-        config=shown(shorter),
-        content=told,
-        identity=identity(shorter, made),
-    )
-    longer = dataclasses.replace(shorter, epochs=4, resume=str(tmp_path / "run"))
-    content = fingerprint.content_of(longer)
-    assert content == Content(None, None, "abcd", continues=True)
-    assert identity(longer, content) == identity(dataclasses.replace(longer, resume=None), made)
-    other = dataclasses.replace(longer, gradient_accumulation=2)
-    assert not fingerprint.content_of(other).continues
-    assert identity(other, fingerprint.content_of(other)) != identity(
-        dataclasses.replace(other, resume=None), made
-    )
-    update_result(RunPaths(tmp_path / "run"), identity="of one that began elsewhere")
-    assert not fingerprint.content_of(longer).continues
+    made = Identity.of(shorter, {"data": None, "code": None, "weights": "abcd"})
+    paths = RunPaths(tmp_path / "run")
+    create_result(paths, config=shown(shorter), content=made.content, identity=made.digest)
+    longer = dataclasses.replace(shorter, epochs=4)
+
+    def is_same(**changes: Any) -> bool:
+        config = dataclasses.replace(longer, **changes)
+        resumed = dataclasses.replace(config, resume=str(paths.folder))
+        return fingerprint.identity_of(resumed) == Identity.of(config, made.content)
+
+    assert is_same()
+    assert not is_same(gradient_accumulation=2)
+    update_result(paths, identity="of one that began elsewhere")
+    assert not is_same()

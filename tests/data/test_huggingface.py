@@ -82,7 +82,7 @@ def test_each_layout_gives_its_parts(
 ) -> None:
     splits = hf.DatasetDict({"train": rows(12), "validation": rows(6, 100), "test": rows(3, 200)})
     write(splits, tmp_path / "set")
-    content = content_of(chosen()).data
+    content = content_of(chosen())["data"]
     data = build_data(chosen(), ALONE)
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (12, 6, 3)
     assert (data.info.class_names, data.info.class_counts) == (tuple(NAMES), (4, 4, 4))
@@ -99,14 +99,14 @@ def test_each_layout_gives_its_parts(
         )
         torch.testing.assert_close(images, expected)
     assert content is not None
-    assert content_of(chosen()).data == content, "to read it leaves it as it is"
+    assert content_of(chosen())["data"] == content, "to read it leaves it as it is"
     file = next(
         path
         for path in (tmp_path / "set").rglob("*")
         if path.suffix in (".arrow", ".parquet", ".png")
     )
     file.write_bytes(file.read_bytes() + b"\0")
-    assert content_of(chosen()).data != content
+    assert content_of(chosen())["data"] != content
 
 
 def test_pictures_are_read_as_a_viewer_shows_them(

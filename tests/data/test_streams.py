@@ -32,7 +32,7 @@ from expt.worker.build import build_data
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, as_typed
 from tests.ranks import together
-from tests.requests import built
+from tests.requests import built, request_of
 from tests.worker.conftest import ALONE, TrainAlone, stop_at, train_alone
 from tests.worker.test_run import values
 
@@ -404,7 +404,7 @@ def test_a_run_on_it_has_the_numbers_of_a_plain_loop_and_resumes_to_the_same_bit
         def each(worker: Worker, paths: RunPaths = paths, config: Any = config) -> list[str]:
             ends = []
             for source in (None, paths.last):
-                run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None)
+                run = Run(request_of(config, paths.folder), worker)
                 if source is None:  # within the second epoch, and the third pass
                     stop_at(14)(run)
                 ends.append(run.train(source))

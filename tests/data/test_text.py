@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from expt.config.identity import identity
+from expt.config.identity import digest
 from expt.data.kinds import text as text_kind
 from expt.data.kinds.text import Extent
 from expt.data.loading import Shard
@@ -211,7 +211,7 @@ def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(
     )
     copied = shutil.copy(tokenizer, tmp_path / "other.json")
     configs = [configured(*words, f"dataset.tokens={path}") for path in (tokenizer, copied)]
-    assert identity(configs[0]) == identity(configs[1]) != identity(configured(*words))
+    assert digest(configs[0], {}) == digest(configs[1], {}) != digest(configured(*words), {})
     prints = [config.dataset.fingerprint() for config in configs]
     assert prints[0] == prints[1] != configured(*words).dataset.fingerprint()
     Path(copied).write_text(Path(copied).read_text() + "\n")

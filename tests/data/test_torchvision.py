@@ -159,18 +159,18 @@ def test_the_content_is_part_of_what_a_run_is(
 ) -> None:
     root = tmp_path / "data"
     kmnist(root)
-    first = content_of(chosen("KMNIST")).data
+    first = content_of(chosen("KMNIST"))["data"]
     assert first is not None
     (root / "KMNIST" / "raw" / "train-images-idx3-ubyte.gz").write_bytes(
         b"the archive that it came from"
     )
-    assert content_of(chosen("KMNIST")).data == first, "archives may go"
+    assert content_of(chosen("KMNIST"))["data"] == first, "archives may go"
     root.rename(tmp_path / "elsewhere")
     moved = chosen("KMNIST", f"dataset.root={tmp_path / 'elsewhere'}")
-    assert content_of(moved).data == first
+    assert content_of(moved)["data"] == first
     labels = tmp_path / "elsewhere" / "KMNIST" / "raw" / "t10k-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[::-1])
-    assert content_of(moved).data != first
+    assert content_of(moved)["data"] != first
 
 
 def test_what_is_missing_or_damaged_is_told_with_its_folder(
@@ -181,7 +181,7 @@ def test_what_is_missing_or_damaged_is_told_with_its_folder(
         DataError, match=f"dataset.set=KMNIST: no files in {root}; .*dataset.download is fa"
     ):
         content_of(config)
-    assert content_of(config, fetch=False).data is None, "a dry run fetches nothing"
+    assert content_of(config, fetch=False)["data"] is None, "a dry run fetches nothing"
     assert not root.exists()
     (root / "KMNIST").mkdir(parents=True)
     (root / "KMNIST" / "notes.txt").touch()

@@ -17,9 +17,8 @@ from expt.data.fingerprint import content_of
 from expt.errors import ExptError
 from expt.launch import forkserver, one_run
 from expt.machine import Machine
-from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest
 from tests.composing import composed
+from tests.requests import request_of
 
 OWN = """
 import torch
@@ -249,13 +248,7 @@ def test_it_is_told_in_one_line(
 
 def _carry_out(words: Sequence[str], world: Path, folder: Path) -> None:
     config = parse(composed(*words, conf=world / "conf"), Machine(cpus=2))
-    asked = RunRequest(
-        config=config,
-        content=content_of(config),
-        paths=RunPaths(folder),
-        about={"name": folder.name},
-    )
-    one_run.run(asked)
+    one_run.run(request_of(config, folder, content_of(config)))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in TYPED])

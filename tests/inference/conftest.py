@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from expt.runs.result import update_result
 from expt.worker.run import Run
 from tests.conftest import Configured, as_typed
 from tests.inference.test_load import FEW, masks_in, words
+from tests.requests import request_of
 from tests.worker.conftest import ALONE
 
 SHORT = (*FEW[:3], "tensorboard.images=false")
@@ -62,7 +62,7 @@ def make(
 
     def train(name: str, config: RunConfig, data: Path) -> Made:
         paths = RunPaths(tmp_path_factory.mktemp(name))
-        run = Run(config, paths, ALONE, typed_at=time.monotonic(), beat=lambda: None)
+        run = Run(request_of(config, paths.folder), ALONE)
         update_result(paths, status="running", config=shown(config))
         run.train()
         return Made(paths.folder, data, run)

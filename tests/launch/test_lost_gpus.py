@@ -90,7 +90,7 @@ def test_a_gpu_is_left_alone_for_minutes_and_for_good_after_two_runs(world: Worl
     assert {job.status for job in found} == {COMPLETED}
     on_it = [workers.attempt for workers in world.started if workers.attempt.devices == ("1",)]
     assert len(on_it) == 2
-    first, second = (attempt.started_at for attempt in on_it)
+    first, second = (attempt.request.waited_since for attempt in on_it)
     assert second >= first + LEFT_ALONE_S
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 import expt
-from expt.config.identity import Content
 from expt.errors import ConfigError, DataError, Diverged, RunFailed
 from expt.launch import one_run
 from expt.launch.job import Job, Options
@@ -60,9 +58,9 @@ def test_a_run_that_failed_says_how_to_continue_unless_that_fails_again(
     for error in (RunFailed("rank 0 of 2 was killed by SIGKILL"), ConfigError("sample 3: no")):
         way = one_run.way_on(asked, error)
         assert way.endswith("python -m expt hydra.run.dir=run resume=auto")
-    files = dataclasses.replace(asked, content=Content(data="of files"))
+    files = request(tmp_path / "run", epochs=10, content={"data": "of files"})
     assert one_run.way_on(files, DataError("sample 3: no")).endswith("weights=run@last")
-    own = dataclasses.replace(asked, content=Content(code="of a class"))
+    own = request(tmp_path / "run", epochs=10, content={"code": "of a class"})
     for error in (DataError("sample 3: no"), RunFailed(f"rank 0{RAISED}ValueError: no\n\n{LOG}a")):
         assert "resume=run " in one_run.way_on(own, error), "an edited one, too"
     for error in (ConfigError("another refusal"), Diverged("sample 3: no")):

@@ -198,7 +198,11 @@ def test_in_a_sweep_time_counts_from_a_runs_turn(world: World) -> None:
     alone, first, second = world.job("c", typed_at=500.0), world.job("a"), world.job("b")
     world.plans["a"] = [{"on_poll": lambda: setattr(world.clock, "now", 1060.0)}]
     world.run(alone, first, second, cpus=1)
-    assert [workers.attempt.waited_since for workers in world.started] == [500.0, 1000.0, 1060.0]
+    assert [workers.attempt.request.waited_since for workers in world.started] == [
+        500.0,
+        1000.0,
+        1060.0,
+    ]
 
 
 def test_the_next_run_is_made_ready_while_another_is_under_way(
@@ -252,7 +256,7 @@ def test_a_job_that_is_done_is_left_alone(world: World) -> None:
 
 def test_a_job_whose_folder_is_another_runs_fails_alone(world: World) -> None:
     taken, other = world.job("a"), world.job("b")
-    Attempt(request=request(taken.paths.folder), started_at=1.0, devices=()).begin()
+    Attempt(request=request(taken.paths.folder, typed_at=1.0), devices=()).begin()
     world.run(taken, other)
     assert isinstance(taken.error, ConfigError)
     assert (taken.status, other.status) == (FAILED, COMPLETED)
@@ -375,7 +379,7 @@ def test_the_time_of_a_run_that_starts_again_counts_once(
     asked = request(world.folder / "a", typed_at=world.clock.now - 60, max_restarts=1)
     world.plans["a"] = [{"error": RunFailed("first")}, {}]
     world.run(Job(asked.paths, asked))
-    assert [workers.attempt.waited_since for workers in world.started] == [
+    assert [workers.attempt.request.waited_since for workers in world.started] == [
         world.clock.now - 60,
         world.clock.now,
     ]

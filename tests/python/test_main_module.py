@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import expt
-from expt.config import user_code
+from expt.config import own_code
 from expt.errors import ConfigError
 from expt.python import main_module
 from tests.conftest import environment, python
@@ -225,7 +225,7 @@ def test_a_script_without_a_guard_trains_its_own_class_once_and_others_have_it(
         "width": 5,
     }
     (tmp_path / "script.py").unlink()  # from here on as another process, which has never seen it
-    for name in [name for name in sys.modules if user_code.is_of_main(name)]:
+    for name in [name for name in sys.modules if own_code.is_of_main(name)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "expt-main-" not in path])
     images = torch.linspace(0, 1, 2 * 64).reshape(2, 1, 8, 8)

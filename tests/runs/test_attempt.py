@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from expt.config.identity import VERSION, Content, identity
+from expt.config.identity import VERSION, Content
+from expt.data.fingerprint import identity_of
 from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
 from expt.runs import checkpoint, continuing
 from expt.runs.attempt import Attempt, accept, record_end, record_refusal, take_back
@@ -20,7 +21,8 @@ from tests.requests import checkpoint_state, record_points, request
 
 
 def attempt(asked: RunRequest, number: int = 0) -> Attempt:
-    return Attempt(request=asked, number=number, started_at=20.0, devices=("3", "4"))
+    asked = dataclasses.replace(asked, typed_at=asked.typed_at or 20.0)
+    return Attempt(request=asked, number=number, devices=("3", "4"))
 
 
 def leave_metrics(paths: RunPaths) -> None:
@@ -44,9 +46,9 @@ def test_the_first_record(tmp_path: Path) -> None:
         "devices": ["3", "4"],
         "master_port": 1234,
         "attempts": 1,
-        "identity": identity(asked.config),
-        "seedless_identity": identity(asked.config, but=("seed",)),
-        "content": {"data": None, "code": None},
+        "identity": asked.identity.digest,
+        "seedless_identity": asked.identity.seedless,
+        "content": {},
         "seed": 5,
         "name": "lr=1",
         "overrides": {"seed": 0},
@@ -74,27 +76,25 @@ def test_one_worker_needs_no_backend_and_what_was_typed_counts(tmp_path: Path) -
 
 
 def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
-    calls = list[str]()
-    asked = dataclasses.replace(request(tmp_path), on_start=lambda: calls.append("started"))
+    asked = dataclasses.replace(request(tmp_path), hydra={"overrides": "theirs"})
     attempt(request(tmp_path)).begin()
     leave_metrics(asked.paths)
     with pytest.raises(ConfigError, match="holds a run already"), attempt(asked).recorded():
         raise AssertionError
-    assert calls == []
+    assert not asked.paths.hydra.exists()
     assert asked.paths.metrics.exists()
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["may have run", "a second attempt"])
 def test_without_a_checkpoint_it_starts_from_the_beginning_with_an_empty_record(
-    tmp_path: Path, number: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = request(tmp_path, may_have_run=number == 0)
+    asked = request(tmp_path, may_have_run=True)
     attempt(asked).begin()
     leave_metrics(asked.paths)
-    assert attempt(asked, number).begin() is None
+    assert attempt(asked, 1).begin() is None
     assert not asked.paths.metrics.exists()
     assert not asked.paths.event_files()
-    assert read_result(asked.paths)["attempts"] == number + 1
+    assert read_result(asked.paths)["attempts"] == 2
     assert "has no checkpoint, the run starts from the beginning" in capsys.readouterr().err
 
 
@@ -119,13 +119,10 @@ def test_numbers_of_no_run_are_left_alone(
 
 
 def test_to_train_in_this_process_is_recorded_to_its_end(tmp_path: Path) -> None:
-    asked, calls = request(tmp_path), list[str]()
-
-    def on_start() -> None:
-        calls.append(read_result(asked.paths)["status"])
-
-    with attempt(dataclasses.replace(asked, on_start=on_start)).recorded() as source:
-        assert (source, calls) == (None, ["running"])
+    asked = dataclasses.replace(request(tmp_path), hydra={"overrides": "mine"})
+    with attempt(asked).recorded() as source:
+        assert (source, read_result(asked.paths)["status"]) == (None, "running")
+        assert asked.paths.overrides.read_text() == "mine"
         update_result(asked.paths, status="completed")
     assert read_result(asked.paths)["status"] == "completed"
 
@@ -201,15 +198,16 @@ def test_a_refusal_is_recorded_with_what_is_known(tmp_path: Path, known: bool) -
 def test_a_run_that_goes_on_keeps_where_its_weights_came_from(tmp_path: Path) -> None:
     file = tmp_path / "file.pt"
     file.write_bytes(b"one")
-    first = request(tmp_path / "run", weights=str(file))
-    first = dataclasses.replace(first, content=Content(weights="of then"))
+    then: Content = {"data": None, "code": None, "weights": "of then"}
+    first = request(tmp_path / "run", weights=str(file), content=then)
     attempt(first).begin()
     began = read_result(first.paths)
     assert began["weights_from"] == {"file": str(file), "identity": None, "checksum": "of then"}
     checkpoint.save(first.paths.last, checkpoint_state(first.config, 2))
     file.write_bytes(b"another")
-    again = dataclasses.replace(first, config=dataclasses.replace(first.config, resume="auto"))
-    attempt(dataclasses.replace(again, content=Content(weights="of now")), 1).begin()
+    config = dataclasses.replace(first.config, resume="auto")
+    known = identity_of(config, first.paths)
+    attempt(dataclasses.replace(first, config=config, identity=known), 1).begin()
     now = read_result(first.paths)
     assert {key: now[key] for key in ("weights_from", "identity", "content")} == {
         key: began[key] for key in ("weights_from", "identity", "content")
@@ -238,11 +236,12 @@ def gone_on_from(folder: Path) -> RunRequest:
 def test_a_run_that_a_person_goes_on_with_is_still_that_of_its_search(tmp_path: Path) -> None:
     asked = gone_on_from(tmp_path / "run")
     update_result(asked.paths, search={"number": 3})
-    attempt(dataclasses.replace(asked, config=dataclasses.replace(asked.config, epochs=99))).begin()
+    longer = request(tmp_path / "run", may_have_run=True, epochs=99)
+    attempt(longer).begin()
     found = read_result(asked.paths)
     assert found["search"] == {"number": 3}
     asked.paths.remove_checkpoints()
-    attempt(dataclasses.replace(asked, config=dataclasses.replace(asked.config, epochs=99))).begin()
+    attempt(longer).begin()
     assert read_result(asked.paths)["search"]["number"] == 3, "from its beginning"
     attempt(asked).begin()
     assert "search" not in read_result(asked.paths), (

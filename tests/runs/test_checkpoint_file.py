@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import gc
 import pickle
 import subprocess
 import sys
@@ -16,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from expt.config.identity import Content
 from expt.errors import CheckpointError
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.attempt import Attempt
-from expt.runs.continuing import as_forked
+from expt.runs.lineage import of_fork
 from tests.requests import checkpoint_state, request
 from tests.runs.test_checkpoint import RunsCode
 
@@ -111,28 +109,27 @@ def test_no_flipped_byte_changes_what_is_read(tmp_path: Path) -> None:
 BEGINS = """\
 import pickle, sys
 from expt.runs.attempt import Attempt
+from expt.runs.lineage import of_fork
 for number, asked in pickle.load(sys.stdin.buffer):
-    print(Attempt(request=asked, number=number, started_at=0.0, devices=()).begin())
+    print(Attempt(request=asked, number=number, devices=()).begin())
 assert not {name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "tensorboard"}
 """
 
 
 def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_path: Path) -> None:
     """The newest checkpoint is damaged: the one before it counts, with a warning."""
-    first = request(tmp_path / "run", epochs=9)
+    first = request(tmp_path / "run", epochs=9, typed_at=0.0)
     paths, before = first.paths, first.paths.last.with_stem("last-1")
-    Attempt(request=first, started_at=0.0, devices=()).begin()
+    Attempt(request=first, devices=()).begin()
     for step in (1, 2, 3):
         position = {"epoch": step, "step": step, "step_in_epoch": 1}
         more: Any = {"position": position, "steps_per_epoch": 1, "model": {"w": torch.ones(9)}}
         checkpoint.save(paths.last, checkpoint_state(first.config, step, **more), keep=2)
     paths.last.write_bytes(paths.last.read_bytes()[:-9])
     fork = f"{paths.folder}@1"
-    forked = request(tmp_path / "fork", epochs=9, fork=fork)
-    forked = dataclasses.replace(forked, content=as_forked(forked.config, Content()))
-    asked = [(1, first), (0, forked)]
-    plain = [(number, dataclasses.replace(each, on_start=gc.enable)) for number, each in asked]
-    again = pickle.dumps(plain)  # which no lambda is
+    content = of_fork(dataclasses.replace(first.config, fork=fork), {})
+    forked = request(tmp_path / "fork", epochs=9, fork=fork, content=content, typed_at=0.0)
+    again = pickle.dumps([(1, dataclasses.replace(first, may_have_run=True)), (0, forked)])
     done = subprocess.run(
         [sys.executable, "-c", BEGINS], check=True, capture_output=True, input=again
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from expt.config.constraints import Target
-from expt.config.identity import VERSION, Content
+from expt.config.identity import VERSION
 from expt.config.schema import EarlyStop, RunConfig
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
@@ -299,23 +299,23 @@ def test_a_run_that_is_trained_is_not_tested_by_other_source(
     for epochs, max_steps in ((2, None), (3, 4)):
         asked = dataclasses.replace(config, epochs=epochs, max_steps=max_steps)
         with pytest.raises(ConfigError, match=f"evaluate {paths.folder}, .*rerun {paths.folder}"):
-            continued(asked, where, content=Content(code="now"), resumes=not new_folder)
+            continued(asked, where, content={"code": "now"}, resumes=not new_folder)
 
 
 def test_a_run_goes_on_with_other_source_in_a_new_folder_only(
     config: RunConfig, paths: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of_source("then", paths)
-    assert continued(config, paths, content=Content(code="then")) == paths.last
+    assert continued(config, paths, content={"code": "then"}) == paths.last
     with pytest.raises(ConfigError, match=f"resume={paths.folder} .*rerun {paths.folder}"):
-        continued(config, paths, content=Content(code="now"))
+        continued(config, paths, content={"code": "now"})
     config = dataclasses.replace(config, resume=str(paths.folder))
     new = RunPaths(tmp_path / "new")
-    assert continued(config, new, content=Content(code="now"), resumes=False) == new.last
+    assert continued(config, new, content={"code": "now"}, resumes=False) == new.last
     assert "custom classes has changed" in capsys.readouterr().err
 
 
 def test_other_data_is_refused(config: RunConfig, paths: RunPaths) -> None:
     create_result(paths, content={"data": "then", "code": None})
     with pytest.raises(ConfigError, match=r"^dataset: its files"):
-        continued(config, paths, content=Content(data="now"))
+        continued(config, paths, content={"data": "now"})

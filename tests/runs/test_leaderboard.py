@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expt.config import user_code
+from expt.config import own_code
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, create_result, update_result
 from expt.runs.view import leaderboard
@@ -334,7 +334,7 @@ def test_runs_of_other_code_than_todays_are_stale(
     (tmp_path / "my_stale_model.py").write_text("class Net: pass\n")
     targets = ("my_stale_model.Net",)
     config: Any = {"model": {"name": "_target_", "target": targets[0]}}
-    then: Any = {"data": None, "code": user_code.fingerprint(targets)}
+    then: Any = {"data": None, "code": own_code.fingerprint(targets)}
     sweep = tmp_path / "sweep"
     leave_run(sweep, "lr=1", 0.5, config=config, content=then)
     leave_run(

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from expt.config.identity import VERSION, Content
+from expt.config.identity import VERSION
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.continuing import Source, as_forked, record_of, take
+from expt.runs.continuing import Source, take
+from expt.runs.lineage import of_fork, record_of
 from expt.runs.named_checkpoint import checkpoints, chosen, named, read, run_and_which, whole
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
@@ -128,10 +129,11 @@ def test_first_weights_may_be_any_checkpoint_or_file(paths: RunPaths, tmp_path: 
 
 
 def test_a_fork_is_known_by_its_run_and_step(configured: Configured, paths: RunPaths) -> None:
-    found = as_forked(configured(f"fork={paths.folder}@15"), Content())
-    assert (found.fork, found.seedless_fork) == ("a@15", "b@15")
-    known = as_forked(configured("fork=gone"), Content(), found)
-    assert known.fork == "a@15", "of another fork of the same run"
+    found = of_fork(configured(f"fork={paths.folder}@15"), {})
+    assert found == {"fork": "a@15", "seedless_fork": "b@15"}
+    config = configured("fork=gone")
+    first: Any = {"content": found, "config": {"fork": "gone"}}
+    assert of_fork(config, first) == found, "of another fork of the same run"
     update_result(paths, version=VERSION + 1)
     with pytest.raises(ConfigError, match="another version"):
         record_of(str(paths.folder))

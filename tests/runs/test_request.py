@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import shlex
 from pathlib import Path
 
@@ -33,14 +34,23 @@ def test_the_next_attempt_follows_those_that_left_logs(
 
 def test_a_request_travels_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = dataclasses.replace(request(Path("here"), may_have_run=True), until_epoch=3)
+    asked = request(Path("here"), may_have_run=True, content={"data": "own"})
+    asked = dataclasses.replace(asked, until_epoch=3)
     there = received(json.loads(json.dumps(asked.to_send())), Machine(cpus=8), typed_at=3.0)
     assert there.paths.folder == tmp_path / "here"
     assert there.about == asked.about
     assert there.env == asked.env
     assert there.may_have_run
+    assert there.identity == asked.identity
     assert there.typed_at == 3.0
     assert (there.config.model, there.until_epoch) == (asked.config.model, 3)
+
+
+def test_a_worker_gets_it_whole_and_it_is_small(tmp_path: Path) -> None:
+    asked = request(tmp_path, typed_at=3.0, content={"code": "own"})
+    pickled = pickle.dumps(asked)
+    assert pickle.loads(pickled) == asked
+    assert len(pickled) < 8_000
 
 
 def test_what_cannot_run_there_is_refused(tmp_path: Path) -> None:

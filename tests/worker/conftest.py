@@ -23,6 +23,7 @@ from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, usual
 from tests.integration.test_resume import _same
 from tests.ranks import together
+from tests.requests import request_of
 from tests.worker.sharded import Configs, Observer
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
@@ -55,13 +56,8 @@ def train_alone(
     ) -> Trained:
         paths = RunPaths(tmp_path / name)
         paths.folder.mkdir(exist_ok=True)
-        run = Run(
-            configured(*usual(overrides)),
-            paths,
-            ALONE,
-            typed_at=time.monotonic(),
-            beat=lambda: None,
-        )
+        config = configured(*usual(overrides))
+        run = Run(request_of(config, paths.folder, typed_at=time.monotonic()), ALONE)
         before(run)
         try:
             return Trained(run, run.train(source, observe))
@@ -115,7 +111,7 @@ def train_together(tmp_path: Path, configured: Configured) -> TrainTogether:
         folder.mkdir()
 
         def each(worker: Worker) -> str:
-            run = Run(config, RunPaths(folder), worker, typed_at=0.0, beat=lambda: None)
+            run = Run(request_of(config, folder), worker)
             return run.train(None, lambda *_: Observer())
 
         if size == 1:

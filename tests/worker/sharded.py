@@ -17,6 +17,7 @@ from expt.training.learner import Position
 from expt.worker.run import Run
 from tests import ranks
 from tests.conftest import RunFolder
+from tests.requests import request_of
 
 Configs = Callable[..., RunConfig]
 
@@ -43,7 +44,7 @@ def trained(
     paths = RunPaths(folder)
     if worker.rank == 0 and not paths.result.exists():
         paths.result.write_text('{"status": "running"}')
-    run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None, until_epoch=until_epoch)
+    run = Run(request_of(config, folder, until_epoch=until_epoch), worker)
     return (
         run.train(source)
         if config.tensorboard.histograms

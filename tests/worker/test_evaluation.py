@@ -31,6 +31,7 @@ from expt.worker import evaluation
 from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
 from tests.conftest import Configured, as_typed
+from tests.requests import request_of
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
@@ -45,9 +46,8 @@ def train(train_alone: TrainAlone) -> TrainAlone:
 
     def begin(run: Run) -> None:
         content = content_of(run.config)
-        made: Any = {"data": content.data, "code": content.code}
         update_result(
-            run.paths, status="running", config=shown(run.config), content=made, identity="x"
+            run.paths, status="running", config=shown(run.config), content=content, identity="x"
         )
 
     def train(*overrides: str, name: str = "run") -> Trained:
@@ -61,7 +61,7 @@ def lived(config: RunConfig, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     paths = RunPaths(folder)
     update_result(paths, status="running", config=shown(config), identity="x")
-    Run(config, paths, ALONE, typed_at=0.0, beat=lambda: None).train()
+    Run(request_of(config, folder), ALONE).train()
     return folder
 
 
@@ -75,10 +75,8 @@ def evaluated(folder: Path, *words: str) -> dict[str, Any]:
     )
     paths.folder.mkdir(parents=True)
     update_result(paths, status="running", config=shown(measured.config))
-    assert (
-        measure_weights(measured.evaluation, measured.config, paths, ALONE, lambda: None)
-        == "completed"
-    )
+    asks = request_of(measured.config, paths.folder)
+    assert measure_weights(measured.evaluation, asks, ALONE, lambda: None) == "completed"
     return dict(read_result(paths))
 
 

@@ -20,6 +20,7 @@ from expt.worker import fault
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.every_task import CASES, config_of
+from tests.requests import request_of
 from tests.worker.conftest import ALONE
 from tests.worker.sharded import Observer
 from tests.worker.test_evaluation import metrics
@@ -30,7 +31,7 @@ SAVED, KILLED_IN, LOGGED = 2, 9, 4
 
 def begun(folder: Path, config: RunConfig) -> Run:
     folder.mkdir(exist_ok=True)
-    return Run(config, RunPaths(folder), ALONE, typed_at=0.0, beat=lambda: None)
+    return Run(request_of(config, folder), ALONE)
 
 
 def break_off(folder: Path, config: RunConfig) -> None:

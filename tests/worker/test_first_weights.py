@@ -21,6 +21,7 @@ from expt.runs.result import create_result
 from expt.worker import first_weights
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, run
+from tests.requests import request_of
 from tests.worker.conftest import ALONE, TrainAlone
 from tests.worker.sharded import Observer
 
@@ -272,9 +273,7 @@ def test_other_data_and_another_head_begin_with_the_runs_tensors(
     create_result(RunPaths(tmp_path / "tuned"))
     words = (*net, *FEW[1:], *OTHER_HEAD, "max_steps=1", f"weights={tmp_path}/source@{which}")
     tuned = train_alone(*words, name="tuned", observe=look)
-    fresh = Run(
-        tuned.run.config, RunPaths(tmp_path / "fresh"), ALONE, typed_at=0.0, beat=lambda: None
-    ).learner.module.state_dict()
+    fresh = Run(request_of(tuned.run.config, tmp_path / "fresh"), ALONE).learner.module.state_dict()
     head = [name for name, value in theirs.items() if value.shape != began[name].shape]
     assert len(head) == 2
     for name, value in began.items():

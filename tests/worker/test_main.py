@@ -22,6 +22,7 @@ from expt.worker.parallel import Autocast
 from tests.composing import composed
 from tests.conftest import Configured, RunFolder, as_typed, python
 from tests.models.test_named import fetched
+from tests.requests import request_of
 from tests.worker.conftest import ALONE as ONE
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -35,7 +36,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_alone")
-def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As under a driver that is too old for this torch."""
     config = parse(composed("gpus=1"), Machine(gpus=("0",), cpus=2))
     worker = main.worker_of_environment(config)
@@ -51,10 +54,10 @@ def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.cuda, "init", no_driver)
     with pytest.raises(DeviceLost, match=r"The NVIDIA driver .* too old \(found version 11040\)$"):
-        main.run_as(worker, config, None, 0.0)  # type: ignore[arg-type]  # it does not come so far
+        main.run_as(worker, request_of(config, tmp_path))
     monkeypatch.setattr(torch.cuda, "init", without_cuda)
     with pytest.raises(ConfigError, match=r"^Torch not compiled with CUDA enabled; "):
-        main.run_as(worker, config, None, 0.0)  # type: ignore[arg-type]
+        main.run_as(worker, request_of(config, tmp_path))
     monkeypatch.setenv(SIMULATED_GPUS, "1")
     assert main.worker_of_environment(config).device == torch.device("cpu")
 
@@ -151,13 +154,13 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
     words = (*images, *model, "patches.malloc=false", threads)
     config, paths = configured(*words, "max_steps=2"), RunPaths(tmp_path / "run")
     paths.folder.mkdir()
-    assert main.run_as(ONE, config, paths, 0.0) == "completed"
+    assert main.run_as(ONE, request_of(config, paths.folder)) == "completed"
     file.unlink()
     longer = configured(*words, "max_steps=3")
-    assert main.run_as(ONE, longer, paths, 0.0, paths.last) == "completed"
+    assert main.run_as(ONE, request_of(longer, paths.folder), paths.last) == "completed"
     assert RunFolder(paths.folder).result["steps"] == 3
     with pytest.raises(
         ConfigError,
         match=r"^model\.pretrained=true: the weights of squeezenet1_1 can't be fetched \(",
     ):
-        main.run_as(ONE, longer, RunPaths(tmp_path / "other"), 0.0)
+        main.run_as(ONE, request_of(longer, tmp_path / "other"))

@@ -18,11 +18,11 @@ from expt import progress
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.runs import checkpoint
-from expt.runs.paths import RunPaths
 from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, as_typed
 from tests.data.test_build import write_folder
+from tests.requests import request_of
 from tests.worker.conftest import (
     ALONE,
     TrainAlone,
@@ -308,9 +308,7 @@ def test_two_workers_drop_other_units_and_evaluate_one_model(
     losses = dict(done.curve("loss/val"))
     best = min(losses, key=lambda step: losses[step])
     assert best != max(losses), "what is tested is not what was there last"
-    run = Run(
-        configured("model=convnet"), RunPaths(done.folder), ALONE, typed_at=0.0, beat=lambda: None
-    )
+    run = Run(request_of(configured("model=convnet"), done.folder), ALONE)
     module, state = loaded(run, done, "last.pt")
     states = [worker["rng"]["torch"] for worker in state["workers"]]
     assert states[0] != states[1]

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from expt.config import user_code
+from expt.config import own_code
 from expt.config.kinds import metrics_of, noun_of
 from expt.errors import printable
 from expt.runs import provenance
@@ -274,8 +274,8 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
 
     One whose classes are not found from here is not known to be stale.
     """
-    today = functools.cache(user_code.fingerprint)
-    return [folder for folder, record in runs if user_code.has_other_source(record, today)]
+    today = functools.cache(own_code.fingerprint)
+    return [folder for folder, record in runs if own_code.has_other_source(record, today)]
 
 
 def print_stale(console: Console, folders: Sequence[Path]) -> None:

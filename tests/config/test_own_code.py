@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -17,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from expt.config import constraints, groups, imported, user_code
+from expt.config import constraints, groups, kept_code, own_code
 from expt.config.identity import shown
-from expt.config.user_code import fingerprint, resolve, targets
+from expt.config.own_code import fingerprint, targets
 from expt.data.kinds.custom import Custom
 from expt.errors import ConfigError
 from tests.conftest import Configured
@@ -27,7 +26,7 @@ from tests.conftest import Configured
 
 @pytest.fixture(autouse=True)
 def _imports_are_forgotten() -> Iterator[None]:
-    with imported.as_on_disk():
+    with own_code.as_on_disk():
         yield
 
 
@@ -117,7 +116,7 @@ def test_what_was_imported_before_is_imported_anew(own: Path) -> None:
     (own / "my_layers.py").write_text(
         "WIDTH = 12345\n"
     )  # a file of another size, whose time may be the same
-    with imported.as_on_disk():
+    with own_code.as_on_disk():
         assert importlib.import_module(name).WIDTH == 12345
     assert importlib.import_module(name).WIDTH == 3, "this process keeps what it had"
 
@@ -188,75 +187,49 @@ def _write(package: Path, width: int) -> Path:
     return file
 
 
-def _width() -> int:
-    with imported.as_on_disk():
-        found: Any = resolve(NAME, object)
-        return int(found.width)
-
-
-def test_a_cache_that_python_has_written_is_not_taken(package: Path) -> None:
+def _width(package: Path, *, checked: bool = True) -> int:
+    """What a new process imports, once the caches are checked."""
+    with own_code.as_on_disk():
+        if checked:
+            own_code.check_caches(own_code.own_modules([NAME]).values())
     command = [sys.executable, "-c", "from twice_written.parts import Part; print(Part.width)"]
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    options: Any = {"cwd": package.parent, "env": env, "capture_output": True, "check": True}
+    return int(subprocess.run(command, **options).stdout)
 
-    def by_python() -> int:
-        env = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
-        return int(
-            subprocess.run(
-                command, cwd=package.parent, env=env, capture_output=True, check=True
-            ).stdout
-        )
 
-    assert by_python() == 1
+def test_a_cache_of_other_source_of_the_same_size_and_time_is_not_taken(package: Path) -> None:
+    assert _width(package, checked=False) == 1
     _write(package, 2)
-    assert by_python() == 1, "which takes one for the other"
-    assert _width() == 2
-    assert by_python() == 2, "it does not take what is cached here"
+    assert _width(package, checked=False) == 1, "Python takes one for the other"
+    assert _width(package) == 2
+    _write(package, 3)
+    assert _width(package, checked=False) == 3, "and from then on does not"
 
 
-def test_a_source_is_compiled_once(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _width() == 1
-    monkeypatch.setattr(imported._ByContent, "source_to_code", None)
-    assert _width() == 1
-
-
-def test_who_may_not_read_the_source_may_not_read_what_is_cached(package: Path) -> None:
+def test_a_source_is_compiled_once_and_its_cache_is_for_the_same_eyes(package: Path) -> None:
     (file := package / "width.py").chmod(0o600)
-    _width()
+    own_code.check_caches([file])
     cached = Path(importlib.util.cache_from_source(str(file)))
     assert cached.stat().st_mode & 0o777 == 0o600
-    assert (package / "parts.py").stat().st_mode & 0o044
+    before = cached.stat().st_ino
+    own_code.check_caches([file])
+    assert cached.stat().st_ino == before
 
 
-def test_a_folder_may_get_another_name(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _width() == 1
-    elsewhere = package.parent / "elsewhere"
-    elsewhere.mkdir()
-    package.rename(elsewhere / package.name)
-    monkeypatch.syspath_prepend(str(elsewhere))
-    found: Any = importlib.import_module("twice_written.width")
-    assert found.__spec__.loader.get_code(found.__name__).co_filename == str(
-        elsewhere / package.name / "width.py"
-    )
-
-
-def test_nothing_is_cached_where_python_is_to_write_nothing(
+def test_a_cache_that_cannot_be_written_is_left_alone(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (package / "parts.py").write_text("def broken(:")
+    (package / "__pycache__").touch()
+    own_code.check_caches(package.iterdir())
+    (package / "__pycache__").unlink()
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert _width() == 1
+    own_code.check_caches(package.iterdir())
     assert not (package / "__pycache__").exists()
 
 
-def test_what_is_installed_is_imported_as_ever() -> None:
-    imported.install_finder()
-    imported.install_finder()
-    assert sys.meta_path.count(imported._FINDER) == 1
-    for name in "colorsys", "expt.api":
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert not isinstance(spec.loader, imported._ByContent)
-
-
-def test_a_run_s_modules_are_compared_with_what_they_were_imported_from(
+def test_the_modules_of_a_run_are_compared_with_their_source_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a module that no import statement names, and where the project has moved."""
@@ -266,18 +239,16 @@ def test_a_run_s_modules_are_compared_with_what_they_were_imported_from(
     monkeypatch.chdir(project)
     monkeypatch.syspath_prepend("lib")
     importlib.import_module("found_by_name")
+    record = {"imported": {"found_by_name": own_code.as_imported()["found_by_name"]}}
     file.write_text("X = 2\n")
-    record = {"imported": {"found_by_name": imported.as_imported()["found_by_name"]}}
     assert record["imported"]["found_by_name"]["file"] == "lib/found_by_name.py"
-    assert user_code.changed(record) == ["found_by_name"]
-    assert "found_by_name" in imported.edited()
+    assert own_code.changed(record) == ["found_by_name"]
     file.write_text("X = 1\n")
-    assert not user_code.changed(record)
-    assert "found_by_name" not in imported.edited()
+    assert not own_code.changed(record)
     lib.rename(project / "other")
-    assert user_code.changed(record), "it is gone"
+    assert own_code.changed(record), "it is gone"
     monkeypatch.syspath_prepend("other")
-    assert not user_code.changed(record)
+    assert not own_code.changed(record)
 
 
 def test_a_module_in_a_zip_has_the_hash_of_the_zip(
@@ -288,49 +259,56 @@ def test_a_module_in_a_zip_has_the_hash_of_the_zip(
         archive.writestr("in_zip.py", "X = 1\n")
     monkeypatch.syspath_prepend("lib.zip")
     importlib.import_module("in_zip")
-    record = {"imported": {"in_zip": imported.as_imported()["in_zip"]}}
-    assert not user_code.changed(record)
+    record = {"imported": {"in_zip": own_code.as_imported()["in_zip"]}}
+    assert not own_code.changed(record)
     with zipfile.ZipFile("lib.zip", "w") as archive:
         archive.writestr("in_zip.py", "X = 2\n")
-    assert user_code.changed(record) == ["in_zip"]
+    assert own_code.changed(record) == ["in_zip"]
 
 
-def test_code_that_is_loaded_past_the_modules_is_recorded_by_its_file(
+def test_a_new_module_in_a_package_that_a_run_has_searched_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (folder := tmp_path / "plugins").mkdir()
+    for name in ("__init__", "one", "two"):
+        (folder / f"{name}.py").write_text("X = 1\n")
     monkeypatch.chdir(tmp_path)
-    for file in map(Path, ("by_spec.py", "by_path.py")):
-        file.write_text("def f():\n    return 1\n")
-    spec = importlib.util.spec_from_file_location("any", "by_spec.py")
-    assert spec
-    assert spec.loader
-    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    kept = module, runpy.run_path("by_path.py")
-    record = {"imported": imported.as_imported()}
-    assert {"by_spec.py", "by_path.py"} <= record["imported"].keys()
-    Path("by_spec.py").write_text("def f():\n    return 2\n")
-    assert user_code.changed(record) == ["by_spec.py"]
-    assert len(kept) == 2
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("plugins.one")
+    assert own_code.as_imported().keys() >= {"plugins", "plugins.one"}
+    assert "plugins.*" not in own_code.as_imported(), "one was imported by its name"
+    importlib.import_module("plugins.two")
+    named = ["plugins", "plugins.one", "plugins.two"]
+    assert "plugins.*" not in own_code.as_imported(named), "import statements name all"
+    record = {"imported": own_code.as_imported(["plugins"])}
+    (folder / "two.py").write_text("X = 2\n")
+    assert own_code.changed(record) == ["plugins.two"]
+    (folder / "two.py").write_text("X = 1\n")
+    (folder / "notes.txt").touch()
+    assert own_code.changed(record) == []
+    (folder / "three.py").touch()
+    assert own_code.changed(record) == ["plugins.*"]
+    (folder / "three.py").unlink()
+    (tmp_path / "lib").mkdir()
+    folder.rename(tmp_path / "lib/plugins")
+    monkeypatch.syspath_prepend("lib")
+    assert own_code.changed(record) == [], "the project may have moved"
 
 
-def test_a_source_that_nobody_saw_imported_is_not_taken_for_that_of_a_run(
+def test_what_is_imported_anew_is_looked_at_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that this process imported before expt, and that was written since it began."""
-    (tmp_path / "imported_early.py").write_text("X = 1\n")
+    (file := tmp_path / "reloaded.py").write_text("X = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.import_module("imported_early")
-    monkeypatch.setattr(imported, "_read", {})
-    monkeypatch.setattr(
-        sys, "meta_path", [each for each in sys.meta_path if each is not imported._FINDER]
-    )
-    imported.install_finder()
-    record = {"imported": {"imported_early": {"file": "", "hash": imported._hash(b"X = 1\n")}}}
-    assert "imported_early" in imported.edited()
-    assert not user_code.is_imported(record)
-    with imported.as_on_disk():
-        importlib.import_module("imported_early")
-        assert user_code.is_imported(record)
+    module = importlib.import_module("reloaded")
+    record = {"imported": {"reloaded": own_code.as_imported()["reloaded"]}}
+    file.write_text("X = 22\n")
+    assert own_code.older_here(["reloaded.X"]) == [os.path.relpath(file)]
+    assert own_code.is_imported(record)
+    assert not own_code.older_here(["reloaded.X"], record), "the run has imported that too"
+    importlib.reload(module)
+    assert not own_code.older_here(["reloaded.X"])
+    assert not own_code.is_imported(record)
 
 
 def test_only_code_that_this_user_has_kept_is_imported(
@@ -342,19 +320,19 @@ def test_only_code_that_this_user_has_kept_is_imported(
     own = tmp_path / "own"
     own.mkdir()
     (own / "expt_main_0.py").write_text("X = 1\n")
-    user_code.sign(own)
+    kept_code.sign(own)
     copies = {name: shutil.copytree(own, tmp_path / name) for name in ("copy", "edited", "more")}
     (copies["edited"] / "expt_main_0.py").write_text("X = 2\n")
     (copies["more"] / "expt_main_0.so").touch()
     for name in ("own", "copy"):
-        user_code.find_kept(tmp_path / name)
+        kept_code.find_kept(tmp_path / name)
     for name in ("edited", "more"):
         with pytest.raises(ConfigError):
-            user_code.find_kept(tmp_path / name)
+            kept_code.find_kept(tmp_path / name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
-    assert not user_code.is_signed(own)
-    user_code.find_kept(copies["edited"], trust=True)
+    assert not kept_code.is_signed(own)
+    kept_code.find_kept(copies["edited"], trust=True)
     assert str(copies["edited"]) in sys.path
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
-    assert user_code.is_signed(copies["more"]), "nobody has a key here, and it is our file"
+    assert kept_code.is_signed(copies["more"]), "nobody has a key here, and it is our file"

@@ -1,0 +1,315 @@
+"""A person's own modules: which they are, a digest of their source, and what is imported of them.
+
+A class's code is its module, and what that imports of the person's own. What is reached otherwise,
+as by importlib.import_module, is seen only by the run, which records what it has imported. Free of
+torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import pkgutil
+import py_compile
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypedDict
+
+from expt.config.constraints import plain
+
+if TYPE_CHECKING:
+    from expt.config.schema import RunConfig
+
+
+class Imported(TypedDict):
+    """The source of a module of a person's own, or the list of a package's modules."""
+
+    file: str
+    """The file, or the package's folder; relative if it was below the current folder."""
+    hash: str
+
+
+PREFIX = "expt_main_"
+"""The start of the names of modules of `__main__`'s classes; see expt.config.kept_code."""
+_PACKAGE = ".*"
+"""The end of a name that stands for the list of a package's modules."""
+_seen: dict[int, tuple[object, str]] = {}
+"""The spec of each import by its id, and the hash of the file when it was first looked at."""
+_lock = threading.RLock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+def is_installed(path: Path | str) -> bool:
+    """Return whether a file is of Python, expt or a package, and not the person's own."""
+    return f"{path}/".startswith(_installed(tuple(map(str, sys.path))))
+
+
+@functools.lru_cache(1)
+def _installed(path: tuple[str, ...]) -> tuple[str, ...]:
+    expt = Path(__file__).parents[1]
+    own = (os.path.dirname(os.__file__), str(expt), str(expt.with_name("hydra_plugins")))
+    of_packages = [each for each in path if each.endswith(("site-packages", "dist-packages"))]
+    return tuple(f"{folder}/" for folder in (*own, *of_packages))
+
+
+def is_of_main(target: str) -> bool:
+    """Return whether a dotted name is of a module that was made of `__main__`."""
+    return target.startswith(PREFIX)
+
+
+def own_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return where in the person's own code an error was raised, or None."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not (frame.filename.startswith("<") or is_installed(frame.filename)):
+            return frame
+    return None
+
+
+def targets(settings: RunConfig | Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the dotted names of custom classes in a configuration or a record of one.
+
+    Those among the arguments of others are among them.
+    """
+    return tuple(named_in(plain(settings)))
+
+
+def named_in(node: Any) -> Iterator[str]:
+    """Yield the values of `_target_` in nested settings."""
+    if isinstance(node, Mapping):
+        own = node.get("target") if node.get("name") == "_target_" else node.get("_target_")
+        if isinstance(own, str):
+            yield own
+    if isinstance(node, Mapping | list | tuple):
+        for below in node.values() if isinstance(node, Mapping) else node:
+            yield from named_in(below)
+
+
+def own_modules(names: Sequence[str]) -> dict[str, Path]:
+    """Return the person's own modules that the classes `names` come from, and their files."""
+    found: dict[str, Path] = {}
+    todo = [name.rpartition(".")[0] for name in names]
+    while todo:
+        for part, path in _files_of(todo.pop()):
+            if part not in found:
+                found[part] = path
+                todo += _imports(path, part)
+    return found
+
+
+def _files_of(module: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files that importing `module` runs, unless they are of an installation."""
+    search: Sequence[str] | None = None
+    names = module.split(".")
+    for end in range(1, len(names) + 1):
+        spec = _spec(".".join(names[:end]), search)
+        if spec is None or spec.origin is None:  # a folder without __init__.py, if anything
+            search = [
+                str(at)
+                for folder in search or sys.path
+                if (at := Path(folder) / names[end - 1]).is_dir()
+            ]
+            continue
+        if not Path(spec.origin).is_file() or is_installed(Path(spec.origin)):
+            return
+        yield spec.name, Path(spec.origin)
+        search = spec.submodule_search_locations or []
+
+
+def _spec(name: str, search: Sequence[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:  # importlib.util.find_spec would import the packages
+        with contextlib.suppress(KeyError):  # a namespace whose parent is not imported
+            if spec := finder.find_spec(name, search):
+                return spec
+    return None
+
+
+def _imports(path: Path, module: str) -> Iterator[str]:
+    """Yield the dotted names that a file may import; of `from a import b` both a and a.b."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # an extension module, or what the worker will complain of
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([base] if base else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def fingerprint(names: Sequence[str]) -> str | None:
+    """Return a hash of the source of the classes `names`; None where all are of installed packages.
+
+    That is their modules, and what these import of the person's own, however deep.
+    """
+    found = own_modules(names)
+    if not found:
+        return None
+    total = hashlib.sha256()
+    for part in sorted(found):
+        if part.startswith(PREFIX):  # whose name is a digest, which its pickle is not
+            total.update(part.encode())
+            continue
+        total.update(f"{part}\0{hashlib.sha256(found[part].read_bytes()).hexdigest()}\0".encode())
+    return total.hexdigest()[:12]
+
+
+def check_caches(files: Iterable[str | Path]) -> None:
+    """Have Python import these files as their source is.
+
+    Python takes a .pyc for that of any source of the same size and, in whole seconds, the same
+    time, and `cp -p`, rsync and git bring such files. A .pyc that has a checksum of its source
+    (PEP 552) is compared by that.
+    """
+    for file in map(Path, files):
+        with contextlib.suppress(OSError, py_compile.PyCompileError, NotImplementedError):
+            if file.suffix == ".py" and not _has_checksum(file) and not sys.dont_write_bytecode:
+                mode = py_compile.PycInvalidationMode.CHECKED_HASH
+                py_compile.compile(str(file), doraise=True, invalidation_mode=mode)
+
+
+def _has_checksum(file: Path) -> bool:
+    try:
+        with open(importlib.util.cache_from_source(str(file)), "rb") as cached:
+            magic, flags = cached.read(4), int.from_bytes(cached.read(4), "little")
+    except FileNotFoundError:
+        return False
+    return magic == importlib.util.MAGIC_NUMBER and flags == 0b11
+
+
+def hash_now(path: str) -> str | None:
+    """Return the hash of what a file holds, or of the modules in a folder; None without either."""
+    try:
+        if os.path.isdir(path):
+            names = sorted(module.name for module in pkgutil.iter_modules([path]))
+            return _hash("\n".join(names).encode())
+        return _hash(Path(path).read_bytes())
+    except OSError:
+        return None
+
+
+def _hash(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()[:12]
+
+
+def own_files() -> dict[str, str]:
+    """Return the person's own modules that are imported, by name, and the absolute file of each.
+
+    Left out are `__main__`, what is made of its classes, and what is not in `sys.modules`.
+    """
+    found, installed = dict[str, str](), _installed(tuple(map(str, sys.path)))
+    for name, module in sys.modules.copy().items():  # a thread may import meanwhile
+        spec = getattr(module, "__spec__", None) if isinstance(module, ModuleType) else None
+        if not isinstance(spec, ModuleSpec) or not spec.has_location:
+            continue
+        file = getattr(spec.loader, "archive", None) or str(spec.origin)  # that of a zip
+        is_made = name.startswith((PREFIX, "__"))
+        if not is_made and not file.startswith(installed) and os.path.isfile(file):
+            found[name] = os.path.abspath(file)
+    return found
+
+
+def as_imported(named: Collection[str] = ()) -> dict[str, Imported]:
+    """Return the person's own modules, by name, each with its file and the hash of its source.
+
+    That is the source as this function has first found it. A package that was searched for its
+    modules, as by pkgutil.iter_modules, also has the hash of their list: all of them are imported,
+    and import statements name only those in `named`. A file is relative where it is below the
+    current folder.
+    """
+    here, found = os.getcwd() + os.sep, dict[str, Imported]()
+    for name, file in own_files().items():
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if id(spec) not in _seen:
+            _seen[id(spec)] = spec, hash_now(file) or ""
+        found[name] = {"file": file.removeprefix(here), "hash": _seen[id(spec)][1]}
+    for package in {name.rpartition(".")[0] for name in found.keys() - {*named}}:
+        for folder in getattr(sys.modules.get(package), "__path__", ()):
+            if {f"{package}.{each.name}" for each in pkgutil.iter_modules([folder])} <= {*found}:
+                listed = hash_now(folder) or ""
+                found[package + _PACKAGE] = {"file": folder.removeprefix(here), "hash": listed}
+    return found
+
+
+@contextlib.contextmanager
+def as_on_disk() -> Iterator[None]:
+    """Import the person's own modules within the body as a new process does.
+
+    Afterwards the modules of this process are those that it had; objects made keep their classes.
+    """
+    with _lock:
+        before = {name: sys.modules.pop(name) for name in own_files()}
+        importlib.invalidate_caches()
+        try:
+            yield
+        finally:
+            for name in own_files():
+                del sys.modules[name]
+            for name, module in before.items():
+                sys.modules[name] = module
+                above, _, last = name.rpartition(".")
+                if above in sys.modules:
+                    setattr(sys.modules[above], last, module)
+
+
+def changed(record: Mapping[str, Any]) -> list[str]:
+    """Return the modules that a run has imported whose files hold something else now, or nothing.
+
+    A file that is not where it was is looked for by its module's name: the project may have moved.
+    """
+    imported: Mapping[str, Imported] = record.get("imported", {})
+    return [name for name, then in imported.items() if _now(name, then["file"]) != then["hash"]]
+
+
+def _now(name: str, file: str) -> str | None:
+    if not os.path.exists(file):
+        module = name.removesuffix(_PACKAGE)
+        moved = next((path for part, path in _files_of(module) if part == module), Path(file))
+        file = str(moved if module == name else moved.parent)
+    return hash_now(file)
+
+
+def has_other_source(
+    record: Mapping[str, Any], today: Callable[[tuple[str, ...]], str | None] = fingerprint
+) -> bool:
+    """Return whether a run's classes have other source now; not where they are not found."""
+    then = (record.get("content") or {}).get("code")
+    now = today(targets(record.get("config") or {})) if then else None
+    return now is not None and (now != then or bool(changed(record)))
+
+
+def is_imported(record: Mapping[str, Any]) -> bool:
+    """Return whether this process has imported what a run has, and from the same source."""
+    ran, here = record.get("imported", {}), as_imported()
+    return bool(ran) and all(
+        name in here and here[name]["hash"] == ran[name]["hash"] for name in ran
+    )
+
+
+def older_here(names: Sequence[str], record: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the files that have changed since this process imported them.
+
+    They are of the classes `names`, or were imported by the run of `record`.
+    """
+    here = as_imported()
+    if not (edited := changed({"imported": here})) or is_imported(record or {}):
+        return []
+    concerned = {*own_modules(names), *(record or {}).get("imported", ())}
+    return [os.path.relpath(here[name]["file"]) for name in edited if name in concerned]
