@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import os
 import signal
@@ -392,8 +393,30 @@ def _collectives(rank: int) -> None:
     dist.barrier()
 
 
+def _synchronised_norm(rank: int) -> None:
+    x = torch.randn(9, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+    whole = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+    here = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole)).cuda()
+    begin, end = (0, 2, 5, 9)[rank : rank + 2]  # unlike parts of the batch
+    whole(x).square().sum().backward()
+    here(x[begin:end].cuda()).square().sum().backward()
+    for one, other in zip(whole.parameters(), here.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        dist.all_reduce(other.grad)
+        torch.testing.assert_close(other.grad.cpu(), one.grad, rtol=1e-4, atol=1e-4)
+    buffers = zip(whole.buffers(), here.buffers(), strict=True)
+    assert all(torch.allclose(other.cpu(), one) for one, other in buffers)
+
+
 def collectives_are_right() -> None:
     assert in_ranks(3, _collectives) == [0, 0, 0]
+
+
+def batch_norm_is_synchronised() -> None:
+    assert in_ranks(3, _synchronised_norm) == [0, 0, 0]
 
 
 def two_ranks_on_one_card_are_refused() -> None:

@@ -32,6 +32,7 @@ SEEN: list[tuple[Callable[[], None], dict[str, object]]] = [
     (checks.sync_debug_mode_warns_where_cuda_waits, {}),
     (checks.random_numbers_come_again, {}),
     (checks.collectives_are_right, {"count": 3}),
+    (checks.batch_norm_is_synchronised, {"count": 3}),
     (checks.two_ranks_on_one_card_are_refused, {}),
     (checks.unlike_collectives_are_refused, {}),
     (checks.a_rank_that_does_not_come_is_waited_for, {}),
