@@ -244,8 +244,6 @@ def _use_once() -> None:
     """Do what every command does first: much is made at its first use."""
     parse(composed("model=mlp", "epochs=2", "world_size=1"), Machine(gpus=(), cpus=2))
     result.as_written()
-    if _HAS_CARDS:
-        soft_gpu.load()
 
 
 def _fork_command(listener: int, under_way: dict[int, tuple[int, int]]) -> None:

@@ -19,10 +19,16 @@ from filelock import FileLock
 SOURCES = Path(__file__).parent
 RUNTIME, NVML, OPERATORS = "libcuda.so.1", "libnvidia-ml.so.1", "soft_gpu_operators.so"
 """The libraries; the first two have the names that programs look for."""
-VARIABLES = frozenset(
-    "COUNT MEMORY CONTEXT CAPABILITY DEAD FULL FAIL_AT POISON LATE NVML LEDGER TRACE".split()
-)
-"""What can be staged, by variables whose names begin with SOFT_GPU_."""
+STAGED = "count memory context capability dead full fail_at poison late nvml ledger trace".split()
+_DECORATIONS = """
+#define __host__
+#define __device__
+#define __device_builtin__
+#define __cudart_builtin__
+#define CUDARTAPI
+#define __align__(n) __attribute__((aligned(n)))
+#define __builtin_align__(n) __align__(n)
+"""
 _CUDA = re.compile(r"(__)?cuda[A-Z]|cu[A-Z](?!ile)|cublas|nccl[A-Z]")
 _DOES_NOTHING = re.compile(
     r"cublas\w*(Create|Destroy|Set|Get)|__cuda|cudaThreadExchange|cudaStreamDestroy|cudaProfiler"
@@ -36,21 +42,19 @@ class Unavailable(Exception):
     """The reason why soft GPUs can't be built on this machine."""
 
 
-class CannotBuild(Exception):
-    """What the compiler said where they could be built."""
-
-
 @functools.cache
 def built() -> Path:
     """Return the folder of the libraries for the installed torch, which are built once for each.
 
-    Raises Unavailable or CannotBuild.
+    Raises Unavailable, or subprocess.CalledProcessError with what the compiler says.
     """
     missing = [tool for tool in ("gcc", "g++", "nm") if shutil.which(tool) is None]
     if missing:
         raise Unavailable(f"soft GPUs need {', '.join(missing)}")
     torch, version = _torch()
-    sources = sorted(path for path in SOURCES.iterdir() if path.is_file())
+    sources = sorted(
+        path for path in SOURCES.iterdir() if path.suffix in (".c", ".h", ".cpp", ".py")
+    )
     content = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "expt-soft-gpu"
     folder = cache / f"{version}-{content[:16]}"
@@ -78,8 +82,9 @@ def _build(out: Path, torch: Path) -> None:
     headers = next(torch.parent.glob("nvidia/*/include/cuda_runtime_api.h"), None)
     if headers is None:
         raise Unavailable("soft GPUs need the headers of CUDA's runtime, as torch's wheel brings")
-    (out / "crt").mkdir(parents=True)
-    _write_decorations(out / "crt")
+    (out / "crt").mkdir(parents=True)  # for what CUDA's headers include and its wheel lacks
+    (out / "crt" / "host_config.h").write_text("")
+    (out / "crt" / "host_defines.h").write_text(_DECORATIONS)
     flags = ("-fPIC", "-shared", "-w", f"-I{out}", f"-I{SOURCES}", f"-I{headers.parent}")
     c = ("gcc", "-O2", *flags, "-Wl,-rpath,$ORIGIN", "-o")
     cpp = ("g++", "-O1", *flags, "-std=c++20", f"-I{torch}/include", f"-L{torch}/lib", "-o")
@@ -87,23 +92,8 @@ def _build(out: Path, torch: Path) -> None:
     sources = (SOURCES / "runtime.c", SOURCES / "nccl.c", out / "others.c")
     _run(*c, out / RUNTIME, *sources, f"-Wl,-soname,{RUNTIME}", *"-ldl -lpthread -lrt".split())
     _run(*c, out / NVML, SOURCES / "nvml.c", f"-Wl,-soname,{NVML}")
-    libraries = (out / RUNTIME, *"-Wl,-z,defs -lc10 -lc10_cuda -ltorch_cpu".split())
-    _run(*cpp, out / OPERATORS, SOURCES / "operators.cpp", *libraries)
-
-
-def _write_decorations(folder: Path) -> None:
-    """Write what CUDA's headers include and its wheel lacks: words that gcc has no use for."""
-    words = (
-        "__host__ __device__ __global__ __shared__ __constant__ __managed__ __grid_constant__ "
-        "__no_return__ __noinline__ __device_builtin__ __device_builtin_texture_type__ "
-        "__device_builtin_surface_type__ __cudart_builtin__ CUDARTAPI CUDARTAPI_CDECL "
-        "__location__(x) __annotate__(x) __launch_bounds__(...) __forceinline__=inline "
-        "__specialization_static=static __align__(n)=__attribute__((aligned(n))) "
-        "__builtin_align__(n)=__attribute__((aligned(n)))"
-    ).split()
-    lines = [f"#define {word.replace('=', ' ', 1)}\n" for word in words]
-    (folder / "host_defines.h").write_text("#pragma once\n" + "".join(lines))
-    (folder / "host_config.h").write_text("")
+    libraries = "-Wl,-z,defs -lc10 -lc10_cuda -ltorch_cpu".split()
+    _run(*cpp, out / OPERATORS, SOURCES / "operators.cpp", out / RUNTIME, *libraries)
 
 
 def _write_others(file: Path, torch: Path) -> None:
@@ -123,10 +113,7 @@ def _write_others(file: Path, torch: Path) -> None:
 
 
 def _run(*command: str | Path) -> str:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
-    if done.returncode:
-        raise CannotBuild(f"soft GPUs can't be built: {command[0]} failed\n{done.stderr}")
-    return done.stdout
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
 
 
 def preload() -> str:
@@ -141,24 +128,17 @@ def is_preloaded(environment: Mapping[str, str]) -> bool:
 
 def staged(**wishes: object) -> dict[str, str]:
     """Return the variables of a process with these cards: `staged(count=4, dead=(1, 3))`."""
+    if unknown := {*wishes} - {*STAGED}:
+        raise TypeError(f"soft GPUs have no {', '.join(unknown)}; there are {', '.join(STAGED)}")
     chosen = {"LD_PRELOAD": preload()}
     for name, wish in {"count": 4, **wishes}.items():
-        if name.upper() not in VARIABLES:
-            raise TypeError(f"soft GPUs have no {name}; there are {sorted(VARIABLES)}")
         text = ",".join(map(str, wish)) if isinstance(wish, tuple) else str(wish)
-        chosen[f"SOFT_GPU_{name.upper()}"] = text if not isinstance(wish, bool) else str(int(wish))
+        chosen[f"SOFT_GPU_{name.upper()}"] = str(int(wish)) if isinstance(wish, bool) else text
     return chosen
 
 
 def count(name: str) -> int:
-    """Return the number of "operators", "waits", "launches", "races" or copies "to_device" or
-    "to_host" that this process has had.
-    """
+    """Return this process's operators, waits, launches, races, copies to_device or to_host."""
     counter = ctypes.CDLL(None).soft_gpu_count
     counter.restype = ctypes.c_long
     return int(counter(name.encode()))
-
-
-def load() -> None:
-    """Replace torch's kernels now, where else the first use of a card would; CUDA stays unused."""
-    ctypes.CDLL(None).soft_gpu_load()

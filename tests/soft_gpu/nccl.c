@@ -22,20 +22,21 @@ typedef enum {
 } Kind;
 
 typedef struct { char name[128]; } UniqueId;
-typedef struct { int kind, type, op, root; size_t count; } Call; /* the same on all ranks */
+typedef struct { int kind, type, op, root; size_t count; } Call; /* root: or the other of two */
 typedef struct { _Atomic size_t written, read; char bytes[SLOT]; } Pipe;
 typedef struct {
   atomic_int num_arrived, round, is_aborted, cards[MAX_RANKS];
   Call calls[MAX_RANKS];
 } Shared;
 typedef struct {
-  int num_ranks, rank, num_scales;
-  double scales[MAX_SCALES];
+  int num_ranks, rank;
   Shared *shared; /* by all ranks: processes or, as nn.DataParallel has them, parts of one; and */
   char *slots;    /* one of each rank, and */
   Pipe *pipes;    /* from each rank to each; they stay to the end, as a thread may use them */
+  double scales[MAX_SCALES];
+  int num_scales;
 } Communicator;
-typedef struct { Communicator *comm; Call call; const char *from; char *to; int peer; } Work;
+typedef struct { Communicator *comm; Call call; const char *from; char *to; } Work;
 
 int soft_gpu_card(void); /* of this thread; by its number in NVML */
 extern void (*soft_gpu_reduce)(void *to, void *from, int64_t count, int type, int op, double scale,
@@ -45,7 +46,6 @@ static char problem[300];
 #define FAIL(code, ...) return snprintf(problem, sizeof problem, "soft GPU: " __VA_ARGS__), code
 
 /* ---- waiting for other ranks ---- */
-
 static int wait_a_little(Communicator *comm, int *tries) {
   static __thread time_t since;
   if (comm->shared->is_aborted) FAIL(REMOTE_ERROR, "the communicator was aborted");
@@ -56,7 +56,6 @@ static int wait_a_little(Communicator *comm, int *tries) {
   comm->shared->is_aborted = 1;
   FAIL(SYSTEM_ERROR, "rank %d of %d waited in vain", comm->rank, comm->num_ranks);
 }
-
 static int meet(Communicator *comm, int count) { /* return when all ranks have come, so many here */
   Shared *shared = comm->shared;
   const int round = shared->round;
@@ -70,7 +69,6 @@ static int meet(Communicator *comm, int count) { /* return when all ranks have c
 }
 
 /* ---- collectives ---- */
-
 static size_t width_of(int type) { return (size_t[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}[type]; }
 static bool has_parts(int kind) { return kind == REDUCE_SCATTER || kind == ALL_TO_ALL; }
 
@@ -91,7 +89,6 @@ static int compute(const Communicator *comm, Call call, char *to, char *const *f
     else soft_gpu_reduce(to, from[rank] + own, count, call.type, call.op, scale, rank == 0);
   return OK;
 }
-
 static int refuse_unlike(const Communicator *comm, Call call) {
   for (int rank = 0; rank < comm->num_ranks; rank++) {
     const Call other = comm->shared->calls[rank];
@@ -138,14 +135,12 @@ static int run_collective(Work *works, const Work *end) {
 }
 
 /* ---- sends and receives: those of a group go on together ---- */
-
 static size_t bytes_of(const Work *work) { return work->call.count * width_of(work->call.type); }
-
 static size_t move(const Work *work, size_t done) { /* what its pipe takes, or has: so many bytes */
   const Communicator *comm = work->comm;
   const bool is_send = work->call.kind == SEND;
-  const int from = is_send ? comm->rank : work->peer, to = is_send ? work->peer : comm->rank;
-  Pipe *pipe = comm->pipes + from * comm->num_ranks + to;
+  const int other = work->call.root, n = comm->num_ranks;
+  Pipe *pipe = comm->pipes + (is_send ? comm->rank * n + other : other * n + comm->rank);
   const size_t filled = pipe->written - pipe->read, room = is_send ? SLOT - filled : filled;
   const size_t at = (is_send ? pipe->written : pipe->read) % SLOT;
   size_t bytes = bytes_of(work) - done;
@@ -155,7 +150,6 @@ static size_t move(const Work *work, size_t done) { /* what its pipe takes, or h
   else memcpy(work->to + done, pipe->bytes + at, bytes), pipe->read += bytes;
   return bytes;
 }
-
 static int run_pairs(const Work *works, int count) {
   size_t *done = calloc(count + 1, sizeof *done);
   int tries = 0, error = OK;
@@ -166,7 +160,7 @@ static int run_pairs(const Work *works, int count) {
       bool is_next = done[i] < bytes_of(&works[i]);
       num_left += is_next;
       for (int j = 0; j < i; j++) /* those from the same to the same come in order */
-        if (works[j].comm == works[i].comm && works[j].peer == works[i].peer &&
+        if (works[j].comm == works[i].comm && works[j].call.root == works[i].call.root &&
             works[j].call.kind == works[i].call.kind && done[j] < bytes_of(&works[j]))
           is_next = false;
       const size_t bytes = is_next ? move(&works[i], done[i]) : 0;
@@ -181,10 +175,8 @@ static int run_pairs(const Work *works, int count) {
 }
 
 /* ---- NCCL's calls: they wait for the end of their group ---- */
-
 static __thread int group_depth, num_queued;
 static __thread Work *queue;
-
 static int run_queue(void) {
   Work *works = queue, *end = queue + num_queued, *pairs = malloc((num_queued + 1) * sizeof *pairs);
   int num_pairs = 0, error = OK;
@@ -198,16 +190,16 @@ static int run_queue(void) {
   return error;
 }
 static int add(Communicator *comm, Kind kind, const void *from, void *to, size_t count, int type,
-               int op, int root, int peer) {
+               int op, int root) {
   queue = realloc(queue, (num_queued + 1) * sizeof *queue);
   Call call = {kind, type, op, root, count};
-  queue[num_queued++] = (Work){comm, call, from, to, peer};
+  queue[num_queued++] = (Work){comm, call, from, to};
   return group_depth ? OK : run_queue();
 }
 int ncclGroupStart(void) { group_depth++; return OK; }
 int ncclGroupEnd(void) { return --group_depth ? OK : run_queue(); }
 
-#define COLLECTIVE(kind, op, root) { return add(comm, kind, from, to, count, type, op, root, 0); }
+#define COLLECTIVE(kind, op, root) { return add(comm, kind, from, to, count, type, op, root); }
 #define TENSORS const void *from, void *to, size_t count, int type
 #define WHERE Communicator *comm, void *stream
 int ncclAllReduce(TENSORS, int op, WHERE) COLLECTIVE(ALL_REDUCE, op, 0)
@@ -221,18 +213,16 @@ int ncclBcast(void *to, size_t count, int type, int root, WHERE) {
   return ncclBroadcast(to, to, count, type, root, comm, stream);
 }
 int ncclSend(const void *from, size_t count, int type, int peer, WHERE) {
-  return add(comm, SEND, from, NULL, count, type, 0, 0, peer);
+  return add(comm, SEND, from, NULL, count, type, 0, peer);
 }
 int ncclRecv(void *to, size_t count, int type, int peer, WHERE) {
-  return add(comm, RECV, NULL, to, count, type, 0, 0, peer);
+  return add(comm, RECV, NULL, to, count, type, 0, peer);
 }
 
 /* ---- communicators ---- */
-
 int ncclGetUniqueId(UniqueId *id) {
   uint64_t random[2];
-  memset(id, 0, sizeof *id);
-  if (getrandom(random, sizeof random, 0) < 0) return SYSTEM_ERROR;
+  if (getrandom(random, sizeof random, 0) != sizeof random) return SYSTEM_ERROR;
   snprintf(id->name, sizeof id->name, "/soft_gpu_nccl-%016lx%016lx", random[0], random[1]);
   return OK;
 }
@@ -244,10 +234,9 @@ static Shared *map(int file, int num_ranks) {
   return shared;
 }
 static Communicator *create(Shared *shared, int num_ranks, int rank) {
-  Communicator *comm = calloc(1, sizeof *comm);
-  comm->num_ranks = num_ranks, comm->rank = rank, comm->shared = shared;
-  comm->slots = (char *)shared + HEAD;
-  comm->pipes = (Pipe *)(comm->slots + num_ranks * SLOT);
+  char *slots = (char *)shared + HEAD;
+  Communicator *comm = malloc(sizeof *comm);
+  *comm = (Communicator){num_ranks, rank, shared, slots, (Pipe *)(slots + num_ranks * SLOT)};
   return comm;
 }
 int ncclCommInitRankConfig(Communicator **made, int num_ranks, UniqueId id, int rank, void *how) {
@@ -262,9 +251,7 @@ int ncclCommInitRankConfig(Communicator **made, int num_ranks, UniqueId id, int 
            rank, other, comm->shared->cards[rank]);
   return error;
 }
-int ncclCommInitRank(Communicator **made, int num_ranks, UniqueId id, int rank) {
-  return ncclCommInitRankConfig(made, num_ranks, id, rank, NULL);
-}
+SAME_AS(ncclCommInitRankConfig, ncclCommInitRank)
 int ncclCommInitAll(Communicator **made, int num_ranks, const int *devices) {
   Shared *shared = map(memfd_create("soft_gpu_nccl", 0), num_ranks);
   for (int rank = 0; rank < num_ranks; rank++) made[rank] = create(shared, num_ranks, rank);

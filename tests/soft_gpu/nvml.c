@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <time.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9 };
 typedef void *Device; /* the card's number, plus 1 */
 
 int nvmlInitWithFlags(unsigned flags) {
@@ -16,12 +16,12 @@ int nvmlShutdown(void) { return OK; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = num_cards(); return nvmlInitWithFlags(0); }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device) {
   *device = (Device)(intptr_t)(index + 1);
-  return (int)index < num_cards() ? OK : INVALID_ARGUMENT;
+  return index < (unsigned)num_cards() ? OK : INVALID_ARGUMENT;
 }
 int nvmlDeviceGetHandleByUUID(const char *uuid, Device *device) {
-  unsigned number;
-  if (sscanf(uuid, "GPU-%x", &number) != 1 || number < 1) return NOT_FOUND;
-  return nvmlDeviceGetHandleByIndex_v2(number - 1, device) == OK ? OK : NOT_FOUND;
+  unsigned number = 0;
+  sscanf(uuid, "GPU-%x", &number);
+  return nvmlDeviceGetHandleByIndex_v2(number - 1, device);
 }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, Device *device) {
   unsigned card = MAX_CARDS;

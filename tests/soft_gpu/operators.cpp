@@ -8,7 +8,6 @@
 #include <ATen/ops/copy_native.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <functional>
 #include <map>
 #include <set>
 
@@ -41,27 +40,24 @@ const Names kIndex{"aten::index.Tensor", "aten::index.Tensor_out", "aten::_index
 const Names kMixed{"aten::copy_", "aten::_ctc_loss", "aten::_ctc_loss.Tensor",
                    "aten::_ctc_loss_backward", "aten::_ctc_loss_backward.Tensor"};
 
-void visit(const IValue& value, const std::function<void(const Tensor&)>& function) {
+// A value, or each of a list.
+template <typename Function> void visit(const IValue& value, const Function& function) {
   if (value.isTensor() && value.toTensor().defined()) function(value.toTensor());
-  if (value.isTensorList())
-    for (const Tensor& each : value.toTensorVector()) function(each);
-  if (value.isOptionalTensorList())
-    for (const std::optional<Tensor>& each : value.toOptionalTensorList())
-      if (each && each->defined()) function(*each);
+  if (value.isList()) for (const IValue& each : value.toListRef()) visit(each, function);
 }
-
-uint64_t mix(uint64_t bits) {  // as SplitMix64 does
-  bits += 0x9e3779b97f4a7c15;
-  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
-  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
-  return bits ^ (bits >> 31);
+template <typename Function> IValue transform(const IValue& value, const Function& function) {
+  if (value.isTensor()) return function(value.toTensor());
+  if (!value.isList()) return value;
+  auto list = value.toList().copy();
+  for (size_t i = 0; i < list.size(); ++i) list.set(i, transform(list.get(i), function));
+  return list;
 }
 
 class Call {
  public:
-  Call(const OperatorHandle& op, Stack& stack)
-      : op_(op), name_(toString(op.operator_name())), arguments_(op.schema().arguments()),
-        stack_(stack), given_(stack.end() - arguments_.size(), stack.end()) {}
+  Call(const OperatorHandle& op, const std::string& name, Stack& stack)
+      : op_(op), name_(name), arguments_(op.schema().arguments()), stack_(stack),
+        given_(stack.end() - arguments_.size(), stack.end()) {}
 
   void run() {
     find_device();
@@ -85,7 +81,8 @@ class Call {
     const auto& returns = op_.schema().returns();
     for (size_t i = 0; i < returns.size(); ++i) {
       IValue& result = stack_[stack_.size() - returns.size() + i];
-      result = returns[i].alias_info() ? argument_like(returns[i]) : on_cuda(result);
+      if (returns[i].alias_info()) result = argument_like(returns[i]);
+      else result = transform(result, [&](const Tensor& tensor) { return on_cuda(tensor); });
     }
     if (last == "input_dtype")  // its gradient
       stack_.back() = stack_.back().toTensor().to(given_.back().toScalarType());
@@ -102,12 +99,12 @@ class Call {
                   device_, " and ", device, "! (soft GPU, ", name_, ")");
     };
     for (const bool is_second : {false, true})  // which one is on CUDA must be known first
-      for (const IValue& value : given_) {
+      for (const IValue& value : given_)
         visit(value, [&](const Tensor& tensor) {
           if (tensor.is_cuda() || (is_second && tensor.dim())) use(tensor.device());
         });
-        if (value.isDevice() && value.toDevice().has_index()) use(value.toDevice());
-      }
+    for (const IValue& value : given_)
+      if (value.isDevice() && value.toDevice().has_index()) use(value.toDevice());
     if (!is_found) device_ = at::Device(at::kCUDA, c10::cuda::current_device());
   }
 
@@ -124,33 +121,20 @@ class Call {
     if (!kIndex.count(name_)) return kWaits.count(name_);
     int num_masks = 0, num_others = 0, num_on_cpu = 0;
     visit(given_[1], [&](const Tensor& index) {
-      const auto type = index.scalar_type();
-      ++(type == at::kBool || type == at::kByte ? num_masks : num_others);
+      ++(index.dtype() == at::kBool || index.dtype() == at::kByte ? num_masks : num_others);
       num_on_cpu += index.is_cpu();
     });
     const bool fills = name_ == "aten::_index_put_impl_" && num_masks == 1 && !num_others &&
                        given_[2].toTensor().is_cpu() && given_[2].toTensor().numel() == 1;
     return num_on_cpu || (num_masks && !fills);  // masked_fill needs no indices
   }
-
   IValue on_cpu(const IValue& value, const c10::Argument& argument) {
-    if (value.isTensor()) return on_cpu(value.toTensor(), argument.is_out());
     if (value.isDevice()) return c10::Device(at::kCPU);
     if (argument.name() == "pin_memory" || argument.name() == "half_to_float") return false;
     if (argument.name() == "input_dtype") return given_[0].toTensor().scalar_type();
     if (argument.name() == "generator") return seeded(value);
-    if (value.isTensorList()) {
-      c10::List<Tensor> list;
-      for (const Tensor& each : value.toTensorVector()) list.push_back(on_cpu(each, false));
-      return list;
-    }
-    if (!value.isOptionalTensorList()) return value;
-    c10::List<std::optional<Tensor>> list;
-    for (const std::optional<Tensor>& each : value.toOptionalTensorList())
-      list.push_back(each ? std::optional<Tensor>(on_cpu(*each, false)) : each);
-    return list;
+    return transform(value, [&](const Tensor& t) { return on_cpu(t, argument.is_out()); });
   }
-
   Tensor on_cpu(const Tensor& tensor, bool is_out) {
     if (!tensor.defined() || !tensor.is_cuda()) return tensor;
     TORCH_CHECK(!tensor.is_sparse(), "soft GPU: no numbers for ", name_, " of sparse tensors");
@@ -172,28 +156,15 @@ class Call {
     std::lock_guard<std::mutex> lock(own.mutex());
     const uint64_t offset = own.unsafeGetGeneratorImpl()->get_offset();
     own.unsafeGetGeneratorImpl()->set_offset(offset + 4);
-    return at::detail::createCPUGenerator(mix(mix(own.current_seed()) + offset) & 0xffffffff);
+    const uint64_t bits = own.current_seed() * 0x9e3779b97f4a7c15 + offset * 0xbf58476d1ce4e5b9;
+    return at::detail::createCPUGenerator(bits >> 32);
   }
-
-  IValue on_cuda(const IValue& value) const {
-    if (value.isTensor()) return on_cuda(value.toTensor());
-    if (!value.isTensorList()) return value;
-    c10::List<Tensor> list;
-    for (const Tensor& each : value.toTensorVector()) list.push_back(on_cuda(each));
-    return list;
-  }
-
-  Tensor on_cuda(const Tensor& tensor) const {
+  Tensor on_cuda(const Tensor& tensor) {
     if (!tensor.defined() || tensor.is_cuda()) return tensor;
-    const auto options = tensor.options().device(device_).pinned_memory(false);
-    Tensor made = at::empty_strided(tensor.sizes(), tensor.strides(), options);
-    size_t bytes = tensor.numel() ? tensor.element_size() : 0;  // up to the last element
-    for (int64_t i = 0; i < tensor.dim() && bytes; ++i)
-      bytes += (tensor.size(i) - 1) * tensor.stride(i) * tensor.element_size();
-    memcpy(made.data_ptr(), tensor.const_data_ptr(), bytes);
+    Tensor made = at::empty_like(tensor, at::TensorOptions().device(device_).pinned_memory(false));
+    on_cpu(made, false).copy_(tensor);
     return made;
   }
-
   IValue argument_like(const c10::Argument& result) const {
     size_t i = 0;
     while (!arguments_[i].alias_info() ||
@@ -203,7 +174,7 @@ class Call {
   }
 
   const OperatorHandle& op_;
-  const std::string name_;
+  const std::string& name_;
   const std::vector<c10::Argument>& arguments_;
   Stack& stack_;
   const std::vector<IValue> given_;
@@ -212,7 +183,6 @@ class Call {
 };
 
 // ---- operators that only CUDA has: from their arguments to their results ----
-
 using Values = std::vector<IValue>;
 
 Tensor tensor(const IValue& value) { return value.isNone() ? Tensor() : value.toTensor(); }
@@ -220,7 +190,6 @@ Tensor sum(const IValue& value, const IValue& more) {
   return tensor(more).defined() ? tensor(value) + tensor(more) : tensor(value);
 }
 std::optional<Tensor> maybe(const IValue& value) { return value.toOptional<Tensor>(); }
-
 Values foreach_copy(const Values& a) {  // tensor by tensor, as CUDA does where one is on the host
   at::native::foreach_tensor_copy_list_kernel_slow_(a[0].toTensorVector(), a[1].toTensorVector(),
                                                     a[2].toBool());
@@ -285,47 +254,47 @@ Values norm_backward_apply(const Values& a) {
   return {((dy - centred * slope) * scale.reshape(shape)).to(x.dtype())};
 }
 
-struct Written { Values (*function)(const Values&); bool is_differentiable = false; };
-const std::map<std::string, Written> kWritten{
-    {"aten::_foreach_copy_", {foreach_copy}},
-    {"aten::native_dropout", {dropout}},
-    {"aten::_thnn_fused_lstm_cell", {lstm_cell, true}},
-    {"aten::_thnn_fused_gru_cell", {gru_cell, true}},
-    {"aten::_fused_rms_norm", {nullptr, true}},  // of other operators, as on the CPU
-    {"aten::batch_norm_stats", {norm_stats}},
-    {"aten::batch_norm_gather_stats_with_counts", {norm_gather_stats}},
-    {"aten::batch_norm_elemt", {norm_apply}},
-    {"aten::batch_norm_backward_reduce", {norm_backward_reduce}},
-    {"aten::batch_norm_backward_elemt", {norm_backward_apply}}};
+const std::map<std::string, Values (*)(const Values&)> kWritten{
+    {"aten::_foreach_copy_", foreach_copy},
+    {"aten::native_dropout", dropout},
+    {"aten::_thnn_fused_lstm_cell", lstm_cell},
+    {"aten::_thnn_fused_gru_cell", gru_cell},
+    {"aten::_fused_rms_norm", nullptr},  // of other operators, as on the CPU
+    {"aten::batch_norm_stats", norm_stats},
+    {"aten::batch_norm_gather_stats_with_counts", norm_gather_stats},
+    {"aten::batch_norm_elemt", norm_apply},
+    {"aten::batch_norm_backward_reduce", norm_backward_reduce},
+    {"aten::batch_norm_backward_elemt", norm_backward_apply}};
+// Autograd differentiates what they are made of.
+const Names kDifferentiated{"aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell",
+                            "aten::_fused_rms_norm"};
 
-// ---- replacing kernels ----
-
-void compute_on_cpu(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  Call(op, *stack).run();
-}
-void compute_as_written(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+void run(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const std::string name = toString(op.operator_name());
+  const auto written = kWritten.find(name);
+  if (written == kWritten.end()) {
+    TORCH_CHECK(op.hasComputedKernelForDispatchKey(DispatchKey::CPU), "soft GPU: no numbers for ",
+                name, ", as the CPU has no kernel");
+    return Call(op, name, *stack).run();
+  }
+  if (!written->second) return op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), stack);
   const size_t first = stack->size() - op.schema().arguments().size();
-  const auto function = kWritten.at(toString(op.operator_name())).function;
-  if (!function) return op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), stack);
-  const Values results = function(Values(stack->begin() + first, stack->end()));
+  const Values results = written->second(Values(stack->begin() + first, stack->end()));
   stack->resize(first);
   stack->insert(stack->end(), results.begin(), results.end());
-}
-void refuse(const OperatorHandle& op, c10::DispatchKeySet, Stack*) {
-  TORCH_CHECK(false, "soft GPU: no numbers for ", op.operator_name(), ", as the CPU has no kernel");
 }
 
 struct Quiet : c10::WarningHandler { void process(const c10::Warning&) override {} };
 
-void replace(const c10::OperatorName& name, DispatchKey key, c10::KernelFunction kernel) {
+bool install() {
   static auto* kept = new std::vector<c10::RegistrationHandleRAII>;  // for ever
+  auto& dispatcher = c10::Dispatcher::singleton();
   Quiet quiet;  // torch warns of each
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);
-  kept->push_back(c10::Dispatcher::singleton().registerImpl(name, key, std::move(kernel),
-                                                            std::nullopt, nullptr, "soft GPU"));
-}
-bool install() {
-  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto replace = [&](const c10::OperatorName& name, DispatchKey key) {
+    kept->push_back(dispatcher.registerImpl(
+        name, key, c10::KernelFunction::makeFromBoxedFunction<&run>(), {}, nullptr, "soft GPU"));
+  };
   auto names = dispatcher.getRegistrationsForDispatchKey(DispatchKey::CUDA);
   for (const std::string& name : kComposite) names.emplace_back(name, "");
   for (const auto& name : names) {
@@ -335,16 +304,8 @@ bool install() {
     bool is_view = false;  // CUDA's own code makes these
     for (const auto& result : op->schema().returns())
       is_view |= result.alias_info() && !result.alias_info()->isWrite();
-    const auto written = kWritten.find(text);
-    const auto as_written = c10::KernelFunction::makeFromBoxedFunction<&compute_as_written>();
-    if (is_view) continue;
-    if (written != kWritten.end()) {
-      replace(name, DispatchKey::CUDA, as_written);
-      if (written->second.is_differentiable) replace(name, DispatchKey::AutogradCUDA, as_written);
-    } else if (op->hasComputedKernelForDispatchKey(DispatchKey::CPU))
-      replace(name, DispatchKey::CUDA,
-              c10::KernelFunction::makeFromBoxedFunction<&compute_on_cpu>());
-    else replace(name, DispatchKey::CUDA, c10::KernelFunction::makeFromBoxedFunction<&refuse>());
+    if (!is_view) replace(name, DispatchKey::CUDA);
+    if (kDifferentiated.count(text)) replace(name, DispatchKey::AutogradCUDA);
   }
   at::globalContext().setUserEnabledCuDNN(false);  // nor other libraries that nothing replaces
   at::globalContext().setSDPUseFlash(false);

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 /* ---- errors ---- */
-
 static __thread cudaError_t last_error;
 static _Atomic int sticky_error; /* as an illegal access is: every later call has it too */
 static char launched[400]; /* the last kernel that was */
@@ -28,8 +27,7 @@ cudaError_t cudaGetLastError(void) {
 
 static const struct error { cudaError_t code; const char *name, *text; } errors[] = {
 #define ERROR(code, text) {code, #code, text}
-    ERROR(cudaSuccess, "no error"),
-    ERROR(cudaErrorInvalidValue, "invalid argument"),
+    ERROR(cudaSuccess, "no error"), ERROR(cudaErrorInvalidValue, "invalid argument"),
     ERROR(cudaErrorMemoryAllocation, "out of memory"),
     ERROR(cudaErrorInitializationError, "initialization error"),
     ERROR(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable"),
@@ -37,10 +35,8 @@ static const struct error { cudaError_t code; const char *name, *text; } errors[
     ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
     ERROR(cudaErrorNoKernelImageForDevice, launched),
     ERROR(cudaErrorSharedObjectInitFailed, "the operators of soft GPUs can't be loaded"),
-    ERROR(cudaErrorNotReady, "device not ready"),
     ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
-    ERROR(cudaErrorNotSupported, "operation not supported"),
-    ERROR(cudaErrorUnknown, "unknown error"),
+    ERROR(cudaErrorNotSupported, "operation not supported"), ERROR(cudaErrorUnknown, "unknown"),
 };
 static const struct error *find_error(cudaError_t code) {
   const struct error *error = errors;
@@ -51,7 +47,6 @@ const char *cudaGetErrorName(cudaError_t code) { return find_error(code)->name; 
 const char *cudaGetErrorString(cudaError_t code) { return find_error(code)->text; }
 
 /* ---- the driver: started by the first call that needs it, for this process alone ---- */
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
   _Atomic pid_t owner; /* the process that has started it; in a fork of that it can't be used */
@@ -60,19 +55,17 @@ static struct {
   long fail_at;
   bool poison, late;
 } driver;
-static bool has_context[MAX_CARDS];
+static _Atomic bool has_context[MAX_CARDS];
 static __thread int current; /* device */
 static struct { _Atomic long operators, waits, to_device, to_host, launches, races; } counts;
 
-static void trace(const char *event, const char *name, int card) { /* a line of SOFT_GPU_TRACE */
+static void trace(const char *event, const char *detail) { /* a line of SOFT_GPU_TRACE */
   const char *path = getenv("SOFT_GPU_TRACE");
   const int file = path ? open(path, O_WRONLY | O_APPEND | O_CREAT, 0666) : -1;
   if (file < 0) return;
-  if (name) dprintf(file, "%d %s %s\n", getpid(), event, name);
-  else dprintf(file, card < 0 ? "%d %s\n" : "%d %s %d\n", getpid(), event, card);
+  dprintf(file, "%d %s%s\n", getpid(), event, detail);
   close(file);
 }
-
 static void find_visible(void) {
   const char *listed = getenv("CUDA_VISIBLE_DEVICES");
   for (int card = 0; !listed && card < num_cards(); card++)
@@ -87,22 +80,15 @@ static void find_visible(void) {
   free(copy);
 }
 
-__attribute__((constructor)) static void leave_out_triton(void) { /* whose kernels torch may take */
-  setenv("TORCH_DISABLE_NATIVE_JIT", "1", 0);
-}
+/* Some kernels of torch are Triton's, unless it is told this before it is imported. */
+__attribute__((constructor)) static void begin(void) { setenv("TORCH_DISABLE_NATIVE_JIT", "1", 0); }
 
 void *soft_gpu_reduce; /* for nccl.c; NULL where there are no operators */
-
 static void load_operators(void) { /* from the folder of this library: they install themselves */
   void *library = dlopen("soft_gpu_operators.so", RTLD_NOW);
   if (library) soft_gpu_reduce = dlsym(library, "soft_gpu_reduce");
   else fprintf(stderr, "soft GPU: %s\n", dlerror());
 }
-void soft_gpu_load(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, load_operators);
-}
-
 /* Memory of the cards is shared by all processes that have the same SOFT_GPU_LEDGER. */
 enum { MAX_PROCESSES = 256 };
 static struct row { _Atomic size_t used[MAX_CARDS]; } *ledger; /* of each process */
@@ -112,7 +98,6 @@ static bool can_lock(int row, int command) { /* F_SETLK: and it is locked; F_GET
   struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = row, .l_len = 1};
   return fcntl(ledger_file, command, &byte) == 0 && (command == F_SETLK || byte.l_type == F_UNLCK);
 }
-
 static void open_ledger(void) {
   const char *path = getenv("SOFT_GPU_LEDGER");
   const size_t bytes = MAX_PROCESSES * sizeof *ledger;
@@ -123,7 +108,6 @@ static void open_ledger(void) {
     if (++own_row == MAX_PROCESSES) abort();
   memset(&ledger[own_row], 0, sizeof *ledger);
 }
-
 static void start_driver(void) {
   pthread_mutex_lock(&lock);
   if (!driver.owner) {
@@ -134,17 +118,16 @@ static void start_driver(void) {
     driver.late = staged("SOFT_GPU_LATE", 0);
     if (driver.poison) setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", 0); /* so that more is new */
     open_ledger();
-    trace("driver", NULL, -1);
+    load_operators();
+    trace("driver", "");
     driver.owner = getpid();
   }
   pthread_mutex_unlock(&lock);
 }
-
 static cudaError_t use_driver(void) {
-  soft_gpu_load();
   if (!driver.owner) start_driver();
   if (driver.owner != getpid()) {
-    trace("forked", NULL, -1);
+    trace("forked", "");
     return set_error(cudaErrorInitializationError);
   }
   if (!soft_gpu_reduce) return set_error(cudaErrorSharedObjectInitFailed);
@@ -152,7 +135,6 @@ static cudaError_t use_driver(void) {
 }
 
 /* ---- memory ---- */
-
 static size_t memory_left(int card) {
   size_t used = is_listed("SOFT_GPU_FULL", card) ? driver.memory : 0;
   for (int row = 0; row < MAX_PROCESSES; row++)
@@ -160,7 +142,6 @@ static size_t memory_left(int card) {
       used += ledger[row].used[card];
   return used < driver.memory ? driver.memory - used : 0;
 }
-
 static cudaError_t take_memory(int device, size_t bytes) {
   const int card = driver.visible[device];
   pthread_mutex_lock(&lock);
@@ -176,15 +157,15 @@ static cudaError_t use_context(int device) {
   if (device < 0 || device >= driver.num_visible) return set_error(cudaErrorInvalidDevice);
   if (has_context[device]) return cudaSuccess;
   const int card = driver.visible[device];
+  char number[8];
+  snprintf(number, sizeof number, "%d", card);
   if (is_listed("SOFT_GPU_DEAD", card)) return set_error(cudaErrorDevicesUnavailable);
   if (take_memory(device, (size_t)staged("SOFT_GPU_CONTEXT", 0))) return last_error;
-  if (!has_context[device]) trace("context", NULL, card);
-  has_context[device] = true;
+  if (!atomic_exchange(&has_context[device], true)) trace("context ", number);
   return cudaSuccess;
 }
 
 static struct block { char *start; size_t bytes; int type, device; struct block *next; } *blocks;
-
 static struct block **find_block(const char *at) { /* under the lock */
   struct block **found = &blocks;
   while (*found && !(at >= (*found)->start && at < (*found)->start + (*found)->bytes))
@@ -222,7 +203,6 @@ cudaError_t cudaFree(void *start) {
   pthread_mutex_unlock(&lock);
   return set_error(block ? cudaSuccess : cudaErrorInvalidValue);
 }
-
 cudaError_t cudaMalloc(void **start, size_t n) { return allocate(start, n, cudaMemoryTypeDevice); }
 cudaError_t cudaHostAlloc(void **start, size_t bytes, unsigned flags) {
   return allocate(start, bytes, cudaMemoryTypeHost);
@@ -247,11 +227,10 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const 
 /* ---- streams, events and copies. With SOFT_GPU_LATE a copy between pinned and device memory is
    under way until the host waits for its stream, or for an event behind it: what goes to the host
    is NaN until then, and what comes from the host must then still be what it was. ---- */
-
 enum { MAX_STREAMS = 32 }; /* those that such a copy has gone through; they are numbered from 1 */
 struct progress { long copies[MAX_STREAMS]; }; /* by stream: the last copy that comes before */
 struct stream { int number; struct progress progress; };
-struct event { struct timespec recorded; bool was_asked; struct progress progress; };
+struct event { struct timespec recorded; struct progress progress; };
 struct copy {
   char *host, *data; /* data: what arrives at the host, or was to leave it */
   size_t bytes;
@@ -267,7 +246,6 @@ static struct stream *stream_of(cudaStream_t handle) {
   return handle ? (struct stream *)handle : &default_streams[current];
 }
 static struct event *event_of(cudaEvent_t handle) { return (struct event *)handle; }
-
 /* Let copies arrive: those up to this progress (NULL: all), or all that touch this memory. */
 static void arrive(const struct progress *progress, const char *host, size_t bytes) {
   if (!driver.late) return;
@@ -290,7 +268,6 @@ static void arrive(const struct progress *progress, const char *host, size_t byt
   }
   pthread_mutex_unlock(&lock);
 }
-
 static void begin_late_copy(char *host, size_t bytes, struct stream *stream, bool to_host) {
   static long last_copy;
   static int last_stream;
@@ -303,7 +280,6 @@ static void begin_late_copy(char *host, size_t bytes, struct stream *stream, boo
   copies = copy;
   if (to_host) memset(host, 0xff, bytes);
 }
-
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream) {
   const cudaError_t error = use_context(current);
@@ -322,41 +298,20 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
   if (to_host && !is_pinned) arrive(&stream_of(stream)->progress, NULL, 0); /* the call waits */
   return cudaSuccess;
 }
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
-  const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, NULL);
-  return error ? error : cudaStreamSynchronize(NULL);
-}
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
-  const cudaError_t error = use_context(current);
-  if (!error) memset(to, value, bytes);
-  return error;
-}
-
 static cudaError_t wait(const struct progress *progress) {
   counts.waits++;
   arrive(progress, NULL, 0);
   return use_context(current);
 }
+static cudaError_t answer_done(const struct progress *progress) {
+  arrive(progress, NULL, 0);
+  return use_driver();
+}
 cudaError_t cudaDeviceSynchronize(void) { return wait(NULL); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return wait(&event_of(event)->progress); }
 cudaError_t cudaStreamSynchronize(cudaStream_t each) { return wait(&stream_of(each)->progress); }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { /* the answer is that all is done */
-  arrive(&stream_of(stream)->progress, NULL, 0);
-  return use_driver();
-}
-cudaError_t cudaEventQuery(cudaEvent_t event) { /* while a copy is under way, it is not at first */
-  struct event *asked = event_of(event);
-  const bool is_first = !asked->was_asked;
-  pthread_mutex_lock(&lock);
-  const struct copy *copy = copies;
-  while (copy && copy->number > asked->progress.copies[copy->stream]) copy = copy->next;
-  pthread_mutex_unlock(&lock);
-  asked->was_asked = true;
-  if (copy && is_first) return set_error(cudaErrorNotReady);
-  arrive(&asked->progress, NULL, 0);
-  return use_driver();
-}
-
+cudaError_t cudaEventSynchronize(cudaEvent_t each) { return wait(&event_of(each)->progress); }
+cudaError_t cudaStreamQuery(cudaStream_t each) { return answer_done(&stream_of(each)->progress); }
+cudaError_t cudaEventQuery(cudaEvent_t each) { return answer_done(&event_of(each)->progress); }
 static cudaError_t create(void *handle, size_t bytes) {
   const cudaError_t error = use_context(current);
   *(void **)handle = error ? NULL : calloc(1, bytes);
@@ -386,7 +341,6 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end) 
 }
 
 /* ---- devices ---- */
-
 cudaError_t cudaGetDeviceCount(int *count) {
   const cudaError_t error = use_driver();
   *count = error ? 0 : driver.num_visible;
@@ -398,8 +352,7 @@ cudaError_t cudaSetDevice(int device) {
   if (!error) current = device;
   return error;
 }
-int soft_gpu_card(void) { return driver.visible[current]; } /* the number of the current in NVML */
-
+int soft_gpu_card(void) { return driver.visible[current]; } /* by its number in NVML */
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
   const cudaError_t error = use_driver();
   if (error) return error;
@@ -409,17 +362,15 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
   *found = (struct cudaDeviceProp){
       .name = "Soft GPU", .uuid.bytes[3] = (char)(card + 1), .pciBusID = card,
       .totalGlobalMem = driver.memory, .major = capability / 10, .minor = capability % 10,
-      .multiProcessorCount = 108, .warpSize = 32, .l2CacheSize = 40 << 20, .regsPerBlock = 65536,
-      .maxThreadsPerBlock = 1024, .maxThreadsPerMultiProcessor = 2048, .sharedMemPerBlock = 49152,
-      .sharedMemPerMultiprocessor = 167936, .sharedMemPerBlockOptin = 166912};
+      .multiProcessorCount = 108, .warpSize = 32, .l2CacheSize = 40 << 20,
+      .maxThreadsPerBlock = 1024, .maxThreadsPerMultiProcessor = 2048};
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
   struct cudaDeviceProp found = {0};
   const cudaError_t error = cudaGetDeviceProperties(&found, device);
   *value = attribute == cudaDevAttrComputeCapabilityMajor ? found.major
-           : attribute == cudaDevAttrComputeCapabilityMinor ? found.minor
-           : attribute == cudaDevAttrMemoryPoolsSupported ? 0 : 1024; /* what code may divide by */
+           : attribute == cudaDevAttrComputeCapabilityMinor ? found.minor : 1; /* a divisor */
   return error;
 }
 cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
@@ -432,10 +383,8 @@ cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; ret
 SAME_AS(cudaRuntimeGetVersion, cudaDriverGetVersion)
 
 /* ---- kernels ---- */
-
 static struct { const void *function; const char *name; } *kernels;
 static size_t num_kernels;
-
 void __cudaRegisterFunction(void *module, const void *function, void *entry, const char *name) {
   if (num_kernels % 4096 == 0)
     kernels = realloc(kernels, (num_kernels + 4096) * sizeof *kernels);
@@ -471,12 +420,11 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *
 cudaError_t soft_gpu_operator(const char *name) {
   const cudaError_t error = use_context(current);
   if (error || ++counts.operators != driver.fail_at) return error;
-  trace("fault in", name, -1);
+  trace("fault in ", name);
   return set_error(sticky_error = cudaErrorIllegalAddress);
 }
 
 /* ---- the driver's own interface, as torch uses it beside the runtime ---- */
-
 static int refuse(void) { return cudaErrorNotSupported; }
 int find_entry(const char *name, void **entry, unsigned version, long flags, int *status)
     __asm__("cudaGetDriverEntryPointByVersion");
