@@ -20,7 +20,7 @@ def at_least_single(numbers: Tensor) -> Tensor:
     """Return numbers in float32; those of a model in float64 stay as they are."""
     import torch  # late: the driver has none
 
-    return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
+    return numbers if numbers.dtype == torch.float64 else numbers.float()
 
 
 Sum: TypeAlias = "tuple[Tensor, Tensor | float]"
