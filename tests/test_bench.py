@@ -112,14 +112,14 @@ def test_runs_on_one_card_are_timed_with_and_without_mps(
 
     monkeypatch.setattr(gpu, "start", start)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    bench = Namespace(data=lambda: tmp_path, rounds=1, say=lambda _: None)
+    bench = Namespace(data=lambda _: tmp_path, images_for=lambda _: 9, rounds=1, say=lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    (plain,) = gpu._packed(bench)  # type: ignore[arg-type]
+    (plain,) = gpu.packed(bench)  # type: ignore[arg-type]
     assert plain.values == {"expt": [2.0], "in a row": [3.0]}
     (daemon := tmp_path / MPS_DAEMON).write_text(DAEMON)
     daemon.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    _, shared = gpu._packed(bench)  # type: ignore[arg-type]
+    _, shared = gpu.packed(bench)  # type: ignore[arg-type]
     assert shared.case == "8 mlp runs with runs_per_gpu=8, by MPS"
     assert shared.values == {"expt": [6.0], "in a row": [5.0]}
     pipes = [pipe for _, pipe in ran]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import struct
 from pathlib import Path
 
@@ -30,6 +31,20 @@ def prepare(
         )
         (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
             labels[:4] + struct.pack(">I", kept) + labels[8 : 8 + kept]
+        )
+    return target
+
+
+def made_up(target: Path, train: int, test: int) -> Path:
+    """Write so many images of noise to `target` in the same layout; return it."""
+    (folder := target / "raw").mkdir(parents=True, exist_ok=True)
+    for prefix, count in (("train", train), ("t10k", test)):
+        images, labels = random.Random(0).randbytes(count * 28 * 28), bytes(range(10)) * count
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(
+            struct.pack(">4I", 0x803, count, 28, 28) + images
+        )
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">2I", 0x801, count) + labels[:count]
         )
     return target
 

@@ -24,8 +24,9 @@ from scripts.benchmarks.systems import System, Training, environment, expt_comma
 RESNET18_EPOCH_TFLOP = 164.0
 CHANNELS_LAST = "channels_last=true"
 _MATRIX_RATE = """
-import json, time, torch
-a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+import json, sys, time, torch
+size = int(sys.argv[1])
+a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
 for _ in range(20): a @ b
 torch.cuda.synchronize()
 best = 1e9
@@ -34,7 +35,7 @@ for _ in range(10):
     for _ in range(20): a @ b
     torch.cuda.synchronize()
     best = min(best, (time.perf_counter() - began) / 20)
-print(json.dumps(2 * 8192**3 / best / 1e12))
+print(json.dumps(2 * size**3 / best / 1e12))
 """
 
 
@@ -43,9 +44,7 @@ def gpu(bench: Bench) -> Iterator[Comparison]:
     if not bench.gpus:
         bench.say("gpu: not measured, this machine has no GPU")
         return
-    rate = [
-        json.loads(start([sys.executable, "-c", _MATRIX_RATE]).text) for _ in range(bench.rounds)
-    ]
+    rate = [matrix_rate() for _ in range(bench.rounds)]
     yield Comparison("gpu", "bf16 matrix product, 8192 cubed", "TFLOP/s", {OURS: rate})
     peak = max(rate)
     for batch_size in (512, 1024):
@@ -61,7 +60,12 @@ def gpu(bench: Bench) -> Iterator[Comparison]:
             yield Comparison("gpu", case, "", {OURS: reached}, at_least=0.4)
     for model in {"mlp", "convnet"} & {*bench.models}:
         yield _epochs(bench, model, 512, at_most=1 / 50)
-    yield from _packed(bench)
+    yield from packed(bench)
+
+
+def matrix_rate(size: int = 8192) -> float:
+    """Return the rate of a bf16 product of two square matrices [TFLOP/s]."""
+    return float(json.loads(start([sys.executable, "-c", _MATRIX_RATE, str(size)]).text))
 
 
 def _on_one_gpu(bench: Bench, model: str, batch_size: int) -> Training:
@@ -89,11 +93,12 @@ def _epochs(bench: Bench, model: str, batch_size: int, *, at_most: float) -> Com
     )
 
 
-def _packed(bench: Bench, runs: int = 8) -> Iterator[Comparison]:
+def packed(bench: Bench, runs: int = 8) -> Iterator[Comparison]:
     """Seconds for several mlp runs at once on one card, one after another, and at once through MPS
     if that is there.
     """
-    training = Training(model="mlp", data=bench.data(), epochs=5, workers=1, gpus=1, batch_size=512)
+    data = bench.data(bench.images_for("mlp"))
+    training = Training(model="mlp", data=data, epochs=5, workers=1, gpus=1, batch_size=512)
 
     def wall_s(runs_per_gpu: int, **extra: Any) -> float:
         with tempfile.TemporaryDirectory() as folder:

@@ -50,13 +50,13 @@ class Sampler:
             self._sample()
 
     def _sample(self) -> None:
-        children = _children()
-        tree = _below(self._root, children)
+        parents = children()
+        tree = tree_below(self._root, parents)
         sizes = {pid: size for pid in tree if (size := _sizes(pid))}
         leaves = {
             pid
             for pid in sizes
-            if not children.get(pid) and not _is_tracker(pid) and pid != self._root
+            if not parents.get(pid) and not _is_tracker(pid) and pid != self._root
         }
         if self._root_trains and self._root in sizes:
             leaves.add(self._root)
@@ -70,21 +70,23 @@ class Sampler:
         )
 
 
-def _children() -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
+def children() -> dict[int, list[int]]:
+    """Return the children of each process that has any."""
+    found: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             after_name = path.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended meanwhile
             continue
-        children.setdefault(int(after_name[1]), []).append(int(path.parent.name))
-    return children
+        found.setdefault(int(after_name[1]), []).append(int(path.parent.name))
+    return found
 
 
-def _below(root: int, children: Mapping[int, list[int]]) -> list[int]:
+def tree_below(root: int, parents: Mapping[int, list[int]]) -> list[int]:
+    """Return a process and all that it has started, directly or not."""
     tree = [root]
     for pid in tree:
-        tree += children.get(pid, [])
+        tree += parents.get(pid, [])
     return tree
 
 

@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
-    config = _configuration(args.overrides)
+    config = configuration(args.overrides)
     worker = collectives.worker_from(os.environ, gpus=config.gpu_indices)
     torch.set_num_threads(config.threads)
     with collectives.process_group(worker, backend=config.backend, timeout_s=600):
@@ -61,7 +61,7 @@ def main() -> None:
         elif args.mode == "no_dashboard":
             epoch = ExptEpoch(ours, config, worker)
             loops = {"expt": epoch.with_dashboard, args.mode: epoch.run, "steps": ours.run}
-        step_s = _measure(loops, steps=args.steps, rounds=args.rounds, device=worker.device)
+        step_s = measure(loops, steps=args.steps, rounds=args.rounds, device=worker.device)
     if worker.rank == 0:
         print(json.dumps(step_s), flush=True)
 
@@ -196,13 +196,15 @@ class BareLoop:
         """`steps` steps."""
         for batch in itertools.islice(itertools.cycle(self._batches), steps):
             with self._precision.autocast():
-                loss = functional.cross_entropy(self._module(batch.inputs), batch.targets)
+                outputs = self._module(batch.inputs).flatten(0, -2)
+                loss = functional.cross_entropy(outputs, batch.targets.flatten())
             loss.backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
 
 
-def _configuration(overrides: list[str]) -> RunConfig:
+def configuration(overrides: list[str]) -> RunConfig:
+    """Return the configuration of these words on this machine."""
     return parse(Composer().settings(overrides, sweep=False), machine.detect())
 
 
@@ -211,7 +213,7 @@ def _copied(batch: Batch) -> Batch:
     return Batch(images, batch.targets.clone(), *batch[2:])
 
 
-def _measure(
+def measure(
     loops: Mapping[str, Callable[[int], None]], *, steps: int, rounds: int, device: torch.device
 ) -> dict[str, list[float]]:
     """Seconds per step of each loop, in blocks that alternate; the first round warms up."""
