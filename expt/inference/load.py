@@ -231,16 +231,8 @@ def load(
     imported. With `trust_code` that of another user or machine is, too. Raise ConfigError where it
     is not trusted, and for a folder without that checkpoint, or where it is damaged.
     """
-    record, state = saved(run, which, trust_code=trust_code)
-    return rebuilt(record, state, torch.device(device), amp=amp)
-
-
-def saved(
-    run: str | Path, which: str | None = None, *, trust_code: bool = False
-) -> tuple[Record, dict[str, Any]]:
-    """Return the record of a run, and its best or last checkpoint; see `located` and `read`."""
     record, file = located(run, which, trust_code=trust_code)
-    return record, read(file)
+    return rebuilt(record, read(file), torch.device(device), amp=amp)
 
 
 def located(

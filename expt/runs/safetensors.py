@@ -39,11 +39,7 @@ _KINDS = {b"PK": "a zip file, as torch.save writes, and expt before", b"\x80": "
 """Files that are taken for checkpoints, by their first bytes."""
 Decoders = Mapping[str, Callable[[Any], Any]]
 _DECODERS: Decoders = {
-    "$tuple": tuple,
-    "$set": set,
-    "$frozenset": frozenset,
-    "$float": float,
-    "$dict": dict,
+    **{f"${kind.__name__}": kind for kind in (tuple, set, frozenset, float, dict)},
     "$complex": lambda parts: complex(*parts),
     "$Counter": lambda pairs: Counter(dict(pairs)),
     "$bytes": lambda tensor: bytes(tensor.data),
@@ -135,19 +131,16 @@ class File:
         with in_words(source):
             data = source if isinstance(source, memoryview) else _mapped(source)
             header = _header(data)
-            self.begin = 8 + len(header)
-            """The place of the first tensor."""
             self.is_ours = header.startswith(MARK)
             """Whether `write` has written it, with sums."""
-            own, sums = header[len(MARK) : len(MARK) + 8], header[len(MARK) + 8 :]
-            if self.is_ours and own != _digits(zlib.crc32(sums, zlib.crc32(MARK))):
+            own, rest = header[len(MARK) : len(MARK) + 8], header[len(MARK) + 8 :]
+            if self.is_ours and own != _digits(zlib.crc32(rest, zlib.crc32(MARK))):
                 raise _Wrong("its header is damaged")
             entries = _loads(header)
             self._texts: dict[str, str] = entries.pop("__metadata__", {})
-            self.tensors = _tensors(entries, data[self.begin :])
+            self.tensors = _tensors(entries, data[8 + len(header) :])
             """By name, in their order."""
-            digits = self._texts.pop("crc32", "")
-            self.sums = re.findall("." * 8, digits)[1:]
+            self.sums = re.findall("." * 8, self._texts.pop("crc32", ""))[1:]
             """Of the tensors."""
             self._texts.pop("format", None)
 
@@ -221,14 +214,12 @@ def _tensors(entries: Mapping[str, Any], data: memoryview) -> dict[str, Tensor]:
     found, end = dict[str, Tensor](), 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
         dtype, shape, (begin, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not all(type(number) is int and number >= 0 for number in (*shape, begin, stop)):
-            raise _Wrong(f"{name} has a shape or place that is not of whole numbers from 0")
-        if dtype not in DTYPES:
-            raise _Wrong(f"{name} has the dtype {dtype}, which is unknown")
-        if begin != end:
-            raise _Wrong(f"{name} overlaps another tensor, or leaves a gap before it")
-        if stop - begin != math.prod(shape) * SIZES[dtype]:
-            raise _Wrong(f"{name} has {stop - begin:,} bytes, and its shape is {shape}")
+        are_sizes = all(type(number) is int and number >= 0 for number in (*shape, begin, stop))
+        if not are_sizes or begin != end or stop - begin != math.prod(shape) * SIZES[dtype]:
+            raise _Wrong(
+                f"{name} can't be at {begin} to {stop}, with the shape {shape} in {dtype}, after"
+                f" tensors that end at {end}"
+            )
         found[name], end = Tensor(dtype, shape, data[begin:stop], []), stop
     if len(data) != end:
         change = "truncated" if len(data) < end else "longer than it was written"
@@ -247,7 +238,7 @@ def check(path: Path) -> None:
             return
         found = File(path)
         found.state()
-        file.seek(found.begin)
+        file.seek(-sum(tensor.data.nbytes for tensor in found.tensors.values()), os.SEEK_END)
         buffer = memoryview(bytearray(BLOCK))  # mapped, all of the file would be this process's
         for (name, tensor), expected in zip(found.tensors.items(), found.sums, strict=True):
             crc, left = 0, tensor.data.nbytes

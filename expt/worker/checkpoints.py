@@ -221,7 +221,7 @@ class Snapshot:
         parameters = enumerate(members(optimizer.param_groups))
         found: dict[str, Tensor] = {f"optimizer/state/{index}": one for index, one in parameters}
         for key, module in (("model", self.learner.module), ("ema", self.learner.ema)):
-            known = module.state_dict() if module else {}
+            known = {} if module is None else module.state_dict()
             found |= {f"{key}/{name}": one for name, one in known.items()}
         return lambda key: found.get(key, found.get("/".join(key.split("/")[:3])))
 
@@ -259,9 +259,8 @@ def read_together(
     before, state = checkpoint_file.stamp(path), None
     with contextlib.suppress(*(Exception,) if worker.rank else ()):
         state = read(like)
-    stamps = collectives.gather_across_workers((before, checkpoint_file.stamp(path)))
-    sees = collectives.gather_across_workers(state is not None)
-    if all(sees) and len({*itertools.chain(*stamps)}) == 1:
+    seen = (None,) if state is None else (before, checkpoint_file.stamp(path))
+    if len({*itertools.chain(*collectives.gather_across_workers(seen))}) == 1:
         return cast(State, map_leaves(functools.partial(_held, like), state))
     found: State = scattered(None if worker.rank else read(lambda _: None), like, worker.device)
     return found
