@@ -27,6 +27,7 @@ from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.launch import forkserver
 from expt.machine import Machine
+from expt.runs.paths import RunPaths
 from tests import soft_gpu, warm
 from tests.composing import composed, share
 from tests.faults.cases import TESTS
@@ -209,6 +210,16 @@ class RunFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @property
+    def paths(self) -> RunPaths:
+        return RunPaths(self.folder)
+
+    def state(self, which: str = "last") -> dict[str, Any]:
+        """Of a checkpoint."""
+        from expt.runs import checkpoint  # which imports torch
+
+        return checkpoint.load(self.paths.checkpoint(which))
 
     @property
     def result(self) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def test_an_interrupt_lets_workers_save_and_nothing_of_the_process_is_swapped(
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
     record = json.loads((tmp_path / "run/result.json").read_text())
     assert record["status"] == "interrupted"
-    assert (tmp_path / "run/checkpoints/last.pt").exists()
+    assert (tmp_path / "run/checkpoints/last.safetensors").exists()
 
 
 def test_runs_start_in_threads(tmp_path: Path) -> None:

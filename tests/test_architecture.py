@@ -46,7 +46,7 @@ LEVEL = {
     for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS))
     for name in names
 }
-WITH_TORCH = ("checkpoint",)  # of `runs`
+WITH_TORCH = ("checkpoint", "sharded")  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
@@ -288,8 +288,8 @@ def test_names_of_a_runs_files_stand_in_paths(module: Module) -> None:
     assert {
         "result.json",
         "metrics.jsonl",
-        "last.pt",
-        "best.pt",
+        "last.safetensors",
+        "best.safetensors",
         "stderr.log",
         "error.json",
     } <= names

@@ -24,7 +24,7 @@ from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, leaves, mapped
 from expt.errors import ConfigError, DataError, ExptError, RunFailed, type_name
-from expt.inference.load import Scales, TrainedModel, importable_from_here, rebuilt, saved
+from expt.inference.load import Scales, TrainedModel, importable_from_here, located, read, rebuilt
 from expt.inference.writing import new_file
 from expt.tasks.task import Facts
 from expt.training.task_state import load_task_state
@@ -100,14 +100,14 @@ def export(
 
     Raise ConfigError for what cannot be done, RunFailed where the export or the check fails.
     """
-    record, state = saved(run, which)
-    data, trained = record["data"], rebuilt(record, state, torch.device("cpu"), plain=True)
+    (record, path), cpu = located(run, which), torch.device("cpu")
+    data, trained = record["data"], rebuilt(record, state := read(path), cpu, plain=True)
     with importable_from_here(record):
         config = recorded(state["config"])
         number = max(SAMPLES, batch_size or 0)
         batch, source = _samples(config, data, trained, number, normalised=not preprocess)
         task = config.task.build(Facts(shapes=data, class_names=trained.class_names))
-        load_task_state(task, trained.workers, torch.device("cpu"))
+        load_task_state(task, trained.workers, cpu)
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
     if preprocess and not (config.dataset.has_rows or config.dataset.has_pixels(data)):

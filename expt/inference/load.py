@@ -41,6 +41,9 @@ batch's dimension.
 Scales: TypeAlias = Mapping[str, tuple[float, float]]
 """The mean and the deviation that columns were standardised by, if they were."""
 
+OF_MODEL = ("model", "ema", "config", "position", "workers", "last", "evaluated_at", "data")
+"""Keys of a checkpoint that are not of the optimizer."""
+
 
 class Preprocess:
     """`preprocess(SAMPLE)` and `preprocess([SAMPLE, ...])` return a batch on the model's device.
@@ -228,14 +231,14 @@ def load(
     imported. With `trust_code` that of another user or machine is, too. Raise ConfigError where it
     is not trusted, and for a folder without that checkpoint, or where it is damaged.
     """
-    record, state = saved(run, which, trust_code=trust_code)
-    return rebuilt(record, state, torch.device(device), amp=amp)
+    record, file = located(run, which, trust_code=trust_code)
+    return rebuilt(record, read(file), torch.device(device), amp=amp)
 
 
-def saved(
+def located(
     run: str | Path, which: str | None = None, *, trust_code: bool = False
-) -> tuple[Record, dict[str, Any]]:
-    """Return the record of the run, and what its best or last checkpoint has of the model.
+) -> tuple[Record, Path]:
+    """Return the record of a run, and the file of its best or last checkpoint.
 
     Warn and raise as `load` does.
     """
@@ -243,15 +246,22 @@ def saved(
     record, file = found(folder, which)
     if record.get("status") == FAILED:
         warn(f"{folder}: the run failed; its {which} checkpoint was saved before that")
-
-    def read(file: Path) -> dict[str, Any]:
-        checkpoint_file.check(file)
-        return checkpoint.load(file, without=("optimizer",))
-
-    state = checkpoint_file.read_steady(file, read)
     kept_code.find_kept(RunPaths(folder).code, trust=trust_code)
-    _warn_of_other_code(state["config"], record)
-    return record, state
+    _warn_of_other_code(checkpoint_file.read(file)["config"], record)
+    return record, file
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return what a checkpoint has of the model and its place in training; weights stay mapped.
+
+    Raises CheckpointError for a damaged one.
+    """
+
+    def checked(file: Path) -> dict[str, Any]:
+        checkpoint_file.check(file)
+        return checkpoint.load(file, only=OF_MODEL)
+
+    return checkpoint_file.read_steady(file, checked)
 
 
 def rebuilt(

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import importlib
 import importlib.util
-import io
 import os
 import threading
 from collections.abc import Iterable
@@ -72,8 +71,6 @@ def for_sweep() -> None:
     import numpy.random  # noqa: F401
     import PIL.ImageDraw  # noqa: F401
     import tensorboard.plugins.hparams.metadata  # noqa: F401
-    import torch.utils.serialization.config
-    import torch.utils.tensorboard
     from PIL import Image
 
     from expt.runs import result
@@ -81,10 +78,6 @@ def for_sweep() -> None:
     Image.preinit()  # the formats that pictures are written in
     "é".encode("latin-1").decode("cp437")  # PIL's font is
     result.as_written()
-    # Read a checkpoint, as each run does for its test: torch's first takes 6 ms.
-    torch.save({"model": {"weight": torch.zeros(1)}}, file := io.BytesIO())
-    file.seek(0)
-    torch.load(file, map_location="cpu", weights_only=True)
 
 
 def for_sharding() -> None:

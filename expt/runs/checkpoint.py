@@ -1,141 +1,225 @@
-"""Checkpoints with their tensors: written atomically with a checksum, loaded with weights_only.
+"""Checkpoints with their tensors: written in a thread, and loaded.
 
 A sharded checkpoint is a file as any other, but for tensors of which each worker holds a part: in
-their places it has keys into a folder of torch.distributed.checkpoint next to it.
+their places it has keys into a folder next to it, see expt.runs.sharded.
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
 import io
-import pickle
+import math
+import re
 import threading
-import warnings
-import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy as shallow
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from expt.config import secrets
-from expt.errors import CheckpointError, ConfigError
-from expt.machine import available_memory
-from expt.runs import checkpoint_file
+from expt.errors import ConfigError
+from expt.runs import checkpoint_file, safetensors, sharded
 from expt.runs.checkpoint_file import PARTS
+from expt.runs.safetensors import DTYPES
 
-_AT = "in_parts"
-"""The one key of what is in a tensor's place: of the tensor's own key."""
-_TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
-_SAFE = {
-    "torch.distributed.checkpoint.metadata": None,
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch": {"Size", "bool", "complex64", "complex128", *_TYPES},
-    "torch.serialization": {"_get_layout"},
-    "builtins": {"set"},
-    "pathlib": {"PosixPath", "Path"},
-    "pathlib._local": {"PosixPath", "Path"},
-}
-"""Names that the pickled description of parts may hold, by module; None is all of a module."""
+Like: TypeAlias = Callable[[str], Tensor | None]
+"""Gives the sharded tensor that the one of a key is to be like."""
+LONG = 1000
+"""The length from which a list of numbers becomes a tensor, since each reader parses the header."""
+_NAMES = {getattr(torch, name): short for short, name in DTYPES.items()}
 
 
 def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
     """Write `state` as `expt.runs.checkpoint_file.write` does."""
-    # By name: torch then writes without holding up the training thread.
-    checkpoint_file.write(
-        path, lambda beside: torch.save(without_numpy(state), str(beside)), keep=keep
-    )
+    checkpoint_file.write(path, lambda file: _dump(file, state), keep=keep)
 
 
-Place: TypeAlias = tuple[Any, ...]
-"""The keys and indices that lead to a value in nested containers."""
+def dumps(state: Mapping[str, Any]) -> memoryview:
+    """Return the content of a file of `state`."""
+    _dump(file := io.BytesIO(), state)
+    return file.getbuffer()
 
 
-def mapped(state: Any, change: Callable[[Any, Place], Any], place: Place = ()) -> Any:
-    """Return nested containers with what `change` makes of each key, and each value and its place.
-
-    What is in the place of a part is a value, too.
-    """
-    if isinstance(state, Mapping) and state.keys() != {_AT}:
-        items = ((key, mapped(below, change, (*place, key))) for key, below in state.items())
-        found = {change(key, place): below for key, below in items}
-        return collections.Counter(found) if isinstance(state, collections.Counter) else found
-    if isinstance(state, list | tuple):
-        return type(state)(mapped(each, change, (*place, i)) for i, each in enumerate(state))
-    return change(state, place)
+def _dump(file: IO[bytes], state: Mapping[str, Any]) -> None:
+    packed = _Packed()
+    texts = {key: packed.json(value, key) for key, value in state.items()}
+    safetensors.write(file, texts, packed.tensors)
 
 
-def without_numpy(state: Any) -> Any:
-    """Return nested containers with Python's numbers in place of NumPy's, as `load` has them."""
-    return mapped(state, lambda value, _: value.item() if isinstance(value, np.generic) else value)
+def refuse_unreadable(state: Any, key: str) -> None:
+    """Raise ConfigError, naming its place, for a value that no checkpoint can hold."""
+    _Packed().json(state, key)
 
 
-_GIVEN_BACK: set[type] = {Tensor, torch.nn.Parameter}
-"""Types of which a value was written and read by this process; tensors are written apart."""
+class _Packed:
+    """State as JSON, and its tensors by name; those in the same memory are one."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, tuple[str, torch.Size, Callable[[], memoryview]]] = {}
+        self._known = dict[Any, Any]()
+
+    def json(self, value: Any, key: str) -> Any:
+        """Return JSON of a value, which comes back with its type; see safetensors."""
+        value = value.item() if isinstance(value, np.generic) else value
+        kind = type(value)
+        tag = f"${kind.__name__}"
+        if kind in (type(None), bool, int, str) or (kind is float and math.isfinite(value)):
+            return value
+        if kind is float:
+            return {tag: str(value)}
+        if kind is list:
+            return self._list(value, key)
+        if kind in (tuple, set, frozenset, torch.Size):
+            return {tag: self._list([*value], key)}
+        if kind is complex:
+            return {tag: self._list([value.real, value.imag], key)}
+        if kind in (dict, OrderedDict, Counter):
+            return self._dict(value, key)
+        if kind is bytes:
+            return {tag: self._name(torch.from_numpy(np.frombuffer(value, np.uint8).copy()), key)}
+        if kind is torch.dtype and value in _NAMES:
+            return {tag: _NAMES[value]}
+        if hasattr(value, "to_local"):  # each worker writes its part
+            return {"$part": key}
+        if kind in (Tensor, nn.Parameter) and value.layout == torch.strided and not value.is_meta:
+            if value.dtype == torch.complex128:
+                return {"$complex128": self.json(torch.view_as_real(value.resolve_conj()), key)}
+            if value.dtype in _NAMES:
+                return self._tensor(value.detach().resolve_conj().resolve_neg(), key)
+        about = f" of {value.dtype}, {value.layout}" if isinstance(value, Tensor) else ""
+        raise ConfigError(
+            f"{key.replace('/', '.')}: a checkpoint can't hold a {kind.__module__}"
+            f".{kind.__qualname__}{about}; let state_dict return numbers, strings, tensors, and"
+            " lists and dicts of them, and load_state_dict take these"
+        )
+
+    def _list(self, value: list[Any], key: str) -> Any:
+        is_long = len(value) >= LONG and {*map(type, value)} in ({int}, {float})
+        if is_long and (numbers := np.array(value)).dtype in (np.int64, np.float64):
+            return {"$list": self._name(torch.from_numpy(numbers), key)}
+        return [self.json(one, f"{key}/{index}") for index, one in enumerate(value)]
+
+    def _dict(self, value: Mapping[Any, Any], key: str) -> Any:
+        items = [(name, self.json(one, f"{key}/{name}")) for name, one in value.items()]
+        if type(value) is Counter:
+            return {"$Counter": [[self.json(name, key), one] for name, one in items]}
+        if all(type(name) is str and not name.startswith("$") for name in value):
+            return dict(items)
+        return {"$dict": [[self.json(name, key), one] for name, one in items]}
+
+    def _tensor(self, value: Tensor, key: str) -> Any:
+        usual = torch.empty(value.shape, device="meta").stride()
+        if value.stride() == usual or not _is_dense(value.shape, value.stride()):
+            return {"$tensor": self._name(value, key)}
+        return {"$tensor": self._name(value, key), "stride": [*value.stride()]}
+
+    def _name(self, value: Tensor, key: str) -> str:
+        """Have a tensor written, and return its name in the file."""
+        memory = _memory_of(value)
+        if memory not in self._known:
+            name = re.sub(r"^workers/(\d+)", r"rank\1", key).replace("/", ".")
+            name = name.encode(errors="replace").decode()
+            while name in self.tensors:  # {"a.b": ...} and {"a": {"b": ...}}
+                name += "_"
+            self.tensors[name] = _NAMES[value.dtype], value.shape, lambda: _bytes_of(value)
+            self._known[memory] = name
+        found: str = self._known[memory]
+        return found
 
 
-def refuse_unreadable(state: Any, place: str) -> None:
-    """Raise ConfigError, naming its place, for what `load` would not give back as `save` got it.
-
-    One value of each type is written and read.
-    """
-    state = state.item() if isinstance(state, np.generic) else state
-    kind = type(state)
-    if kind in (dict, collections.OrderedDict, collections.Counter):
-        for key, value in state.items():
-            refuse_unreadable(key, place)
-            refuse_unreadable(value, f"{place}.{key}")
-    elif kind in (list, tuple):
-        for index, value in enumerate(state):
-            refuse_unreadable(value, f"{place}.{index}")
-    elif kind not in _GIVEN_BACK and not hasattr(state, "to_local"):
-        if not _is_given_back(state):
-            raise ConfigError(
-                f"{place}: a checkpoint can't hold a {kind.__module__}.{kind.__qualname__}; let"
-                " state_dict return numbers, strings, tensors, and lists and dicts of them, and"
-                " load_state_dict take these"
-            )
-        _GIVEN_BACK.add(kind)
+def _is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether a tensor of these strides fills its memory, in whatever order."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
-def _is_given_back(value: Any) -> bool:
-    file = io.BytesIO()
-    try:
-        torch.save(without_numpy([value]), file)
-        checkpoint_file.read(file)
-        file.seek(0)
-        (found,) = torch.load(file, weights_only=True)
-    except Exception:  # what pickle raises is of many kinds
-        return False
-    return type(found) is type(value)
+def _memory_of(value: Tensor) -> Any:
+    """Return what is equal for tensors that have the same numbers in the same memory."""
+    if hasattr(value, "to_local") or not value.numel():
+        return id(value)
+    how = value.dtype, value.shape, value.stride(), value.is_conj(), value.is_neg()
+    return value.device, value.data_ptr(), how
 
 
-def load(path: Path, *, lazily: bool = False, without: Collection[str] = ()) -> dict[str, Any]:
+def _bytes_of(value: Tensor) -> memoryview:
+    return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def map_leaves(change: Callable[[str, Any], Any], state: Any, key: str = "") -> Any:
+    """Return nested dicts, lists and tuples with `change` of each value and its key, as a/0/b."""
+    before = f"{key}/" if key else ""
+    if type(state) in (dict, OrderedDict):
+        return {name: map_leaves(change, one, f"{before}{name}") for name, one in state.items()}
+    if type(state) in (list, tuple):
+        items = enumerate(state)
+        return type(state)(map_leaves(change, one, f"{before}{index}") for index, one in items)
+    return change(key, state)
+
+
+def load(
+    source: Path | memoryview, *, only: Collection[str] = (), like: Like = lambda _: None
+) -> dict[str, Any]:
     """Return the state that `save` wrote, on the CPU; its tensors stay on the disk until used.
 
-    A sharded one is read whole, but for the keys `without`, unless `lazily`: that has keys in place
-    of tensors. No pickled code is run.
+    It has `only` some keys, if there are any. Of a sharded checkpoint a tensor that is to be `like`
+    a sharded one is this worker's part. No collective. Raises CheckpointError where there is no
+    room for whole ones, or a part is missing.
     """
-    # A Namespace, a mere record, is in what torchvision's scripts write.
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        # Given explicitly: the environment can turn the default off.
-        state: dict[str, Any] = torch.load(
-            str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
-    return state if lazily else filled(path, state, without=without)
+    file = safetensors.File(source)
+    decoders: dict[str, Callable[[Any], Any]] = {
+        "$tensor": tensor_of,
+        "$complex128": torch.view_as_complex,
+        "$Size": torch.Size,
+        "$dtype": lambda name: getattr(torch, DTYPES[name]),
+    }
+    about = file.state(only=[PARTS]).get(PARTS)
+    if about is None or not isinstance(source, Path):
+        return file.state(only=only, decoders=decoders)
+    parts = sharded.Parts(source, about)
+    decoders["$part"] = lambda key: parts.tensor(key, like(key))
+    found = file.state(only=only, without=[PARTS], decoders=decoders)
+    parts.fill()
+    return found
 
 
-class _InThread:
-    """Writes in a thread, one checkpoint at a time; the next call raises what went wrong."""
+def tensor_of(stored: safetensors.Tensor) -> Tensor:
+    """Return a tensor of a file, in the memory that it is mapped to."""
+    dtype: torch.dtype = getattr(torch, DTYPES[stored.dtype])
+    if not stored.data.nbytes:
+        return torch.empty(stored.shape, dtype=dtype)
+    flat = torch.frombuffer(stored.data, dtype=torch.uint8)
+    if flat.data_ptr() % dtype.itemsize:  # in a file of another program
+        flat = flat.clone()
+    found = flat.view(dtype).view(stored.shape)
+    if not stored.stride:
+        return found
+    if not _is_dense(stored.shape, stored.stride):
+        raise ValueError(f"strides {stored.stride}")
+    return torch.empty_strided(stored.shape, stored.stride, dtype=dtype).copy_(found)
 
-    def __init__(self, last: Path, best: Path, *, keep: int) -> None:
+
+class Writer:
+    """Writes checkpoints in a thread, one at a time; the next call raises what went wrong.
+
+    A sharded one is a folder of parts, and a file that names them, which rank 0 writes last: until
+    then the one before it counts.
+    """
+
+    def __init__(
+        self, last: Path, best: Path, *, keep: int, is_first: bool = True, group: Any = None
+    ) -> None:
+        """Write files where this worker `is_first`, and parts by a `group` of gloo of its own."""
         self._last, self._best, self._keep = last, best, keep
+        self._is_first, self._group = is_first, group
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._has_read_back = False
 
     def wait(self) -> None:
         """Return when nothing is being written any more. Raises what went wrong."""
@@ -145,42 +229,20 @@ class _InThread:
         if self._error:
             raise self._error
 
-    def _begin(self, write: Callable[[], None]) -> None:
-        self.wait()
-        self._thread = threading.Thread(
-            target=self._note_error, args=(write,), name="checkpoint", daemon=True
-        )
-        self._thread.start()
-
-    def _note_error(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except Exception as error:
-            self._error = error
-
-    def _publish(self, state: Mapping[str, Any], bests: Sequence[int]) -> None:
-        """Save `state` as the last, and among the best if it is; `bests` are all of their steps."""
-        save(self._last, state, keep=self._keep)
-        if not self._has_read_back:
-            load(self._last, lazily=True)
-            self._has_read_back = True
-        if bests:
-            checkpoint_file.keep_among(self._last, state["position"]["step"], self._best, bests)
-
-
-class Writer(_InThread):
-    """Writes whole checkpoints, from a copy."""
-
     def save(
         self,
         state: Mapping[str, Any],
         *,
         bests: Sequence[int] = (),
+        target: Path | None = None,
+        parts: Path | None = None,
         owned: bool = False,
     ) -> None:
         """Copy `state` unless it is `owned`, and return; training may change it at once.
 
-        Where it is one of the best, `bests` are the steps of all that are kept, the best first.
+        It is written to `target`, or as the last checkpoint, and its shards into the folder `parts`
+        by all workers. If it is one of the best, `bests` are the steps of all that are kept, the
+        best first.
         """
         self.wait()
         copy = state if owned else copied(state)
@@ -190,189 +252,57 @@ class Writer(_InThread):
             event.record()
 
         def write() -> None:
-            if gpu is not None:
-                torch.cuda.set_device(gpu)  # else a thread takes memory of the first one
-            if event:
-                event.synchronize()
-            self._publish(copy, bests)
-
-        self._begin(write)
-
-
-class ShardedWriter(_InThread):
-    """One worker's side of writing checkpoints of which each worker has a part.
-
-    The file that names the parts is written last, by rank 0: until then the one before it counts.
-    """
-
-    def __init__(self, last: Path, best: Path, *, keep: int, group: Any) -> None:
-        """`group` is a process group of gloo that nothing else uses."""
-        super().__init__(last, best, keep=keep)
-        self._group = group
-
-    def save(
-        self,
-        state: Mapping[str, Any] | None,
-        tensors: Mapping[str, Tensor],
-        folder: str,
-        *,
-        bests: Sequence[int] = (),
-        target: Path | None = None,
-    ) -> None:
-        """Return while all workers write `tensors` into `folder`, then rank 0 its `state`.
-
-        As `target`, or as the last checkpoint; the others give no `state`.
-        """
-        into, checkpoints = self._last.parent / folder, self._last.parent
-
-        def write() -> None:
             try:
-                with checkpoint_file.full_disk_in_words(into):
-                    _write_parts(into, tensors, self._group)
-                if state is not None:
-                    known = {**state, PARTS: checkpoint_file.described(into)}
-                    if target is None:
-                        self._publish(known, bests)
-                    else:
-                        save(target, known)
-            finally:  # what is half written takes room, and nothing names it
-                if state is not None:
-                    checkpoint_file.remove_unnamed(checkpoints)
+                if gpu is not None:
+                    torch.cuda.set_device(gpu)  # else a thread takes memory of the first one
+                if event:
+                    event.synchronize()
+                about = self._write_parts(parts, copy) if parts else {}
+                if self._is_first:
+                    keep = 0 if target else self._keep
+                    save(target or self._last, {**copy, **about}, keep=keep)
+                if self._is_first and bests:
+                    step = copy["position"]["step"]
+                    checkpoint_file.keep_among(self._last, step, self._best, bests)
+            except Exception as error:
+                self._error = error
+            except BaseException as error:  # torch's CheckpointException is not an Exception
+                said = str(error).strip().splitlines() or [type(error).__name__]
+                self._error = checkpoint_file.not_written(self._last, said[-1])
+            finally:
+                if self._is_first and parts:  # half written ones take room
+                    checkpoint_file.remove_unnamed(self._last.parent)
 
-        self._begin(write)
+        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
+        self._thread.start()
 
-    def _note_error(self, write: Callable[[], None]) -> None:
-        try:
-            super()._note_error(write)
-        except BaseException as error:  # torch's CheckpointException is not an Exception
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            self._error = checkpoint_file.not_written(self._last, said[-1])
-
-
-def _write_parts(folder: Path, parts: Mapping[str, Tensor], group: Any) -> None:
-    """Write this worker's `parts` of each tensor; a collective of the process group `group`."""
-    import torch.distributed.checkpoint as dcp
-
-    # Of torch 2.10 about itself. To put the filters back is not for a thread, as this is one.
-    warnings.filterwarnings("ignore", "TypedStorage is deprecated")
-    dcp.save(dict(parts), storage_writer=dcp.FileSystemWriter(folder), process_group=group)
+    def _write_parts(self, folder: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict[str, Any]()
+        map_leaves(found.__setitem__, state)
+        shards = {key: value for key, value in found.items() if hasattr(value, "to_local")}
+        with checkpoint_file.full_disk_in_words(folder):
+            sharded.write(folder, shards, self._group)
+        return {PARTS: checkpoint_file.described(folder)} if self._is_first else {}
 
 
 def copied(state: Any) -> Any:
     """Return `state` with its own tensors; those of a GPU go into pinned memory, under way."""
-    return mapped(state, lambda value, _: _copy(value) if isinstance(value, Tensor) else value)
+    copies = dict[Any, Tensor]()
+
+    def copy(_: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return shallow(value)  # a set, which training may change
+        if (key := _memory_of(value)) not in copies:
+            copies[key] = _copy(value.detach())
+        return copies[key]
+
+    return map_leaves(copy, state)
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    if tensor.device.type == "cuda":
-        pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
-        return pinned.copy_(tensor.detach(), non_blocking=True)
-    return tensor.detach().clone()
-
-
-def parted(
-    state: Any, is_part: Callable[[Any], bool], *, copies: bool
-) -> tuple[Any, dict[str, Tensor]]:
-    """Return `state` with keys in place of tensors that are parts, and the tensors by their keys.
-
-    With `copies` they are copies.
-    """
-    tensors = dict[str, Tensor]()
-
-    def rest(value: Any, place: Place) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if not is_part(value):
-            return value.clone()
-        key, part = "/".join(map(str, place)), value.detach()
-        if copies:
-            part = part.clone() if part.device.type == "cpu" else part.cpu()
-        tensors[key] = part
-        return {_AT: key}
-
-    return mapped(state, rest), tensors
-
-
-def filled(
-    path: Path,
-    state: Mapping[str, Any],
-    like: Callable[[Place], Any] | None = None,
-    *,
-    without: Collection[str] = (),
-) -> Any:
-    """Return `state`, read from `path`, with its tensors on the CPU, but for the keys `without`.
-
-    A tensor that is to be `like` a sharded one is this worker's part. No collective. Raises
-    CheckpointError where there is no room for whole ones, or a part is missing.
-    """
-    if PARTS not in state:
-        return state
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    folder = path.parent / state[PARTS]["folder"]
-    if missing := [name for name in state[PARTS]["files"] if not (folder / name).is_file()]:
-        raise CheckpointError(f"{path}: {folder / missing[0]} is missing, which holds a part of it")
-    reader = _reader(folder)
-    known = reader.read_metadata().state_dict_metadata
-    rest = {key: value for key, value in state.items() if key not in {PARTS, *without}}
-    targets: dict[str, Tensor] = {}
-    num_bytes, room = 0, available_memory()
-
-    def target(value: Any, place: Place) -> Any:
-        nonlocal num_bytes
-        if not isinstance(value, Mapping):
-            return value
-        key = value[_AT]
-        about = known[key]
-        pattern: Any = like(place) if like else None
-        dtype: torch.dtype = about.properties.dtype
-        if hasattr(pattern, "to_local") and pattern.shape == about.size:
-            targets[key] = torch.empty_like(pattern, dtype=dtype, requires_grad=False)
-        else:
-            num_bytes += about.size.numel() * dtype.itemsize
-            if num_bytes > room:
-                raise CheckpointError(
-                    f"{path}: is sharded, and its whole tensors need more than the"
-                    f" {room / 1e9:.1f} GB that this process may still take; continue it with"
-                    " strategy=fsdp on more workers, or use it where there is more memory"
-                )
-            targets[key] = torch.empty(about.size, dtype=dtype)
-        return targets[key]
-
-    whole = mapped(rest, target)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
-        try:
-            dcp.load(targets, storage_reader=reader, no_dist=True)
-        except CheckpointException as error:  # which is not an Exception
-            cause = next(iter(error.failures.values()))[0]
-            if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
-                raise cause from None
-            said = secrets.said(cause)
-            raise CheckpointError(f"{path}: {folder} can't be read ({said})") from error
-    return whole
-
-
-def _reader(folder: Path) -> Any:
-    """Return torch's reader, which runs no code that the description of the parts may hold."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.metadata import StorageMeta
-
-    class Reader(dcp.FileSystemReader):
-        def read_metadata(self, *_: Any, **__: Any) -> Any:
-            metadata: Any = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
-            metadata.storage_meta = metadata.storage_meta or StorageMeta()
-            return metadata
-
-    return Reader(folder)
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        names = _SAFE.get(module, set())
-        if names is not None and name not in names:
-            raise CheckpointError(
-                f"the description of a sharded checkpoint holds {module}.{name}, and is not trusted"
-            )
-        return super().find_class(module, name)
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    if hasattr(tensor, "to_local"):
+        return tensor.cpu()
+    pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)

@@ -5,22 +5,18 @@ What each worker has written of a sharded checkpoint, its parts, is in a folder 
 
 from __future__ import annotations
 
-import codecs
-import collections
 import contextlib
 import errno
 import hashlib
-import io
 import itertools
 import os
-import pickle
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
-from expt.errors import CheckpointError, RunFailed, first_line
+from expt.errors import CheckpointError, ConfigError, RunFailed, first_line
+from expt.runs import safetensors
 
 T = TypeVar("T")
 PARTS = "parts"
@@ -31,60 +27,18 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No space, no quota, or a file larger than allowed."""
 
 
-class _Unread:
-    """Stands for a tensor, and for all else that is torch's: its bytes stay on the disk."""
+def read(path: Path) -> dict[str, Any]:
+    """Return what a run's checkpoint says of it, without weights and states.
 
-    def __init__(self, *_: object) -> None: ...
-
-    def __setstate__(self, _: object) -> None: ...
-
-
-class _Unpickler(pickle.Unpickler):
-    """Runs no code that a file may hold, as torch's own for `weights_only`; imports no torch."""
-
-    _SAFE = {
-        ("collections", "OrderedDict"): collections.OrderedDict,
-        ("collections", "Counter"): collections.Counter,
-        ("_codecs", "encode"): codecs.encode,
-        **{
-            (where, kind.__name__): kind
-            for where in ("builtins", "__builtin__")
-            for kind in (set, complex, bytearray)
-        },
-    }
-
-    def __init__(self, file: Any, sizes: dict[str, int]) -> None:
-        super().__init__(file)
-        self._sizes = sizes
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] == "torch":
-            return _Unread
-        if found := self._SAFE.get((module, name)):
-            return found
-        raise pickle.UnpicklingError(f"holds {module}.{name}, and is not trusted")
-
-    def persistent_load(self, found: Any) -> _Unread:
-        _, _, key, _, count = found
-        if self._sizes[key] < count:  # of a byte each, at least
-            raise EOFError
-        return _Unread()
-
-
-def read(path: Path | io.BytesIO) -> dict[str, Any]:
-    """Return what `expt.runs.checkpoint.save` wrote, but for tensors. No pickled code is run."""
-    with zipfile.ZipFile(path) as file:
-        entries = {entry.filename.partition("/")[2]: entry for entry in file.infolist()}
-        sizes = {
-            name.removeprefix("data/"): entry.file_size
-            for name, entry in entries.items()
-            if name[:5] == "data/"
-        }
-        state: dict[str, Any] = _Unpickler(io.BytesIO(file.read(entries["data.pkl"])), sizes).load()
+    Raises CheckpointError for another file, or a damaged header; see `check`.
+    """
+    state = safetensors.File(path).state(without=("model", "ema", "optimizer", "workers"))
+    if not {"position", "config"} <= state.keys():
+        raise CheckpointError(f"{path}: is not a checkpoint of a run")
     return state
 
 
-def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
+def write(path: Path, by: Callable[[IO[bytes]], None], *, keep: int = 0) -> None:
     """Have `by` write a temporary file, and sync it before it replaces the one at `path`.
 
     `keep` older files stay, as NAME-1 (the newest) and so on. Raises RunFailed, with the old files
@@ -93,8 +47,9 @@ def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
     with full_disk_in_words(path), _removed_at_end(beside):
-        by(beside)
-        with beside.open("rb+") as file:
+        with beside.open("wb") as file:
+            by(file)
+            file.flush()
             os.fsync(file.fileno())
         for number in range(keep, 0, -1):
             if older(path, number - 1).exists():
@@ -104,18 +59,12 @@ def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
 
 
 def check(path: Path) -> None:
-    """Raise CheckpointError if `path` is truncated, changed, or no checkpoint at all."""
-    _check_entries(path)
-    try:
-        state = read(path)
-    except Exception as error:  # EOFError, RuntimeError, UnpicklingError, UnicodeDecodeError, ...
-        raise CheckpointError(
-            f"{path}: cannot be read ({type(error).__name__}), it is truncated or damaged"
-        ) from error
-    needed = {"model", "position", "config", "workers"}
-    if not isinstance(state, dict) or not needed <= state.keys():
-        raise CheckpointError(f"{path}: is not a checkpoint of this version of expt")
-    _check_parts(path, state)
+    """Raise CheckpointError where a run's checkpoint, or a part of it, is not as it was written."""
+    parts = read(path).get(PARTS)
+    safetensors.check(path)
+    for file, digest in parts_of(path, parts).items():
+        if sha256_of(file) != digest:
+            raise CheckpointError(f"{path}: {file}, a part of it, is truncated or damaged")
 
 
 def damage_of(path: Path) -> CheckpointError | None:
@@ -150,60 +99,37 @@ def stamp(path: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def check_sums(path: Path) -> None:
-    """Raise CheckpointError if weights, a checkpoint or not, differ from a checksum of them."""
-    if not zipfile.is_zipfile(path):
-        return
-    _check_entries(path)
-    state: object = None
-    with contextlib.suppress(Exception):  # a file of another's making: torch reads it, or says why
-        state = read(path)
-    if isinstance(state, dict):
-        _check_parts(path, state)
+def parts_of(path: Path, parts: Mapping[str, Any] | None) -> dict[Path, str]:
+    """Return the files that are `parts` of a checkpoint, and their checksums.
 
-
-_whole = set[tuple[int, int]]()  # the stamps of what was checked: a file, or a link, is read once
-
-
-def _check_entries(path: Path) -> None:
-    """Raise CheckpointError where an entry differs from the CRC-32 that torch has written of it."""
-    if (found := stamp(path)) in _whole:
-        return
-    try:
-        with zipfile.ZipFile(path) as file:
-            entries = file.infolist()
-            sizes = {e.compress_type > 0 or e.compress_size == e.file_size for e in entries}
-            # A folder, on several disks, or more flags than for names in UTF-8
-            odd = any(e.external_attr & 16 or e.volume or e.flag_bits & ~0x808 for e in entries)
-            if entries[0].header_offset or sizes != {True} or odd:  # as torch refuses
-                raise zipfile.BadZipFile("its index is damaged")
-            for entry in (each for each in entries if each.CRC):  # torch may write none
-                with file.open(entry) as content:
-                    while content.read(1 << 20):
-                        pass
-    except Exception as error:  # of many classes
-        raise CheckpointError(f"{path}: is truncated or damaged ({first_line(error)})") from error
-    _whole.add(found)
-
-
-def _check_parts(path: Path, state: Mapping[str, Any]) -> None:
-    if PARTS not in state:
-        return
-    folder = path.parent / state[PARTS]["folder"]
-    for name, digest in state[PARTS]["files"].items():
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{path}: {folder / name} is missing, which holds a part of it")
-        if sha256_of(folder / name) != digest:
-            raise CheckpointError(f"{path}: {folder / name}, a part of it, is truncated or damaged")
+    Raises CheckpointError where one is missing, or would be elsewhere.
+    """
+    if parts is None:
+        return {}
+    if any("/" in name or name == ".." for name in (parts["folder"], *parts["files"])):
+        raise CheckpointError(f"{path}: names parts outside of its folder")
+    folder = path.parent / parts["folder"]
+    if missing := [name for name in parts["files"] if not (folder / name).is_file()]:
+        raise CheckpointError(f"{path}: {folder / missing[0]} is missing, which holds a part of it")
+    return {folder / name: digest for name, digest in parts["files"].items()}
 
 
 def candidates(last: Path) -> list[Path]:
-    """Return `last` and the older files next to it that exist, newest first."""
+    """Return `last` and the older files next to it that exist, newest first.
+
+    Raises ConfigError where there are only those of an earlier version of expt.
+    """
     older = sorted(
         last.parent.glob(f"{last.stem}-*{last.suffix}"),
         key=lambda path: (len(path.name), path.name),
     )
-    return [path for path in (last, *older) if path.exists()]
+    found = [path for path in (last, *older) if path.exists()]
+    if not found and (pickled := last.with_suffix(".pt")).exists():
+        raise ConfigError(
+            f"{pickled}: is of an earlier version of expt, and not read any more; start a new run,"
+            f" which may begin with weights={pickled}"
+        )
+    return found
 
 
 def set_aside(path: Path) -> Path:
@@ -248,9 +174,9 @@ def keep_as(last: Path, best: Path) -> None:
 
     In another folder it has its parts, too.
     """
-    if last.parent != best.parent and (own := read(last).get(PARTS)):
+    if last.parent != best.parent:
         with full_disk_in_words(best):
-            bring(own, last.parent, best.parent)
+            bring(last, best.parent)
     beside = best.with_name(f".{best.name}.tmp")
     beside.unlink(missing_ok=True)
     with full_disk_in_words(best), _removed_at_end(beside):
@@ -316,17 +242,18 @@ def described(folder: Path) -> dict[str, Any]:
     return {"folder": folder.name, "files": files}
 
 
-def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
-    """Link or copy the parts that a checkpoint in the folder `source` names into `target`."""
-    folder, goal = source / parts["folder"], target / parts["folder"]
-    if goal.exists():
+def bring(last: Path, target: Path) -> None:
+    """Link or copy the parts of the checkpoint `last`, if it has any, into the folder `target`."""
+    parts = read(last).get(PARTS)
+    files = parts_of(last, parts)
+    if parts is None or (goal := target / parts["folder"]).exists():
         return
     beside = goal.with_name(f".{goal.name}")  # what is cut short is not a folder of parts
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
-        for name in parts["files"]:
-            link(folder / name, beside / name)
+        for file in files:
+            link(file, beside / file.name)
         beside.rename(goal)
     except FileNotFoundError as error:  # a run under way has written another meanwhile
         raise CheckpointError(
@@ -347,10 +274,10 @@ def remove_unnamed(checkpoints: Path) -> None:
 
     A checkpoint that is set aside keeps its own, for what was missing may come back.
     """
-    with contextlib.suppress(Exception):  # what pickle and zipfile raise is of many kinds
-        found = [read(path).get(PARTS) for path in checkpoints.glob("*.pt")]
-        for path in checkpoints.glob("*.pt.corrupt*"):
-            with contextlib.suppress(Exception):
+    with contextlib.suppress(CheckpointError):
+        found = [read(path).get(PARTS) for path in checkpoints.glob("*.safetensors")]
+        for path in checkpoints.glob("*.safetensors.corrupt*"):
+            with contextlib.suppress(CheckpointError):
                 found.append(read(path).get(PARTS))
         named = {one["folder"] for one in found if one}
         for folder in (*checkpoints.glob("step-*.parts"), *checkpoints.glob(".step-*.parts")):

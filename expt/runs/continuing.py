@@ -318,7 +318,7 @@ def _bring_bests(found: Checkpoint, paths: RunPaths) -> None:
 def _is_of(path: Path, evaluated: Mapping[str, Any]) -> bool:
     """Return whether a checkpoint is whole and of this evaluation."""
     try:
-        found = checkpoint_file.read(path)["evaluated"]  # before it is checked, which reads all
-    except Exception:  # missing, or damaged in one of many ways
+        found = read(path).state["evaluated"]  # before it is checked, which reads all
+    except CheckpointError:
         return False
     return bool(found == evaluated) and checkpoint_file.damage_of(path) is None

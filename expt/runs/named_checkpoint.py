@@ -75,10 +75,8 @@ class Checkpoint(NamedTuple):
 
 
 def read(file: Path) -> Checkpoint:
-    """Read a checkpoint, without its tensors. Raises what the unpickler does, or KeyError."""
-    state = checkpoint_file.read(file)
-    kept = state.keys() - {"model", "ema", "optimizer"} | {"position"}
-    return Checkpoint(file, {key: state[key] for key in kept})
+    """Read a checkpoint, without its tensors. Raises CheckpointError."""
+    return Checkpoint(file, checkpoint_file.read(file))
 
 
 def checkpoints(run: Path) -> Iterator[Checkpoint]:
@@ -88,7 +86,7 @@ def checkpoints(run: Path) -> Iterator[Checkpoint]:
     for file in sorted(files, key=lambda path: path not in (paths.last, paths.best)):
         try:
             yield read(file)
-        except Exception:  # damaged in one of many ways, or removed meanwhile
+        except CheckpointError:  # damaged, or removed meanwhile
             continue
 
 
@@ -139,7 +137,7 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
         try:
             checkpoint_file.read_steady(found.file, checkpoint_file.check)
             return found
-        except (CheckpointError, OSError) as error:  # OSError: it was removed meanwhile
+        except CheckpointError as error:
             damage = damage or error
     if (file := RunPaths(run).checkpoint(which)).is_file():
         damage = damage or checkpoint_file.damage_of(file)

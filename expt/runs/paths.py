@@ -109,22 +109,22 @@ class RunPaths:
     @property
     def last(self) -> Path:
         """The newest checkpoint."""
-        return self.checkpoints / "last.pt"
+        return self.checkpoints / "last.safetensors"
 
     @property
     def best(self) -> Path:
         """The checkpoint with the best objective so far."""
-        return self.checkpoints / "best.pt"
+        return self.checkpoints / "best.safetensors"
 
     @property
     def before_end(self) -> Path:
         """The checkpoint of a longer run, where the end has ended an epoch or was evaluated."""
-        return self.checkpoints / "before_end.pt"
+        return self.checkpoints / "before_end.safetensors"
 
     @property
     def forked(self) -> Path:
         """The checkpoint of another run that this one is a fork of, until it has its own."""
-        return self.checkpoints / "fork.pt"
+        return self.checkpoints / "fork.safetensors"
 
     @property
     def parts(self) -> list[Path]:

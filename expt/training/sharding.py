@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from expt.data.loading import Batch, leaves, to_device
 from expt.errors import ConfigError, listed
 from expt.models.blocks import CONTAINERS, blocks, matching
-from expt.runs.checkpoint import Place, mapped
+from expt.runs.checkpoint import Like, map_leaves
 from expt.training import batch_norm, collectives
 from expt.training.collectives import Worker, from_rank_0, max_across_workers, sum_across_workers
 
@@ -389,40 +389,44 @@ def gathered(state: Any, *, keep: bool) -> Any:
     none.
     """
 
-    def kept(_: Place, tensor: Tensor) -> Tensor:
-        full = whole(tensor.detach())
-        return full.to("cpu", copy=not is_sharded(tensor)) if keep else torch.empty(0)
+    def kept(_: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        full = whole(value.detach())
+        return full.to("cpu", copy=not is_sharded(value)) if keep else torch.empty(0)
 
-    return map_tensors(kept, state)
+    return map_leaves(kept, state)
 
 
-def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.device) -> Any:
+def shard_of(tensor: Tensor, pattern: Tensor | None) -> Tensor:
+    """Return this worker's shard of a whole tensor, or all of it where `pattern` is not sharded."""
+    if pattern is None or not is_sharded(pattern) or pattern.shape != tensor.shape:
+        return tensor
+    return shard_as(pattern, tensor).clone()  # it may be a view of the whole
+
+
+def scattered(state: Any, like: Like, device: torch.device) -> Any:
     """Return rank 0's `state` on every worker, with shards where `like` gives a sharded tensor.
 
-    The others pass None. A collective, in which each worker holds one whole tensor at a time.
+    The others pass None; whole tensors are on the CPU. A collective, in which each worker holds one
+    whole tensor at a time on the device.
     """
-    shape: Any = None if state is None else map_tensors(lambda _, tensor: tensor.to("meta"), state)
+    shape = map_leaves(lambda _, one: one.to("meta") if isinstance(one, Tensor) else one, state)
     next_of_rank_0 = leaves(state)
 
-    def received(place: Place, empty: Tensor) -> Tensor:
+    def received(key: str, empty: Any) -> Any:
+        if not isinstance(empty, Tensor):
+            return empty
         mine = next(next_of_rank_0, None)
         # Contiguous on all workers: sent is the memory as it lies.
         full = (
             torch.empty(empty.shape, dtype=empty.dtype, device=device)
             if mine is None
-            else mine.to(device).contiguous()
+            else mine.to(device, copy=True).contiguous()
         )
-        dist.broadcast(full, src=0)
-        pattern = like(place)
-        if pattern is not None and is_sharded(pattern) and pattern.shape == full.shape:
-            return shard_as(pattern, full).clone()  # it may be a view of the whole
-        return full
+        if dist.is_initialized():
+            dist.broadcast(full, src=0)
+        found = shard_of(full, like(key))
+        return found if is_sharded(found) else found.cpu()
 
-    return map_tensors(received, from_rank_0(shape, device))
-
-
-def map_tensors(change: Callable[[Place, Tensor], Any], state: Any) -> Any:
-    """Return nested containers with `change` applied to each tensor and its place."""
-    return mapped(
-        state, lambda value, place: change(place, value) if isinstance(value, Tensor) else value
-    )
+    return map_leaves(received, from_rank_0(shape, device))

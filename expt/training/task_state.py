@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,9 +24,17 @@ def task_state(task: Task | Loader, key: str = "task") -> dict[str, Any]:
         raise in_words(error, whose) from error
     if not state:
         return {}
-    file = io.BytesIO()  # bytes, which tensors leave for the devices that they came from
-    torch.save(checkpoint.without_numpy(state), file)
-    return {key: {"class": type(task).__qualname__, "state": file.getvalue()}}
+    on_gpu = list[str]()  # tensors that are to come back to a GPU
+
+    def copied(key: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return copy.copy(value)
+        if value.device.type == "cuda":
+            on_gpu.append(key)
+        return value.detach().to("cpu", copy=True)
+
+    known = {"class": type(task).__qualname__, "state": checkpoint.map_leaves(copied, state)}
+    return {key: {**known, "on_gpu": on_gpu}}
 
 
 def load_task_state(
@@ -40,12 +48,14 @@ def load_task_state(
     saved = [one[key] for one in workers if key in one]
     if not saved or saved[0]["class"] != type(task).__qualname__:
         return
+    mine = saved[rank % len(saved)]
 
-    def place(storage: Any, location: str) -> Any:
-        return storage if "cpu" in (location, device.type) else storage.cuda(device.index)
+    def placed(key: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(device if key in mine["on_gpu"] else "cpu", copy=True)
 
-    file = io.BytesIO(saved[rank % len(saved)]["state"])
-    state = torch.load(file, map_location=place, weights_only=True)
+    state = checkpoint.map_leaves(placed, mine["state"])
     try:
         task.load_state_dict(state)
     except Exception as error:

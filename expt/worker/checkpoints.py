@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -19,7 +22,7 @@ from expt.data.loading import Loader, leaves
 from expt.machine import available_memory
 from expt.models.partial_load import load_all
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.checkpoint import Place, ShardedWriter
+from expt.runs.checkpoint import Like, map_leaves
 from expt.runs.paths import RunPaths
 from expt.tasks.sums import Sums
 from expt.training import collectives
@@ -27,7 +30,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position, trained_names
 from expt.training.optimizer_state import adapted, train_at
 from expt.training.parameter_groups import members
-from expt.training.sharding import gathered, is_sharded, local, map_tensors, scattered
+from expt.training.sharding import gathered, is_sharded, local, scattered, shard_of
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import random_state
 
@@ -45,21 +48,20 @@ class Checkpoints:
     ) -> None:
         self._wanted, self._paths, self._worker = config.checkpoint.sharded, paths, worker
         self._shards = learner.shards
-        self._whole = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
-        self._parted: ShardedWriter | None = None
-        if self._shards > 1 and self._wanted is not False:
-            group = dist.new_group(backend="gloo")  # for a thread of its own
-            self._parted = ShardedWriter(
-                paths.last, paths.best, keep=config.checkpoint.keep, group=group
-            )
-        self._in_parts: bool | None = None
+        may_be_sharded = self._shards > 1 and self._wanted is not False
+        self._in_parts: bool | None = None if may_be_sharded else False
+        self._writer = checkpoint.Writer(
+            paths.last,
+            paths.best,
+            keep=config.checkpoint.keep,
+            is_first=worker.rank == 0,
+            group=dist.new_group(backend="gloo") if may_be_sharded else None,  # for its thread
+        )
 
     @progress.phase("writing the checkpoint")
     def wait(self) -> None:
         """Wait until everything is written, and raise the first error."""
-        self._whole.wait()
-        if self._parted:
-            self._parted.wait()
+        self._writer.wait()
 
     @progress.phase("writing the checkpoint")
     def save(
@@ -70,42 +72,32 @@ class Checkpoints:
         bests: Sequence[int] = (),
         target: Path | None = None,
     ) -> None:
-        """Begin to write `state` and rank 0's `about`, to `target` or last.pt; a collective.
+        """Begin to write `state` and rank 0's `about`, as the last checkpoint; a collective.
 
-        Where it is one of the best, `bests` are the steps of all that are kept, the best first.
+        Where it is one of the best, `bests` are the steps of all that are kept, the best first. To
+        another `target` all is written.
         """
-        owned = self._shards > 1
-        if owned and self._parted and self._writes_parts(state):
-            which = {"bests": bests, "target": target}
-            return self._save_parts(self._parted, state, about, which)
-        if owned:
-            state = gathered(state, keep=self._worker.rank == 0)
-        if self._worker.rank:
-            return
-        known = {**state, **_as_it_is(about())}
-        if target is not None:
-            checkpoint.save(target, known)
-        else:
-            self._whole.save(known, bests=bests, owned=owned)
-
-    def _save_parts(
-        self,
-        writer: ShardedWriter,
-        state: Mapping[str, Any],
-        about: Callable[[], Mapping[str, Any]],
-        which: Mapping[str, Any],
-    ) -> None:
-        copies = _own_bytes(state) < ROOM * available_memory() / self._worker.local_world_size
-        rest, tensors = checkpoint.parted(state, is_sharded, copies=copies)
-        mine, folder = self._worker.rank == 0, None
+        mine, parts, owned = self._worker.rank == 0, None, target is not None
+        if self._writes_parts(state):
+            parts = self._folder(state)
+            room = ROOM * available_memory() / self._worker.local_world_size
+            owned = _own_bytes(state) > room
+        elif self._shards > 1:
+            state, owned = gathered(state, keep=mine), True
         if mine:
-            self._paths.checkpoints.mkdir(parents=True, exist_ok=True)
-            folder = checkpoint_file.free_folder(self._paths.checkpoints, state["position"]["step"])
-        folder = collectives.from_rank_0(folder, self._worker.device)
-        known = {**rest, **_as_it_is(about())} if mine else None
-        writer.save(known, tensors, folder, **which)
-        if not copies:
-            writer.wait()  # before training changes them
+            state = {**state, **checkpoint.copied(about())}
+        if mine or parts:
+            self._writer.save(state, bests=bests, target=target, parts=parts, owned=owned)
+        if owned and (parts or target):
+            self._writer.wait()  # before training changes it
+
+    def _folder(self, state: Mapping[str, Any]) -> Path:
+        """Return a new folder for parts; a collective."""
+        folder, checkpoints = None, self._paths.checkpoints
+        if self._worker.rank == 0:
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            folder = checkpoint_file.free_folder(checkpoints, state["position"]["step"])
+        return checkpoints / collectives.from_rank_0(folder, self._worker.device)
 
     def _writes_parts(self, state: Mapping[str, Any]) -> bool:
         """Return whether each worker writes its shards, as decided at the first checkpoint."""
@@ -114,11 +106,6 @@ class Checkpoints:
             wanted = float(self._wanted is True or lacks)
             self._in_parts = collectives.max_across_workers([wanted], self._worker.device)[0] > 0
         return self._in_parts
-
-
-def _as_it_is(about: Mapping[str, Any]) -> Mapping[str, Any]:
-    # A copy, which a thread writes while training continues.
-    return cast(Mapping[str, Any], map_tensors(lambda _, tensor: tensor.detach().clone(), about))
 
 
 def _num_bytes(state: Mapping[str, Any]) -> int:
@@ -208,11 +195,6 @@ class Snapshot:
         if random and rank < len(workers):
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
 
-    def config_of(self, path: Path) -> State:
-        """Return the settings of the run of a checkpoint, which rank 0 reads; a collective."""
-        read = checkpoint.load(path, lazily=True)["config"] if self.worker.rank == 0 else None
-        return collectives.from_rank_0(read, self.worker.device)
-
     def read(
         self, path: Path, *, only: Collection[str] = (), written_by: Optimizer | None = None
     ) -> State:
@@ -221,46 +203,27 @@ class Snapshot:
         Weights are those of the file, if all workers see it. `only` names the keys to return; a
         sharded optimizer state numbers parameters as `written_by` does, by default the current one.
         """
-        sharded = self.learner.shards > 1
-        stamps = collectives.gather_across_workers(checkpoint_file.stamp(path))
-        maps = not sharded and len({*stamps}) == 1
-        read = checkpoint.load(path, lazily=sharded) if maps or self.worker.rank == 0 else None
-        if read is not None and only:
-            kept = {*only, checkpoint_file.PARTS}
-            read = {key: value for key, value in read.items() if key in kept}
-        if maps and read is not None:
-            rest = {key: read[key] for key in read.keys() - {"model", "ema"}}
-            return {**read, **checkpoint.copied(rest)}  # training changes that in place
-        if not sharded:
-            return collectives.from_rank_0(read, self.worker.device)
-        patterns = self._patterns(written_by or self.learner.optimizer)
-        shards = scattered(read, patterns.get, self.worker.device)
-        found: State = checkpoint.filled(path, shards, patterns.get)
-        return found
+        like = self._like(written_by or self.learner.optimizer)
+        return read_together(
+            path, self.worker, lambda like: checkpoint.load(path, only=only, like=like), like
+        )
 
     def spread(self, state: State | None) -> State:
         """Return rank 0's `state` on every worker, its shard of sharded tensors; a collective."""
-        if self.learner.shards == 1:
-            return collectives.from_rank_0(state, self.worker.device)
-        patterns = self._patterns(self.learner.optimizer)
-        found: State = scattered(state, patterns.get, self.worker.device)
+        found: State = scattered(state, self._like(self.learner.optimizer), self.worker.device)
         return found
 
-    def _patterns(self, optimizer: Optimizer) -> _Slots:
-        """Return the sharded tensors by their place in a state with that of `optimizer`."""
-        learner = self.learner
-        modules: dict[str, nn.Module] = {"model": learner.module}
-        if learner.ema is not None:
-            modules["ema"] = learner.ema
-        found = {
-            (key, name): one
-            for key, module in modules.items()
-            for name, one in module.state_dict().items()
-        }
+    def _like(self, optimizer: Optimizer) -> Like:
+        """Return the sharded tensors by their keys in a state with that of `optimizer`.
+
+        A parameter stands for all values that the optimizer has of it.
+        """
         parameters = enumerate(members(optimizer.param_groups))
-        slots = _Slots({("optimizer", "state", index): one for index, one in parameters})
-        slots.update(found)
-        return slots
+        found: dict[str, Tensor] = {f"optimizer/state/{index}": one for index, one in parameters}
+        for key, module in (("model", self.learner.module), ("ema", self.learner.ema)):
+            known = {} if module is None else module.state_dict()
+            found |= {f"{key}/{name}": one for name, one in known.items()}
+        return lambda key: found.get(key, found.get("/".join(key.split("/")[:3])))
 
     def is_there(self, path: Path) -> bool:
         """Return whether rank 0 has a checkpoint at `path`; a collective."""
@@ -282,11 +245,34 @@ class Snapshot:
             self.learner.module.get_parameter(name).requires_grad_(value)
 
 
-class _Slots(dict[Place, torch.Tensor]):
-    """Tensors by their place; a parameter stands for all values that the optimizer has of it."""
+def read_together(
+    path: Path,
+    worker: Worker,
+    read: Callable[[Like], State],
+    like: Like = lambda _: None,
+) -> State:
+    """Return what `read` reads of rank 0's file, with shards; a collective.
 
-    def get(self, place: Place, default: Any = None) -> Any:
-        return super().get(place, super().get(place[:3], default))
+    All workers read where all see the same file, else rank 0 sends all of it. `read` gets what the
+    parts of a sharded checkpoint are to be like.
+    """
+    before, state = checkpoint_file.stamp(path), None
+    with contextlib.suppress(*(Exception,) if worker.rank else ()):
+        state = read(like)
+    seen = (None,) if state is None else (before, checkpoint_file.stamp(path))
+    if len({*itertools.chain(*collectives.gather_across_workers(seen))}) == 1:
+        return cast(State, map_leaves(functools.partial(_held, like), state))
+    found: State = scattered(None if worker.rank else read(lambda _: None), like, worker.device)
+    return found
+
+
+def _held(like: Like, key: str, value: Any) -> Any:
+    """Return this worker's shard, the weights of the file, or a copy of what training changes."""
+    if not isinstance(value, Tensor) or is_sharded(value):
+        return value
+    found = shard_of(value, like(key))
+    is_weight = key.startswith(("model/", "ema/"))
+    return value.clone() if found is value and not is_weight else found
 
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:

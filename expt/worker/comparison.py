@@ -395,11 +395,8 @@ class _Comparison:
         state: Any = self._snapshot().state_dict()
         if self._tested.shards > 1:
             state = gathered(state, keep=self._worker.rank == 0)
-        file, mine = io.BytesIO(), self._worker.rank == 0
-        if mine:
-            torch.save(checkpoint.without_numpy(state), file)
-            file.seek(0)
-        state = torch.load(file, map_location="cpu", weights_only=True) if mine else None
+        is_first = self._worker.rank == 0
+        state = checkpoint.load(checkpoint.dumps(state)) if is_first else None
         self._tested = self._build(self._config)
         snapshot = self._snapshot()
         snapshot.load_state_dict(snapshot.spread(state))

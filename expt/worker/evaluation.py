@@ -22,7 +22,7 @@ from expt.data import build as evaluation_data
 from expt.data.build import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
 from expt.errors import warn
-from expt.inference.load import rebuilt, saved
+from expt.inference.load import located, read, rebuilt
 from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, RunRequest
@@ -39,6 +39,7 @@ from expt.training.precision import Precision
 from expt.training.task_state import load_task_state
 from expt.worker import build, random_state, rank_health
 from expt.worker.build import build_pictures
+from expt.worker.checkpoints import read_together
 from expt.worker.record import tagged
 from expt.worker.run import Run
 
@@ -58,6 +59,7 @@ def measure_weights(
     record, state = _saved(evaluation, worker)
     beat()
     model = rebuilt(record, state, worker.device, amp=config.amp)
+    state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
     data = _data(evaluation, config, record["data"], worker, beat)
     beat()
     evaluation_data.keep_doubles(model.model, data.loaders)
@@ -98,14 +100,11 @@ def measure_weights(
 
 
 @progress.phase("loading the checkpoint")
-def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]:
-    # Only rank 0 reads: the run may be under way, and ranks would read different files.
-    read: tuple[Any, dict[str, Any]] | None = None
-    if worker.rank == 0:
-        record, state = saved(evaluation.run, evaluation.which)
-        kept = ("model", "ema", "config", "position", "workers", "last", "evaluated_at")
-        read = record, {key: value for key, value in state.items() if key in kept}
-    return collectives.from_rank_0(read, worker.device)
+def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, Mapping[str, Any]]:
+    # Only rank 0 looks: the run may be under way, and ranks would find different files.
+    found = located(evaluation.run, evaluation.which) if worker.rank == 0 else None
+    record, file = collectives.from_rank_0(found, worker.device)
+    return record, read_together(file, worker, lambda _: read(file))
 
 
 def _measured(record: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, float]:

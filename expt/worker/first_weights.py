@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+import argparse
 import json
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from expt.config import constraints
@@ -17,6 +19,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
 from expt.errors import CheckpointError, ConfigError, DataError, listed, warn
+from expt.inference import load
 from expt.models import named
 from expt.models.partial_load import (
     SHOWN,
@@ -26,7 +29,7 @@ from expt.models.partial_load import (
     weights_in,
     what_fits,
 )
-from expt.runs import checkpoint, checkpoint_file
+from expt.runs import checkpoint, checkpoint_file, safetensors
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
 from expt.training import collectives, optim
@@ -104,7 +107,7 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
         if isinstance(position := known.get("position"), Mapping):
             about |= {"epoch": position.get("epoch"), "average": "ema" in known}
     if any(map(is_sharded, own.values())):
-        load_some(module, scattered(fitting, lambda path: own[path[0]], worker.device))
+        load_some(module, scattered(fitting, own.get, worker.device))
     else:
         load_some(module, fitting or {})
         collectives.broadcast_parameters(module)
@@ -120,15 +123,16 @@ def _is_right(given: Tensor, own: Tensor, *, trains: bool) -> bool:
 
 
 def _read(file: Path, given: str) -> Any:
-    def read(file: Path) -> Any:
-        checkpoint_file.check_sums(file)
-        return checkpoint.load(file, without=("optimizer",))
-
+    """Return the content of a file of weights: a checkpoint, or a file of another program."""
     try:
-        if file.suffix == ".safetensors":
-            return importlib.import_module("safetensors.torch").load_file(str(file))
-        return checkpoint_file.read_steady(file, read)
-    except (CheckpointError, ImportError) as error:
+        with file.open("rb") as opened:
+            is_pickled = file.suffix != ".safetensors" and opened.read(9)[8:] != b"{"
+        if is_pickled:
+            return _read_pickled(file)
+        if (content := safetensors.File(file)).is_ours:
+            return load.read(file)
+        return {name: checkpoint.tensor_of(one) for name, one in content.tensors.items()}
+    except CheckpointError as error:
         raise ConfigError(f"weights={given}: {error}") from error
     except Exception as error:  # many classes: damaged, or with code in it
         what = "is damaged, or holds more than tensors"
@@ -138,6 +142,19 @@ def _read(file: Path, given: str) -> Any:
             f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it {what});"
             f" {_FIX}"
         ) from error
+
+
+def _read_pickled(file: Path) -> Any:
+    """Return the content of a file of torch.save, whose checksums torch does not compare."""
+    if is_zip := zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as entries:
+            has_sums = any(entry.CRC for entry in entries.infolist())  # torch may write none
+            if has_sums and (bad := entries.testzip()):
+                raise CheckpointError(f"{file}: {bad} in it is damaged")
+    # A Namespace, a mere record, is in the files of torchvision's scripts.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        # Given explicitly: the environment can turn the default off.
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
 
 
 def warn_of_published(config: RunConfig, module: nn.Module) -> None:
@@ -194,7 +211,8 @@ def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     Raises ConfigError where its weights don't fit the model.
     """
     learner, position = snapshot.learner, snapshot.position
-    before = recorded(snapshot.config_of(source))
+    settings = checkpoint_file.read(source)["config"] if snapshot.worker.rank == 0 else None
+    before = recorded(collectives.from_rank_0(settings, snapshot.worker.device))
     optimizer = optim.build_optimizer(
         before.optimizer, learner.module, unguarded=config.patches.unguarded
     )

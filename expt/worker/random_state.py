@@ -30,14 +30,14 @@ def set_determinism(deterministic: bool, device: torch.device) -> None:
 
 
 def state_dict(device: torch.device) -> dict[str, Any]:
-    """Return the state of all random number generators, in plain containers and bytes."""
+    """Return the state of all random number generators."""
     version, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "python": (version, np.asarray(words, np.uint32).tobytes(), gauss),
         "numpy": (np.asarray(keys).tobytes(), position, has_gauss, cached),
-        "torch": _bytes(torch.get_rng_state()),
-        "cuda": [_bytes(generator.get_state()) for generator in _of_cards(device)] or None,
+        "torch": torch.get_rng_state(),
+        "cuda": [generator.get_state() for generator in _of_cards(device)],
     }
 
 
@@ -47,11 +47,9 @@ def load_state_dict(state: Mapping[str, Any], device: torch.device) -> None:
     random.setstate((version, tuple(np.frombuffer(words, np.uint32).tolist()), gauss))
     keys, *rest = state["numpy"]
     np.random.set_state(("MT19937", np.frombuffer(keys, np.uint32), *rest))
-    torch.set_rng_state(_from_bytes(state["torch"]))
-    saved = state["cuda"] or []
-    states = [saved] if isinstance(saved, bytes) else saved  # one, in checkpoints until 0.2.0
-    for generator, each in zip(_of_cards(device), states, strict=False):
-        generator.set_state(_from_bytes(each))
+    torch.set_rng_state(state["torch"])
+    for generator, each in zip(_of_cards(device), state["cuda"], strict=False):
+        generator.set_state(each)
 
 
 @contextlib.contextmanager
@@ -73,11 +71,3 @@ def _of_cards(device: torch.device) -> list[torch.Generator]:
         return []
     torch.cuda.init()
     return sorted(torch.cuda.default_generators, key=lambda each: each.device != device)
-
-
-def _bytes(state: torch.Tensor) -> bytes:
-    return state.numpy().tobytes()
-
-
-def _from_bytes(state: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

@@ -103,7 +103,7 @@ class ExptLoop:
         if self._worker.rank == 0:
             with tempfile.TemporaryDirectory(prefix="expt-bench-") as folder:
                 writer = checkpoint.Writer(
-                    Path(folder) / "last.pt", Path(folder) / "best.pt", keep=1
+                    Path(folder) / "last.safetensors", Path(folder) / "best.safetensors", keep=1
                 )
                 writer.save(state, bests=[state["position"]["step"]])
                 writer.wait()

@@ -23,7 +23,7 @@ from tests.worker.conftest import assert_same
 SHORT = as_typed("dataset.train_limit=128 batch_size=32 epochs=2 log_every=1")
 
 
-LAST = Path("parts/checkpoints/last.pt")
+LAST = Path("parts/checkpoints/last.safetensors")
 
 
 def train_sharded() -> None:

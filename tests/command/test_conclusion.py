@@ -148,8 +148,8 @@ def test_a_run_without_a_process_is_lost(tmp_path: Path) -> None:
         ("notebook.py --fast 3", ["lr=1"], "python -m expt lr=1"),
         ("python -m pytest --fast 3", ["lr=1"], "python -m expt lr=1"),
         ("expt -m lr=1,2 resume=auto", ["resume=auto", "lr=1"], "python -m expt lr=1"),
-        ("expt -m lr=1,2 resume=a/last.pt", ["resume=a/last.pt", "lr=1"],
-            "python -m expt resume=a/last.pt lr=1"),
+        ("expt -m lr=1,2 resume=a/last.safetensors", ["resume=a/last.safetensors", "lr=1"],
+            "python -m expt resume=a/last.safetensors lr=1"),
     ],
 )  # fmt: skip
 def test_the_command_that_runs_one_point_again(

@@ -266,7 +266,7 @@ def test_a_malformed_record_is_damaged_and_hides_no_other(
 def test_whose_weights_a_run_began_with_is_said(outputs: Path, told: Told) -> None:
     here = outputs.name
     run = str(outputs / "day" / "a")
-    begun: Any = {"file": f"{run}/checkpoints/best.pt", "run": run, "identity": "a", "epoch": 3}
+    begun: Any = {"file": f"{run}/checkpoints/best", "run": run, "identity": "a", "epoch": 3}
     leave(outputs / "e", 20.0, 0.5, weights_from={"file": "resnet.pt", "identity": None})
     assert f"weights      {here}/e: from resnet.pt" in told(here)
     for at, name in ((21.0, "f"), (22.0, "g")):

@@ -300,7 +300,7 @@ def test_large_folders_are_looked_at_while_a_run_trains(root: Path, damaged: lis
     assert [line.split()[0] for line in lines if "cannot be read" in line] == bad
     if damaged[0].startswith("test"):  # else the run may have read it before a step was done
         assert json.loads((folder / "result.json").read_text())["error_kind"] == "DataError"
-        assert (folder / "checkpoints" / "last.pt").exists()
+        assert (folder / "checkpoints" / "last.safetensors").exists()
 
 
 def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:

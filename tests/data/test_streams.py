@@ -434,5 +434,5 @@ def test_a_run_on_one_of_known_length_resumes_to_the_same_bits(train_alone: Trai
     words = ("~dataset", *LINEAR, OWN % "Counted", *STEPWISE, "epoch_steps=null")
     words += ("drop_last=false",)
     done = train_alone(*words)
-    last = train_alone(*words, name="stopped", before=stop_at(8)).folder / "checkpoints" / "last.pt"
+    last = train_alone(*words, name="stopped", before=stop_at(8)).paths.last
     assert values(train_alone(*words, name="stopped", source=last)) == values(done)

@@ -238,7 +238,7 @@ def test_unicode_and_spaces_do_no_harm(tmp_path: Path, monkeypatch: pytest.Monke
     words = shlex.split(MNIST + "\"'ünï code/data here'\"")
     result = expt.run(*words, "max_steps=1", "hydra.run.dir='läuft hier/ja wohl'")
     assert result.folder == tmp_path / "läuft hier/ja wohl"
-    assert (result.folder / "checkpoints/last.pt").exists()
+    assert (result.folder / "checkpoints/last.safetensors").exists()
 
 
 def _in_namespace(

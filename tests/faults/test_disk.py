@@ -27,15 +27,15 @@ DISK_MB = 16
 
 def _rotated(folder: Path) -> bool:
     """Whether a run has saved twice, so that it has all the files that it will have."""
-    return (folder / "checkpoints" / "last-1.pt").exists()
+    return (folder / "checkpoints" / "last-1.safetensors").exists()
 
 
 def _goes_on(folder: Path, trained: Trained) -> None:
     """The run in `folder` goes on from its checkpoint to an end, and shows nothing twice."""
-    checkpoint_file.check(folder / "checkpoints" / "last.pt")
+    checkpoint_file.check(folder / "checkpoints" / "last.safetensors")
     assert not [path for path in folder.rglob(".*") if ".tmp" in path.name]
     stopped = RunFolder(folder)
-    epochs = checkpoint.load(folder / "checkpoints" / "last.pt")["position"]["epoch"]
+    epochs = checkpoint.load(folder / "checkpoints" / "last.safetensors")["position"]["epoch"]
     trained("resume=auto", f"epochs={epochs + 1}", name=str(folder))
     assert stopped.result["status"] == "completed"
     drawn = (
@@ -54,7 +54,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     process, children = training(tmp_path, "log_every=20")
     folder = tmp_path / "here"
     wait_until(lambda: _rotated(folder), process)
-    most = (folder / "checkpoints" / "last.pt").stat().st_size // 2
+    most = (folder / "checkpoints" / "last.safetensors").stat().st_size // 2
     resource.prlimit(
         ranks(children)[0], resource.RLIMIT_FSIZE, (most, most)
     )  # as a quota does; needs no root
@@ -62,7 +62,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     assert process.returncode == 1
     assert "Traceback" not in err
     assert "rank 0 of 2: " in err
-    assert "last.pt: the checkpoint could not be written; is the disk full?" in err
+    assert "last.safetensors: the checkpoint could not be written; is the disk full?" in err
     assert RunFolder(folder).result["status"] == "failed"
     _goes_on(folder, trained)
 
@@ -132,7 +132,7 @@ def test_parts_that_find_no_room_leave_the_checkpoint_before(disk: Path) -> None
     assert "is the disk full?" in failed.stderr
     assert failed.stderr.count("error:") == 1
     checkpoint_file.check(paths.last)
-    state = checkpoint.load(paths.last, lazily=True)
+    state = checkpoint_file.read(paths.last)
     assert state["position"]["epoch"] == 2
     assert [each.name for each in paths.parts] == ["step-10.parts", "step-5.parts"], (
         "and nothing that is half written"
@@ -152,7 +152,7 @@ def _save_for_ever(path: Path) -> None:
 
 
 def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
+    path = tmp_path / "last.safetensors"
     for number in range(3):
         nowhere, save = Path(os.devnull), "tests.faults.test_disk:_save_for_ever"
         process = processes.start(forkserver.Work(save, (path,), {}, nowhere, nowhere))
@@ -164,6 +164,6 @@ def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None
         state = checkpoint.load(path)
         assert (state["weights"] == state["step"]).all()
         assert [found.name for found in checkpoint_file.candidates(path)] in (
-            ["last.pt"],
-            ["last.pt", "last-1.pt"],
+            ["last.safetensors"],
+            ["last.safetensors", "last-1.safetensors"],
         )

@@ -36,7 +36,7 @@ def test_ctrl_c_stops_everything(
     assert "interrupted" in err
     wait_until(lambda: not alive(children), timeout_s=2)
     assert RunFolder(tmp_path / "here").result["status"] == "interrupted"
-    checkpoint_file.check(tmp_path / "here" / "checkpoints" / "last.pt")
+    checkpoint_file.check(tmp_path / "here" / "checkpoints" / "last.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from expt.data.indexing import permutation, split
-from expt.runs import checkpoint
 from expt.worker.fault import VARIABLE
 from tests.conftest import RunFolder, Trained, run, start
 from tests.faults.conftest import Failing
@@ -100,7 +99,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images(
     assert listed == f"{', '.join(images.split(', ')[:3])} and 29 more"
     assert f"samples of step 30, rank 1: {images}\n" in _log(tmp_path, 1)
     left = RunFolder(tmp_path / "here")
-    assert checkpoint.load(left.folder / "checkpoints" / "last.pt")["position"]["step"] == 24
+    assert left.state()["position"]["step"] == 24
     assert (left.result["status"], left.result["attempts"]) == ("failed", 1)
     assert "step 30" in left.result["error"]
     assert "at step 30 (epoch 2) on rank 1" in _log(tmp_path, 0)

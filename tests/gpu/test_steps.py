@@ -16,7 +16,6 @@ from expt.dashboards.pictures import Review
 from expt.dashboards.tensorboard import LayerValues
 from expt.data.loading import Batch
 from expt.machine import detect
-from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.tasks.sums import Sums
 from expt.training.collectives import Worker
@@ -119,7 +118,7 @@ def test_a_run_that_goes_on_is_equal_to_one_that_was_not_stopped(
     whole = trained(*words, "epochs=2", "scheduler=constant", name="whole")
     part = trained(*words, "epochs=2", "max_steps=14", "scheduler=constant", name="part")
     rest = trained(*words, "epochs=2", "scheduler=constant", f"resume='{part.folder}'", name="rest")
-    one, other = (checkpoint.load(RunPaths(run.folder).last)["model"] for run in (whole, rest))
+    one, other = (run.state()["model"] for run in (whole, rest))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -39,10 +40,9 @@ class Made(NamedTuple):
 
     @property
     def weights(self) -> Weights:
-        """Of the best epoch, by torch alone."""
-        state = torch.load(self.folder / "checkpoints" / "best.pt", weights_only=True)
-        found: Weights = state["model"]
-        return found
+        """Of the best epoch, by safetensors alone."""
+        tensors = load_file(RunPaths(self.folder).best)
+        return {name[6:]: one for name, one in tensors.items() if name.startswith("model.")}
 
 
 def mlp(weights: Weights, inputs: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import expt
 from expt.command import export as command
 from expt.errors import ConfigError, RunFailed
 from expt.inference import export as exporter
-from expt.inference.load import rebuilt, saved
+from expt.inference.load import located, read, rebuilt
 from tests.inference.test_load import FEW, IMAGES
 from tests.inference.test_load import train as train  # the fixture
 from tests.worker.conftest import TrainAlone
@@ -95,7 +95,7 @@ def test_torch_export_of_a_table_with_its_scales(
         ]
     )
     model = expt.load(folder, "last")
-    mean, deviation = saved(folder, "last")[0]["data"]["standardised"]["progression"]
+    mean, deviation = located(folder, "last")[0]["data"]["standardised"]["progression"]
     with torch.no_grad():
         said = model(model.preprocess(rows)).double() * deviation + mean
     torch.testing.assert_close(module(rows), said, rtol=1e-5, atol=0)
@@ -105,7 +105,7 @@ def test_torch_export_of_a_table_with_its_scales(
     scales = json.loads(json.loads(about[exporter.METADATA])["standardised"])
     assert [*scales["features"]][9] == "s6"
     assert scales["targets"]["progression"] == pytest.approx([152, 77], abs=10)
-    data, scales = saved(folder, "last")[0]["data"], model.preprocess.features
+    data, scales = located(folder, "last")[0]["data"], model.preprocess.features
     drawn = exporter._random(data, 900, scales, rows=True)
     assert drawn is not None
     assert drawn.shape == (900, 10)
@@ -128,7 +128,8 @@ def test_random_samples_where_the_data_is_gone(
     assert "takes        int64 [batch, tokens], and gives float32 [batch, tokens, 256]" in printed
     assert "checked      64 samples at random" in printed
     module = torch.export.load(str(folder / "model.pt2")).module()
-    model = rebuilt(*saved(folder, "last"), torch.device("cpu"), plain=True)
+    record, file = located(folder, "last")
+    model = rebuilt(record, read(file), torch.device("cpu"), plain=True)
     with torch.no_grad():
         torch.testing.assert_close(module(torch.ones(1, 5).long()), model(torch.ones(1, 5).long()))
     shutil.rmtree(folder / "checkpoints")

@@ -231,7 +231,7 @@ def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a folder of a run that has begun to train"):
         expt.load(tmp_path)
     trained = train(*FEW, "checkpoint.every_epochs=null")
-    (trained.folder / "checkpoints" / "best.pt").unlink()
+    (trained.paths.best).unlink()
     with pytest.raises(ConfigError, match=r"@best: .* has no checkpoint best; it has step"):
         expt.load(trained.folder)
     assert expt.load(f"{trained.folder}@last").config == expt.load(trained.folder, "last").config
@@ -241,9 +241,9 @@ def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:
         expt.load(f"{trained.folder}@last", "best")
     with pytest.raises(ConfigError, match="which=first: use best or last"):
         expt.load(trained.folder, "first")
-    last = trained.folder / "checkpoints" / "last.pt"
+    last = trained.paths.last
     last.write_bytes(last.read_bytes()[:-9])
-    with pytest.raises(ConfigError, match=r"@last: .*truncated or damaged.*; there is no other"):
+    with pytest.raises(ConfigError, match=r"@last: .*truncated.*; there is no other"):
         expt.load(trained.folder, "last")
 
 
@@ -271,7 +271,7 @@ def test_a_run_that_saves_meanwhile_is_loaded_as_it_is_then(
     train: TrainAlone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = train(*FEW)
-    best, checked = trained.folder / "checkpoints" / "best.pt", checkpoint_file.check
+    best, checked = trained.paths.best, checkpoint_file.check
     first = best.stat().st_ino
 
     def check(path: Path) -> None:

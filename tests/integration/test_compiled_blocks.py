@@ -10,8 +10,6 @@ import pytest
 import torch
 
 import expt
-from expt.runs import checkpoint
-from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, Trained, as_typed
 
 pytestmark = [
@@ -51,7 +49,7 @@ def test_blocks_that_are_compiled_train_as_others_do(
         assert len(points) == len(others) > 0
         for mine, other in zip(points, others, strict=True):
             assert mine == pytest.approx(other, abs=1e-4)
-    states = [checkpoint.load(RunPaths(run.folder).last) for run in (compiled, plain)]
+    states = [run.state() for run in (compiled, plain)]
     assert states[0]["model"].keys() == states[1]["model"].keys()
     assert states[0]["ema"].keys() == states[1]["ema"].keys()
     _goes_on(compiled, words, trained)

@@ -120,7 +120,7 @@ def test_a_sweeps_best_and_folders_that_are_none(
     evaluate.main([str(sweep), "--best", "2", "split=val", "world_size=1"])
     lines = capfd.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["b", "val"], ["a", "val"]]
-    (sweep / "c" / "checkpoints" / "best.pt").unlink()
+    (sweep / "c" / "checkpoints" / "best.safetensors").unlink()
     for words, said in (
         ([str(sweep)], "holds 3 runs; name one"),
         ([str(tmp_path / "no")], "no such folder"),

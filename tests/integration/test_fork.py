@@ -13,10 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import expt
 from expt.command.report import parse, report
 from expt.errors import ConfigError, RunFailed
-from expt.runs import checkpoint
 from expt.runs.view.text import Console
+from tests.bits import same
 from tests.conftest import RunFolder, Trained, as_typed
-from tests.integration.test_resume import _same
 
 SHORT = as_typed(
     "dataset.train_limit=320 batch_size=32 log_every=5 tensorboard.images=false checkpoint.keep=9"
@@ -30,7 +29,7 @@ WORDS = (
 
 
 def _state(run: RunFolder) -> dict[str, object]:
-    state = checkpoint.load(run.folder / "checkpoints/last.pt")
+    state = run.state()
     return {key: state[key] for key in ("model", "optimizer", "workers")}
 
 
@@ -40,9 +39,9 @@ def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(
 ) -> None:
     parent = trained(*WORDS, name="parent")
     fork, identity = f"fork={parent.folder}@10", parent.result["identity"]
-    same = trained(fork, name="same")
-    assert _same(_state(same), _state(parent)), "to the bit, its settings not typed again"
-    assert not (same.folder / "checkpoints/fork.pt").exists(), "it has checkpoints of its own"
+    again = trained(fork, name="again")
+    assert same(_state(again), _state(parent)), "to the bit, its settings not typed again"
+    assert not again.paths.forked.exists(), "it has checkpoints of its own"
     whole = trained(fork, "optimizer.lr=0.01", "epochs=4", name="whole")
     with pytest.raises(RunFailed):
         trained(
@@ -55,12 +54,12 @@ def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(
     copied = shutil.copytree(parent.folder, tmp_path / "copied")
     shutil.rmtree(parent.folder)
     killed = trained("resume=auto", name="killed")
-    assert _same(_state(killed), _state(whole))
+    assert same(_state(killed), _state(whole))
     assert killed.points == whole.points
     moved = trained(f"fork={copied}@10", "optimizer.lr=0.01", "epochs=4", name="moved")
     identities = {run.result["identity"] for run in (killed, whole, moved)}
     assert len(identities) == 1, "wherever the parent lies"
-    assert identities.isdisjoint({identity, same.result["identity"]})
+    assert identities.isdisjoint({identity, again.result["identity"]})
     told = killed.result["forked_from"]
     assert (told["step"], told["epoch"]) == (10, 1)
     assert told["changed"] == {"optimizer.lr": [0.002, 0.01], "epochs": [3, 4]}

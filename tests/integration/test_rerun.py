@@ -69,10 +69,9 @@ def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(tmp_
 
 
 def test_the_record_and_the_checkpoint_say_where_the_numbers_come_from(trained: Trained) -> None:
-    from expt.runs import checkpoint
 
     run = trained("max_steps=2", "world_size=1", "seed=5")
-    saved = checkpoint.load(run.folder / "checkpoints" / "last.pt")
+    saved = run.state()
     result = run.result
     assert saved["config"]["seed"] == result["seed"] == 5
     for key in ("command", "versions", "hardware", "seed"):

@@ -9,16 +9,16 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import expt
 from expt.errors import ConfigError
 from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
 from scripts.stress import carried
+from tests.bits import same
 from tests.conftest import RunFolder, Trained, as_typed, start
 
 # scripts/stress_resume asks for more, and other seeds
@@ -57,31 +57,19 @@ def few(run_of_few: Path, tmp_path: Path) -> RunFolder:
     return RunFolder(shutil.copytree(run_of_few, tmp_path / "run"))
 
 
-def _same(first: Any, second: Any) -> bool:
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(
-            _same(first[key], second[key]) for key in first
-        )
-    if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(_same, first, second))
-    return bool(first == second)
-
-
 def assert_equal(first: RunFolder, second: RunFolder) -> None:
     assert first.points == second.points
-    for name in ("last.pt", "best.pt"):
-        states = [checkpoint.load(run.folder / "checkpoints" / name) for run in (first, second)]
+    for name in ("last", "best"):
+        states = [run.state(name) for run in (first, second)]
         for key in ("model", "optimizer", "scheduler", "scaler", "position", "workers", "best"):
-            assert _same(states[0][key], states[1][key]), (name, key)
+            assert same(states[0][key], states[1][key]), (name, key)
 
 
 def kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) -> None:
     """Begin the run in `folder`, and kill the driver, and with it the workers, when it has come to
     `step`."""
     process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent, **extra)
-    metrics, last = folder / "metrics.jsonl", folder / "checkpoints/last.pt"
+    metrics, last = folder / "metrics.jsonl", folder / "checkpoints/last.safetensors"
     end = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < end:
         if last.exists() and f'"step": {step},' in metrics.read_text():
@@ -131,7 +119,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     damage: str, few: RunFolder, trained: Trained, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = few
-    last, before = run.folder / "checkpoints/last.pt", run.points
+    last, before = run.paths.last, run.points
     content = bytearray(last.read_bytes())
     weight = next(iter(checkpoint.load(last)["model"].values()))
     content[content.index(weight.numpy().tobytes())] ^= 1
@@ -139,7 +127,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     last.write_bytes(content if damage == "flipped" else b"x" * 99)
     resumed = trained("resume=auto")
     assert f"set aside as {last}.corrupt" in capfd.readouterr().err
-    assert resumed.result["resumed_from"]["checkpoint"].endswith("last-1.pt")
+    assert resumed.result["resumed_from"]["checkpoint"].endswith("last-1.safetensors")
     assert resumed.points == before
 
 
@@ -160,7 +148,7 @@ def test_another_experiment_is_refused_by_name(
 
 def test_a_file_is_gone_on_from_in_a_new_folder(few: RunFolder, trained: Trained) -> None:
     run = few
-    resumed = trained(f"resume={run.folder / 'checkpoints/last-1.pt'}", *FEW, name="new")
+    resumed = trained(f"resume={run.folder / 'checkpoints/last-1.safetensors'}", *FEW, name="new")
     assert_equal(resumed, run)
     tags = EventAccumulator(str(resumed.folder)).Reload().Scalars("loss/val")
     assert [point.step for point in tags] == [10, 20, 30]
@@ -169,8 +157,8 @@ def test_a_file_is_gone_on_from_in_a_new_folder(few: RunFolder, trained: Trained
 def test_a_failed_run_of_a_sweep_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     sweep = ("seed=0,1", *FEW, f"hydra.sweep.dir={tmp_path / 'sweep'}")
     first, _ = expt.sweep(*sweep)
-    last = first.folder / "checkpoints" / "last.pt"
-    shutil.copy(last.with_name("last-1.pt"), last)
+    last = RunPaths(first.folder).last
+    shutil.copy(last.with_name("last-1.safetensors"), last)
     record = first.folder / "result.json"
     record.write_text(record.read_text().replace('"status": "completed"', '"status": "failed"'))
     whole = RunFolder(first.folder).points

@@ -40,8 +40,8 @@ def test_digits_train_on_two_workers_out_of_the_box(tmp_path: Path) -> None:
     assert result["best"]["value"] == result["objective"]["value"] >= accuracy >= 0.95
     assert result["first_step_s"] > 0
     assert len(result["epoch_s"]) == 10
-    kept = {path.name for path in (folder / "checkpoints").glob("*.pt")}
-    assert kept == {"last.pt", "last-1.pt", "best.pt"}
+    kept = {path.name for path in (folder / "checkpoints").glob("*.safetensors")}
+    assert kept == {"last.safetensors", "last-1.safetensors", "best.safetensors"}
     assert f"tensorboard --logdir {folder.parent.relative_to(tmp_path)}\n" in done.stdout
     assert (folder / ".hydra" / "config.yaml").exists()
 

@@ -91,7 +91,7 @@ def _ends(folder: Path) -> dict[int, Any]:
             for tag, value in record["metrics"].items()
             if tag.startswith(("loss/", "mae/"))
         }
-        kept = sorted(file.name for file in path.parent.glob("checkpoints/*.pt"))
+        kept = sorted(file.name for file in path.parent.glob("checkpoints/*.safetensors"))
         ended = (path.parent.name, record["status"], record["objective"], numbers, kept)
         assert record["search"]["number"] not in found
         found[record["search"]["number"]] = ended

@@ -11,8 +11,8 @@ import pytest
 
 import expt
 from expt.runs import checkpoint
+from tests.bits import same
 from tests.conftest import RunFolder, Trained, as_typed, run
-from tests.integration.test_resume import _same
 
 SHORT = as_typed(
     "dataset.train_limit=320 batch_size=32 optimizer.momentum=0.9 model.dropout=0.3 ema=0.9"
@@ -23,13 +23,13 @@ LR = "optimizer.lr=tag(log,interval(1e-3,3))"
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    state = checkpoint.load(folder / "checkpoints" / "last.pt")
+    state = checkpoint.load(folder / "checkpoints" / "last.safetensors")
     return {key: state[key] for key in ("model", "ema", "optimizer", "scheduler")}
 
 
 def assert_same(promoted: RunFolder, whole: RunFolder) -> None:
     assert promoted.points == whole.points
-    assert _same(weights(promoted.folder), weights(whole.folder))
+    assert same(weights(promoted.folder), weights(whole.folder))
 
 
 @pytest.mark.parametrize(

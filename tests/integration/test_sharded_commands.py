@@ -146,7 +146,7 @@ def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_t
     done = subprocess.run(limited, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "last.pt: is sharded, and its whole tensors need more than the 0." in error
+    assert "last.safetensors: is sharded, and its whole tensors need more than the 0." in error
     checkpoint_file.check(RunPaths(tmp_path / "wide").last)
     assert RunFolder(tmp_path / "wide").points == before, "put back"
     ok(*words, *alone, cwd=tmp_path)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.runs import checkpoint, checkpoint_file
-from expt.runs.paths import RunPaths
+from expt.runs import checkpoint_file
 from tests.conftest import RunFolder, Trained, alive, as_typed, descendants, environment
 from tests.faults.running import wait_until
 from tests.integration.test_resume import assert_equal
@@ -199,11 +198,9 @@ def test_a_sharded_run_of_two_hosts_goes_on_after_a_worker_is_killed(
     of_this_machine = ("sharding.shards=2",) if "hsdp" in words[0] else ()  # as `auto` is there
     whole = trained(*SETTINGS, *settings, *of_this_machine, "world_size=4", name="local")
     assert_equal(restarted, whole)
-    last = RunPaths(restarted.folder).last
+    last = restarted.paths.last
     checkpoint_file.check(last)
-    assert bool(checkpoint.load(last, lazily=True).get("parts")) == (
-        "checkpoint.sharded=true" in words
-    )
+    assert bool(checkpoint_file.read(last).get("parts")) == ("checkpoint.sharded=true" in words)
 
 
 def test_checkpoints_on_a_disk_that_one_host_alone_sees(hosts: Hosts, trained: Trained) -> None:

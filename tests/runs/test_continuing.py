@@ -86,13 +86,13 @@ def test_what_no_run_has_left_is_not_set_aside(config: RunConfig, tmp_path: Path
     paths.last.write_text("of another program")
     with pytest.raises(ConfigError, match=r"no result\.json says that a run is there"):
         continued(config, paths)
-    assert [path.name for path in paths.checkpoints.iterdir()] == ["last.pt"]
+    assert [path.name for path in paths.checkpoints.iterdir()] == ["last.safetensors"]
 
 
 def test_a_run_of_another_version_is_not_continued(config: RunConfig, paths: RunPaths) -> None:
     for version in (VERSION + 1, None):
         checkpoint.save(paths.last, state(config, 3, best=1, version=version))
-        with pytest.raises(ConfigError, match=r"last\.pt: is of another version of expt"):
+        with pytest.raises(ConfigError, match=r"last\.safetensors: is of another version of expt"):
             continued(config, paths)
 
 
@@ -148,13 +148,13 @@ def test_a_best_of_later_is_not_taken_for_that_of_then(
 ) -> None:
     checkpoint.save(paths.best, state(config, 5, best=5))
     resumed(paths.last, tmp_path / "new")
-    assert "is not the best checkpoint that last.pt recorded" in capsys.readouterr().err
+    assert "is not the best checkpoint that last.safetensors recorded" in capsys.readouterr().err
     assert not RunPaths(tmp_path / "new").best.exists()
 
 
 @pytest.mark.parametrize(
     ("which", "step"),
-    [("", 3), ("@last", 3), ("@2", 2), ("@best", 1), ("/checkpoints/last-1.pt", 2)],
+    [("", 3), ("@last", 3), ("@2", 2), ("@best", 1), ("/checkpoints/last-1.safetensors", 2)],
 )
 def test_resume_names_a_checkpoint_as_fork_does(
     which: str, step: int, config: RunConfig, paths: RunPaths, tmp_path: Path

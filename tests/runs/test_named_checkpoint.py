@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from expt.config.identity import VERSION
 from expt.errors import CheckpointError, ConfigError
@@ -21,7 +22,7 @@ from tests.conftest import Configured
 
 STATE: dict[str, Any] = {
     "version": VERSION,
-    "model": {},
+    "model": {"weight": torch.ones(3)},
     "config": {},
     "workers": [],
     "steps_per_epoch": 10,
@@ -52,7 +53,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 def damage(file: Path) -> None:
     changed = bytearray(file.read_bytes())
-    changed[changed.index(b"little")] ^= 1  # all that is without torch can still be read
+    changed[-1] ^= 1  # all but a tensor can still be read
     file.write_bytes(changed)
 
 
@@ -75,7 +76,9 @@ def test_what_is_not_there_is_refused_with_what_is(which: str, paths: RunPaths) 
 def test_a_damaged_one_is_refused_with_those_that_are_whole(paths: RunPaths) -> None:
     for hurt in (damage, lambda path: os.truncate(path, 9)):
         hurt(paths.last)
-        with pytest.raises(ConfigError, match=r"last\.pt: is truncated or .*; it has step 10"):
+        with pytest.raises(
+            ConfigError, match=r"last\.safetensors: .*(damaged|truncated).*; it has step 10"
+        ):
             whole("fork", "given", paths.folder, "last")
     with pytest.raises(ConfigError, match=r"it has step 10 .* step 15 [^:]*: use"):
         whole("fork", "given", paths.folder, "41")

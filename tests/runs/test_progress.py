@@ -316,9 +316,9 @@ def test_the_summary_of_a_run_that_was_at_its_end_says_that_nothing_was_trained(
     tmp_path: Path,
 ) -> None:
     paths = RunPaths(tmp_path)
-    create_result(paths, steps=40, resumed_from={"checkpoint": "last.pt", "step": 20})
+    create_result(paths, steps=40, resumed_from={"checkpoint": "last.safetensors", "step": 20})
     assert summary(paths)[0][:1] != ["nothing"]
-    update_result(paths, resumed_from={"checkpoint": "last.pt", "step": 40})
+    update_result(paths, resumed_from={"checkpoint": "last.safetensors", "step": 40})
     assert summary(paths)[0][:4] == ["nothing", "was", "left", "to"]
     assert "40," in summary(paths)[0]
 

@@ -230,7 +230,7 @@ def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start(tmp_path: P
             folder.search()
 
 
-@pytest.mark.parametrize("error", [None, RunFailed("last.pt: no space left")])
+@pytest.mark.parametrize("error", [None, RunFailed("last.safetensors: no space left")])
 def test_a_trial_that_could_not_continue_is_not_promoted_again(
     error: RunFailed | None, folder: Folder
 ) -> None:

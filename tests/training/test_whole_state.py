@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from expt.runs.checkpoint import map_leaves
 from expt.training.collectives import Worker
-from expt.training.sharding import is_sharded, map_tensors, scattered, whole
+from expt.training.sharding import is_sharded, scattered, whole
 from tests.ranks import together
 
 SHAPE = (6, 3, 2, 2)
@@ -47,10 +48,10 @@ def test_tensors_arrive_whatever_their_strides(sharded: bool, tmp_path: Path) ->
         state = states() if worker.rank == 0 else None
         found = scattered(state, lambda place: pattern, worker.device)
         parts = list[bool]()
-        map_tensors(lambda _, tensor: parts.append(is_sharded(tensor)), found)
-        return map_tensors(lambda _, tensor: whole(tensor).tolist(), found), parts
+        map_leaves(lambda _, tensor: parts.append(is_sharded(tensor)), found)
+        return map_leaves(lambda _, tensor: whole(tensor).tolist(), found), parts
 
-    expected = map_tensors(lambda _, tensor: tensor.tolist(), states())
+    expected = map_leaves(lambda _, tensor: tensor.tolist(), states())
     for found, parts in together(tmp_path, 2, each):
         assert found == expected
         assert type(found["counted"]) is collections.Counter

@@ -15,13 +15,12 @@ import torch
 
 from expt.config.schema import RunConfig
 from expt.dashboards import events
-from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
 from expt.worker import build, comparison
 from expt.worker.run import Run
+from tests.bits import same
 from tests.conftest import Configured, RunFolder, usual
-from tests.integration.test_resume import _same
 from tests.ranks import together
 from tests.requests import request_of
 from tests.worker.sharded import Configs, Observer
@@ -93,9 +92,9 @@ def stopped_and_resumed(train_alone: TrainAlone, *words: str, step: int) -> Trai
 def assert_same(one: RunFolder, other: RunFolder) -> None:
     """To the bit: what was measured, weights, statistics and each worker's random numbers."""
     assert one.points == other.points
-    states = [checkpoint.load(RunPaths(run.folder).last) for run in (one, other)]
+    states = [run.state() for run in (one, other)]
     for key in states[0].keys() & {"model", "ema", "optimizer", "workers"}:
-        assert _same(*(state[key] for state in states)), key
+        assert same(*(state[key] for state in states)), key
     assert len(states[0]["epoch_s"]) == len(states[1]["epoch_s"])
 
 

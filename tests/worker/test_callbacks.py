@@ -11,7 +11,7 @@ import torch
 from expt.config.constraints import Target
 from expt.dashboards.tensorboard import Dashboard
 from expt.errors import ConfigError, RunFailed
-from expt.runs import checkpoint, tags
+from expt.runs import tags
 from expt.training.learner import Position
 from expt.worker.callbacks import Callbacks, as_bytes
 from tests.conftest import as_typed
@@ -39,7 +39,7 @@ def test_it_is_called_after_every_few_steps(
     plain = train_alone(*NOISY, "log_every=1", name="plain")
     others = [point for point in values(done) if not point["tag"].startswith("mine/")]
     assert others == values(plain), "no number depends on it"
-    assert "callbacks" not in checkpoint.load(plain.folder / "checkpoints" / "last.pt")
+    assert "callbacks" not in plain.state()
     assert values(stopped_and_resumed(train_alone, *noisy, step=12)) == values(done)
     two = train_together(2, *TURNING, "epochs=1", "log_every=1", words("Stepping"), name="two")
     assert len(two.curve("mine/calls")) == 3
@@ -53,7 +53,7 @@ def test_a_callback_of_steps_says_how_often(every: str, train_alone: TrainAlone)
 
 def test_a_class_may_come_and_go_between_two_parts_of_a_run(train_alone: TrainAlone) -> None:
     first = train_alone(*TURNING, "epochs=1", words("Busy", "Noting", "Busy"))
-    state = checkpoint.load(first.folder / "checkpoints" / "last.pt")["callbacks"]
+    state = first.state()["callbacks"]
     assert [one["target"].rpartition(".")[2] for one in state] == ["Busy", "Noting", "Busy"]
     state[0]["state"]["drawn"] = [7.0]
     resumed = train_alone(

@@ -59,7 +59,7 @@ def test_a_schedule_is_resumed_to_the_same_bits(train_alone: TrainAlone, schedul
     whole = train_alone(*words, ramp, name="whole")
     source = next(
         file
-        for file in checkpoint_file.candidates(RunPaths(whole.folder).last)
+        for file in checkpoint_file.candidates(whole.paths.last)
         if checkpoint_file.read(file)["position"]["step"] == 12
     )
     again = train_alone(*words, ramp, name="again", source=source)

@@ -16,6 +16,7 @@ from expt.training.collectives import Worker
 from expt.worker import comparison, random_state
 from expt.worker.build import build_data
 from expt.worker.diagnosis import in_words
+from tests.bits import same
 from tests.conftest import Configured, as_typed
 from tests.worker.conftest import ALONE, TrainAlone
 from tests.worker.sharded import Configs, together
@@ -117,7 +118,7 @@ def outcome(config: RunConfig, worker: Worker) -> str:
     except (ConfigError, RunFailed, RuntimeError) as error:
         return f"{type(error).__name__}: {in_words(error, config)}"
     finally:
-        assert random_state.state_dict(worker.device) == before
+        assert same(random_state.state_dict(worker.device), before)
 
 
 def outcomes(folder: Path, wanted: Mapping[str, RunConfig], size: int) -> list[dict[str, str]]:

@@ -12,12 +12,12 @@ from tensorboard.plugins.hparams import metadata
 
 import expt
 from expt.command.rerun import NOT_REPEATED
-from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
+from tests.bits import same
 from tests.conftest import Configured, RunFolder, as_typed
 from tests.conftest import Trained as TrainInWorkers
-from tests.integration.test_resume import _same, kill_at
+from tests.integration.test_resume import kill_at
 from tests.requests import continued
 from tests.worker.conftest import TrainAlone, Trained
 
@@ -100,8 +100,8 @@ def _drawn(folder: Path) -> dict[str, Any]:
 
 def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
     assert longer.points == at_once.points
-    for name in ("last.pt", "best.pt"):
-        states = [checkpoint.load(run.folder / "checkpoints" / name) for run in (longer, at_once)]
+    for name in ("last", "best"):
+        states = [run.state(name) for run in (longer, at_once)]
         for key in states[1].keys() - {
             "epoch_s",
             "eval_s",
@@ -112,7 +112,7 @@ def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
             "last",
             "config",
         }:
-            assert _same(*(each[key] for each in states)), (name, key)
+            assert same(*(each[key] for each in states)), (name, key)
     told = (
         "best",
         "objective",

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import expt
-from expt.runs import checkpoint
 from expt.runs.named_checkpoint import whole
 from expt.runs.paths import RunPaths
 from expt.worker.run import Run
+from tests.bits import same
 from tests.conftest import Configured, as_typed
 from tests.conftest import Trained as TrainInWorkers
-from tests.integration.test_resume import _same, assert_equal, kill_at
+from tests.integration.test_resume import assert_equal, kill_at
 from tests.worker.conftest import TrainAlone, TrainTogether
 from tests.worker.test_continue import SHORT, _assert_same, _longer
 from tests.worker.test_weights_to_use import TOGGLED
@@ -51,9 +51,9 @@ def test_training_does_not_notice_an_evaluation(
     for tag in ("loss/train", "accuracy/train", "lr"):
         assert often.curve(tag) == never.curve(tag)
     assert {*never.curve("running/loss")} < {*often.curve("running/loss")}
-    states = [checkpoint.load(done.run.paths.last) for done in (often, never)]
+    states = [done.state() for done in (often, never)]
     for key in ("model", "optimizer", "workers"):
-        assert _same(*(state[key] for state in states)), key
+        assert same(*(state[key] for state in states)), key
     assert often.curve("loss/val")[-1] == never.curve("loss/val")[-1]
 
 
@@ -99,9 +99,9 @@ def test_minutes_of_training_decide_and_count_on_after_a_resume(
         assert (again.status, again.points) == ("completed", points), "nothing is left to train"
         assert again.result["epoch_s"] == epoch_s
         longer = _longer(train_alone, configured, paths, *words, "max_steps=26")
-        states = [checkpoint.load(run.run.paths.last) for run in (longer, at_once)]
+        states = [run.state() for run in (longer, at_once)]
         for key in ("model", "optimizer", "workers", "position"):
-            assert _same(*(state[key] for state in states)), key
+            assert same(*(state[key] for state in states)), key
         assert longer.curve("loss/train") == at_once.curve("loss/train")
 
 
@@ -124,8 +124,8 @@ def test_the_best_evaluations_keep_their_checkpoints(train_alone: TrainAlone) ->
     losses = dict(done.curve("loss/val"))
     best, *others = sorted(losses, key=lambda step: losses[step])[:3]
     assert done.result["best"]["step"] == best
-    names = {path.name for path in done.run.paths.checkpoints.glob("best*.pt")}
-    assert names == {"best.pt", *(f"best-{step}.pt" for step in others)}
+    names = {path.name for path in done.run.paths.checkpoints.glob("best*.safetensors")}
+    assert names == {"best.safetensors", *(f"best-{step}.safetensors" for step in others)}
     for step in (best, *others):
         found = whole("weights", "RUN", done.folder, f"{step}").state
         assert (found["position"]["step"], found["evaluated"]["value"]) == (step, losses[step])

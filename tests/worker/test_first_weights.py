@@ -162,7 +162,8 @@ def test_a_file_that_does_not_do_is_refused(tmp_path: Path, content: object, say
 @pytest.mark.parametrize("what", ["the file", "a part"])
 def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path, what: str) -> None:
     """Bits that have flipped, and a part of an older save, are tensors like any other."""
-    path, state = tmp_path / "best.pt", {"model": net().state_dict()}
+    path = tmp_path / "best.safetensors"
+    state = {"model": net().state_dict(), "position": {}, "config": {}}
     if what == "a part":
         (folder := tmp_path / "step-2.parts").mkdir()
         (folder / "0.distcp").write_bytes(b"of step 2")
@@ -174,7 +175,7 @@ def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path,
         weight = state["model"]["2.weight"].numpy().tobytes()
         content[content.index(weight)] ^= 1
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"^weights=.*best.pt: .*is truncated or damaged"):
+    with pytest.raises(ConfigError, match=r"^weights=.*best.safetensors: .*damaged"):
         first_weights.load_weights(net(), str(path), ALONE)
 
 
@@ -201,18 +202,18 @@ def test_what_is_frozen_stays_as_it_was_loaded_and_a_resume_does_not_load_it_aga
 ) -> None:
     few = ("model.hidden=[8]", "epochs=2", "dataset.train_limit=256", "optimizer.weight_decay=0.1")
     train_alone(*few, "epochs=1", name="first")
-    best = checkpoint.load(tmp_path / "first/checkpoints/best.pt")["model"]
-    (tmp_path / "first/checkpoints/best.pt").rename(tmp_path / "copy.pt")
-    words = (*few, f"weights={tmp_path}/copy.pt", "freeze=['^1']")
+    best = checkpoint.load(tmp_path / "first/checkpoints/best.safetensors")["model"]
+    (tmp_path / "first/checkpoints/best.safetensors").rename(tmp_path / "copy.safetensors")
+    words = (*few, f"weights={tmp_path}/copy.safetensors", "freeze=['^1']")
     straight = train_alone(*words, name="straight")
-    trained = checkpoint.load(tmp_path / "straight/checkpoints/last.pt")["model"]
+    trained = checkpoint.load(tmp_path / "straight/checkpoints/last.safetensors")["model"]
     assert [name for name in best if torch.equal(trained[name], best[name])] == [
         "1.weight",
         "1.bias",
     ]
     train_alone(*words, "max_steps=5", name="cut")
-    (tmp_path / "copy.pt").unlink()
-    cut = train_alone(*words, name="cut", source=tmp_path / "cut/checkpoints/last.pt")
+    (tmp_path / "copy.safetensors").unlink()
+    cut = train_alone(*words, name="cut", source=tmp_path / "cut/checkpoints/last.safetensors")
     assert cut.run.history.last["loss/val"] == straight.run.history.last["loss/val"]
 
 
@@ -224,7 +225,7 @@ def test_a_run_says_where_it_began_and_all_workers_begin_alike(tmp_path: Path) -
     assert (done.returncode, done.stderr) == (0, "")
     first, second = (RunFolder(tmp_path / name).result for name in ("first", "second"))
     assert second["weights_from"] == {
-        "file": "first/checkpoints/best.pt",
+        "file": "first/checkpoints/best.safetensors",
         "run": str(tmp_path / "first"),
         "which": "best",
         "identity": first["identity"],
@@ -257,8 +258,8 @@ def test_other_data_and_another_head_begin_with_the_runs_tensors(
     more = ("ema=0.7",) if average else ()
     train_alone(*net, *FEW, *more, "epochs=2", name="source")
     if not average:
-        (tmp_path / "source/checkpoints/last.pt").unlink()
-    saved = torch.load(tmp_path / f"source/checkpoints/{which}.pt", weights_only=True)
+        (tmp_path / "source/checkpoints/last.safetensors").unlink()
+    saved = checkpoint.load(tmp_path / f"source/checkpoints/{which}.safetensors")
     theirs = {
         name.removeprefix("module."): value
         for name, value in saved["ema" if average else "model"].items()
@@ -309,8 +310,9 @@ def test_what_was_learned_under_other_names_is_told(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    torch.save({"model": SAVED, "position": {}, "data": {key: then}}, tmp_path / "best.pt")
-    config = configured(f"weights={tmp_path}/best.pt")
+    state = {"model": SAVED, "position": {}, "config": {}, "data": {key: [*then]}}
+    checkpoint.save(tmp_path / "best.safetensors", state)
+    config = configured(f"weights={tmp_path}/best.safetensors")
     first_weights.begin_with(config, net(), ALONE, {key: now, "image_size": (2, 2)})
     assert (f"the {key} {then[0]}" in capsys.readouterr().err) == warns
 
@@ -320,6 +322,7 @@ def test_the_parts_of_a_forks_other_run_go_with_its_checkpoint(tmp_path: Path) -
     paths.checkpoints.mkdir()
     for file, folder in ((paths.forked, "step-19.parts"), (paths.last, "step-38.parts")):
         (paths.checkpoints / folder).mkdir()
-        torch.save({checkpoint_file.PARTS: {"folder": folder}}, file)
+        parts = {checkpoint_file.PARTS: {"folder": folder, "files": {}}}
+        checkpoint.save(file, {"position": {}, "config": {}, **parts})
     first_weights.release_fork(paths, ALONE)
-    assert {path.name for path in paths.checkpoints.iterdir()} == {"last.pt", "step-38.parts"}
+    assert {*paths.checkpoints.iterdir()} == {paths.last, paths.checkpoints / "step-38.parts"}

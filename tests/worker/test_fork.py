@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from expt.errors import ConfigError
-from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
+from tests.bits import same
 from tests.conftest import Configured, as_typed
-from tests.integration.test_resume import _same
 from tests.requests import begun
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.sharded import Observer
@@ -43,8 +42,8 @@ def run(
     return carry_out
 
 
-def _last(run: Trained, name: str = "last.pt") -> dict[str, Any]:
-    return checkpoint.load(run.folder / "checkpoints" / name)
+def _last(run: Trained, name: str = "last") -> dict[str, Any]:
+    return run.state(name)
 
 
 UNCHANGED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -81,7 +80,7 @@ def test_a_fork_with_nothing_changed_comes_to_the_same_bits(name: str, run: Fork
             key: state["position"][key] for key in ("epoch", "step", "step_in_epoch")
         }
     for key in states[0].keys() & {"model", "ema", "optimizer", "scheduler", "position", "workers"}:
-        assert _same(*(each[key] for each in states)), key
+        assert same(*(each[key] for each in states)), key
     curves = [
         [point for point in each.points if '"best/' not in point and '/test"' not in point]
         for each in (parent, fork)
@@ -99,7 +98,7 @@ PLAIN = (
 )
 
 
-def _weights(run: Trained, name: str = "last.pt") -> torch.Tensor:
+def _weights(run: Trained, name: str = "last") -> torch.Tensor:
     return torch.cat([tensor.flatten() for tensor in _last(run, name)["model"].values()])
 
 
@@ -107,7 +106,7 @@ def test_the_first_step_uses_the_changed_learning_rate_and_momentum(run: Forking
     parent = run(
         *PLAIN, "scheduler=cosine", "checkpoint.every_steps=1", "max_steps=22", name="parent"
     )
-    at = _weights(parent, "last-2.pt")
+    at = _weights(parent, "last-2")
     moved = {}
     for lr in ("0.2", "0.02"):
         fork = run(
@@ -148,7 +147,7 @@ def test_what_cannot_be_is_refused_in_a_line(
         "objective=loss/val",
     )
     run(*words, "optimizer.lr=0.01", name="parent")
-    (tmp_path / "parent/checkpoints/best.pt").unlink()
+    (tmp_path / "parent/checkpoints/best.safetensors").unlink()
     for what, (more, told) in REFUSED.items():
         with pytest.raises(ConfigError, match=told):
             begun(configured(*words, *more.split()), tmp_path / "fork")
@@ -178,14 +177,14 @@ def test_another_batch_goes_on_by_epochs_and_is_resumed(
     assert rates[24] == pytest.approx(0.2 * 0.5 * (1 + math.cos(math.pi * 13 / 20))), (
         "in the 14th of 20 such steps"
     )
-    for path in (fork.folder / "checkpoints").glob("*.pt*"):
-        if not path.name.startswith("last-1.pt"):
+    for path in (fork.folder / "checkpoints").glob("*.safetensors*"):
+        if not path.name.startswith("last-1."):
             path.unlink()
-    whole = _last(fork, "last-1.pt")["position"]
+    whole = _last(fork, "last-1")["position"]
     assert (whole["step"], whole["epoch"], whole["began_at"]) == (25, 3, 20)
     before = fork.points
     source = begun(configured(*more), tmp_path / "fork", may_have_run=True)
-    assert source == tmp_path / "fork/checkpoints/last-1.pt"
+    assert source == tmp_path / "fork/checkpoints/last-1.safetensors"
     resumed = train_alone(*more, name="fork", source=source, observe=lambda *_: Observer())
     assert resumed.points == before, "as if it had not been stopped"
     assert resumed.result["forked_from"]["step"] == 20
@@ -199,8 +198,8 @@ def test_a_fork_that_is_killed_as_it_writes_its_first_checkpoint_is_still_a_fork
     run(*words, name="parent")
     more = (*words, "fork=parent@10", "optimizer.lr=0.3")
     source = begun(configured(*more), tmp_path / "fork")
-    assert source == tmp_path / "fork/checkpoints/fork.pt"
-    source.with_name(".last.pt.tmp").touch()
+    assert source == tmp_path / "fork/checkpoints/fork.safetensors"
+    source.with_name(".last.safetensors.tmp").touch()
     (tmp_path / "parent/checkpoints").rename(tmp_path / "away")
     assert begun(configured(*more, "resume=auto"), tmp_path / "fork", may_have_run=True) == source
     record = read_result(RunPaths(tmp_path / "fork"))

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional
 
 from expt.errors import ConfigError, OutOfMemory, RunFailed
-from expt.runs import checkpoint
 from expt.tasks.classification import Classification
 from expt.tasks.task import Task
 from expt.worker import build, parallel
@@ -34,7 +33,7 @@ def of(name: str, **arguments: object) -> tuple[str, ...]:
 
 
 def last(run: RunFolder) -> dict[str, Any]:
-    found: dict[str, Any] = checkpoint.load(run.folder / "checkpoints" / "last.pt")
+    found: dict[str, Any] = run.state()
     return found
 
 

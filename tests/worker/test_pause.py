@@ -80,9 +80,7 @@ def test_a_run_that_ends_before_completes(train_alone: TrainAlone) -> None:
 
 def test_asked_for_an_epoch_that_is_behind_it_pauses_where_it_is(train_alone: TrainAlone) -> None:
     first = pruned_after(2, train_alone, *SHORT, "epochs=3")
-    again = pruned_after(
-        1, train_alone, *SHORT, "epochs=3", source=first.folder / "checkpoints" / "last.pt"
-    )
+    again = pruned_after(1, train_alone, *SHORT, "epochs=3", source=first.paths.last)
     assert (again.status, len(again.result["epoch_s"])) == ("pruned", 2)
     assert again.result["metrics"] == first.result["metrics"]
 

@@ -11,7 +11,6 @@ from torch import nn, optim
 from torch.nn.functional import softplus
 
 from expt.errors import ConfigError
-from expt.runs import checkpoint
 from expt.training.learner import parameters_of
 from expt.worker import build
 from tests.conftest import Configured, as_typed
@@ -63,9 +62,7 @@ def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Config
         assert [value for _, value in done.curve(f"running/{name}")] == pytest.approx(
             seen, abs=1e-5
         )
-    trained = checkpoint.load(done.folder / "checkpoints" / "last.pt")[
-        "model"
-    ]  # the run ends with the best
+    trained = done.state()["model"]  # the run ends with the best
     for ours, theirs in zip(trained.values(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
     assert all(parameter.requires_grad for parameter in done.run.learner.module.parameters())

@@ -17,7 +17,6 @@ from torch.nn import functional
 from expt import progress
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
-from expt.runs import checkpoint
 from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder, as_typed
@@ -53,7 +52,7 @@ def measured(module: nn.Module, run: Any, split: str) -> tuple[float, float]:
 
 def loaded(run: Run, done: RunFolder, name: str) -> tuple[nn.Module, dict[str, Any]]:
     """The model of a checkpoint, and all of it."""
-    state = checkpoint.load(done.folder / "checkpoints" / name)
+    state = done.state(name)
     run.learner.module.load_state_dict(state["model"])
     return run.learner.module, state
 
@@ -78,7 +77,7 @@ def test_the_best_epoch_is_saved_tested_and_the_objective(train_alone: TrainAlon
     improved = [min(list(losses.values())[: number + 1]) for number in range(len(losses))]
     assert [value for _, value in turning.curve("best/loss/val")] == improved
     tested = dict(turning.curve("loss/test")), dict(turning.curve("accuracy/test"))
-    module, state = loaded(turning.run, turning, "best.pt")
+    module, state = loaded(turning.run, turning, "best")
     assert state["position"]["step"] == best, "though no epoch's checkpoint was asked for"
     assert measured(module, turning.run, "val")[0] == pytest.approx(losses[best], abs=1e-6)
     loss, accuracy = measured(module, turning.run, "test")
@@ -86,7 +85,7 @@ def test_the_best_epoch_is_saved_tested_and_the_objective(train_alone: TrainAlon
         [pytest.approx(loss, abs=1e-6)],
         [pytest.approx(accuracy)],
     ]
-    last, state = loaded(turning.run, turning, "last.pt")
+    last, state = loaded(turning.run, turning, "last")
     assert state["position"]["step"] == max(losses)
     assert measured(last, turning.run, "test")[0] != pytest.approx(loss, abs=1e-4)
 
@@ -96,8 +95,8 @@ def test_where_the_last_epoch_is_the_best_its_weights_are_tested(train_alone: Tr
     few = as_typed("objective=loss/val dataset.train_limit=320 epochs=2 optimizer.lr=1e-3")
     done = train_alone(*few, "model=convnet", "ema=0.5")
     assert done.result["best"]["epoch"] == 2
-    assert checkpoint.load(done.folder / "checkpoints" / "best.pt")["position"]["epoch"] == 2
-    done.run.snapshot.load_best(done.folder / "checkpoints" / "best.pt")
+    assert done.state("best")["position"]["epoch"] == 2
+    done.run.snapshot.load_best(done.paths.best)
     loss, accuracy = measured(done.run.learner.evaluated, done.run, "test")
     metrics = done.result["metrics"]
     assert (metrics["loss/test"], metrics["accuracy/test"]) == (
@@ -211,8 +210,8 @@ def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(
     best = {"metric": "accuracy/val", "value": reached, "epoch": 1, "step": 5}
     assert stopped.result["best"] == best
     assert (stopped.result["objective"]["value"], len(stopped.result["epoch_s"])) == (reached, 1)
-    elapsed_s = checkpoint.load(stopped.folder / "checkpoints" / "last.pt")["elapsed_s"]
-    resumed = train_alone(*words, source=stopped.folder / "checkpoints" / "last.pt")
+    elapsed_s = stopped.state()["elapsed_s"]
+    resumed = train_alone(*words, source=stopped.paths.last)
     whole = train_alone(*words, name="whole")
     assert values(resumed) == values(whole)
     assert [step for step, _ in resumed.curve("speed/epoch_s")] == [5, 10, 15]
@@ -309,11 +308,11 @@ def test_two_workers_drop_other_units_and_evaluate_one_model(
     best = min(losses, key=lambda step: losses[step])
     assert best != max(losses), "what is tested is not what was there last"
     run = Run(request_of(configured("model=convnet"), done.folder), ALONE)
-    module, state = loaded(run, done, "last.pt")
+    module, state = loaded(run, done, "last")
     states = [worker["rng"]["torch"] for worker in state["workers"]]
-    assert states[0] != states[1]
+    assert not torch.equal(*states)
     assert measured(module, run, "val")[0] == pytest.approx(losses[max(losses)], rel=1e-5)
-    module, _ = loaded(run, done, "best.pt")
+    module, _ = loaded(run, done, "best")
     loss, accuracy = measured(module, run, "test")
     metrics = done.result["metrics"]
     assert (metrics["loss/test"], metrics["accuracy/test"]) == (

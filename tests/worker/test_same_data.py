@@ -27,7 +27,7 @@ def words(size: int) -> tuple[str, ...]:
 
 
 def test_a_run_does_not_go_on_with_it(train_alone: TrainAlone) -> None:
-    last = train_alone(*words(44), "epochs=1").folder / "checkpoints" / "last.pt"
+    last = train_alone(*words(44), "epochs=1").paths.last
 
     def refused(size: int) -> str:
         with pytest.raises(DataError) as raised:

@@ -14,6 +14,7 @@ from expt.dashboards.events import records
 from expt.errors import CheckpointError, ConfigError
 from expt.inference.load import load
 from expt.runs import checkpoint, checkpoint_file, tags
+from expt.runs import sharded as parts
 from expt.runs.paths import RunPaths
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
@@ -181,7 +182,7 @@ def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
     together(tmp_path, 1, lambda worker: trained(tmp_path / "ddp", config, worker))
     assert apart(tmp_path / str(len(STRETCHES)), tmp_path / "ddp") < 1e-5
     for number, (strategy, _, sharded) in enumerate(STRETCHES, 1):
-        state = checkpoint.load(RunPaths(tmp_path / str(number)).last, lazily=True)
+        state = checkpoint_file.read(RunPaths(tmp_path / str(number)).last)
         assert bool(state.get("parts")) == (sharded == "true"), number
         measured = [
             step for step, _ in RunFolder(tmp_path / str(number)).curve("ranks/all_reduce_share")
@@ -226,14 +227,15 @@ def test_what_looks_at_the_whole_model_gets_it(
     assert model(torch.ones(2, 1, 8, 8)).sum().item() == pytest.approx(outputs, abs=1e-5)
     state = checkpoint.load(paths.best)
     assert all(isinstance(values, torch.Tensor) for values in state["model"].values())
-    monkeypatch.setattr(checkpoint, "available_memory", lambda: 1000)
+    monkeypatch.setattr(parts, "available_memory", lambda: 1000)
     with pytest.raises(
         CheckpointError,
         match=r"is sharded, and its whole tensors need more than the 0\.0 GB that this",
     ):
         load(paths.folder)
     with pytest.raises(
-        ConfigError, match=rf"weights={paths.folder}: .*best.pt: is sharded, and its whole tensors"
+        ConfigError,
+        match=rf"weights={paths.folder}: .*best.safetensors: is sharded, and its whole",
     ):
         first_weights.load_weights(torch.nn.Linear(1, 1), str(paths.folder), ALONE)
     monkeypatch.undo()

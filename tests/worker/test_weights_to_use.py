@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from expt.runs import checkpoint
 from expt.training.loop import evaluate
 from tests.conftest import as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
@@ -20,7 +19,7 @@ def test_the_weights_to_use_are_evaluated_and_saved(train_alone: TrainAlone) -> 
     done = train_alone(*TURNING, *TOGGLED)
     run = done.run
     assert not run.learner.optimizer.trains  # type: ignore[attr-defined]
-    last = checkpoint.load(done.folder / "checkpoints" / "last.pt")["model"]
+    last = done.state()["model"]
     for name, weight in run.learner.module.named_parameters():
         assert torch.equal(last[name], weight)
     assert run.data.val is not None
@@ -35,9 +34,7 @@ def test_the_average_is_evaluated_saved_and_tested(train_alone: TrainAlone) -> N
     done = train_alone(*EMA)
     learner, losses = done.run.learner, dict(done.curve("loss/val"))
     assert learner.ema
-    best, last = (
-        checkpoint.load(done.folder / "checkpoints" / name) for name in ("best.pt", "last.pt")
-    )
+    best, last = (done.state(name) for name in ("best", "last"))
     tested = measured(learner.ema.module, done.run, "test")[0]
     for state in (best, last):
         done.run.snapshot.load_weights(state)
