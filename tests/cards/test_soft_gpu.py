@@ -90,7 +90,10 @@ def test_what_cannot_be_staged_is_refused() -> None:
         soft_gpu.staged(colour="red")
 
 
-def test_it_says_why_it_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_why_it_cannot_be_built(
+    cards: Cards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards()  # where it can be built
     sources = shutil.copytree(soft_gpu.SOURCES, tmp_path / "sources")
     (sources / "runtime.c").write_text("#error no such thing\n")
     monkeypatch.setattr(soft_gpu, "SOURCES", sources)
@@ -104,7 +107,9 @@ def test_it_says_why_it_cannot_be_built(tmp_path: Path, monkeypatch: pytest.Monk
         soft_gpu.built.__wrapped__()
 
 
-def test_any_command_has_four(tmp_path: Path) -> None:
+def test_any_command_has_four(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in cards():
+        monkeypatch.delenv(name)
     script = Path(__file__).parents[2] / "scripts" / "soft_gpu"
     counted = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
     done = subprocess.run([script, "python", "-c", counted], capture_output=True, text=True)
