@@ -27,7 +27,7 @@ from expt.dashboards.events import Writer, writer
 from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
-from expt.data.build import Data, DataInfo, EvaluationData
+from expt.data.build import Data, DataInfo, EvaluationData, keep_doubles
 from expt.data.cache import cache_dir, digest
 from expt.data.loading import Batch, Loader, Shard, mapped
 from expt.data.samples import UncountedLoader
@@ -459,6 +459,7 @@ def check_metrics(learner: Learner, loader: Loader | None) -> None:
         return
     if loader is None or loader.is_stream:
         return
+    keep_doubles(learner.module, [loader])
     batch = next(loader.first(FEW))
     with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
         # A batch may change what they have

@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from expt import progress
 from expt.config import constraints, groups, user_class
 from expt.config.schema import RunConfig
-from expt.data.build import Data
+from expt.data.build import Data, keep_doubles
 from expt.data.loading import Batch, leaves, mapped
 from expt.errors import ConfigError, ExptError, RunFailed, first_line, warn
 from expt.machine import available_memory
@@ -73,13 +73,13 @@ def compare(
     if not _is_due(config):
         return None
     before = random_state.state_dict(worker.device)
-    batch = next(iter(data.train.epoch(1)))
+    samples = min(config.batch_size, data.train.size) // worker.world_size
     plain = dataclasses.replace(
         config,
         amp=False,
         compile=False,
         callbacks=(),
-        gradient_accumulation=min(config.micro_batches, 2 if batch.size >= 4 else 1),
+        gradient_accumulation=min(config.micro_batches, 2 if samples >= 4 else 1),
         ddp=dataclasses.replace(config.ddp, shared_memory=False),
         sharding=dataclasses.replace(config.sharding, param_dtype="auto", reduce_dtype="float32"),
     )
@@ -88,7 +88,7 @@ def compare(
             set_precision("highest")
             torch.backends.cudnn.benchmark = False
             chosen, what = _choose(plain, data, worker)
-            built = None if chosen is None else _Comparison(chosen, data, worker, batch)
+            built = None if chosen is None else _Comparison(chosen, data, worker)
         if built is not None:
             built.check_sums()
             with _quiet():
@@ -202,15 +202,16 @@ class _Scaled(Precision):
 class _Comparison:
     """The steps of a whole model and of the run's model."""
 
-    def __init__(self, config: RunConfig, data: Data, worker: Worker, batch: Batch) -> None:
-        self._config, self._data, self._worker, self._all = config, data, worker, batch
-        self._samples = _few(batch, config, worker)
+    def __init__(self, config: RunConfig, data: Data, worker: Worker) -> None:
+        self._config, self._data, self._worker, self._when = config, data, worker, ""
         by_norm, by_value = config.gradient_clip, config.gradient_clip_value
         self._precision = _Scaled(
             False, worker.device, gradient_clip=by_norm, gradient_clip_value=by_value
         )
-        self._when = ""
         self._whole = self._build(dataclasses.replace(config, strategy="ddp"))
+        keep_doubles(self._whole.module, [data.train])
+        self._all = next(iter(data.train.epoch(1)))
+        self._samples = _few(self._all, config, worker)
         with self._failing():
             self._tested = self._build(config)
 
@@ -419,8 +420,7 @@ class _Comparison:
     def _outputs(self, learner: Learner) -> list[Tensor]:
         random_state.seed(self._config.seed + 1 + self._worker.rank)
         collectives.broadcast_buffers(learner.evaluated)
-        batch = self._batch
-        outputs = learner.task.forward(learner.evaluated.eval(), batch)
+        outputs = learner.task.forward(learner.evaluated.eval(), batch := self._batch)
         loss, _ = learner.task.loss(outputs, batch)
         return [one if one.is_complex() else one.double() for one in (*leaves(outputs), loss)]
 

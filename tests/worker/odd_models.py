@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 
 class Net(nn.Module):
@@ -26,6 +27,27 @@ class Net(nn.Module):
 
     def more(self, inside: Tensor) -> Tensor:
         return inside
+
+
+class Double(Net):
+    """Computes in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+
+class Rows(Dataset[tuple[Tensor, int]]):
+    """Samples in float64."""
+
+    def __init__(self, train: bool) -> None:
+        self.rows = torch.randn(64, 64, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.rows[index], index % 10
 
 
 class Sequence(Net):

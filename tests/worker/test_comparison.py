@@ -19,7 +19,7 @@ from expt.worker.diagnosis import in_words
 from tests.bits import same
 from tests.conftest import Configured, as_typed
 from tests.worker.conftest import ALONE, TrainAlone
-from tests.worker.sharded import Configs, together
+from tests.worker.sharded import Configs, together, trained
 
 
 def test_it_multiplies_in_full_and_by_algorithms_that_nothing_searched_for(
@@ -160,6 +160,14 @@ def test_what_torch_cannot_shard_is_said_in_its_words(configs: Configs, tmp_path
     for found in outcomes(tmp_path, wanted, 2):
         for name, (_, told) in FAILS.items():
             assert told in found[name], name
+
+
+def test_samples_come_in_the_models_type(configs: Configs, tmp_path: Path) -> None:
+    rows = f"+dataset={{_target_: {MODELS}.Rows, num_classes: 10, num_workers: 0}}"
+    words = (*model("Double")[2:], "~dataset", rows, "batch_size=16", "max_steps=1", "epochs=1")
+    config = configs("fsdp", 2, *words)
+    found = together(tmp_path, 2, lambda worker: trained(tmp_path / "run", config, worker))
+    assert found == ["completed"] * 2
 
 
 def test_sums_are_checked_where_a_model_is_sharded(

@@ -236,10 +236,13 @@ def test_metrics_are_tried_on_a_copy_of_the_task() -> None:
     task, batch = Warm(), Batch(torch.randn(2, 6), torch.arange(2), 2)
     tried = list[expt.Task]()
     metrics = SimpleNamespace(names=["f1"], try_out=lambda task, *_: tried.append(task))
-    module, precision = nn.Linear(6, 4), Precision(False, CPU)
+    module, precision = nn.Linear(6, 4).double(), Precision(False, CPU)
+    models = {"module": module, "evaluated": module}
     learner: Any = SimpleNamespace(
-        evaluated=module, task=task, extra_metrics=metrics, compiled=False, precision=precision
+        **models, task=task, extra_metrics=metrics, compiled=False, precision=precision
     )
-    loader: Any = SimpleNamespace(is_stream=False, first=lambda number: iter([batch]))
+    batches = iter([batch._replace(inputs=batch.inputs.double())])
+    loader: Any = SimpleNamespace(is_stream=False, first=lambda number: batches)
     check_metrics(learner, loader)
+    assert loader.stay_double, "before anything is read"
     assert tried[0] is not task
