@@ -14,15 +14,7 @@ from expt.config import secrets, user_class
 from expt.config.own_code import own_frame
 from expt.data import changes
 from expt.data.image_files import in_mode
-from expt.errors import (
-    MISTAKES,
-    ConfigError,
-    DataError,
-    ExptError,
-    RunFailed,
-    described,
-    is_out_of_memory,
-)
+from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described
 
 Check = Callable[[Any], Any]
 """Returns a sample as it is to be used. Raise DataError that says what is wrong with it."""
@@ -60,7 +52,7 @@ def in_words(error: Exception, whose: str) -> Exception:
     It is a DataError for a mistake, which another try would raise again; RunFailed for what may be
     due to a disk or network. Errors for a person, and of memory, stay as they are.
     """
-    if isinstance(error, ExptError | MemoryError) or is_out_of_memory(error):
+    if isinstance(error, ExptError | MemoryError | torch.OutOfMemoryError):
         return error
     frame, told = own_frame(error), secrets.said(error)
     where = f" ({frame.filename}, line {frame.lineno})" if frame else ""

@@ -143,14 +143,11 @@ class Sums:
 
     def _column(self, several: Sequence[Any]) -> Tensor:
         """Return one row for each, float64 [n, values]."""
-
-        def of(numbers: Any) -> Tensor:
-            return to_device(torch.tensor(numbers, dtype=torch.float64), self._values.device)
-
+        exact, device = torch.float64, self._values.device
         if not any(isinstance(each, Tensor) for each in several):
-            return of(several).reshape(len(several), -1)
-        rows = [(each if isinstance(each, Tensor) else of(each)).reshape(-1) for each in several]
-        return torch.stack(rows).to(torch.float64)
+            return to_device(torch.tensor(several, dtype=exact), device).reshape(len(several), -1)
+        rows = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=exact) for x in several]
+        return torch.stack([to_device(row, device).reshape(-1) for row in rows]).to(exact)
 
     def averages(self, values: Tensor) -> Averages:
         """Return the means, and what the task derives from them, of a row of sums.

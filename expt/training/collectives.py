@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -194,11 +195,6 @@ def stack_across_workers(values: torch.Tensor) -> torch.Tensor:
     return torch.stack(everyones)
 
 
-def broadcast_buffers(module: nn.Module) -> None:
-    """Give every worker rank 0's buffers; see `broadcast`."""
-    broadcast(module.buffers())
-
-
 def broadcast_parameters(module: nn.Module) -> None:
     """Give every worker rank 0's parameters and buffers; see `broadcast`."""
     broadcast([*module.parameters(), *module.buffers()])
@@ -238,47 +234,35 @@ def average_gradients(
 
 def reserve_bucket(parameters: Sequence[nn.Parameter]) -> None:
     """Raise where there is no memory for `average_gradients`, in which other workers would wait."""
-    if not dist.is_initialized():
-        return
-    has = torch.ones(len(parameters), device=parameters[0].device)
-    given = [has, *(one if one.grad is None else one.grad for one in parameters)]
-    missing = sum(one.nbytes for one in parameters if one.grad is None)
-    copied = (sum(one.nbytes for one in same) for same in _in_buckets(given) if _is_copied(same))
-    torch.empty(missing + max(copied, default=0), dtype=torch.uint8, device=has.device)
+    if dist.is_initialized():
+        missing = sum(one.nbytes for one in parameters if one.grad is None)
+        torch.empty(BUCKET_BYTES + missing, dtype=torch.uint8, device=parameters[0].device)
 
 
 @torch.no_grad()
 def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
     """Change `tensors` in place, one bucket of one data type at a time."""
-    for same in _in_buckets(tensors):
-        if _is_copied(same):
-            _change_copies(same, change)
-        else:
-            change(same[0].view(-1))
-
-
-def _is_copied(same: Sequence[torch.Tensor]) -> bool:
-    return len(same) > 1 or not same[0].is_contiguous()
-
-
-def _change_copies(same: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
-    flat = torch.cat([tensor.reshape(-1) for tensor in same])
-    change(flat)
-    parts = flat.split([tensor.numel() for tensor in same])
-    for tensor, part in zip(same, parts, strict=True):
-        tensor.copy_(part.view_as(tensor))
-
-
-def _in_buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """Yield as many of one type at a time as BUCKET_BYTES has room for, or one."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for same in by_dtype.values():
-        begin = size = 0
-        for index, tensor in enumerate(same):
-            if size and size + tensor.nbytes > BUCKET_BYTES:
-                yield same[begin:index]
-                begin, size = index, 0
-            size += tensor.nbytes
-        yield same[begin:]
+    for same in itertools.chain.from_iterable(map(_in_buckets, by_dtype.values())):
+        if len(same) == 1 and same[0].is_contiguous():
+            change(same[0].view(-1))
+            continue
+        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+        change(flat)
+        parts = flat.split([tensor.numel() for tensor in same])
+        for tensor, part in zip(same, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+        del flat, parts, part  # before the next is made
+
+
+def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+    """Yield as many at a time as BUCKET_BYTES has room for, or one."""
+    begin = size = 0
+    for index, tensor in enumerate(tensors):
+        if size and size + tensor.nbytes > BUCKET_BYTES:
+            yield tensors[begin:index]
+            begin, size = index, 0
+        size += tensor.nbytes
+    yield tensors[begin:]

@@ -224,20 +224,17 @@ def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
 class MovingAverage(AveragedModel):
     """torch's, without its copy of `n_averaged` to the device, which the host would wait for."""
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        super().__init__(module)
-        self._average = get_ema_multi_avg_fn(decay)
-
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Average the weights of `model` in, and copy its buffers."""
         both = zip(self.module.parameters(), model.parameters(), strict=True)
         weights = [(local(own), local(given)) for own, given in both]
         copied = [*zip(self.module.buffers(), model.buffers(), strict=True)]
+        average: Any = self.multi_avg_fn
         if self.n_averaged:
             for dtype in {own.dtype for own, _ in weights}:
                 alike = (pair for pair in weights if pair[0].dtype == dtype)
-                self._average(*zip(*alike, strict=True), self.n_averaged)
+                average(*zip(*alike, strict=True), self.n_averaged)
         else:
             copied += weights
         for own, given in copied:
@@ -257,7 +254,7 @@ def ema_of(
     copied.
     """
     try:
-        average = MovingAverage(before(module), decay)
+        average = MovingAverage(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))
     except Exception as error:  # a custom model's attributes may raise anything
         why = secrets.said(error)
         raise ConfigError(

@@ -79,7 +79,6 @@ def _train_step(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> None:
     """Run one training step."""
-    moved: bool | Tensor = True
     if learner.phases:
         _through_phases(learner, batch, sums, on_gradients)
     elif learner.has_closure:
@@ -88,10 +87,11 @@ def _train_step(
         accumulate_gradients(learner, batch, sums.add)
         learner.drop_unused()
         on_gradients()
-        moved = update(learner)
-    sums.end_step(learner.precision.left_out)
+        update(learner)
+    left_out = learner.precision.left_out
+    sums.end_step(left_out)
     learner.average_statistics()
-    if learner.ema is not None and moved:
+    if learner.ema is not None and (left_out is None or not left_out):
         learner.ema.update_parameters(learner.module)
 
 
@@ -206,9 +206,9 @@ def _passes(
     return weights
 
 
-def update(learner: Learner) -> bool | Tensor:
+def update(learner: Learner) -> None:
     """Use the step's gradients, and drop them; see `Precision.update`."""
-    return learner.precision.update(learner.optimizer, learner.module.parameters())
+    learner.precision.update(learner.optimizer, learner.module.parameters())
 
 
 @torch.no_grad()

@@ -33,9 +33,8 @@ class Precision:
         skips_on_device: bool = False,
         short_backward: bool = False,
     ) -> None:
-        """Begin with nothing skipped.
+        """`skips_on_device` has a fused optimizer leave updates out by torch's flag `found_inf`.
 
-        `skips_on_device` says that a fused update leaves itself out at torch's flag `found_inf`.
         `short_backward` is that of training/patches, where nothing scales the loss.
         """
         self.dtype = autocast_dtype(amp, device)
@@ -85,23 +84,16 @@ class Precision:
                 self._spoilt += ~loss.detach().isfinite()
         self.scaler.scale(loss).backward(inputs=of or None)
 
-    def update(
-        self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]
-    ) -> bool | torch.Tensor:
-        """Clip and apply the gradients, then drop them; return whether the update was made.
+    def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+        """Clip and apply the gradients, then drop them.
 
-        It is left out where a gradient is not finite: in float16, without a warning, and with
-        `skip_non_finite`, for which the device is waited for unless a fused optimizer asks it.
+        The update is left out where a gradient is not finite: in float16, without a warning, and
+        with `skip_non_finite`, for which the device is waited for unless `skips_on_device`.
         """
-        skips = self._skip and not self.scaler.is_enabled()
         # Before they are clipped: infinity would be no more
-        bad = self._any_not_finite(optimizer) if skips else None
-        self.left_out = bad
-        if self._skip and not skips:
-            self.left_out = sum_across_workers(self._spoilt) > 0
-            self._spoilt.zero_()
+        bad = self.left_out = self._is_left_out(optimizer)
         self.clip(optimizer, parameters)
-        if bad is None:
+        if bad is None or self.scaler.is_enabled():
             self.scaler.step(optimizer)
             self.scaler.update()
         else:
@@ -113,11 +105,15 @@ class Precision:
             elif not bad:
                 optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return True if bad is None else ~bad
 
-    def _any_not_finite(self, optimizer: Optimizer) -> torch.Tensor:
-        """Return the same on all workers: they have the same gradients."""
-        parameters = members(optimizer.param_groups)
+    def _is_left_out(self, optimizer: Optimizer) -> torch.Tensor | None:
+        if not self._skip:
+            return None
+        if self.scaler.is_enabled():
+            spoilt = sum_across_workers(self._spoilt) > 0
+            self._spoilt.zero_()
+            return spoilt
+        parameters = members(optimizer.param_groups)  # with the same gradients on all workers
         return ~is_finite(one.grad for one in parameters if one.grad is not None)
 
     def clip(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:

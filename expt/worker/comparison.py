@@ -72,7 +72,6 @@ def compare(
     """
     if not _is_due(config):
         return None
-    before = random_state.state_dict(worker.device)
     samples = min(config.batch_size, data.train.size) // worker.world_size
     plain = dataclasses.replace(
         config,
@@ -83,21 +82,20 @@ def compare(
         ddp=dataclasses.replace(config.ddp, shared_memory=False),
         sharding=dataclasses.replace(config.sharding, param_dtype="auto", reduce_dtype="float32"),
     )
-    try:
-        with _quiet(), precision_kept():
-            set_precision("highest")
-            torch.backends.cudnn.benchmark = False
+    with random_state.kept(worker.device), precision_kept():
+        set_precision("highest")
+        torch.backends.cudnn.benchmark = False
+        with _quiet():
             chosen, what = _choose(plain, data, worker)
             built = None if chosen is None else _Comparison(chosen, data, worker)
         if built is not None:
             built.check_sums()
             with _quiet():
                 what = what if built.run(beat) else "nothing"
-    finally:
-        random_state.load_state_dict(before, worker.device)
-        gc.collect()  # two models with reference cycles
-        if worker.device.type == "cuda":
-            torch.cuda.empty_cache()
+    built = None
+    gc.collect()  # two models with reference cycles
+    if worker.device.type == "cuda":
+        torch.cuda.empty_cache()
     if what == "nothing" and worker.rank == 0:
         nor = ", nor were the sums of a custom task checked" * config.is_sharded
         warn(f"{_where(config)}: was not compared with a whole model before the first epoch{nor}")
@@ -330,21 +328,17 @@ class _Comparison:
         if advances and not isinstance(learner.scheduler, ReduceLROnPlateau):
             learner.scheduler.step()
         learner.average_statistics()
-        collectives.broadcast_buffers(learner.module)
+        collectives.broadcast(learner.module.buffers())
         if learner.ema is not None:
             learner.ema.update_parameters(learner.module)
 
     @torch.no_grad()
     def _average(self) -> float:
         """Give the whole model the mean of all gradients, as DDP does; return the largest."""
-        every = [*self._whole.module.parameters()]
-        mine = [-1.0 if one.grad is None else _size(one.grad) for one in every]
-        largest = collectives.max_across_workers(mine, self._worker.device)
-        for parameter, size in zip(every, largest, strict=True):
-            if size >= 0:
-                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = collectives.sum_across_workers(own) / self._worker.world_size
-        return max(largest)
+        trained = [one for one in self._whole.module.parameters() if one.requires_grad]
+        mine = max((_size(one.grad) for one in trained if one.grad is not None), default=0.0)
+        collectives.average_gradients(None, trained)
+        return collectives.max_across_workers([mine], self._worker.device)[0]
 
     @torch.no_grad()
     def _check_gradients(self, largest: float) -> None:
@@ -419,7 +413,7 @@ class _Comparison:
     @torch.no_grad()
     def _outputs(self, learner: Learner) -> list[Tensor]:
         random_state.seed(self._config.seed + 1 + self._worker.rank)
-        collectives.broadcast_buffers(learner.evaluated)
+        collectives.broadcast(learner.evaluated.buffers())
         outputs = learner.task.forward(learner.evaluated.eval(), batch := self._batch)
         loss, _ = learner.task.loss(outputs, batch)
         return [one if one.is_complex() else one.double() for one in (*leaves(outputs), loss)]

@@ -218,7 +218,7 @@ def _buffers_in(layers: Iterable[nn.Module]) -> set[int]:
 
 def without_broadcasts(module: nn.Module, *, begins: bool = True) -> dict[str, Any]:
     """Return settings by which DistributedDataParallel broadcasts once, parameters if `begins`."""
-    collectives.broadcast_buffers(module)  # which the settings may drop, too
+    collectives.broadcast(module.buffers())  # which the settings may drop, too
     since_2_15 = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     name = "forward_sync_buffers" if since_2_15 else "broadcast_buffers"
     lacks = dict(module.named_parameters()).keys() - module.state_dict().keys()

@@ -103,8 +103,7 @@ class RankHealth:
         A collective. Call it after rank 0 has shown the readings, with a collective in between.
         """
         shards = self._learner.shards
-        ranks = unequal(self.readings, shards)
-        if not ranks or self._rounds_differently:
+        if not (ranks := unequal(self.readings, shards)) or self._rounds_differently:
             return
         which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         first = "rank 0" if shards == 1 else "the first replica"
@@ -114,10 +113,8 @@ class RankHealth:
             raise RunFailed(f"{where} those of {first}: {UNEQUAL}")
         self._rounds_differently = True
         if self._worker.rank == 0:
-            warn(
-                f"{where} those of {first}: {listed(sorted(kinds))} may round differently; if not"
-                f" by that, {UNEQUAL}"
-            )
+            why = f"{listed(sorted(kinds))} may round differently"
+            warn(f"{where} those of {first}: {why}; if not by that, {UNEQUAL}")
 
 
 def reading(

@@ -380,7 +380,7 @@ class Run:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
         began = time.perf_counter()
-        collectives.broadcast_buffers(self.learner.evaluated)  # ranks differ in statistics
+        collectives.broadcast(self.learner.evaluated.buffers())  # ranks differ in statistics
         review = self.observer.review()
         batches = build.with_beats(loader, split, self.worker, self.beat)
         values = evaluate(self.learner, batches, self.worker.device, review)

@@ -70,7 +70,7 @@ def test_tensors_are_sent_as_many_at_a_time_as_fit(monkeypatch: pytest.MonkeyPat
 def all_of_them(rank: int) -> dict[str, Any]:
     """Each collective once, and what became of what was given."""
     mine, buffers, everything = torch.tensor([rank + 1.0, 10.0]), Net(rank + 7), Net(rank + 7)
-    collectives.broadcast_buffers(buffers)
+    collectives.broadcast(buffers.buffers())
     collectives.broadcast_parameters(everything)
     told: dict[str, Any] = collectives.from_rank_0(
         {"x": torch.tensor([2.5]), "y": "text"} if rank == 0 else None, CPU

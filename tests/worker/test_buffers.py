@@ -58,7 +58,7 @@ def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any,
     train_epoch(learner, itertools.islice(batches, 3), position, sums, log_every=100)
     collectives.broadcast = send
     saved = {name: value.tolist() for name, value in learner.module.state_dict().items()}
-    collectives.broadcast_buffers(learner.evaluated)
+    collectives.broadcast(learner.evaluated.buffers())
     assert data.val is not None
     found = evaluate(learner, data.val.evaluation(), worker.device)
     return saved, dict(found.values), len(sent)
