@@ -204,7 +204,7 @@ def _memory_in_words() -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        fix = held_by_others(error) or "use a smaller --batch-size, or --device cpu"
+        fix = held_by_others() or "use a smaller --batch-size, or --device cpu"
         raise OutOfMemory(f"{first_line(error).partition('. ')[0]}; {fix}") from error
 
 

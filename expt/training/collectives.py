@@ -36,16 +36,16 @@ class Worker:
     """Those that it may use, of those it can see; all of them where one process drives several."""
 
 
-def held_by_others(error: Exception) -> str:
-    """Say that other processes fill the GPU of this one, which lacks memory; "" if they don't."""
-    own, gib, numbers = torch.cuda.memory_reserved(), 2**30, ""  # 0 without CUDA
-    if own or isinstance(error, torch.OutOfMemoryError):  # else there was no room to begin
-        free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)
-        others = total - free - own
-        if others < max(own, gib):  # the libraries of this process hold some, too
-            return ""
-        numbers = f": {others / gib:.1f} of {total / gib:.1f} GiB, and {own / gib:.1f} this one"
-    return f"other processes fill the GPU{numbers}; wait until they end, or take another GPU"
+def held_by_others() -> str:
+    """Say that other processes hold more of the GPU than this one, or "" where they don't."""
+    if not torch.cuda.is_initialized():
+        return ""
+    own, (free, total), gib = torch.cuda.memory_reserved(), torch.cuda.mem_get_info(), 2**30
+    others = total - free - own
+    if others < max(own, gib):  # the libraries of this process hold some, too
+        return ""
+    held = f"{others / gib:.1f} of {total / gib:.1f} GiB, and this one {own / gib:.1f}"
+    return f"other processes hold {held}; wait until they end, or take another GPU"
 
 
 def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:

@@ -70,7 +70,7 @@ def _named(batch: Batch) -> list[tuple[str, Tensor]]:
 
 def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
     if is_out_of_memory(error):
-        fix = collectives.held_by_others(error) or _to_need_less(config)
+        fix = collectives.held_by_others() or _to_need_less(config)
         return OutOfMemory(f"{_first_sentences(text)}\n{fix}")
     if isinstance(error, MemoryError):
         return OutOfMemory(f"out of memory {text}\n{_to_need_less(config)}")

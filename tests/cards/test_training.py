@@ -41,7 +41,7 @@ def test_states_of_a_sharded_model_may_be_on_the_host(
     cards: Cards, trained: Trained, tmp_path: Path
 ) -> None:
     """Compared with a whole model, saved, resumed and evaluated, with the numbers of a CPU."""
-    cards(2)
+    cards(count=2)
     for folder in ("whole", "parts"):
         (tmp_path / folder).mkdir()
     ranks(f"from {__name__} import train_sharded; train_sharded()", 2, tmp_path)
@@ -60,7 +60,7 @@ def test_gradients_are_averaged_without_a_copy_of_the_largest(
 ) -> None:
     """Weights and gradients take 75 MB of 115; copied, the largest would take 36 more, and others
     less."""
-    cards(2, memory=115e6)
+    cards(count=2, memory=115e6)
     done = trained(*LARGE, "model.hidden=[3000,3000]")
     assert "micro_batch_size" not in done.result
 
@@ -87,7 +87,7 @@ def test_what_averaging_takes_counts_where_as_many_samples_as_fit_are_trained_on
     cards: Cards, trained: Trained
 ) -> None:
     """Else rank 1 would fail within the collective, for which rank 0 waits."""
-    cards(2, memory=133e6)
+    cards(count=2, memory=133e6)
     words = ("~model", f"+model._target_={__name__}.Keeping", "batch_size=64")
     done = trained(*LARGE, *words)
     assert done.result["micro_batch_size"] < 32
@@ -99,13 +99,13 @@ def test_of_a_gpu_that_others_have_filled_no_smaller_batch_is_advised(
     cards(full=(0,))
     done = run("gpus=[0]", *SHORT, cwd=tmp_path)
     assert done.returncode == 1
-    assert "other processes fill the GPU" in done.stderr
+    assert "others held" in done.stderr
     assert "batch_size=" not in done.stderr
     cards(full=(0, 1, 2, 3))
     trained("gpus=0", *SHORT, name="on the CPU")
     done = run("predict", "on the CPU", "--split", "test", cwd=tmp_path)
     assert done.returncode == 1
-    assert "other processes fill the GPU" in done.stderr
+    assert "other processes hold" in done.stderr
     cards(memory=2e6)
     with pytest.raises(OutOfMemory, match=r"try .*batch_size="):
         trained("gpus=1", *SHORT)
@@ -127,5 +127,5 @@ with collectives.process_group(worker, backend="nccl", timeout_s=60):
 
 def test_objects_go_from_worker_to_worker_in_pieces(cards: Cards, tmp_path: Path) -> None:
     """160 MB are no more than a bucket on a card."""
-    cards(2)
+    cards(count=2)
     ranks(SENT, 2, tmp_path)

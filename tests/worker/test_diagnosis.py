@@ -33,27 +33,31 @@ def test_what_is_to_be_tried_where_memory_is_short_is_accepted(
         assert at_a_time <= batch_size / world_size / parts / 2
 
 
-NO_ROOM = "CUDA error: out of memory"
-
-
 @pytest.mark.parametrize(
     ("error", "first"),
     [
-        (torch.AcceleratorError(f"{NO_ROOM}\nSearch for `cudaErrorMemoryAllocation'"), NO_ROOM),
-        (
-            dist.DistBackendError("NCCL error in: a.cpp\nCuda failure 2 'out of memory'"),
-            "Cuda fail",
-        ),
+        (torch.AcceleratorError("CUDA error: out of memory\nSearch for"), "CUDA error: out of"),
+        (dist.DistBackendError("NCCL error in: a.cpp\nCuda failure 2 'out of memory'"), "Cuda"),
     ],
 )
-def test_where_there_was_no_room_to_begin_others_have_filled_it(
+def test_libraries_lack_memory_in_words_of_their_own(
     error: Exception, first: str, configured: Configured
 ) -> None:
     told = in_words(error, configured())
     assert isinstance(told, OutOfMemory)
     assert str(told).startswith(first)
-    assert "other processes fill the GPU" in str(told)
-    assert "batch_size" not in str(told)
+
+
+@pytest.mark.parametrize("free", [0, 11])
+def test_where_others_hold_the_memory_no_smaller_batch_is_advised(
+    free: int, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * 2**30, 16 * 2**30))
+    told = str(in_words(torch.OutOfMemoryError("no memory"), configured()))
+    assert ("other processes hold 12.0 of 16.0 GiB" in told) == (free == 0)
+    assert ("batch_size=32" in told) == (free > 0)
 
 
 @pytest.mark.parametrize(
