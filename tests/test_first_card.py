@@ -52,7 +52,7 @@ def test_a_part_that_hangs_or_fails_is_a_row_and_leaves_its_figures(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_each_part_works_on_a_software_card_and_is_marked_so(cards: Cards, tmp_path: Path) -> None:
+def test_each_part_works_on_a_soft_gpu_and_is_marked_so(cards: Cards, tmp_path: Path) -> None:
     variables = cards(count=1)
     done = subprocess.run(
         [sys.executable, str(FIRST_CARD), "--seconds=800", f"--logs={tmp_path}"],

@@ -21,7 +21,7 @@ from scripts.benchmarks.systems import environment
 from scripts.cards.parts import PARTS, Row
 from tests import soft_gpu
 
-SOFTWARE = "software card"
+SOFTWARE = "soft GPU"
 LEAST_S = 15
 """With less time left no part is begun."""
 ENDED, FAILED = "not ended after {:.0f} s", "failed"
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="expt-first-card-") as scratch:
         for name in args.only:
             if is_software and not PARTS[name].on_software:
-                table.add(name, Row("", "not begun: software cards can't show it"))
+                table.add(name, Row("", "not begun: soft GPUs can't show it"))
                 continue
             left = end - time.monotonic()
             if left < LEAST_S:
@@ -126,7 +126,7 @@ def _arguments() -> argparse.Namespace:
         "--only", type=lambda text: text.split(","), default=list(PARTS), help=f"of {known}"
     )
     parser.add_argument("--seconds", type=float, default=570, help="for all of it [570]")
-    parser.add_argument("--small", action="store_true", help="small sizes, as on software cards")
+    parser.add_argument("--small", action="store_true", help="small sizes, as on soft GPUs")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="for what the parts say")
     args = parser.parse_args()
     if unknown := [name for name in args.only if name not in PARTS]:

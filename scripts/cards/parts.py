@@ -205,7 +205,7 @@ class Part(NamedTuple):
     measure: Callable[[Sizes, Path], Iterator[Row]]
     limit_s: int
     on_software: bool = True
-    """Whether software cards can show it."""
+    """Whether soft GPUs can show it."""
 
 
 PARTS = {
