@@ -50,7 +50,7 @@ WITH_TORCH = ("checkpoint", "sharded")  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_300, 197, 42_000
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_300, 198, 42_000
 MAX_OF_PACKAGE = {
     "command": 5_250, "config": 2_950, "dashboards": 1_630, "data": 8_305, "inference": 1_760,
     "launch": 2_930, "models": 1_135, "planning": 280, "python": 665, "runs": 5_255,

@@ -10,7 +10,7 @@ from pathlib import Path
 from expt.command import terminal
 from expt.config.own_code import is_of_main, targets
 from expt.errors import warn
-from expt.runs.attempt import in_one_line
+from expt.runs.failure import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, FoundRecord, device_s

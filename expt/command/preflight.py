@@ -17,7 +17,7 @@ from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted, RunFail
 from expt.launch.job import Job, Options, request_of
 from expt.launch.one_run import Tried, together_s, try_out
 from expt.machine import Machine
-from expt.runs.attempt import in_one_line
+from expt.runs.failure import in_one_line
 from expt.runs.result import COMPLETED
 from expt.runs.view.leaderboard import wide_console
 from expt.runs.view.text import Console, about, brief, cells, mebibytes, plain_table, say

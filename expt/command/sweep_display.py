@@ -20,7 +20,7 @@ from expt.config.kinds import chosen_metric
 from expt.errors import Diverged, ExptError, OutOfMemory, printable
 from expt.launch.job import Job, Observer, request_of
 from expt.runs import tags
-from expt.runs.attempt import in_one_line
+from expt.runs.failure import in_one_line
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.progress import REFRESH_S, Printed, RunState, show_printed, waiting_for

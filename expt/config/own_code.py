@@ -146,12 +146,10 @@ def _imports(path: Path, module: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*parents, *([base] if base else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            with contextlib.suppress(ImportError):  # beyond the top: what the worker will say
+                name = "." * node.level + (node.module or "")
+                base = importlib.util.resolve_name(name, package)
+                yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
 def fingerprint(names: Sequence[str]) -> str | None:

@@ -22,7 +22,7 @@ from expt.errors import (
     WorkersLost,
     warn,
 )
-from expt.runs.attempt import in_one_line, mistake_in
+from expt.runs.failure import in_one_line, mistake_in
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import (

@@ -70,7 +70,7 @@ def write_end(folder: Path, attempt: int) -> None:
 def _what_ended(paths: RunPaths, attempt: int, world_size: int) -> Exception:
     from expt.errors import RunFailed
     from expt.launch.workers import Aftermath
-    from expt.runs.attempt import LOG, in_one_line, read_error
+    from expt.runs.failure import LOG, in_one_line, read_error
 
     ranks = range(world_size)
     raised = {rank: each for rank in ranks if (each := read_error(paths.error(attempt, rank)))}

@@ -38,7 +38,8 @@ from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
 from expt.runs import continuing
-from expt.runs.attempt import Attempt, mistake_in
+from expt.runs.attempt import Attempt
+from expt.runs.failure import mistake_in
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result

@@ -18,7 +18,8 @@ from expt.errors import RECORDED, ConfigError, DeviceLost, ExptError, Interrupte
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
 from expt.launch.launcher import adopt, launcher
-from expt.runs.attempt import LOG, record_end, take_back
+from expt.runs.attempt import record_end, take_back
+from expt.runs.failure import LOG
 from expt.runs.paths import RunPaths
 from expt.runs.request import received
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_result

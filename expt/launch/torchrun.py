@@ -33,7 +33,8 @@ from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, first_li
 from expt.launch import forkserver, last_word
 from expt.launch.job import prepared
 from expt.machine import alone
-from expt.runs.attempt import LOG, Attempt, put_back, record_end, write_error
+from expt.runs.attempt import Attempt, put_back, record_end
+from expt.runs.failure import LOG, write_error
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.request import RunRequest, received, setting_word
 from expt.runs.result import INTERRUPTED, Host, Record

@@ -30,7 +30,8 @@ from expt.errors import (
 from expt.launch import processes
 from expt.launch.forkserver import FINISHED, Kept, Work
 from expt.launch.processes import Process
-from expt.runs.attempt import LOG, RAISED, Attempt, Raised, read_error
+from expt.runs.attempt import Attempt
+from expt.runs.failure import LOG, RAISED, Raised, read_error
 from expt.runs.paths import RunPaths
 from expt.runs.request import Meeting
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, read_result

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, did_you_mean
-from expt.runs.attempt import in_one_line
+from expt.runs.failure import in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, FoundRecord, Record, read_result
 from expt.runs.view.curves import History, figure, in_html

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import socket
 import time
-import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from expt.config import kept_code, own_code
 from expt.config.identity import shown
-from expt.config.secrets import hidden
-from expt.errors import MISTAKES, ConfigError, ExptError, Interrupted, warn
+from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.runs import continuing, lineage, provenance
 from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
@@ -263,95 +260,3 @@ def _known(request: RunRequest) -> Record:
         "config": shown(config),
         "seed": config.seed,
     }
-
-
-LOG = "log: "
-RAISED = " raised\n\n"
-"""Between the rank that raised and its traceback, in the text of a run's error."""
-NOTE = "of model="
-"""What a line after the exception begins with, which says what was given to which classes."""
-LOST = (
-    *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe"),
-    *("timed out after", "communicator was aborted", "remote process exit", "ncclRemoteError"),
-)
-"""Texts of what a collective of gloo, NCCL or torch's store raises if another worker is gone."""
-
-
-def write_error(path: Path, error: BaseException, exit_code: int) -> None:
-    """Write the exception that ends a worker, in the form that torch elastic reads."""
-    raised = Raised(
-        text=str(error),
-        traceback="".join(traceback.format_exception(error)),
-        exit_code=exit_code,
-        expected=isinstance(error, ExptError),
-        kind=type(error).__name__,
-        beats=getattr(error, "beats", None),
-        gpus=getattr(error, "gpus", {}),
-    )
-    about = {"py_callstack": raised.traceback, "timestamp": str(int(time.time()))}
-    message = {"message": f"{raised.kind}: {error}", "extraInfo": about}
-    content = {"message": message, "raised": raised._asdict()}
-    path.write_text(json.dumps(hidden(content)), encoding="utf-8")
-
-
-class Raised(NamedTuple):
-    """The content of a worker's error.json."""
-
-    text: str
-    traceback: str
-    exit_code: int
-    expected: bool
-    """Whether `text` is meant for a person, without the traceback."""
-    kind: str
-    """The name of its class."""
-    beats: int | None = None
-    """How far it had come, if it has ended itself because it was stuck."""
-    gpus: Mapping[str, str] = {}
-    """The GPUs that may be to blame; see RunFailed."""
-    time_ns: int = 0
-    """When it was written."""
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether bad input ended it, which no other worker's end does."""
-        return self.expected and self.exit_code == ConfigError.exit_code
-
-    @property
-    def has_lost_others(self) -> bool:
-        """Whether it ended because another had."""
-        return not self.expected and any(text in self.text for text in LOST)
-
-
-def read_error(path: Path) -> Raised | None:
-    """Return the exception that ended a worker; None if it left none, or only part of one."""
-    try:
-        raised = Raised(**json.loads(path.read_text(encoding="utf-8"))["raised"])
-        return raised._replace(time_ns=path.stat().st_mtime_ns)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def mistake_in(error: str) -> str:
-    """Return the traceback of a mistake in code; "" where another attempt may succeed."""
-    traceback_only = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
-    return traceback_only if _cause(traceback_only).partition(":")[0] in MISTAKES else ""
-
-
-def in_one_line(error: str, *, with_log: bool = True) -> str:
-    """Return the text of a run's error: what went wrong, its cause, and where the log is."""
-    first, _, rest = error.strip().partition("\n")
-    cause = _cause(rest)
-    log = next((f"  ({line})" for line in rest.splitlines() if line.startswith(LOG)), "")
-    return f"{first}{': ' + cause if cause else ''}{log * with_log}"
-
-
-def _cause(text: str) -> str:
-    """Return the line of a traceback that names the exception's class; else the last line.
-
-    Torch adds lines of help to errors of CUDA. A list of problems follows its own head.
-    """
-    _, frame, after = text.rpartition('\n  File "')
-    lines = [line for line in after.splitlines() if line and not line.startswith((LOG, NOTE))]
-    if frame:
-        return next((line for line in lines[1:] if not line.startswith(" ")), "")
-    return lines[-1].strip() if lines else ""

@@ -29,7 +29,7 @@ from expt.errors import (
     is_out_of_memory,
     listed,
 )
-from expt.runs.attempt import LOST, NOTE
+from expt.runs.failure import LOST, NOTE
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker

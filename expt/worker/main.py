@@ -21,7 +21,7 @@ from expt.config.constraints import plain
 from expt.config.schema import RunConfig
 from expt.errors import TimedOut
 from expt.machine import is_simulated
-from expt.runs.attempt import write_error
+from expt.runs.failure import write_error
 from expt.runs.request import Evaluation, Meeting, RunRequest
 from expt.training import collectives, patches
 from expt.training.collectives import Worker

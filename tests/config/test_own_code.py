@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -16,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from expt.config import constraints, groups, kept_code, own_code
+from expt.config import kept_code, own_code
 from expt.config.identity import shown
 from expt.config.own_code import fingerprint, targets
-from expt.data.kinds.custom import Custom
 from expt.errors import ConfigError
 from tests.conftest import Configured
 
@@ -113,53 +111,31 @@ def test_what_was_imported_before_is_imported_anew(own: Path) -> None:
     (own / "my_package/__init__.py").write_text("")
     (own / "my_package/parts.py").write_text("from my_layers import WIDTH\n")
     assert importlib.import_module(name).WIDTH == 3
-    (own / "my_layers.py").write_text(
-        "WIDTH = 12345\n"
-    )  # a file of another size, whose time may be the same
+    (own / "my_layers.py").write_text("WIDTH = 12345\n")  # of another size, maybe of the same time
     with own_code.as_on_disk():
         assert importlib.import_module(name).WIDTH == 12345
     assert importlib.import_module(name).WIDTH == 3, "this process keeps what it had"
 
 
-def test_the_classes_among_arguments_count_too(configured: Configured) -> None:
-    optimizer = groups.TargetOptimizer(
-        target="mine.Opt", kwargs={"inner": [{"_target_": "mine.Deep", "x": {"_target_": "a.B"}}]}
-    )
-    data = Custom(
-        target="mine.Data",
-        num_classes=2,
-        kwargs={"transform": {"_target_": "mine.T"}},
-        train={"x": {"_target_": "b.C"}},
-    )
-    callback = constraints.Target(target="mine.Watch", kwargs={"of": {"_target_": "d.D"}})
-    config = dataclasses.replace(
-        configured(), optimizer=optimizer, dataset=data, callbacks=(callback,)
-    )
-    found = targets(config)
-    assert {*found} == {
-        "mine.Data", "mine.T", "b.C", "mine.Opt", "mine.Deep", "a.B", "mine.Watch", "d.D",
-    }  # fmt: skip
-    assert targets(json.loads(json.dumps(shown(config)))) == found, "else such a run would be stale"
+NESTED = {
+    "optimizer={_target_: a.Opt, inner: [{_target_: a.Deep, x: {_target_: a.B}}]}":
+        "a.Opt a.Deep a.B",
+    "dataset={_target_: a.Data, num_classes: 2, x: {_target_: a.T}, train: {x: {_target_: a.C}}}":
+        "a.Data a.T a.C",
+    "callbacks=[{_target_: a.Watch, of: {_target_: a.D}}]": "a.Watch a.D",
+    "+task.metrics.own={_target_: a.Metric, better: max, of: {_target_: a.Deep}}":
+        "a.Metric a.Deep",
+    "dataset.transforms=[{_target_: a.B, then: [{_target_: a.Deep}]}]": "a.B a.Deep",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("word", "found"),
-    [
-        (
-            "+task.metrics.own={_target_: mine.Metric, better: max, of: {_target_: mine.Deep}}",
-            ("mine.Metric", "mine.Deep"),
-        ),
-        (
-            "dataset.transforms=[{_target_: a.B, then: [{_target_: mine.Deep}]}]",
-            ("a.B", "mine.Deep"),
-        ),
-    ],
-)
-def test_metrics_and_transforms_count_too(
-    configured: Configured, word: str, found: tuple[str, ...]
-) -> None:
-    config = configured(word)
-    assert targets(config) == targets(json.loads(json.dumps(shown(config)))) == found
+@pytest.mark.parametrize("word", NESTED)
+def test_the_classes_among_arguments_count_too(configured: Configured, word: str) -> None:
+    group = [f"~{key}" for key in ("optimizer", "dataset") if word.startswith(f"{key}=")]
+    config = configured(*group, "+" * len(group) + word)
+    assert {*targets(config)} == {*NESTED[word].split()}
+    again = targets(json.loads(json.dumps(shown(config))))
+    assert again == targets(config), "else such a run would be stale"
 
 
 NAME = "twice_written.parts.Part"

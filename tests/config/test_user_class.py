@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 from pathlib import Path
 
 import pytest
@@ -99,52 +100,33 @@ def test_what_a_constructor_raises_is_told_with_what_it_was_given(
         build(name, dict, width="a-rather-long-secret-0815-4711")
 
 
-def test_a_mistake_in_the_source_is_told_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_mistake.py").write_text("import os\nclass Net(:\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        ConfigError,
-        match=rf"^_target_=own_mistake.Net: {tmp_path}/own_mistake.py, line 2: invalid syntax$",
-    ):
-        build("own_mistake.Net", dict)
-
-
-def test_a_file_that_is_no_text_is_named_by_its_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_null.py").write_bytes(b"x = 1\0")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"^_target_=own_null.Net: .*own_null.*null") as raised:
-        build("own_null.Net", dict)
-    assert "None" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
-    ("source", "raised"),
+    ("source", "told"),
     [
-        ("import os\n\nraise RuntimeError('no licence\\nask for one')", "RuntimeError: no licence"),
-        ("\n\nimport no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (b"import os\nclass Net(:\n    pass\n", "{file}, line 2: invalid syntax"),
+        (b"x = 1\0", "own_raises.*null"),
         (
-            "\nimport json\njson.loads('')",
-            "JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            b"import os\n\nraise RuntimeError('no licence\\nask for one')",
+            r"importing own_raises raised RuntimeError: no licence \({file}, line 3\)",
         ),
-        ("import sys\n\nsys.exit(3)", "SystemExit: 3"),
+        (
+            b"\n\nimport no_such_module",
+            "importing .*ModuleNotFoundError: No module named 'no_such_module' .*, line 3",
+        ),
+        (b"\nimport json\njson.loads('')", r"JSONDecodeError: Expecting .* \({file}, line 3\)"),
+        (b"import sys\n\nsys.exit(3)", r"SystemExit: 3 \({file}, line 3\)"),
     ],
 )
-def test_what_its_module_raises_is_told_with_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, raised: str
+def test_what_is_wrong_with_its_module_is_named_with_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: bytes, told: str
 ) -> None:
-    (tmp_path / "own_raises.py").write_text(source)
+    (file := tmp_path / "own_raises.py").write_bytes(source)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=r"^_target_=own_raises.Net: ") as refused:
         build("own_raises.Net", dict)
-    where = f"({tmp_path}/own_raises.py, line 3)"
-    assert (
-        str(refused.value)
-        == f"_target_=own_raises.Net: importing own_raises raised {raised} {where}"
-    )
+    assert re.search(told.format(file=file), str(refused.value))
+    assert "None" not in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 class Noted:

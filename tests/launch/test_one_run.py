@@ -15,7 +15,7 @@ from expt.launch.job import Job, Options
 from expt.launch.one_run import Tried, together_s
 from expt.machine import Machine
 from expt.runs import continuing
-from expt.runs.attempt import LOG, RAISED
+from expt.runs.failure import LOG, RAISED
 from expt.runs.named_checkpoint import Checkpoint
 from expt.runs.result import create_result, update_result
 from expt.runs.view.text import Console

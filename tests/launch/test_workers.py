@@ -18,7 +18,7 @@ from expt.errors import ConfigError, DataError, Diverged, Interrupted, RunFailed
 from expt.launch import processes
 from expt.launch.forkserver import FINISHED
 from expt.launch.workers import LATE_S, Aftermath, Workers, bind_free_port
-from expt.runs.attempt import write_error
+from expt.runs.failure import write_error
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 

@@ -14,7 +14,7 @@ import pytest
 from expt.config import secrets
 from expt.config.identity import VERSION
 from expt.errors import Diverged
-from expt.runs.attempt import in_one_line, read_error, write_error
+from expt.runs.failure import in_one_line, read_error, write_error
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths, at_work, write_atomically
 from expt.runs.result import (

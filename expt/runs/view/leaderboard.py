@@ -17,7 +17,7 @@ from rich.table import Table
 
 from expt.config.identity import REPEATED
 from expt.errors import printable
-from expt.runs.attempt import in_one_line
+from expt.runs.failure import in_one_line
 from expt.runs.metrics_file import at_best
 from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import COMPLETED, PRUNED, FoundRecord, device_s
