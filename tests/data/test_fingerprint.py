@@ -215,9 +215,9 @@ def test_plugins_that_only_a_search_finds_are_part_of_what_a_run_is(
         write(f"plugins/{name}", width)
         few = as_typed("max_steps=1 world_size=1 tensorboard.images=false hydra.sweep.dir=sweep")
         runs = expt.sweep("+model._target_=searching.Net", *few, "~model.hidden", "~model.dropout")
-        states = (checkpoint.load(path) for path in (tmp_path / "sweep").glob("*/*/last.pt"))
+        found = [RunPaths(path.parent).last for path in (tmp_path / "sweep").glob("*/result.json")]
         assert len(runs) == 1
-        return sorted(len(state["model"]["1.bias"]) for state in states)
+        return sorted(len(checkpoint.load(path)["model"]["1.bias"]) for path in found)
 
     assert widths("one.py", 3) == [3]
     assert widths("one.py", 3) == [3]
