@@ -79,7 +79,7 @@ class RunFailed(ExptError):
     """A run ended without completing; the text holds the first failing rank's traceback."""
 
     def __init__(self, text: str = "", *, gpus: Mapping[str, str] = {}) -> None:
-        """Blame maybe `gpus`, where no step was done: by name, what each of them did."""
+        """Name the `gpus` that may be to blame, since no step was done, and the fault of each."""
         super().__init__(text or "; ".join(gpus.values()))
         self.gpus = gpus
 

@@ -50,7 +50,7 @@ class SweepDisplay(Observer):
         self._pruned: set[Path] = set()  # their folders
         self._found: set[str] = set()
         self.moved = Counter[str]()
-        """The number of runs that were moved to other GPUs, by what theirs had done."""
+        """The number of runs that were moved to other GPUs, by the faults of theirs."""
         self._skipped = 0
         self._busy_s = 0.0
         self._next = self._next_printed = self._next_lines = 0.0

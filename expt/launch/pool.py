@@ -76,7 +76,7 @@ class Pool:
         self._held_up: set[int] = set()  # by another command
         self.is_closed = False
         """Whether no further job is taken, since others would fail as one has."""
-        self._told: dict[str, str] = {}  # what GPUs have done that failed a run
+        self._faults: dict[str, str] = {}  # of GPUs that have failed a run
         self._finishing: str | None = None  # why those that run are to end
         self._asked_at: float | None = None  # when the workers were asked to stop
 
@@ -217,7 +217,7 @@ class Pool:
 
     def _start_ready(self) -> None:
         self._look_at_folders()
-        for demand in self._gpus.in_vain() if self._told and not self.is_closed else ():
+        for demand in self._gpus.in_vain() if self._faults and not self.is_closed else ():
             self._end(demand.run, self._too_few(demand))
         for packing in (self._gpus, self._cores):
             while self._clock() >= self._next_start:
@@ -328,20 +328,20 @@ class Pool:
     def _moved(self, number: int, error: RunFailed) -> ExptError | None:
         """Queue a run again that GPUs have failed before its first step, for others.
 
-        Else return what it fails by: of work that fails on two GPUs none is to blame.
+        Else return the error by which it fails: of two GPUs that fail it alike none is to blame.
         """
         job, packing = self._jobs[number], self._gpus
         # Where another run trains, a GPU works.
         others = [other for other in self._active.values() if other.paths.has_trained()]
         works = {gpu for other in others for gpu in other.devices}
-        gpus = {gpu: what for gpu, what in error.gpus.items() if gpu not in works}
+        gpus = {gpu: fault for gpu, fault in error.gpus.items() if gpu not in works}
         if not gpus:
             return error
         is_lost, demand = isinstance(error, DeviceLost), packing.taken[number]
         if type(error) is RunFailed and demand.avoided:
             packing.close(demand.avoided, until=self._clock(), while_busy=True)
             return error
-        self._told |= gpus
+        self._faults |= gpus
         if is_lost:
             packing.blame(number, gpus)
         demand = dataclasses.replace(demand, avoided=demand.avoided | {*gpus})
@@ -359,9 +359,9 @@ class Pool:
     def _too_few(self, demand: Demand) -> DeviceLost:
         """Return the error of a run that needs more GPUs than are left for it."""
         able = [gpu for gpu in self._gpus.devices if gpu not in demand.avoided]
-        told = "; ".join(what for gpu, what in self._told.items() if gpu not in able)
+        faults = "; ".join(fault for gpu, fault in self._faults.items() if gpu not in able)
         needed = f"{demand.count} of {len(self._machine.gpus)} GPUs needed, {len(able)} can be used"
-        return DeviceLost(f"{needed}: {told}; `expt doctor` says more")
+        return DeviceLost(f"{needed}: {faults}; `expt doctor` says more")
 
     def _release(self, number: int, *, passed: bool = False) -> None:
         job = self._active.pop(number, None)

@@ -274,7 +274,7 @@ class Aftermath:
         )
 
     def _gpus(self) -> dict[str, str]:
-        """Return the GPUs that may be to blame, and what each of them did; see RunFailed."""
+        """Return the faults of GPUs that may be to blame, by name; see RunFailed."""
         raised = [found for rank in range(self._size) if (found := self._raised(rank))]
         return dict(pair for found in raised for pair in found.gpus.items())
 

@@ -54,7 +54,7 @@ class Raised(NamedTuple):
     beats: int | None = None
     """How far it had come, if it has ended itself because it was stuck."""
     gpus: Mapping[str, str] = {}
-    """The GPUs that may be to blame; see RunFailed."""
+    """The faults of GPUs that may be to blame, by name; see RunFailed."""
     time_ns: int = 0
     """When it was written."""
 

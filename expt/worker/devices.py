@@ -24,27 +24,24 @@ def in_use(indices: Sequence[int]) -> Iterator[list[Steps]]:
     The body puts its steps into the list. Raises ConfigError where torch can use no GPU, rather
     than train on the CPU, DeviceLost for one that can't be used, OutOfMemory where others hold it.
     """
-    steps, memory = list[Steps](), {index: _memory(index) for index in indices}
+    steps, held = list[Steps](), {index: _held_by_others(index) for index in indices}
     try:
         yield steps
     except Exception as error:
         if any(each.first_s for each in steps):
             raise
         if errors.is_out_of_memory(error):
-            filled = {
-                index: f"out of memory; others held {held / 2**30:.1f} of {of / 2**30:.1f} GiB"
-                for index, (held, of) in memory.items()
-                if held > FILLED * of
-            }
-            if filled:
-                raise OutOfMemory(gpus=_named(filled)) from error
+            text = "out of memory; others held {:.0%} of it when this run began".format
+            faults = {index: text(share) for index, share in held.items() if share > FILLED}
+            if faults:
+                raise OutOfMemory(gpus=_named(faults)) from error
         elif isinstance(error, torch.AcceleratorError):
-            vars(error)["gpus"] = _named(dict.fromkeys(memory, first_line(error)))
+            vars(error)["gpus"] = _named(dict.fromkeys(held, first_line(error)))
         raise
 
 
-def _memory(index: int) -> tuple[int, int]:
-    """Return the bytes of a GPU's memory that others hold, and all; this is its first use."""
+def _held_by_others(index: int) -> float:
+    """Return the share of a GPU's memory that is not free; this is its first use."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi
     try:
         torch.cuda.init()
@@ -55,14 +52,12 @@ def _memory(index: int) -> tuple[int, int]:
         raise ConfigError(f"{first_line(error)}; install another torch, or use gpus=0") from error
     except RuntimeError as error:
         raise DeviceLost(gpus=_named({index: first_line(error).rstrip(".")})) from error
-    return total - free, total
+    return 1 - free / total
 
 
-def _named(did: Mapping[int, str]) -> dict[str, str]:
-    """Return GPUs of this process by name, and what each of them did."""
+def _named(faults: Mapping[int, str]) -> dict[str, str]:
+    """Return the faults of GPUs of this process, by their names."""
     names = dict(enumerate(machine.visible_gpus()))
     where = "" if signals.is_driven() else f" of {socket.gethostname()}"
-    found = {names.get(index, str(index)): what for index, what in did.items()}
-    return {
-        gpu: f"GPU {gpu} ({machine.gpu_uuid(gpu)}){where}: {what}" for gpu, what in found.items()
-    }
+    found = {names.get(index, str(index)): fault for index, fault in faults.items()}
+    return {gpu: f"GPU {gpu} ({machine.gpu_uuid(gpu)}){where}: {found[gpu]}" for gpu in found}
