@@ -339,7 +339,7 @@ def test_bfloat16_without_arithmetic_is_reported_once(
 ) -> None:
     monkeypatch.setattr(machine, "_cpu_flags", lambda: ["avx2"])
     config: Any = SimpleNamespace(
-        amp=amp, gradient_clip=None, gradient_clip_value=None, on_nan="stop",
+        amp=amp, gradient_clip=None, gradient_clip_value=None, on_nan="stop", optimizer=None,
         patches=SimpleNamespace(backward=False),
     )  # fmt: skip
     for rank in range(2):
