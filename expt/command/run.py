@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,10 +109,13 @@ class Command:
         env: Mapping[str, str],
     ) -> RunRequest:
         """Return the request for the run of this command; see RunRequest for the arguments."""
+        self.began = True
+        with _removed_if_refused(paths):
+            identity = identity_of(config, paths)
         return RunRequest(
             config=config,
             settings=settings,
-            identity=identity_of(config, paths),
+            identity=identity,
             paths=paths,
             about=about_run(paths.folder.name, self.words, config),
             hydra=hydra,
@@ -140,26 +143,34 @@ def run_one(this: Command, composed: DictConfig) -> float | None:
 def train(this: Command, request: RunRequest) -> float | None:
     """Train one run in its folder; return the value of its objective."""
     config, paths = request.config, request.paths
-    this.began, is_there = True, paths.hydra.exists()
     try:
-        if config.preflight:
-            from expt.command.preflight import preflight  # late: tables
+        with _removed_if_refused(paths):
+            if config.preflight:
+                from expt.command.preflight import preflight  # late: tables
 
-            preflight([Job(paths, request)], machine.detect(), PoolOptions())
-            remove_unused(paths)
-            return None
-        this.sending.follow(config, paths.folder)
-        this.how.carry_out(request, this.console)
-    except (ConfigError, Interrupted):
-        if not is_there:  # else what is there is of before
-            remove_unused(paths)
-        raise
+                preflight([Job(paths, request)], machine.detect(), PoolOptions())
+                remove_unused(paths)
+                return None
+            this.sending.follow(config, paths.folder)
+            this.how.carry_out(request, this.console)
     finally:
         if not this.from_python:
             terminal.put_runs([(paths.folder, read_result(paths))])
     record = read_result(paths)
     this.outcome.add(paths, PRUNED if record.get("status") == PRUNED else COMPLETED)
     return objective_of(record)
+
+
+@contextlib.contextmanager
+def _removed_if_refused(paths: RunPaths) -> Iterator[None]:
+    """Remove the run's folder if the body is refused or interrupted and has left nothing in it."""
+    is_there = paths.hydra.exists()  # of an earlier command
+    try:
+        yield
+    except (ConfigError, Interrupted):
+        if not is_there:
+            remove_unused(paths)
+        raise
 
 
 def refuse_overruled(composed: DictConfig, words: Sequence[str]) -> None:

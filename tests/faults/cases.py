@@ -80,7 +80,9 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{DISK}a_save_that_is_killed_leaves_a_whole_checkpoint",
         f"{CHECKPOINT}a_save_that_fails_leaves_the_one_before",
     ),
-    "a checkpoint with code in it": (f"{CHECKPOINT}no_code_is_run_from_a_checkpoint",),
+    "a checkpoint with code in it": (
+        "tests/runs/test_safetensors.py::test_a_forged_file_is_refused_as_what_it_is",
+    ),
     "a checkpoint of another model, or number of workers": (
         f"{RESUME}another_experiment_is_refused_by_name",
         f"{RESUME}another_number_of_workers_follows_the_same_curve",
