@@ -100,3 +100,13 @@ def test_the_doctor_names_dead_and_full_cards(cards: Cards, tmp_path: Path) -> N
     found = {line[5:10]: line for line in done.stdout.splitlines()}
     assert [found[f"GPU {card}"][:4] for card in range(4)] == ["pass", "pass", "note", "fail"]
     assert all(uuid(card) in found[f"GPU {card}"] for card in range(4))
+
+
+def test_a_prediction_on_a_dead_card_is_refused_in_a_line(cards: Cards, tmp_path: Path) -> None:
+    cards()
+    assert run("gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path).returncode == 0
+    cards(dead=(0,))
+    done = run("predict", "r", "--split", "test", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "CUDA-capable device(s) is/are busy or unavailable; use --device cpu" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from expt.errors import ConfigError, DeviceLost
 from expt.machine import SIMULATED_GPUS, Machine
 from expt.runs.paths import RunPaths
 from expt.training.precision import Precision, precision_kept, set_precision
-from expt.worker import devices, main
+from expt.worker import devices, main, random_state
 from expt.worker.parallel import Autocast
 from tests.composing import composed
 from tests.conftest import Configured, RunFolder, as_typed, python
@@ -164,3 +165,16 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
         match=r"^model\.pretrained=true: the weights of squeezenet1_1 can't be fetched \(",
     ):
         main.run_as(ONE, request_of(longer, tmp_path / "other"))
+
+
+def test_cublas_is_deterministic_unless_a_person_has_set_its_workspace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, cpu = "CUBLAS_WORKSPACE_CONFIG", torch.device("cpu")
+    monkeypatch.setenv(name, "")  # so that it is put back
+    monkeypatch.delenv(name)
+    random_state.set_determinism(False, cpu)
+    assert os.environ[name] == ":4096:8"
+    monkeypatch.setenv(name, ":16:8")
+    random_state.set_determinism(False, cpu)
+    assert os.environ[name] == ":16:8"
