@@ -39,9 +39,9 @@ def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(
 ) -> None:
     parent = trained(*WORDS, name="parent")
     fork, identity = f"fork={parent.folder}@10", parent.result["identity"]
-    again = trained(fork, name="again")
-    assert same(_state(again), _state(parent)), "to the bit, its settings not typed again"
-    assert not again.paths.forked.exists(), "it has checkpoints of its own"
+    unchanged = trained(fork, name="unchanged")
+    assert same(_state(unchanged), _state(parent)), "to the bit, its settings not typed again"
+    assert not unchanged.paths.forked.exists(), "it has checkpoints of its own"
     whole = trained(fork, "optimizer.lr=0.01", "epochs=4", name="whole")
     with pytest.raises(RunFailed):
         trained(
@@ -59,7 +59,7 @@ def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(
     moved = trained(f"fork={copied}@10", "optimizer.lr=0.01", "epochs=4", name="moved")
     identities = {run.result["identity"] for run in (killed, whole, moved)}
     assert len(identities) == 1, "wherever the parent lies"
-    assert identities.isdisjoint({identity, again.result["identity"]})
+    assert identities.isdisjoint({identity, unchanged.result["identity"]})
     told = killed.result["forked_from"]
     assert (told["step"], told["epoch"]) == (10, 1)
     assert told["changed"] == {"optimizer.lr": [0.002, 0.01], "epochs": [3, 4]}
