@@ -256,6 +256,7 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.empty(1, device=name).device  # memory of it is the first use
+        with _memory_in_words():
+            return torch.empty(1, device=name).device  # memory of it is the first use
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {name}: {first_line(error)}; use --device cpu") from error
