@@ -105,12 +105,12 @@ class SweepFailed(RunFailed):
 class TimedOut(RunFailed):
     """A worker waited in vain for another, or finished no step for too long.
 
-    `beats` is how many steps it had done then.
+    `progress` is how many collectives it had begun then, and how many steps.
     """
 
-    def __init__(self, text: str, *, beats: int | None = None) -> None:
+    def __init__(self, text: str, *, progress: Sequence[int] | None = None) -> None:
         super().__init__(text)
-        self.beats = beats
+        self.progress = progress
 
 
 class Killed(RunFailed):

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
@@ -26,9 +25,8 @@ from expt.command.rerun import NOT_REPEATED
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.launch import forkserver
-from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from tests import soft_gpu, warm
+from tests import on_cards, soft_gpu, warm
 from tests.composing import composed, share
 from tests.faults.cases import TESTS
 
@@ -78,8 +76,8 @@ def _set_surroundings(root: Path) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     _set_surroundings(config.rootpath)
-    if soft_gpu.is_preloaded(os.environ):  # by scripts/soft_gpu pytest
-        os.environ["EXPT_LOCKS"] = tempfile.mkdtemp()  # each process of the tests has its own cards
+    if on_cards.ON:
+        on_cards.take(config)
     elif config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # threads that wait leave the cores to the other tests
@@ -89,10 +87,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         atexit.register(_end_at_once)
         share(os.environ[warm.FOLDER])
+    if on_cards.ON:
+        warm.templates()  # or each test, being a process, would start its own
     if not config.getoption("numprocesses"):
         gc.disable()  # while the tests are collected: all that they import stays
     elif not config.getoption("collectonly"):
-        warm.start_template()  # one for all processes, which collect the tests in the meantime
+        warm.templates()  # one for all processes, which collect the tests in the meantime
 
 
 def _end_at_once() -> None:
@@ -121,11 +121,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         test = item.nodeid.partition("[")[0]
         if test in TESTS or test.startswith("tests/faults/"):
             item.add_marker("faults")
+        for name in on_cards.skipped():
+            if mark := item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=f"{name}: {mark.args[0]}"))
         if item.get_closest_marker("slow") and not config.getoption("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; pytest --slow runs it"))
 
 
 def pytest_collection_finish() -> None:
+    if on_cards.ON:
+        warm.prepare()  # or each test, being a process, would
     warm.collapse()  # several hundred tests fork this process
     gc.freeze()  # what is imported by now is not garbage, to be looked through again and again
     gc.enable()
@@ -295,7 +300,8 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cards]:
         chosen["EXPT_LOCKS"] = str(tmp_path / "locks")
         for name, value in chosen.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        for name in ("CUDA_VISIBLE_DEVICES", on_cards.VARIABLE):
+            monkeypatch.delenv(name, raising=False)
         ctypes.CDLL(str(soft_gpu.built() / soft_gpu.NVML))  # that pynvml finds it in this process
         forkserver.kill()  # that of expt.run has no cards, or others
         return chosen
@@ -316,6 +322,13 @@ def _variables(wishes: Mapping[str, object]) -> dict[str, str]:
         pytest.skip(f"soft GPUs can't be built: {error.cmd[0]} fails with {error.stderr[:200]!r}")
 
 
+@pytest.fixture
+def tensors_there() -> Iterator[None]:
+    """Have tensors made on the device of this process."""
+    with on_cards.device_of(0):
+        yield
+
+
 Configured = Callable[..., RunConfig]
 
 
@@ -324,7 +337,7 @@ def configured() -> Configured:
     """`configured("epochs=2")`: what the command line would give, for one worker on a CPU."""
 
     def configure(*overrides: str) -> RunConfig:
-        return parse(composed("world_size=1", *overrides), Machine(gpus=(), cpus=2))
+        return parse(composed("world_size=1", *overrides), on_cards.MACHINE)
 
     return configure
 

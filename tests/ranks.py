@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from expt.training.collectives import Worker, process_group
+from tests import on_cards
 
 TIMEOUT_S = 20.0
 
@@ -52,8 +53,7 @@ def _started(
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     store = folder / "store"
     ranks = [
-        context.Process(target=_rank, args=(rank, size, store, pipes[rank][1], each))
-        for rank in range(size)
+        context.Process(target=_rank, args=(rank, size, store, pipes, each)) for rank in range(size)
     ]
     for rank in ranks:
         rank.start()
@@ -63,8 +63,16 @@ def _started(
 
 
 def _rank(
-    rank: int, size: int, store: Path, answer: Connection, each: Callable[[Worker], Any]
+    rank: int,
+    size: int,
+    store: Path,
+    pipes: list[tuple[Connection, Connection]],
+    each: Callable[[Worker], Any],
 ) -> None:
+    answer = pipes[rank][1]
+    for _, theirs in pipes:
+        if theirs is not answer:
+            theirs.close()  # or nobody would notice the end of another rank
     gc.freeze()  # collections pass by what is the test's
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -73,9 +81,10 @@ def _rank(
         world_size=size,
         local_rank=rank,
         local_world_size=size,
-        device=torch.device("cpu"),
+        device=on_cards.device_of(rank),
+        gpus=tuple(range(size)) if on_cards.ON else (),
     )
     meeting = dist.FileStore(str(store), size)
-    with process_group(worker, backend="gloo", timeout_s=TIMEOUT_S, store=meeting):
+    with process_group(worker, backend=on_cards.BACKEND, timeout_s=TIMEOUT_S, store=meeting):
         answer.send(each(worker))
     assert not dist.is_initialized(), "the group is left"

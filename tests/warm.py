@@ -35,11 +35,13 @@ from expt.config.parse import parse
 from expt.launch import forkserver
 from expt.machine import Machine
 from expt.runs import result
-from tests import soft_gpu
+from tests import on_cards, soft_gpu
 from tests.composing import composed, share
 
 FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
+CARDS = "cards"
+"""The folder in it of those with soft GPUs, if this process has none."""
 PRELOADED = (
     *forkserver.WORKER_MODULES,
     *forkserver.SWEEP_MODULES,
@@ -153,7 +155,8 @@ def start_template() -> None:
     ends, alive = os.pipe()
     with contextlib.ExitStack() as stack:
         passed = [ends]
-        for name in ("plain", "libraries", "cards_plain", "cards_libraries"):
+        os.mkdir(f"{folder}/{CARDS}")
+        for name in ("plain", "libraries", f"{CARDS}/plain", f"{CARDS}/libraries"):
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(f"{folder}/{name}")
             listener.listen(64)  # who asks before the imports are made waits
@@ -165,6 +168,13 @@ def start_template() -> None:
     atexit.register(os.close, alive)  # earlier: it asks for the end
 
 
+def templates() -> str:
+    """Return the folder where processes listen that commands are forked from."""
+    if FOLDER not in os.environ:
+        start_template()
+    return os.environ[FOLDER]
+
+
 def _start_serving(passed: Sequence[int], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.warm", *map(str, passed)]
     nothing, root = subprocess.DEVNULL, Path(__file__).parents[1]
@@ -173,12 +183,10 @@ def _start_serving(passed: Sequence[int], env: Mapping[str, str]) -> subprocess.
 
 def _ask(env: Mapping[str, str], libraries: bool, *descriptors: int) -> None:
     """Send the template of such commands what one of them talks through."""
-    if FOLDER not in os.environ:
-        start_template()
     cards = soft_gpu.is_preloaded(env) and not _HAS_CARDS
     name = "libraries" if libraries else "plain"
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(f"{os.environ[FOLDER]}/{f'cards_{name}' if cards else name}")
+        line.connect(f"{templates()}/{f'{CARDS}/{name}' if cards else name}")
         socket.send_fds(line, [b"?"], descriptors)
 
 
@@ -224,6 +232,7 @@ def _serve(ends: int, plain: int, with_libraries: int, *cards: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     packages = map(_modules, ("expt", "hydra._internal.core_plugins", "hydra_plugins"))
     _import((*PRELOADED, *itertools.chain(*packages)), _use_once)
+    on_cards.fill_auto()
     listeners, under_way = [plain, with_libraries, *cards], dict[int, tuple[int, int]]()
     while ends not in (ready := {*select.select([*listeners, ends, *under_way], [], [])[0]}):
         for ended in ready & {*under_way}:
@@ -238,6 +247,13 @@ def _serve(ends: int, plain: int, with_libraries: int, *cards: int) -> None:
         elif not ready.isdisjoint(cards):
             listeners = [plain, *({with_libraries} & {*listeners})]
             _start_serving([ends, *cards], {**os.environ, "LD_PRELOAD": soft_gpu.preload()})
+
+
+def prepare() -> None:
+    """Import and do once what each fork of this process would."""
+    for module in (*PRELOADED, "torch._dynamo"):
+        forkserver.load(module)
+    _use_once()
 
 
 def _use_once() -> None:

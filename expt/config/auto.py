@@ -45,12 +45,19 @@ def fill_auto_of_a_sweep(node: Node) -> dict[str, Any]:
 
 
 def gpus(node: Node, machine: Machine) -> int:
-    """Return all GPUs that the run may use here; one under a debugger, or where CUDA shows one."""
+    """Return a GPU for each worker, or all that the run may use here.
+
+    One under a debugger, or where CUDA shows one.
+    """
     one = node.get("debug") is True or machine.own_gpus or any(map(is_slice, machine.gpus))
     have = 1 if one and machine.gpus else len(machine.gpus)
     if not have:
         note_unused()
-    return min(have, machine.local_workers or have)
+    workers = None if node.get("strategy") == "dp" else node.get("world_size")
+    asked = [
+        size for size in (machine.local_workers, workers) if isinstance(size, int) and size > 0
+    ]
+    return min([have, *asked])
 
 
 def world_size(node: Node, machine: Machine) -> int:

@@ -229,7 +229,7 @@ class Aftermath:
     def was_stuck(self) -> bool:
         """Whether the first that failed has ended itself because it got no further."""
         raised = self._raised(self._first_failed())
-        return raised is not None and raised.beats is not None
+        return raised is not None and raised.progress is not None
 
     def lost_others(self) -> bool:
         """Whether a worker has lost others, who have not ended yet: they know why."""
@@ -311,7 +311,7 @@ class Aftermath:
 
         Bad input comes first, then a rank that vanished, since the errors of others may follow from
         either; then the earliest. Who has lost others comes last, also if NCCL has ended it.
-        Of those that got no further it is the one with the fewest steps.
+        Of those that got no further it is the one that has begun the fewest collectives.
         """
         left = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
         # whether it has ended yet or not
@@ -324,11 +324,12 @@ class Aftermath:
             rank for rank in vanished if not (raised and self._aborted(rank, *_NCCL_ABORTED))
         ]:
             return first[0]
-        stuck = all(found.beats is not None for found in raised.values())
+        stuck = all(found.progress is not None for found in raised.values())
 
-        def order(rank: int) -> tuple[bool, int, int]:
+        def order(rank: int) -> tuple[bool, tuple[int, ...], int]:
             found = raised[rank]
-            return found.has_lost_others, found.beats or 0 if stuck else 0, found.time_ns
+            progress = tuple(found.progress or ()) if stuck else ()
+            return found.has_lost_others, progress, found.time_ns
 
         return min(raised, key=order)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ def write_error(path: Path, error: BaseException, exit_code: int) -> None:
         exit_code=exit_code,
         expected=isinstance(error, ExptError),
         kind=type(error).__name__,
-        beats=getattr(error, "beats", None),
+        progress=getattr(error, "progress", None),
         gpus=getattr(error, "gpus", {}),
     )
     about = {"py_callstack": raised.traceback, "timestamp": str(int(time.time()))}
@@ -51,7 +51,7 @@ class Raised(NamedTuple):
     """Whether `text` is meant for a person, without the traceback."""
     kind: str
     """The name of its class."""
-    beats: int | None = None
+    progress: Sequence[int] | None = None
     """How far it had come, if it has ended itself because it was stuck."""
     gpus: Mapping[str, str] = {}
     """The faults of GPUs that may be to blame, by name; see RunFailed."""

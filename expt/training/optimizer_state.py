@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
+from expt.runs.checkpoint import map_leaves
 from expt.training.optim import OneCycle, Schedule
 from expt.training.parameter_groups import members
 from expt.training.sharding import is_sharded
@@ -57,14 +58,21 @@ def train_at(optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
 
 
 def adapted(optimizer: Optimizer, state: State) -> Any:
-    """Return `state` for `optimizer.load_state_dict`, with the kernels and strides of now.
+    """Return `state` for `optimizer.load_state_dict`, with the kernels, strides and device of now.
 
     torch has some kernels only for whole parameters, and fused ones on a CPU take a state's memory
     to lie as the parameter's does, which is otherwise where one is sharded or in channels_last.
+    torch moves its own tensors to the parameters' device, but not what a custom optimizer adds.
     """
-    if not (isinstance(state, Mapping) and {"state", "param_groups"} <= state.keys()):
-        return state  # of a custom optimizer
-    saved, own = state["param_groups"], optimizer.param_groups
+    own, of_torch = optimizer.param_groups, {"state", "param_groups"}
+    device = next(iter(members(own))).device
+
+    def moved(_: str, value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) and value.dim() else value
+
+    if not (isinstance(state, Mapping) and of_torch <= state.keys()):
+        return map_leaves(moved, state)
+    saved, more = state["param_groups"], {key: state[key] for key in state.keys() - of_torch}
     if [len(group["params"]) for group in saved] != [len(group["params"]) for group in own]:
         return dict(state)  # torch says so
     groups = [
@@ -80,7 +88,7 @@ def adapted(optimizer: Optimizer, state: State) -> Any:
         )
         for key, values in state["state"].items()
     }
-    return {**state, "state": states, "param_groups": groups}
+    return {**map_leaves(moved, more), "state": states, "param_groups": groups}
 
 
 def _laid_out(value: Any, parameter: Tensor) -> Any:

@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -165,6 +166,12 @@ def keep_freed() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         if not libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES):
             libc.mallopt(M_MMAP_THRESHOLD, MMAP_LIMIT_BYTES)
+
+
+def collectives_begun() -> int:
+    """Return the number of collectives that this worker has begun, for any thread."""
+    group: Any = dist.group.WORLD if dist.is_initialized() else None
+    return int(group._get_sequence_number_for_group()) if group else 0
 
 
 @functools.cache  # once in a process

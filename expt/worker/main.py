@@ -67,7 +67,7 @@ def _give_up(config: RunConfig, beats: int, report: Callable[[Exception], None])
     faulthandler.dump_traceback(all_threads=True)
     where = watchdog.main_stack().rstrip()
     text = f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"
-    _fail(TimedOut(text, beats=beats), report)
+    _fail(TimedOut(text, progress=(patches.collectives_begun(), beats)), report)
 
 
 def _fail(error: Exception, report: Callable[[Exception], None]) -> NoReturn:

@@ -149,7 +149,8 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(
     tmp_path: Path, faulty: tuple[str, ...]
 ) -> None:
-    words = ("model.how=hold", "seed=0,1,2", "epochs=2", "hydra.sweep.dir='my sweep'")
+    one_by_one = "hydra.launcher.max_concurrent=1"
+    words = ("model.how=hold", "seed=0,1,2", "epochs=2", one_by_one, "hydra.sweep.dir='my sweep'")
     process = start("-m", *faulty, *words, cwd=tmp_path)
     wait_until((tmp_path / "my sweep" / "seed=0" / "metrics.jsonl").exists, process)
     children = descendants(process.pid)
@@ -235,8 +236,9 @@ def test_a_failed_run_is_tried_again_and_the_others_are_returned(
 def test_fail_fast_starts_no_further_run(
     tmp_path: Path, sweep: Callable[..., expt.SweepResult]
 ) -> None:
+    one_by_one = "hydra.launcher.max_concurrent=1"
     with pytest.raises(RunFailed, match="1 of 4 runs failed, 3 were stopped or not started"):
-        sweep("model.how=raise,good", "seed=0,1", "hydra.launcher.fail_fast=true")
+        sweep("model.how=raise,good", "seed=0,1", "hydra.launcher.fail_fast=true", one_by_one)
     assert statuses(tmp_path / "sweep") == {"how=raise,seed=0": "failed"}
 
 
@@ -249,6 +251,7 @@ def test_after_fail_fast_complete_runs_are_not_counted_as_not_started(
     assert [run.status for run in found][-2:] == ["completed"] * 2
 
 
+@pytest.mark.cpu("the GPUs are simulated")
 def test_what_was_refused_is_run_once_it_can(
     tmp_path: Path, sweep: Callable[..., expt.SweepResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:

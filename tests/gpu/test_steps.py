@@ -1,6 +1,6 @@
 """What a step on a GPU computes, and what it waits for: `pytest -m gpu`.
 
-Never run yet: written without a card."""
+It has passed on soft GPUs; no card has run it yet."""
 
 from __future__ import annotations
 
@@ -134,11 +134,13 @@ def test_shipped_models_have_deterministic_operations(
     assert result["status"] == "completed"
 
 
+@pytest.mark.real_gpu("its driver times kernels")
 def test_the_table_of_operators_has_times_of_the_gpu(trained: Trained) -> None:
     run = trained("gpus=1", "profile=true", "epochs=1")
     assert "Self CUDA" in RunPaths(Path(run.folder)).operators.read_text()
 
 
+@pytest.mark.real_gpu("it runs what Triton compiles, and CUDA graphs")
 @pytest.mark.parametrize("compiled", ["true", "reduce-overhead"])
 def test_compiled_models_have_the_loss_curve_of_others(compiled: str, trained: Trained) -> None:
     # Compiled code draws other random numbers: no dropout.

@@ -19,9 +19,10 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.result import update_result
 from expt.worker.run import Run
 from tests.conftest import as_typed, python
-from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
+DEVICE = ALONE.device
 FEW = (*as_typed("epochs=1 max_steps=2 batch_size=16 tensorboard.images=false"),)
 SMALL = ("dataset=synthetic", "dataset.train_size=64", "dataset.test_size=20")
 IMAGES = (*SMALL, "dataset.image_size=[16,16]", "dataset.channels=3")
@@ -101,7 +102,7 @@ def test_it_gives_what_the_worker_computed(
 
     trained = train_alone(*words(name), *files_for(name, tmp_path), before=begin)
     before = torch.random.get_rng_state()
-    loaded = expt.load(trained.folder, "last", amp="recorded")
+    loaded = expt.load(trained.folder, "last", amp="recorded", device=DEVICE)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not any(layer.training for layer in loaded.modules())
     assert len(seen) >= 2
@@ -116,11 +117,13 @@ def test_it_computes_in_float32_if_nothing_else_is_said(
     train: TrainAlone, capfd: pytest.CaptureFixture[str]
 ) -> None:
     trained = train(*words("mixed precision"))
-    loaded, images = expt.load(trained.folder), torch.rand(5, 1, 8, 8)
+    loaded = expt.load(trained.folder, device=DEVICE)
+    images = torch.rand(5, 1, 8, 8, device=DEVICE)
     with torch.no_grad():
         assert torch.equal(loaded(images), trained.run.learner.module.eval()(images))
         assert loaded(images).dtype == torch.float32
-        assert expt.load(trained.folder, amp=True)(images).dtype == torch.bfloat16
+        half = expt.load(trained.folder, amp=True, device=DEVICE)
+        assert half(images).dtype == torch.bfloat16
     assert capfd.readouterr().err == ""
     update_result(trained.run.paths, status="failed")
     expt.load(trained.folder)
@@ -131,7 +134,7 @@ def test_a_text_goes_in_as_its_bytes(train: TrainAlone, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(BOOK)
     small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16")
     trained = train("experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *FEW[:3])
-    loaded = expt.load(trained.folder, "last")
+    loaded = expt.load(trained.folder, "last", device=DEVICE)
     inputs = loaded.preprocess("to be")
     assert inputs.tolist() == [list(b"to be")]
     with torch.no_grad():
@@ -154,7 +157,7 @@ def test_pictures_rows_and_arrays_become_what_the_loaders_gave(
         "dataset.image_size=[16,12]",
     )
     trained = train(*FEW, *photos, "batch_size=2", "model=mlp", "dataset.cache=false")
-    loaded = expt.load(trained.folder, "last")
+    loaded = expt.load(trained.folder, "last", device=DEVICE)
     test = trained.run.data.test
     assert test is not None
     expected = torch.cat([batch.inputs for batch in test.evaluation()])
@@ -176,7 +179,8 @@ def test_pictures_of_a_segmentation_folder_are_stretched_as_they_were(
     assert trained.run.data.val is not None
     expected = next(trained.run.data.val.evaluation()).inputs
     picture = tmp_path / "val" / "images" / "a.png"
-    assert torch.equal(expt.load(trained.folder).preprocess(picture), expected)
+    loaded = expt.load(trained.folder, device=DEVICE)
+    assert torch.equal(loaded.preprocess(picture), expected)
 
 
 def test_samples_of_ones_own_without_classes_are_only_moved() -> None:
@@ -222,9 +226,8 @@ def test_a_class_of_ones_own_in_a_process_that_has_never_trained(
     done = python(program, os.path.relpath(trained.folder, tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
-        assert done.stdout.strip() == str(
-            trained.run.learner.module.eval()(torch.ones(1, 1, 8, 8)).tolist()
-        )
+        outputs = trained.run.learner.module.cpu().eval()(torch.ones(1, 1, 8, 8))
+    assert done.stdout.strip() == str(outputs.tolist())
 
 
 def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def odd_one_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, .
     return ("+model._target_=odd.Net", "~model.hidden", "~model.dropout", "dataset.train_limit=640")
 
 
+@pytest.mark.cpu("workers on cards share no memory")
 def test_a_rank_that_is_slow_shows(odd_one_out: tuple[str, ...], trained: Trained) -> None:
     values = trained(*odd_one_out, "+model.how=slow", "epochs=1").result["metrics"]
     assert values["ranks/step_ms_max"] >= 25

@@ -16,6 +16,7 @@ from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
+from tests import on_cards
 from tests.composing import composed
 from tests.conftest import Trained, run
 
@@ -107,7 +108,9 @@ def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
     lone = run("hydra.launcher.dry_run=true", cwd=tmp_path)
     assert (lone.returncode, lone.stderr.partition(": ")[0]) == (2, "error")
     done = run("experiment=amp_sweep", "batch_size=64", "hydra.launcher.dry_run=true", cwd=tmp_path)
-    assert (done.returncode, done.stdout.count("2 cores  start")) == (0, 2 * 3), done.stderr
+    assert (done.returncode, done.stdout.count(f"2 {on_cards.UNIT}  start")) == (0, 2 * 3), (
+        done.stderr
+    )
     assert not any(tmp_path.rglob("result.json"))
     with pytest.raises(ConfigError, match=r"use expt\.sweep"):
         expt.run("experiment=amp_sweep", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")

@@ -10,6 +10,7 @@ import pytest
 import expt
 from expt.command import preflight
 from expt.errors import ConfigError
+from tests import on_cards
 from tests.conftest import Configured, as_typed, run
 
 OWN = """
@@ -34,7 +35,7 @@ def test_a_sweep_is_tried_by_kinds_and_what_cannot_run_is_named(tmp_path: Path) 
     done = run("-m", "preflight=true", *axes, cwd=tmp_path)
     head, kind, total, *refused = done.stdout.splitlines()
     assert head.split("  ")[0] == "runs like"
-    assert kind.split()[:4] == ["batch_size=64,lr=0.1,model=mlp", "2", "2", "cores"]
+    assert kind.split()[:4] == ["batch_size=64,lr=0.1,model=mlp", "2", "2", on_cards.UNIT]
     assert total.startswith("2 runs take about ")
     assert len([line for line in refused if "batch_size=7: the global batch" in line]) == 4
     shapes = [line for line in refused if "shapes cannot be multiplied" in line]
@@ -63,7 +64,7 @@ def test_a_single_run_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.returncode == 0, done.stderr
     row = done.stdout.splitlines()[1].split()
     assert row[:4] == ["mlp", "on", "digits", "1"]
-    assert row[5] == "cores"
+    assert row[5] == on_cards.UNIT
     assert done.stdout.splitlines()[2].startswith("1 run takes about ")
     assert not any(tmp_path.iterdir())
     monkeypatch.chdir(tmp_path)

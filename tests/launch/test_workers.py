@@ -321,11 +321,11 @@ def test_where_nccl_ended_all_the_first_is_named(paths: RunPaths) -> None:
 
 def test_of_those_that_got_no_further_who_had_come_the_least_far_is_named(paths: RunPaths) -> None:
     """Who waits for the device gets no further either, and may notice first."""
-    for rank, (second, beats) in enumerate(((10, 9), (11, 5), (12, 9))):
-        leave_error(paths, rank, TimedOut(f"stuck at {beats}", beats=beats), second)
+    for rank, (second, *progress) in enumerate(((10, 7, 9), (11, 6, 9), (12, 7, 8))):
+        leave_error(paths, rank, TimedOut(f"stuck at {progress}", progress=progress), second)
     after = Aftermath(paths, 0, [1, 1, 1])
     assert after.was_stuck()
-    assert str(after.in_words(60)).startswith("rank 1 of 3: stuck at 5\n")
+    assert str(after.in_words(60)).startswith("rank 1 of 3: stuck at [6, 9]\n")
     leave_error(paths, 2, TimedOut("waited in vain"), 9)
     assert str(Aftermath(paths, 0, [1, 1, 1]).in_words(60)).startswith(
         "rank 2 of 3: waited in vain\n"

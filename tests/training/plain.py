@@ -14,8 +14,6 @@ from expt.training.collectives import Worker
 from expt.training.loop import evaluate, train_epoch
 from expt.worker.build import build_data, build_learner, build_position
 
-CPU = torch.device("cpu")
-
 
 def trained_on(worker: Worker, config: RunConfig) -> dict[str, Any]:
     """The averages of each step, of both evaluations at the end, and the weights; plain containers
@@ -27,7 +25,7 @@ def trained_on(worker: Worker, config: RunConfig) -> dict[str, Any]:
         build_position(config, data),
         list[Averages](),
     )
-    sums = Sums(learner.task, CPU)
+    sums = Sums(learner.task, worker.device)
     for epoch in range(1, config.epochs + 1):
         position.begin_epoch()
         batches = data.train.epoch(epoch)
@@ -41,7 +39,7 @@ def trained_on(worker: Worker, config: RunConfig) -> dict[str, Any]:
         )
     splits = {"val": data.val, "test": data.test}
     evaluated = {
-        name: dict(evaluate(learner, each.evaluation(), CPU).values)
+        name: dict(evaluate(learner, each.evaluation(), worker.device).values)
         for name, each in splits.items()
         if each
     }

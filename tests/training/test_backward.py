@@ -11,8 +11,10 @@ from torch.nn import functional
 
 from expt.training.patches import backward
 from expt.training.precision import Precision
+from tests import on_cards
 
-CPU = torch.device("cpu")
+DEVICE = on_cards.device_of(0)
+pytestmark = pytest.mark.usefixtures("tensors_there")
 
 
 def gradients(run: Any, weight: float) -> list[Tensor]:
@@ -68,7 +70,10 @@ def test_where_the_loss_is_scaled_the_pass_is_torchs(
     )
     for wanted in (False, True):
         precision = Precision(
-            settings["amp"], CPU, skip_non_finite=settings.get("skip", False), short_backward=wanted
+            settings["amp"],
+            DEVICE,
+            skip_non_finite=settings.get("skip", False),
+            short_backward=wanted,
         )
         weight = nn.Parameter(torch.ones(()))
         precision.backward(weight * 3, 0.5)

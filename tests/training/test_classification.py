@@ -28,7 +28,6 @@ from tests.ranks import together
 from tests.training import plain
 
 v2: Any = Late("torchvision.transforms.v2")
-CPU = torch.device("cpu")
 SEED, BATCH, LIMIT, LR, EPOCHS = 3, 96, 210, 0.5, 2
 WEIGHTS = [0.0, 8.0, 1.0, 0.5, 3.0, 1.0, 0.1, 2.0, 1.0, 5.0]
 SETTINGS: tuple[str, ...] = (
@@ -119,17 +118,18 @@ def test_the_curve_is_that_of_whole_batches(configured: Configured, tmp_path: Pa
         ["mixup=0.4", "cutmix=1.0", weighted],
     )
     configs = [configured(*same, *each) for each in words]
+    ours = together(tmp_path, 4, functools.partial(trained_on, configs=configs))
     counts = torch.tensor(DIGITS.load("train").labels)[
         indexing.split(1437, 0.1, LIMIT)[0]
     ].bincount()
     expected = [plain_loop(weights=(LIMIT / 10 / counts).tolist()), plain_loop(balanced=True)]
     expected += [plain_loop(mixing=Mixing(10, mixup=0.4))]
     expected += [plain_loop(weights=WEIGHTS, mixing=Mixing(10, mixup=0.4, cutmix=1.0))]
-    for found in together(tmp_path, 4, functools.partial(trained_on, configs=configs)):
-        for ours, theirs in zip(found, expected, strict=True):
-            curve = torch.tensor([[values["loss"], values["accuracy"]] for values in ours["steps"]])
-            assert curve == pytest.approx(torch.tensor(theirs["curve"]), abs=1e-4)
-            assert ours["val"] == pytest.approx(theirs["val"], abs=1e-4)
+    for every in ours:
+        for found, theirs in zip(every, expected, strict=True):
+            values = [[each["loss"], each["accuracy"]] for each in found["steps"]]
+            assert torch.tensor(values) == pytest.approx(torch.tensor(theirs["curve"]), abs=1e-4)
+            assert found["val"] == pytest.approx(theirs["val"], abs=1e-4)
 
 
 def test_a_batch_of_classes_without_weight_moves_nothing() -> None:

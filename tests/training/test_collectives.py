@@ -15,9 +15,9 @@ from torch import nn
 
 from expt.training import collectives
 from expt.training.collectives import Worker
+from tests import on_cards
 from tests.ranks import ends_of, together
 
-CPU = torch.device("cpu")
 ENVIRONMENT = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
 
@@ -67,13 +67,18 @@ def test_tensors_are_sent_as_many_at_a_time_as_fit(monkeypatch: pytest.MonkeyPat
     assert found == [[4, 6, 0], [1], [20], [3]]
 
 
-def all_of_them(rank: int) -> dict[str, Any]:
+def all_of_them(worker: Worker) -> dict[str, Any]:
     """Each collective once, and what became of what was given."""
+    with worker.device:  # on which tensors are made
+        return _all_of(worker.rank, worker.device)
+
+
+def _all_of(rank: int, device: torch.device) -> dict[str, Any]:
     mine, buffers, everything = torch.tensor([rank + 1.0, 10.0]), Net(rank + 7), Net(rank + 7)
     collectives.broadcast(buffers.buffers())
     collectives.broadcast_parameters(everything)
     told: dict[str, Any] = collectives.from_rank_0(
-        {"x": torch.tensor([2.5]), "y": "text"} if rank == 0 else None, CPU
+        {"x": torch.tensor([2.5], device="cpu"), "y": "text"} if rank == 0 else None, device
     )
     grads = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
     grads[0].grad = mine.clone()
@@ -82,7 +87,7 @@ def all_of_them(rank: int) -> dict[str, Any]:
     return {
         "grads": [None if one.grad is None else one.grad.tolist() for one in grads],
         "sum": collectives.sum_across_workers(mine).tolist(),
-        "max": collectives.max_across_workers([float(rank), -float(rank)], CPU),
+        "max": collectives.max_across_workers([float(rank), -float(rank)], device),
         "told": (told["x"].tolist(), told["y"]),
         "gathered": collectives.gather_across_workers(f"rank {rank}"),
         "stacked": collectives.stack_across_workers(mine).tolist(),
@@ -97,7 +102,7 @@ def test_every_rank_comes_to_the_same(
     bucket_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collectives, "BUCKET_BYTES", bucket_bytes)
-    for rank, found in enumerate(together(tmp_path, 3, lambda worker: all_of_them(worker.rank))):
+    for rank, found in enumerate(together(tmp_path, 3, all_of_them)):
         own = rank + 7
         assert found == {
             "grads": [pytest.approx([2.0, 10.0]), [1.0, 2.0], None],
@@ -114,7 +119,7 @@ def test_every_rank_comes_to_the_same(
 
 def largest_of_three(worker: Worker) -> list[float]:
     """Of numbers of which rank 0, rank 2 and nobody has nan."""
-    mine = torch.tensor([1.0, worker.rank, worker.rank, worker.rank])
+    mine = torch.tensor([1.0, worker.rank, worker.rank, worker.rank], device=worker.device)
     mine[[1, 3, 2][worker.rank]] = [math.nan, 3.0, math.nan][worker.rank]
     found: list[float] = collectives.sum_across_workers(mine, largest=3).tolist()
     return found
@@ -126,10 +131,11 @@ def test_a_nan_of_any_worker_is_the_largest(tmp_path: Path) -> None:
 
 
 def test_a_single_worker_talks_to_itself() -> None:
-    alone = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)
+    device = on_cards.device_of(0)
+    alone = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=device)
     with collectives.process_group(alone, backend="gloo", timeout_s=1.0):
         assert not dist.is_initialized()
-        assert all_of_them(0) == {
+        assert all_of_them(alone) == {
             "grads": [[1.0, 10.0], [3.0, 6.0], None],
             "sum": [1.0, 10.0],
             "max": [0.0, 0.0],

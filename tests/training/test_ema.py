@@ -17,21 +17,21 @@ from expt.tasks.sums import Sums
 from expt.training.learner import Learner, Position, ema_of
 from expt.training.loop import train_epoch
 from expt.training.precision import Precision
-from tests.training.test_loop import CPU, batches
+from tests.training.test_loop import DEVICE, batches
 
 DECAY = 0.75
 
 
 def learner(*, skip: bool = False) -> Learner:
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(18), nn.Linear(18, 4))
+    module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(18), nn.Linear(18, 4)).to(DEVICE)
     optimizer = optim.SGD(module.parameters(), lr=0.1)
     return Learner(
         module=module,
         parallel=module,
         optimizer=optimizer,
         scheduler=LambdaLR(optimizer, lambda _: 1.0),
-        precision=Precision(False, CPU, skip_non_finite=skip),
+        precision=Precision(False, DEVICE, skip_non_finite=skip),
         task=Classification(),
         world_size=1,
         ema=ema_of(module, DECAY),
@@ -43,7 +43,7 @@ def trained(subject: Learner, steps: int, **hooks: Any) -> None:
         subject,
         batches(steps),
         Position(steps, steps),
-        Sums(Classification(), CPU, finite_only=True),
+        Sums(Classification(), DEVICE, finite_only=True),
         log_every=100,
         **hooks,
     )

@@ -43,7 +43,7 @@ from tests.every_task import (
 from tests.ranks import together
 from tests.training.plain import trained_on
 
-CPU, SLOW = torch.device("cpu"), pytest.mark.slow
+SLOW = pytest.mark.slow
 HOW, MORE = ((3, False),), ((1, False), (1, True), (3, True))
 """Parts of gradient accumulation, and drop_last."""
 Found = Mapping[str, Any]

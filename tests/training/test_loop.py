@@ -21,8 +21,9 @@ from expt.tasks.sums import Averages, Sums
 from expt.training.learner import Learner, Position
 from expt.training.loop import evaluate, micro_batches, train_epoch, warm_up_buckets
 from expt.training.precision import Precision
+from tests import on_cards
 
-CPU = torch.device("cpu")
+DEVICE = on_cards.device_of(0)
 SHAPE, CLASSES = (2, 3, 3), 4
 
 
@@ -30,12 +31,12 @@ def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Dropout(0.5), nn.Linear(5, CLASSES)
-    )
+    ).to(DEVICE)
 
 
 def plain() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(18, CLASSES))
+    return nn.Sequential(nn.Flatten(), nn.Linear(18, CLASSES)).to(DEVICE)
 
 
 def learner(
@@ -48,21 +49,22 @@ def learner(
         parallel=module,
         optimizer=optimizer,
         scheduler=LambdaLR(optimizer, lambda step: 0.9**step),
-        precision=Precision(False, CPU, gradient_clip=clip),
+        precision=Precision(False, DEVICE, gradient_clip=clip),
         world_size=1,
         **{"task": Classification(label_smoothing), **settings},
     )
 
 
 def sums() -> Sums:
-    return Sums(Classification(), CPU)
+    return Sums(Classification(), DEVICE)
 
 
 def batches(count: int, size: int = 6) -> Iterator[Batch]:
     generator = torch.Generator().manual_seed(1)
     for _ in range(count):
         images = torch.randn(size, *SHAPE, generator=generator)
-        yield Batch(images, torch.randint(CLASSES, (size,), generator=generator), size)
+        labels = torch.randint(CLASSES, (size,), generator=generator)
+        yield Batch(images.to(DEVICE), labels.to(DEVICE), size)
 
 
 def train(
@@ -82,7 +84,7 @@ def test_an_evaluation_is_of_the_model_at_rest_and_changes_nothing() -> None:
     before = copy.deepcopy(module.state_dict())
     subject = learner(module, label_smoothing=0.3)
     random = torch.get_rng_state()
-    first, second = (evaluate(subject, batches(3), CPU) for _ in range(2))
+    first, second = (evaluate(subject, batches(3), DEVICE) for _ in range(2))
     assert first == second
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
@@ -108,10 +110,10 @@ def test_an_evaluation_is_in_halves_where_memory_does_not_suffice(fits: int) -> 
         if tried[-1] > fits:
             raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
 
-    expected = evaluate(subject, batches(3), CPU)
+    expected = evaluate(subject, batches(3), DEVICE)
     subject.module.register_forward_pre_hook(forward)
     found, seen = None, list[torch.Tensor]()
-    found = evaluate(subject, batches(3), CPU, lambda batch, _: seen.append(batch.targets))
+    found = evaluate(subject, batches(3), DEVICE, lambda batch, _: seen.append(batch.targets))
     assert found.values == pytest.approx(expected.values)
     assert (found.samples, found.values["accuracy"]) == (18, expected.values["accuracy"])
     assert torch.equal(torch.cat(seen), torch.cat([each.targets for each in batches(3)]))
@@ -126,7 +128,7 @@ def test_one_sample_that_does_not_fit_is_an_error() -> None:
 
     subject.module.register_forward_pre_hook(forward)
     with pytest.raises(torch.OutOfMemoryError):
-        evaluate(subject, batches(1), CPU)
+        evaluate(subject, batches(1), DEVICE)
 
 
 def test_a_model_may_give_the_same_memory_again() -> None:
@@ -135,14 +137,14 @@ def test_a_model_may_give_the_same_memory_again() -> None:
     class Reusing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.memory = model(), torch.zeros(6, CLASSES)
+            self.inner, self.memory = model(), torch.zeros(6, CLASSES, device=DEVICE)
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             logits: torch.Tensor = self.inner(images)
             return logits if self.training else self.memory.copy_(logits)
 
-    expected = evaluate(learner(model()), batches(3), CPU)
-    assert evaluate(learner(Reusing()), batches(3), CPU) == expected
+    expected = evaluate(learner(model()), batches(3), DEVICE)
+    assert evaluate(learner(Reusing()), batches(3), DEVICE) == expected
 
 
 def test_a_batch_without_weight_moves_nothing() -> None:
@@ -225,7 +227,7 @@ def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(
     module.register_forward_hook(lambda _, images, __: seen.append(len(images[0])))
     before = copy.deepcopy(module.state_dict())
     subject = dataclasses.replace(learner(module, gradient_accumulation=2), world_size=world_size)
-    warm_up_buckets(subject, lambda size: next(batches(1, size)), 48, CPU)
+    warm_up_buckets(subject, lambda size: next(batches(1, size)), 48, DEVICE)
     assert seen == sizes
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())

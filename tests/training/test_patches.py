@@ -58,6 +58,7 @@ def test_a_run_goes_on_where_torch_has_changed(
 LEFT_OUT = ("patches.unguarded=false", "patches.backward=false", "patches.malloc=false")
 
 
+@pytest.mark.cpu("memory of the host is glibc's to keep")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 @pytest.mark.parametrize(
     "keys",

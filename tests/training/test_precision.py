@@ -1,4 +1,4 @@
-"""Mixed precision as far as a CPU goes: the types, and the order of unscaling and clipping."""
+"""Mixed precision: the types, and the order of unscaling and clipping."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch import nn, optim
 from expt.training.optim import build_optimizer
 from expt.training.patches import without_guards
 from expt.training.precision import Precision, autocast_dtype
+from tests import on_cards
 from tests.conftest import Configured
 
-CPU = torch.device("cpu")
+DEVICE = on_cards.device_of(0)
+pytestmark = pytest.mark.usefixtures("tensors_there")
 OPTIMIZERS = {
     "torch's": lambda p: optim.SGD(p, lr=1.0),
     "unguarded and fused": lambda p: without_guards(optim.SGD)(p, lr=1.0, fused=True),
@@ -27,7 +29,7 @@ def update(
     torch.manual_seed(0)
     model = nn.Linear(5, 4)
     before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    precision = Precision(amp, CPU, gradient_clip=clip)
+    precision = Precision(amp, DEVICE, gradient_clip=clip)
     optimizer = make(model.parameters())
     precision.backward(model(torch.ones(3, 5)).square().sum() * factor)
     precision.update(optimizer, model.parameters())
@@ -45,7 +47,7 @@ def update(
     ],
 )
 def test_the_type_that_autocast_computes_in(amp: Any, expected: torch.dtype) -> None:
-    precision = Precision(amp, CPU)
+    precision = Precision(amp, DEVICE)
     with precision.autocast():
         logits = nn.Linear(4, 3)(torch.ones(2, 4))
     assert logits.dtype == expected
@@ -74,7 +76,7 @@ def test_scaling_changes_no_gradient(make: Any, clip: float | None) -> None:
 def test_clipping_by_value_comes_after_unscaling_and_before_the_norm(amp: Any) -> None:
     def taken(**clip: Any) -> torch.Tensor:
         weight = nn.Parameter(torch.zeros(3))
-        precision = Precision(amp, CPU, **clip)
+        precision = Precision(amp, DEVICE, **clip)
         precision.backward((weight * torch.tensor([0.25, -2.0, 3.0])).sum())
         precision.update(optim.SGD([weight], lr=1.0), [weight])
         return -weight.detach()
@@ -88,7 +90,7 @@ def test_clipping_by_value_comes_after_unscaling_and_before_the_norm(amp: Any) -
 
 def test_an_infinite_gradient_is_not_clipped_to_a_finite_one() -> None:
     weight = nn.Parameter(torch.zeros(1))
-    precision = Precision(False, CPU, skip_non_finite=True, gradient_clip_value=0.5)
+    precision = Precision(False, DEVICE, skip_non_finite=True, gradient_clip_value=0.5)
     for gradient, moves in ((torch.inf, False), (2.0, True)):
         weight.grad = torch.tensor([gradient])
         precision.update(optim.SGD([weight], lr=1.0), [weight])
@@ -100,7 +102,7 @@ def test_an_infinite_gradient_is_not_clipped_to_a_finite_one() -> None:
 @pytest.mark.parametrize("clip", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_a_step_with_infinite_gradients_is_skipped(make: Any, clip: float | None) -> None:
-    scale = Precision("fp16", CPU).scaler.get_scale()
+    scale = Precision("fp16", DEVICE).scaler.get_scale()
     taken, precision = update("fp16", make, clip, factor=float("inf"))
     assert not taken.any()
     assert precision.scaler.get_scale() == scale / 2
@@ -115,7 +117,7 @@ def test_a_step_whose_loss_is_not_finite_can_be_left_out(kind: str, loss: float)
             "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
             "adam": lambda p: optim.Adam(p, lr=0.1),
         }[kind]
-        precision, optimizer = Precision(False, CPU, skip_non_finite=True), make([weight])
+        precision, optimizer = Precision(False, DEVICE, skip_non_finite=True), make([weight])
         for extra in losses:
             precision.backward(
                 weight.square().sum() + extra
@@ -132,7 +134,7 @@ def test_a_step_whose_loss_is_not_finite_can_be_left_out(kind: str, loss: float)
 def test_whether_a_step_was_left_out_for_its_loss_is_known(amp: Any) -> None:
     weight = torch.nn.Parameter(torch.tensor(1.0))
     precision, optimizer, seen = (
-        Precision(amp, CPU, skip_non_finite=True),
+        Precision(amp, DEVICE, skip_non_finite=True),
         torch.optim.SGD([weight], lr=0.1),
         [],
     )
@@ -143,7 +145,7 @@ def test_whether_a_step_was_left_out_for_its_loss_is_known(amp: Any) -> None:
         assert precision.left_out is not None
         seen.append(bool(precision.left_out))
     assert seen == [False, True, False]
-    never = Precision(amp, CPU)
+    never = Precision(amp, DEVICE)
     never.backward(weight.square())
     never.update(optimizer, [weight])
     assert never.left_out is None
@@ -161,7 +163,7 @@ def test_a_fused_update_leaves_itself_out(
         weight = nn.Parameter(torch.ones(3))
         config = configured(f"optimizer={optimizer}").optimizer
         precision = Precision(
-            False, CPU, gradient_clip=clip, skip_non_finite=True, skips_on_device=True
+            False, DEVICE, gradient_clip=clip, skip_non_finite=True, skips_on_device=True
         )
         update = build_optimizer(config, nn.ParameterList([weight]))
         steps = dict[str, int]()

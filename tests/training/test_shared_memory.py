@@ -16,6 +16,8 @@ from expt.training.collectives import Worker
 from expt.training.shared_memory import SharedMemory, _allocated, _mapped, _place_of
 from tests.ranks import together
 
+pytestmark = pytest.mark.cpu("workers on cards share no memory")
+
 
 def test_it_has_no_name_from_its_first_moment() -> None:
     mine = _allocated(4096)

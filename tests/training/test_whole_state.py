@@ -41,7 +41,9 @@ def test_tensors_arrive_whatever_their_strides(sharded: bool, tmp_path: Path) ->
         from torch.distributed.tensor import Shard, distribute_tensor
 
         pattern = (
-            distribute_tensor(torch.zeros(SHAPE), init_device_mesh("cpu", (2,)), [Shard(0)])
+            distribute_tensor(
+                torch.zeros(SHAPE), init_device_mesh(worker.device.type, (2,)), [Shard(0)]
+            )
             if sharded
             else None
         )

@@ -48,9 +48,9 @@ class SimCLR(expt.Task):
             (dist.get_rank(), all_gather(outputs)) if dist.is_initialized() else (0, [outputs])
         )
         others = torch.cat(everyones).flatten(0, 1)
-        own = torch.arange(len(outputs) * 2) + rank * len(outputs) * 2
+        own = torch.arange(len(outputs) * 2, device=outputs.device) + rank * len(outputs) * 2
         alike = (outputs.flatten(0, 1) @ others.T / 0.5).masked_fill(
-            own[:, None] == torch.arange(len(others)), -1e9
+            own[:, None] == torch.arange(len(others), device=own.device), -1e9
         )
         return cross_entropy(alike, own ^ 1, reduction="sum"), len(own)
 

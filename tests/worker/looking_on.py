@@ -24,7 +24,8 @@ class Busy(expt.Callback):
 
     def on_epoch_end(self, view: expt.View) -> None:
         self.drawn.append(torch.rand(()).item() + random.random() + float(np.random.rand()))
-        view.model.train().requires_grad_()(torch.rand(4, 1, 8, 8)).sum().backward()
+        images = torch.rand(4, 1, 8, 8).to(next(view.model.parameters()).device)
+        view.model.train().requires_grad_()(images).sum().backward()
         with torch.no_grad():
             for tensor in (*view.model.parameters(), *view.model.buffers()):
                 tensor.zero_()

@@ -238,7 +238,7 @@ class Late(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         if not hasattr(self, "late"):
-            self.late = nn.Linear(10, 10)
+            self.late = nn.Linear(10, 10, device=x.device)
         outputs: Tensor = self.late(super().forward(x))
         return outputs
 
@@ -279,7 +279,7 @@ class InAList(Net):
         self.more = [nn.Linear(num_classes, num_classes)]
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.more[0](super().forward(x))
+        outputs: Tensor = self.more[0].to(x.device)(super().forward(x))
         return outputs
 
 
@@ -290,7 +290,7 @@ class Centred(expt.Task):
         self.centre = nn.Parameter(torch.zeros(10))
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, int]:
-        targets = functional.one_hot(batch.targets, 10) + self.centre
+        targets = functional.one_hot(batch.targets, 10) + self.centre.to(outputs.device)
         return (outputs - targets).square().sum(), len(outputs)
 
 

@@ -33,6 +33,8 @@ def test_it_is_called_after_every_few_steps(
     train_alone: TrainAlone, train_together: TrainTogether
 ) -> None:
     """The same when resumed after a step that it was called at, and on two workers."""
+    two = train_together(2, *TURNING, "epochs=1", "log_every=1", words("Stepping"), name="two")
+    assert len(two.curve("mine/calls")) == 3
     noisy = (*NOISY, "log_every=1", words("Stepping", "Busy"))
     done = train_alone(*noisy, name="done")
     assert [step for step, _ in done.curve("mine/calls")] == [3, 6, 9, 12, 15, 18]
@@ -41,8 +43,6 @@ def test_it_is_called_after_every_few_steps(
     assert others == values(plain), "no number depends on it"
     assert "callbacks" not in plain.state()
     assert values(stopped_and_resumed(train_alone, *noisy, step=12)) == values(done)
-    two = train_together(2, *TURNING, "epochs=1", "log_every=1", words("Stepping"), name="two")
-    assert len(two.curve("mine/calls")) == 3
 
 
 @pytest.mark.parametrize("every", ["0", "true", "null", "2.5"])

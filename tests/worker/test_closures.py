@@ -65,8 +65,8 @@ def test_the_numbers_of_a_closure_loop(
 def test_the_same_on_two_workers(train_alone: TrainAlone, train_together: TrainTogether) -> None:
     """With micro-batches, too; the last batch of an epoch is smaller."""
     words = [*WORDS, "optimizer.line_search=strong_wolfe"]
-    one = train_alone(*words, name="one")
     two = train_together(2, *words, "gradient_accumulation=2", name="two")
+    one = train_alone(*words, name="one")
     for tag in ("running/loss", "loss/val"):
         assert dict(two.curve(tag)) == pytest.approx(dict(one.curve(tag)), rel=1e-3), tag
 

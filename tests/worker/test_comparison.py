@@ -186,15 +186,16 @@ def test_custom_optimizers_are_compared_by_themselves_and_those_of_torch_need_no
     def found(name: str) -> str:
         return outcome(configured(*optimizer(name)), ALONE)
 
-    assert found("ByNumber") == found("Split") == "whole"
-    assert found("torch.optim.RMSprop") == "None"
     by_two = {"Split": configs("ddp", 2, *optimizer("Split"))}
     assert outcomes(tmp_path, by_two, 2) == [{"Split": "whole"}] * 2
+    assert found("ByNumber") == found("Split") == "whole"
+    assert found("torch.optim.RMSprop") == "None"
     for name in ("Forgetful", "Averaging"):
         assert found(name).startswith(f"ConfigError: optimizer._target_={OPTIMIZERS}.{name}: the ")
         assert found(name).endswith("let the optimizer keep all its state in self.state")
 
 
+@pytest.mark.cpu("free memory is a GPU's own there")
 def test_too_large_a_model_is_compared_with_fewer_blocks_or_not_at_all(
     configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

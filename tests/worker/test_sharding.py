@@ -198,7 +198,8 @@ class Weighs(Callback):
 
     def on_evaluation_end(self, view: View) -> None:
         with torch.no_grad():
-            outputs = view.model(torch.ones(2, 1, 8, 8)).sum().item()
+            device = next(view.model.parameters()).device
+            outputs = view.model(torch.ones(2, 1, 8, 8, device=device)).sum().item()
         view.scalar(f"mine/outputs_{view.split}", outputs)
 
 

@@ -22,7 +22,7 @@ from expt.training.learner import Learner, Position
 from expt.training.loop import train_epoch
 from expt.training.precision import Precision
 from expt.worker.checkpoints import Snapshot
-from tests.training.test_loop import CPU, batches
+from tests.training.test_loop import DEVICE, batches
 from tests.worker.conftest import ALONE
 
 
@@ -30,7 +30,7 @@ def snapshot(
     *, total: int = 20, amp: Any = False, cycle: bool = False, rank: int = 0, workers: int = 1
 ) -> Snapshot:
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(18, 4))
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(18, 4)).to(DEVICE)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     schedule = (
         OneCycleLR(optimizer, 0.1, total_steps=total)
@@ -42,12 +42,12 @@ def snapshot(
         parallel=module,
         optimizer=optimizer,
         scheduler=schedule,
-        precision=Precision(amp, CPU),
+        precision=Precision(amp, DEVICE),
         task=Classification(),
         world_size=1,
     )
     worker = dataclasses.replace(ALONE, rank=rank, world_size=workers)
-    return Snapshot(learner, Position(10, total), Sums(Classification(), CPU), worker)
+    return Snapshot(learner, Position(10, total), Sums(Classification(), DEVICE), worker)
 
 
 def trained(subject: Snapshot, steps: int) -> dict[str, Any]:
@@ -121,7 +121,9 @@ def test_a_run_in_bfloat16_goes_on_in_float16() -> None:
     state = trained(snapshot(amp="bf16"), 2)
     resumed = snapshot(amp="fp16")
     resumed.load_state_dict(state)
-    assert resumed.learner.precision.scaler.get_scale() == Precision("fp16", CPU).scaler.get_scale()
+    assert (
+        resumed.learner.precision.scaler.get_scale() == Precision("fp16", DEVICE).scaler.get_scale()
+    )
     assert resumed.position.step == 2
 
 

@@ -86,6 +86,7 @@ def test_workers_that_call_other_layers_are_refused(configs: Configs, tmp_path: 
     assert all("sharding.wrap" in text for text in together(tmp_path, 2, each))
 
 
+@pytest.mark.cpu("NCCL waits for a worker that has ended")
 def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
     configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ def test_the_weights_to_use_are_evaluated_and_saved(train_alone: TrainAlone) -> 
     assert not run.learner.optimizer.trains  # type: ignore[attr-defined]
     last = done.state()["model"]
     for name, weight in run.learner.module.named_parameters():
-        assert torch.equal(last[name], weight)
+        assert torch.equal(last[name], weight.cpu())
     assert run.data.val is not None
     found = evaluate(run.learner, run.data.val.evaluation(), ALONE.device)
     assert found.loss == pytest.approx(done.curve("loss/val")[-1][1], rel=1e-6)
