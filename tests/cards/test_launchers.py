@@ -48,7 +48,8 @@ def record(folder: Path) -> Record:
     ("visible", "gpus"),
     [
         ((None, None), ["0", "1"]),  # --gpus-per-task=1 --gpu-bind=none
-        (("3", "1"), ["3", "1"]),  # --gpus-per-task=1, or --gpu-bind=single:1
+        # --gpus-per-task=1, or --gpu-bind=single:1
+        pytest.param(("3", "1"), ["3", "1"], marks=pytest.mark.slow),
     ],
 )
 def test_each_task_of_slurm_has_a_card(

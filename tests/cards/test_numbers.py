@@ -85,7 +85,6 @@ FAST = {
     ("segmentation", "ddp, 2 cards"),
     ("classification", "dp, 4 cards"),
     ("language_model", "ddp, 4 cards"),
-    ("own", "ddp, 4 cards"),
 }
 NOISE = 1e-3
 """How far an evaluation of `keras_convnet` may be off where gradients are added in another order.

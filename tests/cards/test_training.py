@@ -37,6 +37,7 @@ def train_sharded() -> None:
             assert Run(asked, worker).train(source) == ("pruned" if until == 1 else "completed")
 
 
+@pytest.mark.slow
 def test_states_of_a_sharded_model_may_be_on_the_host(
     cards: Cards, trained: Trained, tmp_path: Path
 ) -> None:

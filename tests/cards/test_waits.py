@@ -10,7 +10,7 @@ import os
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,6 +132,9 @@ TWO = {
 }
 
 
+FAST = {"logged", "fp16", "micro-batches", "transformer", "skipped with states", "ddp", "fsdp"}
+
+
 class Watch:
     """Counts waits, and where they come from, after the first steps of a run."""
 
@@ -176,8 +179,8 @@ class Watch:
             self.places[f"{path}:{own[-1].lineno} {own[-1].name}"] += 1
 
 
-def main() -> None:
-    """Train all cases of a number of workers in this process, and print their waits."""
+def main(*cases: str) -> None:
+    """Train cases of a number of workers in this process, and print their waits."""
     size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     worker = collectives.worker_from(os.environ, gpus=range(size))
     machine = Machine(gpus=tuple(map(str, range(size))), cpus=2)
@@ -185,9 +188,10 @@ def main() -> None:
     parallel._compare_workers = lambda *_: None  # so they do in steps 1, 2, 4, 8, ...
     watch, found = Watch(BEFORE[size]), dict[str, dict[str, int]]()
     with collectives.process_group(worker, backend="nccl", timeout_s=60):
-        for number, (name, case) in enumerate((ONE if size == 1 else TWO).items()):
+        for number, name in enumerate(cases):
             watch.begin()
             steps = f"gpus={size} max_steps={BEFORE[size] + STEPS}"
+            case = (ONE if size == 1 else TWO)[name]
             words = (*USUAL, *as_typed(f"{steps} {case.words}"))
             config = parse(composed(*words), machine)
             (folder := Path(f"run{number}")).mkdir(exist_ok=True)
@@ -201,20 +205,21 @@ def main() -> None:
         print(json.dumps(found))
 
 
-def waits(size: int, folder: Path) -> dict[str, dict[str, int]]:
-    """What rank 0 of `size` has printed."""
+def waits(size: int, cases: Collection[str], folder: Path) -> dict[str, dict[str, int]]:
+    """Return what rank 0 of `size` has printed."""
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    first, *_ = ranks(f"from {__name__} import main; main()", size, folder)
+    first, *_ = ranks(f"from {__name__} import main; main(*{[*cases]})", size, folder)
     found: dict[str, dict[str, int]] = json.loads(first.stdout.splitlines()[-1])
     return found
 
 
-@pytest.mark.parametrize(("size", "cases"), [(1, ONE), (2, TWO)], ids=["one", "two"])
-def test_a_step_waits_for_nothing(
-    size: int, cases: Mapping[str, Case], cards: Cards, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("is_fast", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_step_waits_for_nothing(size: int, is_fast: bool, cards: Cards, tmp_path: Path) -> None:
     cards()
-    found = waits(size, tmp_path)
+    every = ONE if size == 1 else TWO
+    cases = {name: case for name, case in every.items() if (name in FAST) == is_fast}
+    found = waits(size, cases, tmp_path)
     without_lines = {
         name: {re.sub(r":\d+", "", place): number for place, number in places.items()}
         for name, places in found.items()

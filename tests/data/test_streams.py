@@ -39,6 +39,7 @@ from tests.worker.test_run import values
 __all__ = ["train_alone"]
 
 SIZE, BATCH, STEPS = 23, 4, 9
+SLOW = pytest.mark.slow
 
 
 class Numbers(IterableDataset[tuple[Tensor, Tensor]]):
@@ -139,7 +140,7 @@ def global_rows(parts: list[list[Batch]]) -> list[list[float]]:
     return [row for each in several for row in rows([part for part in each if not part.weightless])]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("drop_last", [pytest.param(False, marks=SLOW), True])
 def test_an_epoch_of_a_known_length_is_a_pass_alike_on_any_number_of_workers(
     drop_last: bool,
 ) -> None:
@@ -174,7 +175,7 @@ def test_one_that_ends_before_its_length_is_told(readers: int) -> None:
     assert len([*rest]) == 2, "the rest is not asked for"
 
 
-@pytest.mark.parametrize("kind", [Numbers, Kept])
+@pytest.mark.parametrize("kind", [Numbers, pytest.param(Kept, marks=SLOW)])
 def test_pass_follows_pass_alike_on_any_number_of_workers(kind: type) -> None:
     train = data_of(kind).train
     assert (len(train), train.size) == (STEPS, STEPS * BATCH)
@@ -208,7 +209,7 @@ class Late(IterableDataset[Any]):
             yield torch.tensor([float(number), float(drawn)]), torch.tensor(float(number))
 
 
-@pytest.mark.parametrize("readers", [0, 1])
+@pytest.mark.parametrize("readers", [pytest.param(0, marks=SLOW), 1])
 def test_samples_are_seeded_from_the_first_batch_that_draws(readers: int) -> None:
     """What one draws hangs on its position, whichever before it draw, and on however many workers.
 
@@ -293,8 +294,8 @@ def test_an_evaluation_is_one_pass_and_has_each_sample_once(kind: type, readers:
     assert sorted(rows([*whole.evaluation()])) == sorted(found[0]) or kind is Shards
 
 
-@pytest.mark.parametrize("kind", [Numbers, Shards, Kept])
-@pytest.mark.parametrize("readers", [0, 1])
+@pytest.mark.parametrize("kind", [pytest.param(Numbers, marks=SLOW), Shards, Kept])
+@pytest.mark.parametrize("readers", [pytest.param(0, marks=SLOW), 1])
 def test_it_goes_on_where_its_state_was_kept(
     kind: type, readers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -370,7 +371,7 @@ def test_a_length_of_epochs_is_of_a_dataset_without_one(configured: Configured) 
                 build_data(configured(*words, "max_steps=9", *more), ALONE)
 
 
-@pytest.mark.parametrize("kind", ["Numbers", "Kept"])
+@pytest.mark.parametrize("kind", ["Numbers", pytest.param("Kept", marks=SLOW)])
 def test_a_run_on_it_has_the_numbers_of_a_plain_loop_and_resumes_to_the_same_bits(
     kind: str,
     train_alone: TrainAlone,

@@ -141,7 +141,7 @@ def test_evaluations_and_predictions_have_transforms_of_their_own(
         list(data(photos(chosen.replace("12", "11"))).test.evaluation())  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("source", ["photos", "digits"])
+@pytest.mark.parametrize("source", ["photos", pytest.param("digits", marks=pytest.mark.slow)])
 def test_workers_together_see_what_one_sees_and_so_does_who_goes_on(
     source: str, photos: Any, configured: Configured
 ) -> None:
