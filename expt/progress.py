@@ -70,6 +70,9 @@ def said() -> None:
     _said_at = time.monotonic()
 
 
+os.register_at_fork(after_in_child=said)
+
+
 def is_quiet() -> bool:
     """Return whether nothing was said for EVERY_S seconds."""
     return time.monotonic() - _said_at >= EVERY_S

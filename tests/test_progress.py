@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import re
 from pathlib import Path
@@ -122,3 +123,12 @@ def test_no_part_of_a_run_is_silent(tmp_path: Path) -> None:
     reported = re.findall(r"^\[rank 0\] (.*?): .* s (?:so far|left)$", done.stdout, re.M)
     parts = ["reading the data", "building the model", "the first step", "a step", "evaluating val"]
     assert [*dict.fromkeys(reported)] == parts
+
+
+def test_a_new_process_has_said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one that is forked late would report at once, after no time at all."""
+    monkeypatch.setattr(progress, "_said_at", -1e9)
+    assert progress.is_quiet()
+    if (pid := os.fork()) == 0:
+        os._exit(progress.is_quiet())
+    assert os.waitpid(pid, 0)[1] == 0

@@ -1,7 +1,8 @@
-"""Tests of runs pass with cards in place of CPU workers: some files here, all of them by --slow."""
+"""The tests of runs, with cards in place of CPU workers: some files, and all of them by --slow."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,34 +12,32 @@ from tests.conftest import Cards, environment
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("faults", "gpu", "inference", "integration", "training", "worker")
-FAST = {"worker/test_snapshot.py"}
+FAST = (
+    *("training/test_collectives.py", "training/test_precision.py", "training/test_loop.py"),
+    *("worker/test_snapshot.py", "worker/test_buffers.py"),
+)
 SESSION = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
-QUIET = "ignore::pytest.PytestAssertRewriteWarning"  # the process has imported plugins already
+QUIET = "-Wignore::pytest.PytestAssertRewriteWarning"  # its process has imported plugins already
 
 
-def _files() -> list[object]:
-    found = (path for folder in FOLDERS for path in sorted((TESTS / folder).glob("test_*.py")))
-    names = (str(path.relative_to(TESTS)) for path in found)
-    return [
-        pytest.param(name, marks=() if name in FAST else pytest.mark.slow, id=name)
-        for name in names
-    ]
+def rest(folder: str) -> list[str]:
+    """Return the files of a folder that are not FAST."""
+    files = (str(path.relative_to(TESTS)) for path in (TESTS / folder).glob("test_*.py"))
+    return sorted(file for file in files if file not in FAST)
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("file", _files())
-def test_a_file_passes_on_cards(file: str, cards: Cards, tmp_path: Path) -> None:
-    words = (
-        "-n",
-        "0",
-        "-q",
-        "-W",
-        QUIET,
-        "-p",
-        "no:cacheprovider",
-        f"--basetemp={tmp_path / 'inner'}",
-    )
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param(FAST, id="fast"),
+        *(pytest.param(rest(each), id=each, marks=pytest.mark.slow) for each in FOLDERS),
+    ],
+)
+def test_they_pass_on_cards(files: Sequence[str], cards: Cards, tmp_path: Path) -> None:
+    words = ("-n0", "-q", QUIET, "-pno:cacheprovider", f"--basetemp={tmp_path / 'inner'}")
     env = environment(**cards(), **{warm.FOLDER: f"{warm.templates()}/{warm.CARDS}"})
-    session = warm.Command([*words, str(TESTS / file)], TESTS.parent, env, SESSION)
-    out, err = session.communicate(timeout=880)
+    paths = (str(TESTS / file) for file in files)
+    session = warm.Command([*words, *paths], TESTS.parent, env, SESSION)
+    out, err = session.communicate(timeout=1480)
     assert session.returncode == 0, out[-20_000:] + err

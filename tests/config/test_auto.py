@@ -28,6 +28,9 @@ def machine(gpus: int = 0, cpus: int = 8, **facts: Any) -> Machine:
         ({"debug": True}, machine(0), 0),
         ({}, machine(8, workers=4, local_workers=2), 2),
         ({}, machine(1, workers=4, local_workers=2), 1),
+        ({"world_size": 2}, machine(8), 2),
+        ({"world_size": 16}, machine(8), 8),
+        ({"world_size": 1, "strategy": "dp"}, machine(8), 8),
     ],
 )
 def test_gpus(node: dict[str, Any], on: Machine, expected: int) -> None:
