@@ -50,11 +50,11 @@ WITH_TORCH = ("checkpoint", "sharded")  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_885, 201, 45_000
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_905, 201, 45_240
 MAX_OF_PACKAGE = {
-    "command": 5_250, "config": 2_950, "dashboards": 1_635, "data": 8_305, "inference": 1_775,
+    "command": 5_250, "config": 2_955, "dashboards": 1_635, "data": 8_305, "inference": 1_775,
     "launch": 3_025, "models": 1_135, "planning": 280, "python": 665, "runs": 5_515,
-    "search": 1_595, "tasks": 1_550, "training": 3_355, "worker": 4_730,
+    "search": 1_595, "tasks": 1_550, "training": 3_370, "worker": 4_730,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = {
