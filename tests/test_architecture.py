@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 import expt
-from expt.config.kinds import dataset_kinds, task_kinds
+from expt.config.groups import GROUPS
 from tests.conftest import python
 
 # From top to bottom: a package imports from those below it, and from itself.
@@ -39,8 +39,8 @@ PACKAGES = (
     "runs",
     "config",
 )
-DOORS = ("__init__", "__main__", "api")  # above all packages
-GROUND = ("errors", "machine", "progress", "signals")  # below them
+DOORS = ("__init__", "__main__", "api", "catalogue")  # above all packages
+GROUND = ("errors", "machine", "progress", "registry", "signals")  # below them
 LEVEL = {
     name: level
     for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS))
@@ -50,7 +50,7 @@ WITH_TORCH = ("checkpoint", "sharded")  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES, MAX_COLUMNS = 500, 60, 15, 100
 # Who needs more changes the number, and says why in the commit; where this should arrive: 33,000.
-MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_885, 201, 45_000
+MAX_LINES, MAX_FILES, MAX_TEST_LINES = 42_920, 203, 45_000
 MAX_OF_PACKAGE = {
     "command": 5_250, "config": 2_950, "dashboards": 1_635, "data": 8_305, "inference": 1_775,
     "launch": 3_025, "models": 1_135, "planning": 280, "python": 665, "runs": 5_515,
@@ -121,11 +121,20 @@ def imported(tree: ast.AST) -> tuple[str, ...]:
 
 
 def own_imports(module: Module) -> set[str]:
-    """The modules of expt, dotted below it, that `module` imports."""
-    names = (
-        name.removeprefix("expt.") for name in imported(module.tree) if name.startswith("expt.")
-    )
+    """The modules of expt, dotted below it, that `module` imports, by importlib too."""
+    every = (*imported(module.tree), *imported_by_name(module.tree))
+    names = (name.removeprefix("expt.") for name in every if name.startswith("expt."))
     return {found for name in names if (found := _module_of(name)) and found != module.name}
+
+
+def imported_by_name(tree: ast.AST) -> Iterator[str]:
+    """Dotted names that importlib imports; of f"a.{b}" it is a."""
+    for node in nodes(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            name = node.args[0]
+            name = name.values[0] if isinstance(name, ast.JoinedStr) else name
+            if isinstance(name, ast.Constant):
+                yield str(name.value).rstrip(".")
 
 
 def _module_of(name: str) -> str | None:
@@ -164,7 +173,7 @@ def imported_at_once(module: Module) -> set[str]:
     return set(imported(ast.Module(body, [])))
 
 
-def test_the_top_is_these_packages_and_six_files() -> None:
+def test_the_top_is_these_packages_and_nine_files() -> None:
     assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} == set(
         PACKAGES
     )
@@ -180,9 +189,9 @@ def test_imports_go_down(module: Module) -> None:
         for name in found
         if LEVEL[name] > LEVEL[own] or (LEVEL[name] == LEVEL[own] and own in DOORS + GROUND)
     }
-    assert up <= ({"api"} if own in DOORS else {"errors"} if own in GROUND else {own}), (
-        f"{module.name} imports {up}"
-    )
+    assert up <= (
+        {"api", "catalogue"} if own in DOORS else {"errors"} if own in GROUND else {own}
+    ), f"{module.name} imports {up}"
 
 
 def test_no_import_goes_round() -> None:
@@ -235,7 +244,8 @@ def is_torch(name: str) -> bool:
 BY_NAME = sorted(
     {
         cls.__module__.removeprefix("expt.")
-        for cls in (*task_kinds().values(), *dataset_kinds().values())
+        for group in ("task", "dataset")
+        for cls in GROUPS[group].values()
     }
 )
 

@@ -40,13 +40,12 @@ from omegaconf.errors import OmegaConfBaseException
 from expt.command.conf_files import (
     as_config_error,
     cannot_set,
-    conf_dir,
     groups,
     quoted_form,
     refuse_misread,
 )
 from expt.config.auto import fill_auto_of_a_sweep
-from expt.config.kinds import CUSTOM_DATASET_KEYS
+from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
 from expt.config.parse import plain, with_value
 from expt.errors import ConfigError
 from expt.runs.paths import make_unused_folder

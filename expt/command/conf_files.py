@@ -12,15 +12,9 @@ from typing import Any
 import yaml
 
 from expt.config import keys as schema
+from expt.config.kinds import conf_dir
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.request import key_of, literal, quoted, unquoted
-
-
-def conf_dir() -> Path:
-    """Return the folder of expt's YAML: in the package, or next to it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
 
 
 @functools.cache

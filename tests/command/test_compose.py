@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from expt.command import compose
 from expt.command.compose import Composer, with_classes_added
-from expt.command.conf_files import conf_dir
 from expt.command.hydra_files import own_folders_of
+from expt.config.kinds import conf_dir
 from expt.config.parse import plain
 from expt.errors import ConfigError
 from tests.composing import composer
