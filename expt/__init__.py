@@ -6,6 +6,8 @@ import importlib
 import random
 from typing import TYPE_CHECKING
 
+from expt import registry
+
 if TYPE_CHECKING:
     from expt.api import evaluate, list_runs, predict, rerun, run, sweep
     from expt.errors import ConfigError, RunFailed, SweepFailed
@@ -68,6 +70,10 @@ def __getattr__(name: str) -> object:
             random.setstate(state)  # rich draws from it as it is imported
             return found
     raise AttributeError(f"module 'expt' has no attribute '{name}'")
+
+
+# Late too: a script that imports expt has no need of pydantic.
+registry.register(lambda: importlib.import_module("expt.catalogue").groups())
 
 
 def __dir__() -> list[str]:

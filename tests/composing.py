@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from expt.command import compose
 from expt.command.compose import Composer
-from expt.command.conf_files import conf_dir
+from expt.config.kinds import conf_dir
 
 APART = ("model", "init", "task", "dataset", "optimizer", "scheduler")
 """The groups whose choice changes no other part of the settings."""

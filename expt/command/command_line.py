@@ -12,7 +12,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from expt.command.compose import Override, is_readable, parse, parse_one
-from expt.command.conf_files import conf_here, quoted_form, refuse_hidden
+from expt.command.conf_files import conf_here, refuse_hidden
 from expt.command.hydra_files import own_folders_of, replaces
 from expt.command.words import Exact, Options
 from expt.config import kept_code, keys
@@ -38,7 +38,7 @@ from expt.runs.sweep import latest_sweep, results_of_sweep
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 """Keys whose value is one text, commas and all."""
 TEXTS = ("search.constraints", "search.when", "search.warm_start")
-"""Keys whose value is a list of texts, for which Hydra's grammar may have no reading."""
+"""Keys outside of the schema whose value is a list of texts."""
 
 
 def last_value(settings: Sequence[str], key: str) -> str | None:
@@ -94,7 +94,7 @@ def _checked(folders: Sequence[str]) -> list[str]:
 
 
 def readable(word: str) -> str:
-    """Return the word as Hydra's grammar takes it: what it has no reading for is put in quotes.
+    """Return the word with quotes around each text, by its key, that Hydra would read otherwise.
 
     So `'dataset.root=my data (old)'` and `hydra.run.dir=lr=0.1` need no second pair of quotes, and
     `~` is the home.
@@ -104,43 +104,36 @@ def readable(word: str) -> str:
         raise ConfigError(f"{word}: is a folder, and here are settings, of the form key=value")
     if not equals or not re.fullmatch(r"[+~]*[\w./@:-]+", key):
         return word
-    quote = value[:1] if value[:1] in ("'", '"') else ""
     home = os.path.expanduser("~")
     value = re.sub(r"""(?<![^,])(["']?)~(?=/|\1(,|$))""", lambda found: found[1] + home, value)
-    changed = f"{key}={value}"
-    if quote:
-        return changed
-    if key in FOLDERS:
+    changed, name = f"{key}={value}", key.lstrip("+~")
+    if key in FOLDERS and value[:1] not in ("'", '"'):
         return f"{key}={quoted(value)}"
-    names = values_of(value) if key in NAMES_A_RUN and "," in value else []
-    if names and len(names) <= value.count(","):
-        several = (name if is_readable(f"{key}={name}") else quoted(name) for name in names)
-        return f"{key}={','.join(several)}"
-    if key in TEXTS and not is_readable(changed):
-        return quoted_form(changed)
-    is_list = value[:1] in ("[", "{") or ("," in value and re.search(r"[][(){}]", value))
-    if is_list or value.startswith("interval(") or is_readable(changed):
-        name = key.lstrip("+~")
-        if not keys.takes_text(name):
-            return changed
-        as_text = functools.partial(_as_text, of_group=name.partition(".")[0] in GROUPS)
-        return f"{key}={_NUMERAL.sub(as_text, value)}"
-    return f"{key}={','.join(map(quoted, value.split(',')))}"
+    if not (keys.takes_text(name) or name in TEXTS):
+        return changed
+    if listed := re.fullmatch(r"\[([^][{}]*)\]", value):
+        parts = re.findall(r"\s*'[^']*'|\s*\"[^\"]*\"|[^,]+", listed[1])
+    elif re.match(r"['\"[{]|\w+\(.*\)$", value):
+        return changed
+    else:
+        parts = values_of(value) if key in NAMES_A_RUN else re.split(r"(?<!\\),", value)
+    texts = ",".join(
+        _as_text(part.strip(), of_group=name.partition(".")[0] in GROUPS) for part in parts
+    )
+    return f"{key}=[{texts}]" if listed else f"{key}={texts}"
 
 
-_NUMERAL = re.compile(r"(?<![^[(,])[+-]?[\d.][\w.+-]*(?=[]),]|$)")
-"""A word in a value or a list that Hydra may read as a number: 2024_01 as 202401."""
-
-
-def _as_text(numeral: re.Match[str], of_group: bool) -> str:
-    """Quote what Hydra reads as a number.
+def _as_text(part: str, *, of_group: bool) -> str:
+    """Quote what Hydra does not read as a text: 2024_01, which is 202401, or what it can't read.
 
     An integer stays one in a group, where texts may be integers (see Name): a custom class may have
     a parameter of that name, which is a number.
     """
-    value = parse_one(f"key={numeral[0]}").value()
-    may_stay = of_group and isinstance(value, int) and str(value) == numeral[0]
-    return quoted(numeral[0]) if isinstance(value, int | float) and not may_stay else numeral[0]
+    word = f"key={part}"
+    value = parse_one(word).value() if is_readable(word) else None
+    if isinstance(value, str) or part == "null" or (of_group and part == str(value)):
+        return part
+    return quoted(part)
 
 
 def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import glob
 import os
 import pickle
 import sys
@@ -40,13 +39,12 @@ from omegaconf.errors import OmegaConfBaseException
 from expt.command.conf_files import (
     as_config_error,
     cannot_set,
-    conf_dir,
     groups,
     quoted_form,
     refuse_misread,
 )
 from expt.config.auto import fill_auto_of_a_sweep
-from expt.config.kinds import CUSTOM_DATASET_KEYS
+from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
 from expt.config.parse import plain, with_value
 from expt.errors import ConfigError
 from expt.runs.paths import make_unused_folder
@@ -124,7 +122,7 @@ class Composer:
         if own:
             urls = (quoted(f"file://{Path(folder).resolve()}") for folder in own)
             self._hydra_words.append(f"hydra.searchpath=[{','.join(urls)}]")
-        self._bases, self._options = ({}, {}) if self._hydra_words else _composed_before()
+        self._bases, self._options = ({}, {}) if self._hydra_words else _OF_EXPT
         self._first: DictConfig | None = None
 
     def compose(self, words: Sequence[str]) -> DictConfig:
@@ -258,28 +256,6 @@ class Composer:
             raise as_config_error(error, words, self._folders) from error
 
 
-_Bases = dict[tuple[str, ...], "_Base"]
-
-
-def _composed_before() -> tuple[_Bases, dict[str, list[str]]]:
-    """Return what earlier commands of this process have composed, if their YAML was the same.
-
-    So that a further `expt.run` does not wait 0.15 s for it.
-    """
-    folder = conf_dir()
-    names = sorted(glob.glob("**/*.yaml", root_dir=folder, recursive=True))
-    texts = [Path(folder, name).read_text() for name in names]
-    if any("oc.env" in text or "searchpath" in text for text in texts):  # not by these files only
-        return {}, {}
-    return _dictionaries_for((*names, *texts))
-
-
-@functools.lru_cache(maxsize=1)
-def _dictionaries_for(yaml: tuple[str, ...]) -> tuple[_Bases, dict[str, list[str]]]:
-    """Return dictionaries that are empty at first, and the same ones for the same YAML."""
-    return {}, {}
-
-
 class _Base:
     """What Hydra composed of a choice of groups."""
 
@@ -314,6 +290,10 @@ def _has_value(settings: Any, path: Sequence[str]) -> bool:
             return False
         settings = settings[key]
     return not isinstance(settings, dict)
+
+
+_OF_EXPT: tuple[dict[tuple[str, ...], _Base], dict[str, list[str]]] = {}, {}
+"""Bases and options of groups by expt's own YAML alone: a further `expt.run` has them at once."""
 
 
 def settings_of(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:

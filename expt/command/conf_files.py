@@ -12,15 +12,9 @@ from typing import Any
 import yaml
 
 from expt.config import keys as schema
+from expt.config.kinds import conf_dir
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.request import key_of, literal, quoted, unquoted
-
-
-def conf_dir() -> Path:
-    """Return the folder of expt's YAML: in the package, or next to it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
 
 
 @functools.cache
@@ -131,9 +125,6 @@ def as_config_error(
         key = text.split("'")[1]
         word = next((each for each in words if each.partition("=")[0] == key), key)
         return ConfigError(unknown_key(word, key, ""))
-    if text.startswith("Could not delete from config. '"):
-        key = text.split("'")[1]
-        return ConfigError(f"~{key}: there is no key '{key}'; leave it out.{nearest(key)}")
     if isinstance(error, UnicodeDecodeError):
         text = f"{', '.join(map(str, folders))}: a YAML file there is not UTF-8: {text}"
     elif isinstance(error, ValueError):  # a number for a choice, of which Hydra says no more
@@ -165,10 +156,10 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
     if choice is None:
         return f"{word}: nothing sets '{key}' yet; type +{word}, or add it to the class's YAML"
     if key in keys():
-        having = [path for path in options(group) if key in (group, *_flat(path, f"{group}."))]
+        has = {path.stem: [*_flat(path, f"{group}.")] for path in options(group)}
         missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
-        hint = _instead(key, conf_dir() / group / f"{choice}.yaml")
-        names = " or ".join(path.stem for path in having)
+        hint = did_you_mean(key, has.get(str(choice), ()))
+        names = " or ".join(name for name, below in has.items() if key in (group, *below))
         add = f"{' Or add' if hint else '; add'} one that has it: {group}={names}"
         return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
     if key.endswith("._target_") or key.startswith("task.metrics."):
@@ -176,30 +167,15 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
     return f"{word}: there is no key '{key}'.{nearest(key)}"
 
 
-def _instead(key: str, chosen: Path) -> str:
-    """Return a hint at a key of the chosen option that is spelled alike."""
-    group, _, last = key.partition(".")
-    own = read_yaml(chosen) if chosen.is_file() else {}
-    return did_you_mean(last, own).replace("'", f"'{group}.", 1)
-
-
 def nearest(key: str) -> str:
-    """Return a hint at the key that was meant, or nothing.
-
-    The first of: what others call it, a key with the same last part, one that is spelled alike.
-    """
+    """Return a hint at the key that was meant, or nothing."""
     last, group = key.rpartition(".")[2], key.partition(".")[0]
-    if last in ELSEWHERE:
-        return f" Did you mean '{ELSEWHERE[last]}'?"
     is_null = group not in schema.holders() and schema.names_beside([group, ""], {})
     if "." in key and is_null and (example := schema.meaning(group).example):
         return f" Type its keys together, e.g. '{example}'"
-    if hint := did_you_mean(key, [name for name in keys() if name.startswith(f"{group}.")]):
-        return hint
-    same = sorted(name for name in keys() if name.rpartition(".")[2] == last)
-    if same:
-        return f" Did you mean {' or '.join(map(repr, same[:3]))}?"
-    return did_you_mean(key, [name for name in keys() if name.count(".") == key.count(".")])
+    same = [name for name in keys() if name.rpartition(".")[2] == last]
+    meant = ELSEWHERE.get(last) or (same or [key])[0]
+    return did_you_mean(meant, [*keys(), *ELSEWHERE.values()])
 
 
 def quoted_form(word: str) -> str:

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from expt.command.conf_files import (
-    conf_dir,
     conf_here,
     groups,
     keys,
@@ -20,6 +19,7 @@ from expt.command.conf_files import (
 )
 from expt.command.words import WORDS, options_of
 from expt.config.keys import choices_of, described
+from expt.config.kinds import conf_dir
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.view.text import Console
 

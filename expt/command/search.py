@@ -6,9 +6,9 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -281,43 +281,25 @@ def space_of(
         is_choice = composer.is_group(each.name)
         return each if is_choice else _typed(each, words, settings_of, machine)
 
-    space = [typed(each, first) for each in axes]
-    fixed = set[str]()
-    for text in when:
-        name, choice, word = _parted(text)
-        key = f"search.when={text}"
-        override = parse_one(word)
-        if not override.is_sweep_override():
-            raise ConfigError(f"{key}: {word} has only one value; give several, or an interval")
-        parameter = _parameter(override, composer)
-        choices = [each for above in space if above.name == name for each in above.choices]
-        if choices:
-            same = [each for each in choices if unquoted(each) == unquoted(choice)]
-            if not same:
-                hint = did_you_mean(choice, choices)
-                raise ConfigError(f"{key}: {choice} is none of {name}={','.join(choices)}.{hint}")
-            parameter = replace(parameter, when=(name, same[0]))
-        else:
-            fixed.add(name)
-            if not _is_fixed(key, name, choice, settings_of(first), composer, space):
-                continue
-        if parameter.name == name or parameter.name in fixed:
-            raise ConfigError(f"{key}: {parameter.name} would depend on itself")
-        chosen = Space((*space, parameter)).requires(parameter)
+    space = Space(tuple(typed(each, first) for each in axes))
+    for condition in _in_order(map(_condition, when)):
+        parameter = _parameter(condition.axis, composer)
+        if any(each.choices for each in space.parameters if each.name == condition.name):
+            parameter = replace(parameter, when=(condition.name, condition.among(space)))
+        elif not _is_fixed(condition, settings_of(first), composer, space):
+            continue
+        chosen = space.requires(parameter)
         others = [each for each in first if each.partition("=")[0] not in chosen]
-        conditions = [
-            next(p for p in space if p.name == name and choice in p.choices).word(choice)
-            for name, choice in chosen.items()
-        ]
-        space.append(typed(parameter, [*others, *conditions]))
-    if not space:
+        choosing = [each for each in space.parameters if chosen.get(each.name) in each.choices]
+        words = [*others, *(each.word(chosen[each.name]) for each in choosing)]
+        space = Space((*space.parameters, typed(parameter, words)))
+    if not space.parameters:
         raise ConfigError(
             "search: nothing to search; type an axis, such as"
             " 'optimizer.lr=tag(log,interval(1e-4,1))'"
         )
-    found = Space(tuple(space))
-    _refuse_twice(found)
-    return found
+    _refuse_twice(space)
+    return space
 
 
 def _refuse_twice(space: Space) -> None:
@@ -330,25 +312,56 @@ def _refuse_twice(space: Space) -> None:
             )
 
 
-def _parted(text: str) -> tuple[str, str, str]:
-    """Return the key and the choice of a condition, and the override."""
-    condition, colon, word = text.partition(":")
+class Condition(NamedTuple):
+    """A text of `search.when`: an axis of those trials in which a key has the choice."""
+
+    key: str
+    """The setting with the text, for errors."""
+    name: str
+    choice: str
+    axis: Override
+
+    def among(self, space: Space) -> str:
+        """Return the choice as it is typed in the space. Raises ConfigError where it is none."""
+        several = [each for p in space.parameters if p.name == self.name for each in p.choices]
+        for each in several:
+            if unquoted(each) == unquoted(self.choice):
+                return each
+        hint, known = did_you_mean(self.choice, several), ",".join(several)
+        raise ConfigError(f"{self.key}: {self.choice} is none of {self.name}={known}.{hint}")
+
+
+def _condition(text: str) -> Condition:
+    key, (condition, colon, word) = f"search.when={text}", text.partition(":")
     name, equals, choice = condition.strip().partition("=")
     if not colon or not equals:
         example = "'model=mlp: model.hidden=[32],[64]'"
-        raise ConfigError(f"search.when={text}: write 'KEY=CHOICE: AXIS', such as {example}")
-    return name, choice.strip(), word.strip()
+        raise ConfigError(f"{key}: write 'KEY=CHOICE: AXIS', such as {example}")
+    if not (axis := parse_one(word.strip())).is_sweep_override():
+        raise ConfigError(f"{key}: {word.strip()} has only one value; give several, or an interval")
+    return Condition(key, name, choice.strip(), axis)
 
 
-def _is_fixed(
-    key: str, name: str, choice: str, settings: Any, composer: Composer, space: Sequence[Parameter]
-) -> bool:
+def _in_order(conditions: Iterable[Condition]) -> Iterator[Condition]:
+    """Yield each condition after those that give values to its key; else in the order typed."""
+    left = list(conditions)
+    while left:
+        given = {key_of(each.axis) for each in left}
+        free = next((each for each in left if each.name not in given), None)
+        if free is None:
+            raise ConfigError(f"{left[0].key}: {key_of(left[0].axis)} would depend on itself")
+        left.remove(free)
+        yield free
+
+
+def _is_fixed(condition: Condition, settings: Any, composer: Composer, space: Space) -> bool:
     """Return whether all trials have that choice of a key that is not searched.
 
     So one list of conditions serves a search of any of the choices.
     """
+    key, name, choice, _ = condition
     if not _has(settings, name):
-        hint = did_you_mean(name, [each.name for each in space if each.choices])
+        hint = did_you_mean(name, [each.name for each in space.parameters if each.choices])
         raise ConfigError(f"{key}: {name} has no choices in this search.{hint}")
     for part in name.split("."):
         settings = settings[part]

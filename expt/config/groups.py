@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from expt.config import kinds
+from expt import registry
 from expt.config.constraints import (
     STRICT,
     Count,
@@ -289,8 +289,7 @@ def _by_name(*members: Any) -> dict[str, Any]:
 GROUPS: dict[str, dict[str, Any]] = {
     "model": _by_name(*get_args(Model)),
     "init": _by_name(*get_args(Init)),
-    "task": kinds.task_kinds(),
-    "dataset": kinds.dataset_kinds(),
+    **registry.groups(),
     "optimizer": _by_name(*get_args(Optimizer)),
     "scheduler": _by_name(*get_args(Scheduler)),
 }

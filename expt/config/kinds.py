@@ -1,19 +1,16 @@
-"""The kinds of tasks and datasets by name, each a module of a package above. Free of torch."""
+"""The contract of tasks and datasets with the configuration. Free of torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-import expt
+from expt import registry
 from expt.config.constraints import IS_SET, STRICT, Key, Target
 
 if TYPE_CHECKING:
@@ -67,14 +64,11 @@ class TaskConfig:
         raise NotImplementedError
 
 
-@functools.cache
-def task_kinds() -> dict[str, Any]:
-    """Return the configuration class of each task by its name."""
-    package = Path(expt.__file__).parent
-    conf = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
-    names = sorted(file.stem for file in (conf / "task").glob("*.yaml"))
-    found = {name: importlib.import_module(f"expt.tasks.{name}").Config for name in names}
-    return {**found, "_target_": importlib.import_module("expt.tasks.custom").Config}
+def conf_dir() -> Path:
+    """Return the folder of expt's YAML: in the package, or next to it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
 
 
 def metrics_of(task: Any) -> dict[str, Better]:
@@ -91,7 +85,9 @@ def metrics_of(task: Any) -> dict[str, Better]:
 def _kind(task: Any) -> Any:
     if not isinstance(task, Mapping):
         return type(task)
-    return task_kinds().get("_target_" if "_target_" in task else str(task.get("name")))
+    return registry.groups()["task"].get(
+        "_target_" if "_target_" in task else str(task.get("name"))
+    )
 
 
 def _better(metric: Any) -> Better:
@@ -142,23 +138,8 @@ class Augment:
         return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))
 
 
-@functools.cache
-def dataset_kinds() -> dict[str, Any]:
-    """Return the class of each kind by its name; those of expt first, `_target_` last.
-
-    A kind's keys stand beside what reads its files, above this package: so they are found by name.
-    """
-    package, found = importlib.import_module("expt.data.kinds"), dict[str, Any]()
-    for module in pkgutil.iter_modules(package.__path__):
-        members = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
-        for cls in members.values():
-            if isinstance(cls, type) and "name" in vars(cls).get("__annotations__", ()):
-                found |= dict.fromkeys(get_args(get_type_hints(cls)["name"]), cls)
-    return dict(sorted(found.items(), key=lambda item: item[0] == "_target_"))
-
-
 def noun_of(record: Mapping[str, Any]) -> str:
     """Return what a sample is called of the dataset of a run, from its record."""
     dataset = (record.get("config") or {}).get("dataset") or {}
-    cls = dataset_kinds().get(str(dataset.get("name")))
+    cls = registry.groups()["dataset"].get(str(dataset.get("name")))
     return cls.noun(dataset) if cls else "image"

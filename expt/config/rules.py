@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from expt.config import groups
 from expt.config.constraints import Target, word
 from expt.config.keys import typed
-from expt.config.kinds import metrics_of, only_in_evaluations, task_kinds
+from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.schema import problems_of_trackers
 from expt.errors import ConfigError, DataError, did_you_mean
 from expt.machine import Machine, is_slice
@@ -208,7 +208,10 @@ def _schedule(config: RunConfig, machine: Machine) -> Problems:
 def _of_data(config: RunConfig) -> list[str]:
     task, dataset = config.task, config.dataset
     problems: list[str] = dataset.problems(task)
-    if task.TARGETS not in {"any", *(task_kinds()[name].TARGETS for name in dataset.TASKS)}:
+    if task.TARGETS not in {
+        "any",
+        *(groups.GROUPS["task"][name].TARGETS for name in dataset.TASKS),
+    }:
         problems = [
             f"task={task.name}: {dataset.label} is for task={' or '.join(dataset.TASKS)}, or"
             " for a custom task"

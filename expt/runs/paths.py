@@ -66,65 +66,59 @@ def refuse_mixed(folder: Path, key: str) -> None:
         raise ConfigError(f"{key}={folder}: {found} is the folder of a {other}; choose another")
 
 
+class _Place:
+    """A file or folder that has the same place below the folder of each run."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, paths: RunPaths, _: object = None) -> Path:
+        return paths.folder.joinpath(*self._names)
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one run, below its folder."""
 
     folder: Path
-
-    @property
-    def result(self) -> Path:
-        """Status and final numbers; see expt.runs.result."""
-        return self.folder / RESULT
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a line: step, epoch, tag, value."""
-        return self.folder / "metrics.jsonl"
+    result = _Place(RESULT)
+    """Status and final numbers; see expt.runs.result."""
+    metrics = _Place("metrics.jsonl")
+    """One JSON object a line: step, epoch, tag, value."""
+    lock = _Place(".lock")
+    """Held by the command that is at work in this folder."""
+    sent = _Place(".sent")
+    """The folder of what other dashboards have of the run, a file for each."""
+    before = _Place(".before")
+    """The folder of what was there before the run is resumed, until its workers accept it."""
+    checkpoints = _Place("checkpoints")
+    """The folder of `last` and `best`."""
+    last = _Place("checkpoints", "last.safetensors")
+    """The newest checkpoint."""
+    best = _Place("checkpoints", "best.safetensors")
+    """The checkpoint with the best objective so far."""
+    before_end = _Place("checkpoints", "before_end.safetensors")
+    """The checkpoint of a longer run, where the end has ended an epoch or was evaluated."""
+    forked = _Place("checkpoints", "fork.safetensors")
+    """The checkpoint of another run that this one is a fork of, until it has its own."""
+    evaluations = _Place("evaluations")
+    """A folder for each later evaluation of its weights, with files named as a run's."""
+    code = _Place("code")
+    """Custom classes of a notebook or a script, as modules; see expt.config.kept_code."""
+    trace = _Place("trace.json.gz")
+    """What torch.profiler saw of a few steps, for Perfetto."""
+    operators = _Place("operators.txt")
+    """The most expensive operators of the trace, as a table."""
+    hydra = _Place(".hydra")
+    """Hydra's config.yaml, overrides.yaml and hydra.yaml."""
+    hydra_settings = _Place(".hydra", "hydra.yaml")
+    """Hydra's own settings for the run, and where it looked for YAML."""
+    overrides = _Place(".hydra", "overrides.yaml")
+    """The words of the command that began the run, as Hydra keeps them."""
 
     def event_files(self) -> list[Path]:
         """TensorBoard's: one, and before it one of what a resumed run had written."""
         return sorted(self.folder.glob(f"{EVENT_FILES}*"))
-
-    @property
-    def lock(self) -> Path:
-        """Held by the command that is at work in this folder."""
-        return self.folder / ".lock"
-
-    @property
-    def sent(self) -> Path:
-        """The folder of what other dashboards have of the run, a file for each."""
-        return self.folder / ".sent"
-
-    @property
-    def before(self) -> Path:
-        """The folder of what was there before the run is resumed, until its workers accept it."""
-        return self.folder / ".before"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of `last` and `best`."""
-        return self.folder / "checkpoints"
-
-    @property
-    def last(self) -> Path:
-        """The newest checkpoint."""
-        return self.checkpoints / "last.safetensors"
-
-    @property
-    def best(self) -> Path:
-        """The checkpoint with the best objective so far."""
-        return self.checkpoints / "best.safetensors"
-
-    @property
-    def before_end(self) -> Path:
-        """The checkpoint of a longer run, where the end has ended an epoch or was evaluated."""
-        return self.checkpoints / "before_end.safetensors"
-
-    @property
-    def forked(self) -> Path:
-        """The checkpoint of another run that this one is a fork of, until it has its own."""
-        return self.checkpoints / "fork.safetensors"
 
     @property
     def parts(self) -> list[Path]:
@@ -135,50 +129,15 @@ class RunPaths:
         """Return the file of `best`, `last`, `best-40`, ..."""
         return self.last.with_stem(which)
 
-    @property
-    def evaluations(self) -> Path:
-        """A folder for each later evaluation of its weights, with files named as a run's."""
-        return self.folder / "evaluations"
-
     def exported(self, format: str) -> Path:
         """Its model for other programs, in the format `torch_export` or `onnx`."""
         return self.folder / {"torch_export": "model.pt2", "onnx": "model.onnx"}[format]
-
-    @property
-    def code(self) -> Path:
-        """Custom classes of a notebook or a script, as modules; see expt.config.kept_code."""
-        return self.folder / "code"
-
-    @property
-    def trace(self) -> Path:
-        """What torch.profiler saw of a few steps, for Perfetto."""
-        return self.folder / "trace.json.gz"
-
-    @property
-    def operators(self) -> Path:
-        """The most expensive operators of the trace, as a table."""
-        return self.folder / "operators.txt"
-
-    @property
-    def hydra(self) -> Path:
-        """Hydra's config.yaml, overrides.yaml and hydra.yaml."""
-        return self.folder / ".hydra"
 
     def write_hydra(self, files: Mapping[str, str]) -> None:
         """Write `.hydra`, from the text of each file by its name."""
         for name, text in files.items():
             self.hydra.mkdir(parents=True, exist_ok=True)
             (self.hydra / f"{name}.yaml").write_text(text, encoding="utf-8")
-
-    @property
-    def hydra_settings(self) -> Path:
-        """Hydra's own settings for the run, and where it looked for YAML."""
-        return self.hydra / "hydra.yaml"
-
-    @property
-    def overrides(self) -> Path:
-        """The words of the command that began the run, as Hydra keeps them."""
-        return self.hydra / "overrides.yaml"
 
     def next_attempt(self) -> int:
         """Return the number of the next attempt, after those that have left logs."""

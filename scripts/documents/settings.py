@@ -15,11 +15,12 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from expt.command.conf_files import conf_dir, options
+from expt.command.conf_files import options
 from expt.command.help import keys_with_meaning, sections
 from expt.config.constraints import DottedName, Target
 from expt.config.groups import GROUPS
 from expt.config.keys import classes_in, described
+from expt.config.kinds import conf_dir
 from expt.config.schema import RunConfig
 from scripts.documents.following import ROOT
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from expt.command.command_line import read, readable
-from expt.command.conf_files import conf_dir, refuse_hidden
+from expt.command.conf_files import refuse_hidden
 from expt.command.words import Options, options_of
+from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.request import inherited

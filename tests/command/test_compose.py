@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +20,8 @@ from hypothesis import strategies as st
 
 from expt.command import compose
 from expt.command.compose import Composer, with_classes_added
-from expt.command.conf_files import conf_dir
 from expt.command.hydra_files import own_folders_of
+from expt.config.kinds import conf_dir
 from expt.config.parse import plain
 from expt.errors import ConfigError
 from tests.composing import composer
@@ -47,10 +46,9 @@ def _by_hydra() -> Iterator[None]:
     composer.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "compose", hydra_compose)
-        compose._dictionaries_for.cache_clear()
+        patch.setattr(compose, "_OF_EXPT", ({}, {}))
         yield
     composer.cache_clear()
-    compose._dictionaries_for.cache_clear()
 
 
 by_hydra = pytest.mark.usefixtures("_by_hydra")
@@ -236,7 +234,7 @@ def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> N
 
 
 @by_hydra
-def test_what_is_kept_for_the_next_command_is_of_the_same_folder_and_files(
+def test_what_is_kept_for_the_next_command_is_of_this_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def folder() -> str:
@@ -245,13 +243,3 @@ def test_what_is_kept_for_the_next_command_is_of_the_same_folder_and_files(
     here = folder()
     monkeypatch.chdir(tmp_path)
     assert folder() == str(tmp_path) != here
-    conf = shutil.copytree(conf_dir(), tmp_path / "conf")
-    monkeypatch.setattr(compose, "conf_dir", lambda: conf)
-    for lr in (0.5, 0.6):
-        (conf / "optimizer" / "sgd.yaml").write_text(f"name: sgd\nlr: {lr}\n")
-        assert Composer().compose([]).optimizer.lr == lr
-    main = (conf / "config.yaml").read_text()
-    (conf / "config.yaml").write_text(main.replace("- model: ", "- model: ${oc.env:MODX} #"))
-    for model in ("mlp", "convnet"):
-        monkeypatch.setenv("MODX", model)
-        assert Composer().compose([]).model.name == model

@@ -12,8 +12,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from expt.command import main as command
-from expt.command.conf_files import conf_dir
 from expt.command.help import COMMON, EXAMPLES, print_help
+from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
 from expt.launch import forkserver
 from expt.runs.view.text import Console

@@ -287,7 +287,10 @@ def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:
         1e-2,
     ), "the last of two"
     chain = ("model=mlp: model.hidden=[8],[16]", "model.hidden=[8]: model.dropout=interval(0,0.5)")
-    assert space("model=mlp,convnet", when=chain)["model.dropout"].when == ("model.hidden", "[8]")
+    for when in (chain, chain[::-1]):
+        found = space("model=mlp,convnet", when=when)
+        assert found["model.dropout"].when == ("model.hidden", "[8]")
+        assert [*found] == ["model", "model.hidden", "model.dropout"]
     with pytest.raises(ConfigError, match=r"^seed: is searched twice"):
         space(
             "model=mlp,convnet",

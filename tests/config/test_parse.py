@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from expt.command.conf_files import conf_dir
 from expt.config import constraints, groups, secrets
+from expt.config.kinds import conf_dir
 from expt.config.parse import parse, settings_of
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError

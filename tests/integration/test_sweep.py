@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import expt
-from expt.command.conf_files import conf_dir
 from expt.command.hydra_files import is_sweep, named_axes
 from expt.command.rerun import NOT_REPEATED
 from expt.command.sweep import Grid
+from expt.config.kinds import conf_dir
 from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.machine import Machine
