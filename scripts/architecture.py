@@ -200,9 +200,12 @@ def strings(tree: ast.Module) -> Iterator[str]:
     """Yield every string that is not a docstring."""
     statements = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
     for node in nodes(tree):
-        if isinstance(node, ast.Constant) and id(node) not in statements:
-            if isinstance(node.value, str):
-                yield node.value
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in statements
+        ):
+            yield node.value
 
 
 def explanations(module: Module) -> Iterator[str]:
