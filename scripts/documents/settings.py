@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from expt.config.groups import GROUPS
 from expt.config.keys import classes_in, described
 from expt.config.kinds import conf_dir
 from expt.config.schema import RunConfig
+from scripts.architecture import MAX_COLUMNS_OF_PAGES
 from scripts.documents.following import ROOT
 
 WHEN = ROOT / "docs" / "when.yaml"
@@ -212,8 +214,20 @@ PAGES = (ROOT / "docs" / "settings.md", ROOT / "docs" / "settings_groups.md")
 def filled(text: str) -> str:
     """Return a page with what is generated between its `<!-- settings: WHAT -->` and end."""
     return FILLED.sub(
-        lambda found: f"<!-- settings: {found[1]} -->\n\n{markdown(found[1])}\n<!-- end -->", text
+        lambda found: (
+            f"<!-- settings: {found[1]} -->\n\n{_wrapped(markdown(found[1]))}\n<!-- end -->"
+        ),
+        text,
     )
+
+
+def _wrapped(text: str) -> str:
+    """Return prose in lines of MAX_COLUMNS_OF_PAGES; a table's rows can't be wrapped."""
+    wrapper = textwrap.TextWrapper(
+        MAX_COLUMNS_OF_PAGES, break_long_words=False, break_on_hyphens=False
+    )
+    lines = (line if line.startswith("|") else wrapper.fill(line) for line in text.splitlines())
+    return "\n".join(lines)
 
 
 def markdown(what: str) -> str:
