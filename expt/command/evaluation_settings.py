@@ -16,7 +16,8 @@ from expt.config import kept_code, own_code, secrets
 from expt.config.identity import Content, Identity, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
 from expt.config.kinds import CUSTOM_DATASET_KEYS
-from expt.config.parse import parse_evaluation, settings_of, with_value
+from expt.config.parse import parse as parsed
+from expt.config.parse import settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
@@ -129,7 +130,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     node = {**then, **evaluation_values(), "dataset": dataset, "task": task}
     for key in (key for key in HOW if key in asked.values):
         node = with_value(node, key.split("."), asked.values[key])
-    config = parse_evaluation(node, machine.detect())
+    config = parsed(node, machine.detect(), measures=True)
     content = content_of(config)
     own = _is_of_run(record, config, content)
     if own:
