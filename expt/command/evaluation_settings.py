@@ -1,4 +1,4 @@
-"""What `expt evaluate RUN ...` measures, from the run's record and the overrides."""
+"""The settings of `expt evaluate RUN ...`, from the run's record and the overrides."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     """Its folder, or that of a sweep."""
     which: str
     values: dict[str, Any]
-    """By their keys; `dataset` is the name of another one, or of its class."""
+    """Values by key; `dataset` is the name of another one, or of its class."""
     words: list[str]
     """The overrides of the dataset."""
     config_dir: Path | None
@@ -64,13 +64,13 @@ class Asked(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What is measured, and how."""
+    """The evaluation to carry out."""
 
     config: RunConfig
     identity: Identity
     evaluation: Evaluation
     name: str
-    """Of the folder for its numbers."""
+    """The name of the folder for its numbers."""
 
 
 def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Path()) -> Asked:
