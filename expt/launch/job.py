@@ -84,7 +84,7 @@ class Job:
     """Its objective, if an earlier command has completed it."""
     devices: tuple[str, ...] = ()
     is_trial: bool = False
-    """True in a search: a trial that was killed or had no memory is tried again before it counts."""
+    """True in a search: a trial that was killed or had no memory gets another try first."""
     retries: int = 0
     """How often it has been started again."""
     started_at: float = 0.0

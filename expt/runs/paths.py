@@ -117,7 +117,7 @@ class RunPaths:
     """The words of the command that began the run, as Hydra keeps them."""
 
     def event_files(self) -> list[Path]:
-        """Return TensorBoard's files: one, after one for each time that the run was resumed."""
+        """Return TensorBoard's files: the run's, and those from before it was resumed."""
         return sorted(self.folder.glob(f"{EVENT_FILES}*"))
 
     @property

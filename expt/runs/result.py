@@ -211,7 +211,7 @@ class Record(Provenance, total=False):
     """Seconds of its devices, of all attempts; `device_s_before` is of those before this one."""
     device_s_before: float
     energy_j: float
-    """The energy of its GPUs by NVML; `energy_j_before`: of earlier attempts, less the meters then."""
+    """The energy of its GPUs by NVML; `energy_j_before`: of earlier attempts, less meters then."""
     energy_j_before: float
     epoch_s: list[float]
     eval_s: float
