@@ -46,6 +46,9 @@ MAX_LINES = {
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys
+PLAIN = {"command", "config", "dashboards", "launch", "runs", "search"}
+"""Packages whose docstrings have been read for their words."""
+ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")
 DOCUMENTED = {"planning.plan": {"_subclasses", "_python_dispatch"}}  # of torch, by its own pages
 SETTINGS = ("sys.", "torch.backends.")  # of a process, and no part of another library
 REPLACED = {
@@ -230,6 +233,15 @@ def without_docstring(
                 yield from without_docstring(below, f"{name}.{below.name}")
 
 
+def words(module: Module) -> Iterator[str]:
+    """Hold docstrings that begin with a verb or a noun, as PyTorch's do."""
+    if module.component in PLAIN:
+        for node in nodes(module.tree):
+            value = getattr(node.value, "value", None) if isinstance(node, ast.Expr) else None
+            if isinstance(value, str) and (found := ODD_BEGINNING.match(value)):
+                yield f"a docstring begins with {found[0]}: {value.partition(chr(10))[0]}"
+
+
 def private_parts(module: Module) -> Iterator[str]:
     """Hold private parts of torch in one module, which is looked at where torch changes."""
     if module.name != "training.patches" and any(map(is_torch, imported(module.tree))):
@@ -299,7 +311,7 @@ def assigned_of_others(tree: ast.AST) -> Iterator[str]:
 
 
 EACH: Sequence[Callable[[Module], Iterator[str]]] = (
-    *(imports_go_down, imports_of_others, sizes, names, explanations),
+    *(imports_go_down, imports_of_others, sizes, names, explanations, words),
     *(private_parts, replacements),
 )
 

@@ -23,7 +23,7 @@ from expt.runs.result import COMPLETED, PRUNED, objective_of, read_result
 
 
 class HydraTask:
-    """What Hydra calls for each run; a launcher in another process gets a copy."""
+    """The task that Hydra calls for each run; a launcher in another process gets a copy."""
 
     def __init__(self, command: Command | None = None) -> None:
         self._command = command

@@ -54,7 +54,7 @@ from expt.runs.sweep import run_name
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
 
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
-"""What Hydra and OmegaConf raise while a configuration is composed or resolved."""
+"""Exceptions of Hydra and OmegaConf while a configuration is composed or resolved."""
 VERSION_BASE = "1.3"
 MAX_BASES = 1000
 """Choices of groups whose composition is kept; each takes 30 kB."""
@@ -113,7 +113,7 @@ class Composer:
     """
 
     def __init__(self, own: Sequence[str] = (), hydra_words: Sequence[str] = ()) -> None:
-        """With folders of custom YAML, and the words about Hydra itself."""
+        """Take folders of custom YAML, and the words about Hydra itself."""
         self.own = own
         self._folders = [*map(Path, own), conf_dir()]
         is_place = ("hydra.run.", "hydra.sweep.")
@@ -173,7 +173,7 @@ class Composer:
 
     @property
     def has_environment(self) -> bool:
-        """Whether `hydra.job.env_set` names variables for workers."""
+        """True if `hydra.job.env_set` names variables for workers."""
         with _lock:
             return any(base.has_environment for base in self._bases.values())
 
@@ -257,7 +257,7 @@ class Composer:
 
 
 class _Base:
-    """What Hydra composed of a choice of groups."""
+    """The composition of a choice of groups."""
 
     def __init__(self, composed: DictConfig) -> None:
         self.composed = pickle.dumps(composed)  # a copy of bytes takes 1 ms, one by deepcopy 6

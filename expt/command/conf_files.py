@@ -106,7 +106,7 @@ ELSEWHERE = {
         for key in "max_concurrent runs_per_gpu fail_fast retries stagger_s dry_run".split()
     },
 }
-"""What others call a key, which its spelling would not lead to."""
+"""Names of keys in other tools that no similar spelling leads to."""
 
 
 def as_config_error(

@@ -1,4 +1,4 @@
-"""What `expt evaluate RUN ...` measures, from the run's record and the overrides."""
+"""The settings of `expt evaluate RUN ...`, from the run's record and the overrides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from expt.config import kept_code, own_code, secrets
 from expt.config.identity import Content, Identity, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
 from expt.config.kinds import CUSTOM_DATASET_KEYS
-from expt.config.parse import parse_evaluation, settings_of, with_value
+from expt.config.parse import parse as parsed
+from expt.config.parse import settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
@@ -45,7 +46,7 @@ class Asked(NamedTuple):
     """Its folder, or that of a sweep."""
     which: str
     values: dict[str, Any]
-    """By their keys; `dataset` is the name of another one, or of its class."""
+    """Values by key; `dataset` is the name of another one, or of its class."""
     words: list[str]
     """The overrides of the dataset."""
     config_dir: Path | None
@@ -63,13 +64,13 @@ class Asked(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What is measured, and how."""
+    """The evaluation to carry out."""
 
     config: RunConfig
     identity: Identity
     evaluation: Evaluation
     name: str
-    """Of the folder for its numbers."""
+    """The name of the folder for its numbers."""
 
 
 def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Path()) -> Asked:
@@ -129,7 +130,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     node = {**then, **evaluation_values(), "dataset": dataset, "task": task}
     for key in (key for key in HOW if key in asked.values):
         node = with_value(node, key.split("."), asked.values[key])
-    config = parse_evaluation(node, machine.detect())
+    config = parsed(node, machine.detect(), measures=True)
     content = content_of(config)
     own = _is_of_run(record, config, content)
     if own:

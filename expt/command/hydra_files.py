@@ -18,12 +18,12 @@ from expt.runs.paths import RunPaths, is_held
 from expt.runs.result import Record
 
 OF_SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweep.")
-"""What the keys begin with that only a sweep has."""
+"""Beginnings of the keys that only a sweep has."""
 USED = tuple(
     "hydra.run.dir hydra.sweep.dir hydra.launcher hydra/launcher hydra.sweeper"
     " hydra/sweeper hydra.callbacks hydra/callbacks hydra.mode hydra.job.env_set".split()
 )
-"""What those of Hydra's keys begin with that expt reads."""
+"""Beginnings of Hydra's keys that expt reads."""
 OWN_LAUNCHERS = ("pool", "submitit_slurm", "submitit_local")
 
 

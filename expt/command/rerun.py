@@ -13,8 +13,8 @@ from expt import machine
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.config import kept_code, own_code
+from expt.config import parse as parsing
 from expt.config.identity import Identity, digest
-from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
@@ -104,7 +104,7 @@ def _differences(config: RunConfig, now: Identity, then: Record) -> list[str]:
 
 def settings_of(then: Record, run_paths: RunPaths) -> RunConfig:
     """Return the configuration with which a run began, checked against this machine."""
-    config = parse_again(then["config"], machine.detect())
+    config = parsing.parse(parsing.settings_of(then["config"]), machine.detect())
     if config.resume != "auto":
         return config
     # It was interrupted and resumed; what it began from is in the overrides typed at first.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from expt.runs.view.text import Console
 
 Runner: TypeAlias = "Pool | Queue"
-"""What runs jobs to their ends: the pool here, or a cluster's queue."""
+"""The runner of jobs: the pool here, or a cluster's queue."""
 Rounds: TypeAlias = Callable[["SweepObserver", Runner], Iterable[Iterator[Job | None]]]
 
 
@@ -212,7 +212,7 @@ class SweepObserver(SweepDisplay):
     def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
         super().__init__(console, total=total, folder=folder, what=what)
         self.runs: dict[Job, list[SweepRun]] = {}
-        """Of each job the runs that were asked for: a grid may name one twice."""
+        """The requested runs of each job: a grid may name one twice."""
 
     def take(self, run: SweepRun) -> Job | None:
         """Take a run in; returns its job, where it is not that of another one too."""

@@ -57,7 +57,7 @@ class SweepDisplay(Observer):
         self._lines: list[Line] = []
         self._best = ""
         self.note: Callable[[Job], str] = lambda _: ""
-        """What to add to the line of a run that has come to its end."""
+        """The text to add to the line of a run that has ended."""
 
     def __enter__(self) -> SweepDisplay:
         runs = f"{self.total} run{'s' * (self.total != 1)}"

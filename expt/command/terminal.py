@@ -1,4 +1,4 @@
-"""Where a command prints to: it may be closed, or know only ASCII; and the document of `--json`."""
+"""The terminal of a command, which may be closed or know only ASCII; the document of `--json`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def console(*, quiet: bool) -> Console:
 
 
 _document: dict[str, Any] | None = None
-"""What `--json` prints at the command's end; None where nobody asked for it."""
+"""The document that `--json` prints at the command's end; None without `--json`."""
 
 
 def put(**fields: Any) -> bool:
@@ -75,7 +75,7 @@ def put_runs(runs: Iterable[tuple[Path, Record]], name: str = "runs") -> None:
 
 @contextlib.contextmanager
 def document(*, wanted: bool) -> Iterator[None]:
-    """Where it is `wanted`, print one JSON document to stdout in the end, and all else to stderr.
+    """Print one JSON document to stdout at the end and all else to stderr, if it is `wanted`.
 
     So do libraries and the processes that are started meanwhile.
     """

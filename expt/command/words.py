@@ -69,7 +69,7 @@ class Options(NamedTuple):
 _FLAGS = {"-m": "sweep", "--multirun": "sweep", "-q": "quiet", "--quiet": "quiet"}
 _PRINTING = {"--cfg": 1, "-c": 1, "--package": 1, "-p": 1, "--shell-completion": 1, "-sc": 1}
 _PRINTING |= {"--info": 1, "-i": 1, "--hydra-help": 0, "--resolve": 0}
-"""With the number of values that follow."""
+"""Options with the number of values that follow."""
 
 
 def options_of(arguments: Sequence[str]) -> Options:

@@ -44,9 +44,9 @@ DottedName = Annotated[str, Field(pattern=DOTTED_NAME)]
 
 
 IS_SET = "is set"
-"""For `Key.only_if`: the other key is neither null, false, 0 nor empty."""
+"""A condition of `Key.only_if`: the other key is neither null, false, 0 nor empty."""
 IS_GIVEN = "is given"
-"""For `Key.only_if`: the key is not null, and may be 0."""
+"""A condition of `Key.only_if`: the key is not null, and may be 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,27 +57,27 @@ class Key:
     """
 
     result: Literal["changes", "rounding", "none"] | None = None
-    """What the setting does to a run's numbers: changes them (the default), only in their last
+    """The effect on a run's numbers: changes them (the default), only in their last
     digits, or not at all."""
     resume: bool | None = None
-    """Whether it may be another when the run is resumed; by default only where it changes no
+    """True if it may change when the run is resumed; by default only where it changes no
     number."""
     fork: bool | Literal["epoch"] | None = None
-    """Whether it may be another in a fork (the default), or only from the end of an epoch on."""
+    """True if it may change in a fork (the default); "epoch": only at the end of an epoch."""
     evaluate: bool | None = None
-    """Whether an evaluation of the run may have another value; by default only where it changes no
+    """True if an evaluation may have another value; by default only where it changes no
     number."""
     evaluated_as: str | None = None
     """The value that it has in an evaluation, in YAML, where that is not the run's."""
     only_if: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The values of keys (one, a tuple, IS_SET, IS_GIVEN) without which it has no effect."""
     varies: Literal["repetition", "length", "split", "source"] | None = None
-    """Of what two runs differ that differ only by this key: the same measured again, trained
+    """The difference of two runs that differ by this key alone: the same measured again, trained
     longer, with other samples held out, or begun elsewhere."""
     cost: bool | None = None
-    """Whether it changes a step's time or memory, which is the default."""
+    """True (the default) if it changes a step's time or memory."""
     own_machine: bool = False
-    """Whether each of several machines has a value of its own."""
+    """True if each of several machines has a value of its own."""
     example: str | None = None
     """A value, as it is typed, where a list or a mapping is expected."""
 

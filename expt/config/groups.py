@@ -1,4 +1,4 @@
-"""What each member of a group of conf/ may hold; conf/ has the values and says what they mean.
+"""The members of the groups of conf/ with the types of their keys; conf/ has values and meanings.
 
 In order: models, initialisations, optimisers, schedulers, and their table.
 """
@@ -77,7 +77,7 @@ TRANSFORMER_SIZES: dict[str | None, dict[str, int]] = {
     "350m": {"layers": 24, "heads": 16, "width": 1024},
     "1b": {"layers": 18, "heads": 16, "width": 2048},
 }
-"""What `auto` stands for. 124m and 350m are GPT-2's small and medium; smaller ones count bytes."""
+"""The values of `auto`. 124m and 350m are GPT-2's small and medium; smaller ones count bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

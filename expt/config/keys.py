@@ -1,4 +1,4 @@
-"""What each setting means for a run, as the annotations in the schema say.
+"""The meaning of each setting for a run, as annotated in the schema.
 
 What a key does to a run's numbers, whether it may differ when a run is resumed, forked or
 evaluated, and under which other settings it has no effect. Free of torch.
@@ -19,7 +19,7 @@ from expt.config.groups import GROUPS
 from expt.config.schema import RunConfig
 
 Rule = Literal["resume", "fork", "fork_within_epoch", "evaluate", "result"]
-"""What two runs are compared for: whether one may continue as the other, begin from it, measure
+"""The purpose of comparing two runs: whether one may continue as the other, begin from it, measure
 its weights, or has the same numbers."""
 
 

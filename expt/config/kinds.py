@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Better = Literal["min", "max"]
 """Which way a metric is better."""
 Targets = Literal["class", "labels", "numbers", "mask", "tokens", "any"]
-"""What a sample's target is: one class, labels of 0 and 1, numbers, the class of each pixel, the
+"""The target of a sample: one class, labels of 0 and 1, numbers, the class of each pixel, the
 token after each, or whatever a custom task takes."""
 
 
@@ -36,13 +36,13 @@ MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TaskConfig:
-    """What every task has; a subclass adds its own keys, its `name` among them."""
+    """The keys of every task; a subclass adds its own, its `name` among them."""
 
     TARGETS: ClassVar[Targets]
-    """What it is trained on, and so how predictions are written and what TensorBoard shows."""
+    """The targets that it trains on; they decide how predictions are written and shown."""
     METRICS: ClassVar[Mapping[str, Better]] = {}
     MORE: ClassVar[Mapping[str, Better]] = {}
-    """What it measures too where `metrics` names it, such as {f1: max}."""
+    """More metrics of its own that `metrics` may name, such as {f1: max}."""
     OBJECTIVE: ClassVar[str]
     """The metric by which runs are compared where nothing else is asked for."""
     metrics: Annotated[
@@ -134,7 +134,7 @@ class Augment:
 
     @property
     def is_set(self) -> bool:
-        """Whether anything is to be done."""
+        """True if images are changed at all."""
         return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))
 
 

@@ -49,13 +49,16 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
     return fill_auto_of_a_sweep(node) if sweep else node
 
 
-def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """Check what `plain` returned, and give each `auto` its value on `machine`.
+def parse(settings: Mapping[str, Any], machine: Machine, *, measures: bool = False) -> RunConfig:
+    """Check settings, as of `plain` or of a record, and give each `auto` its value on `machine`.
 
-    Raises ConfigError with every problem found: unknown keys, wrong types, values out of range,
-    combinations that cannot run.
+    Where the run only `measures`, nothing of training is checked. Raises ConfigError with every
+    problem found: unknown keys, wrong types, values out of range, combinations that cannot run.
     """
-    return _checked(_complete(composed, machine), machine)
+    config = _typed(_complete(settings, machine))
+    if problems := (rules.unmeasurable if measures else rules.impossible)(config, machine):
+        raise ConfigError(problems)
+    return config
 
 
 def wrong_values(
@@ -110,22 +113,6 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     return node
 
 
-def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """Return the configuration of a run's record. Raises ConfigError where it can't run here."""
-    return _checked(settings_of(shown), machine)
-
-
-def parse_evaluation(settings: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """Return the configuration of an evaluation, for which nothing of training is checked.
-
-    Raises ConfigError as `parse` does.
-    """
-    config = _typed(_complete(settings, machine))
-    if problems := rules.unmeasurable(config, machine):
-        raise ConfigError(problems)
-    return config
-
-
 def settings_of(shown: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run's record with the values of today's environment."""
     found = dict(secrets.interpolations(shown))
@@ -158,14 +145,6 @@ def _as_json(node: Mapping[str, Any]) -> str | bytes:
     except PydanticSerializationError:
         refuse_undecoded(f"{key}={value}" for key, value in keys.flat(dict(node)).items())
         return json.dumps(node, default=str)
-
-
-def _checked(node: dict[str, Any], machine: Machine) -> RunConfig:
-    config = _typed(node)
-    problems = rules.impossible(config, machine)
-    if problems:
-        raise ConfigError(problems)
-    return config
 
 
 def _untarget(node: Any, cls: Any, members: Mapping[str, Any] = MappingProxyType({})) -> Any:

@@ -34,7 +34,7 @@ TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MLflow:
-    """Where MLflow's copy goes; None is what MLflow's own variables say."""
+    """The place of MLflow's copy; None leaves it to MLflow's own variables."""
 
     tracking_uri: str | None = None
     experiment: str | None = None
@@ -44,7 +44,7 @@ class MLflow:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Wandb:
-    """Where W&B's copy goes; None is what W&B's own variables say."""
+    """The place of W&B's copy; None leaves it to W&B's own variables."""
 
     project: str | None = None
     entity: str | None = None
@@ -56,7 +56,7 @@ class Wandb:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Trackio:
-    """Where trackio's copy goes; None is what trackio's own variables say."""
+    """The place of trackio's copy; None leaves it to trackio's own variables."""
 
     project: str | None = None
     space_id: str | None = None
@@ -251,7 +251,7 @@ class RunConfig:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each worker has only a part of the model."""
+        """True if each worker has only a part of the model."""
         return self.strategy in SHARDED
 
     def total_steps(self, steps_per_epoch: int, offset: int = 0) -> int:
@@ -261,7 +261,7 @@ class RunConfig:
 
     @property
     def evaluates_epochs(self) -> bool:
-        """Whether each epoch's end is evaluated, and not every so many steps or minutes."""
+        """True if the end of each epoch is evaluated, not every N steps or minutes."""
         return self.eval_every_steps is None and self.eval_every_minutes is None
 
     @property

@@ -1,1 +1,1 @@
-"""What people look at: TensorBoard's files, and copies of runs in trackers."""
+"""TensorBoard's files, and copies of runs in trackers."""

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 
 WIDTH = 350
-"""Of TensorBoard's cards [pixels]: a picture of another width is stretched or shrunk there, with
+"""The width of TensorBoard's cards [pixels]: another width is stretched or shrunk there, with
 its text.
 """
 _COLUMNS, _TILE, _GAP, _LINE = 4, 84, 3, 13
 _NAME = 96
 """The longest name of a class [pixels]."""
 _DARK = (12, 44, 92)
-"""What a cell of 100 % is filled with, and what all text is written in."""
+"""The colours of a cell of 100 %, and of all text."""
 _AT_ONCE = 4
 """Batches of which the worst mistakes are kept, before the worst of these are."""
 MOST_CLASSES = 400

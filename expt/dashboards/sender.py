@@ -39,15 +39,15 @@ from expt.runs.view.text import Console, say, shown_path
 POLL_S, MAX_WAIT_S = 1.0, 60.0
 """Between two looks at the folders, and at most where the dashboard can't be reached."""
 END_S = 10.0
-"""For the rest, where the command was killed and could not say how long."""
+"""Seconds for the rest, if the command was killed and could not say how long."""
 NICENESS = 10
 """Workers come first."""
 LEFT, AT = "left: ", "at: "
-"""What it prints at its end: why not all could be sent; where a person sees what was sent."""
+"""Beginnings of its last lines: why not all could be sent; the address of the copy."""
 
 
 class _Sent:
-    """What is known of one run, or sweep: its key there, in a file that one process holds."""
+    """The state of one run or sweep: its key there, in a file that one process holds."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """Lock the file. Raise Timeout where another process sends it, and OSError."""
@@ -79,7 +79,7 @@ class Sender:
         self._sweeps: dict[Path, _Sent] = {}
         self.num_sent = 0
         self.addresses: dict[str, None] = {}
-        """Where a person sees what was sent, in order."""
+        """The addresses of the copies, in order."""
 
     def send(self, folders: Sequence[RunPaths], *, last: bool = False) -> None:
         """Send what is new of these runs. Raise what the dashboard's client raises.
@@ -243,7 +243,7 @@ if __name__ == "__main__":
 
 
 PATIENCE_S, INTERRUPTED_S = 10.0, 2.0
-"""What a dashboard gets at a command's end for what is left; after Ctrl-C."""
+"""Seconds that a dashboard gets at a command's end for the rest; after Ctrl-C."""
 
 
 class Sending:

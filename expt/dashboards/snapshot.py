@@ -32,7 +32,7 @@ class Snapshot(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is no longer running."""
+        """True if it is no longer running."""
         return self.status != RUNNING
 
     @property
@@ -48,7 +48,7 @@ class Snapshot(NamedTuple):
 
     @property
     def tags(self) -> dict[str, str]:
-        """What else is known of the run, as texts."""
+        """Further facts of the run, as texts."""
         record: Mapping[str, Any] = self.record
         forked, search = record.get("forked_from") or {}, record.get("search") or {}
         begun = record.get("weights_from") or {}

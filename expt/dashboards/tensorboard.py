@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run, and when each is due: curves, pictures, norms."""
+"""The curves, pictures and norms that TensorBoard shows of a run, and when each is due."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from expt.training import sharding
 from expt.training.learner import Learner, Position
 
 SHARE = 0.01
-"""Of the time of training: what pictures may take where they are not asked for."""
+"""The share of the time of training for pictures that nobody asked for."""
 FIRST_S = 0.1
-"""What the first pictures are taken to cost until they have been drawn [seconds]."""
+"""The assumed cost of the first pictures [seconds], until they have been drawn."""
 
 
 class Dashboard:

@@ -28,7 +28,7 @@ class Copy(Protocol):
     """A run's copy in a tracker, made of a snapshot, what is kept of it here, and settings."""
 
     address: str
-    """Where a person sees it."""
+    """Its address for a person."""
 
     def describe(self, run: Snapshot) -> None:
         """Send settings and tags."""

@@ -36,7 +36,7 @@ from expt import signals
 
 WORKER_MODULES = ("expt.launch.preload",)
 SWEEP_MODULES = ("expt.launch.preload:for_sweep",)
-"""What else to load before the first run, where many runs share the forkserver."""
+"""More modules to load before the first run, if many runs share the forkserver."""
 _LIBRARIES = {
     "timm": r"\btimm\b",
     "torchmetrics": r"\btorchmetrics\b",
@@ -94,7 +94,7 @@ class Server:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has died."""
+        """True if it has died."""
         return bool(wait([self._control], 0))  # it sends nothing, so this is an end
 
     def kill(self) -> None:
@@ -142,7 +142,7 @@ def kill() -> None:
 
 
 def _forget() -> None:
-    """In a forked child of the driver, forget the forkserver: it dies with the driver only."""
+    """Forget the forkserver in a forked child of the driver: it dies with the driver only."""
     global _server, _lock
     if _server is not None:
         _server.forget()
@@ -259,13 +259,13 @@ class Work(NamedTuple):
     kept: Sequence[Kept] = ()
     title: str = "expt worker"
     frees_at_end: bool = False
-    """Whether it counts as finished only once it is gone, since others wait for what it frees then,
-    as the memory of a GPU; else as soon as it has done its work.
+    """True if it is finished only once it is gone, since others wait for memory that it frees then;
+    else it is as soon as its work is done.
     """
 
 
 class Surroundings(NamedTuple):
-    """What a process has of the driver."""
+    """The descriptors that a process has of the driver."""
 
     env: Mapping[str, str]
     path: Sequence[str]
@@ -349,7 +349,7 @@ class _Packer(pickle.Pickler):
     descriptors: list[int]
 
     def persistent_id(self, found: Any) -> str | None:
-        """For what is a descriptor, or has one."""
+        """Accept a file descriptor or an object with `fileno()`."""
         if isinstance(found, socket.socket | Kept):
             number = found.fileno() if isinstance(found, socket.socket) else found.descriptor
             self.descriptors.append(number)

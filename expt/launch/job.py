@@ -47,7 +47,7 @@ class DataCheck:
     def __init__(self, check: Check) -> None:
         self.error: DataError | None = None
         self.is_heeded = False
-        """Whether the run was asked to stop for it."""
+        """True if the run was asked to stop for it."""
         self._check, self._thread = check, threading.Thread(target=self._run, daemon=True)
 
     def begin(self) -> None:
@@ -81,17 +81,17 @@ class Job:
     status: str = QUEUED
     error: ExptError | None = None
     objective: Objective | None = None
-    """What it came to, where an earlier command has completed it."""
+    """Its objective, if an earlier command has completed it."""
     devices: tuple[str, ...] = ()
     is_trial: bool = False
-    """Of a search: one that was killed, or had no memory, is tried again before it is judged."""
+    """True in a search: a trial that was killed or had no memory gets another try first."""
     retries: int = 0
     """How often it has been started again."""
     started_at: float = 0.0
-    """By time.monotonic, which is not a time of day."""
+    """The time of its start by time.monotonic, which is not a time of day."""
     ended_at: float = 0.0
     check: DataCheck | None = None
-    """What is left to check of its data while it runs."""
+    """The check of its data that is left to do while it runs."""
     _mistake: str = ""
     """The traceback of the mistake in code by which its last attempt failed, if it was one."""
 
@@ -102,11 +102,11 @@ class Job:
 
     @property
     def refused(self) -> bool:
-        """Whether it has failed before it could start."""
+        """True if it has failed before it could start."""
         return self.status == FAILED and not self.started_at
 
     def may_retry(self, error: ExptError, retries: int) -> bool:
-        """Whether it gets another try, which may end otherwise."""
+        """Return whether it gets another try, which may end otherwise."""
         restarts = max(retries, request_of(self).config.max_restarts)
         was_lost = isinstance(error, WorkersLost) and not self.paths.metrics.exists()
         # Another program may have had the memory
@@ -167,7 +167,7 @@ def prepared(request: RunRequest) -> tuple[str, Check | None]:
 
 
 class Observer:
-    """What is called as jobs progress, from the loop that watches them.
+    """Callbacks for the progress of jobs, called by the loop that watches them.
 
     By itself it only warns of a restart.
     """
@@ -219,7 +219,7 @@ class Options:
 
 
 LEAST = {"max_concurrent": 1, "runs_per_gpu": 1, "retries": 0, "stagger_s": 0}
-"""Of `hydra.launcher`, and on a cluster:"""
+"""The least value of each key of `hydra.launcher`, and on a cluster:"""
 LEAST |= {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "timeout_min": 1}
 LEAST |= {"max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1}
 
@@ -235,7 +235,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def has_come_so_far(record: Record, until_epoch: int | None) -> bool:
-    """Whether the run of this record has completed, or was pruned after that epoch or later."""
+    """Return whether the run has completed, or was pruned after that epoch or later."""
     if record.get("status") == PRUNED and until_epoch is not None:
         return whole_epochs(record) >= until_epoch
     return record.get("status") == COMPLETED

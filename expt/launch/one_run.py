@@ -197,7 +197,7 @@ class _ShownEvaluations(Observer):
 
 @dataclass(frozen=True)
 class Tried:
-    """What a run would take, or why it cannot run."""
+    """The cost of a run, or the reason that it cannot run."""
 
     error: ExptError | None
     record: Record

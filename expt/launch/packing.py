@@ -26,7 +26,7 @@ from expt.machine import Machine
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run asks for: a number of devices, or certain ones."""
+    """The devices that a run needs: a number of them, or certain ones."""
 
     run: int
     count: int

@@ -75,7 +75,7 @@ class Pool:
         self._next_start = 0.0
         self._held_up: set[int] = set()  # by another command
         self.is_closed = False
-        """Whether no further job is taken, since others would fail as one has."""
+        """True if no further job is taken, since others would fail as one has."""
         self._faults: dict[str, str] = {}  # of GPUs that have failed a run
         self._finishing: str | None = None  # why those that run are to end
         self._asked_at: float | None = None  # when the workers were asked to stop

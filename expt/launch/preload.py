@@ -1,4 +1,4 @@
-"""What the forkserver imports and makes, so that no worker has to.
+"""Imports and objects that the forkserver makes, so that no worker has to.
 
 The imports of this module are for every run. Torch's libraries are loaded by a thread, while Python
 imports what needs none of them: 0.3 s. No other library can be loaded meanwhile, nor used for the
@@ -27,7 +27,7 @@ _MEANWHILE = (
     *("expt.runs.attempt", "asyncio", "concurrent.futures.process", "torchgen.model", "tqdm"),
     *("unittest.mock", "urllib.request"),
 )
-"""What a worker or torch needs that needs no torch."""
+"""Modules for a worker or torch that need no torch themselves."""
 _BINDING_THREADS = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
 """Variables by which a library binds the thread that loads it to a core."""
 

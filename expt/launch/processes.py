@@ -61,7 +61,7 @@ class Process:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         self._listen()
         return "exit" in self._heard
 

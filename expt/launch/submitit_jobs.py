@@ -28,9 +28,7 @@ POLL_S = 0.2
 RESULT_S = 5.0
 """How long what a job has left may take to be seen here, where it has ended on another node."""
 PREEMPTED = signal.SIGUSR2
-"""What submitit lets Slurm send to a job that has to go; its own handler then puts the job into the
-queue again.
-"""
+"""The signal that submitit has Slurm send before a job's end; its handler queues the job again."""
 MOST_MOVES = 3
 """How often a job is submitted again because GPUs of its node can't be used."""
 OF_SUBMITIT = ("nodes", "gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min")
@@ -231,7 +229,7 @@ def _problem(submitted: Any) -> str:
 
 @dataclass
 class ClusterJob:
-    """What each task of a job does, pickled: it carries out one request."""
+    """The work of each task of a job, pickled: it carries out one request."""
 
     sent: Mapping[str, Any]
     """See expt.runs.request.RunRequest.to_send."""

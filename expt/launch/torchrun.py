@@ -46,7 +46,7 @@ from expt.worker.main import main, worker_of_environment
 
 
 class Terminal(NamedTuple):
-    """What torchrun has given this process to print to."""
+    """The terminal that torchrun has given this process."""
 
     out: TextIO
     err: TextIO
@@ -323,7 +323,7 @@ class Rendezvous:
         raise RunFailed(f"rank 0 of {self._world_size} did not arrive within {self._arrive_s:g} s")
 
     def group_store(self) -> dist.Store:
-        """Where this round's process group keeps its addresses, apart from those of the dead."""
+        """Return a store for the addresses of this round's process group alone."""
         return dist.PrefixStore(f"expt/{self._round}", self._store)
 
     def _key(self, name: str) -> str:

@@ -57,7 +57,7 @@ class Workers:
     timeout_s: float
     processes: list[Process]
     saves: bool = True
-    """Whether they have something to save before they end; an evaluation and a preflight have
+    """True if they have something to save before they end; an evaluation and a preflight have
     nothing.
     """
     _ended: set[int] = field(default_factory=set)
@@ -73,7 +73,7 @@ class Workers:
         ]
 
     def poll(self) -> bool:
-        """Whether all have ended, with the run completed or pruned.
+        """Return whether all have ended, with the run completed or pruned.
 
         Raises the failure, with everything stopped, once one has failed.
         """
@@ -208,7 +208,7 @@ _NCCL_ABORTED = (
     "we are taking the entire process down",
     "watchdog thread terminated with exception",
 )
-"""What torch writes before it ends a process whose peers are gone or late."""
+"""Texts that torch writes before it ends a process whose peers are gone or late."""
 
 
 class Aftermath:
@@ -219,7 +219,7 @@ class Aftermath:
         self._stacks: dict[int, str] = {}
 
     def timed_out(self) -> bool:
-        """Whether a worker waited in vain: those who did not wait are then the late ones."""
+        """Return whether a worker waited in vain: those who did not wait are then late."""
         rank = self._first_failed()
         raised = self._raised(rank)
         if raised is not None:
@@ -227,12 +227,12 @@ class Aftermath:
         return self._aborted(rank, _NCCL_GAVE_UP)
 
     def was_stuck(self) -> bool:
-        """Whether the first that failed has ended itself because it got no further."""
+        """Return whether the first that failed has ended itself because it got no further."""
         raised = self._raised(self._first_failed())
         return raised is not None and raised.progress is not None
 
     def lost_others(self) -> bool:
-        """Whether a worker has lost others, who have not ended yet: they know why."""
+        """Return whether a worker has lost others, who have not ended yet: they know why."""
         raised = self._raised(self._first_failed())
         return raised is not None and raised.has_lost_others and None in self._codes
 

@@ -16,7 +16,7 @@ LOG = "log: "
 RAISED = " raised\n\n"
 """Between the rank that raised and its traceback, in the text of a run's error."""
 NOTE = "of model="
-"""What a line after the exception begins with, which says what was given to which classes."""
+"""The beginning of a line after the exception that lists the arguments of classes."""
 LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe"),
     *("timed out after", "communicator was aborted", "remote process exit", "ncclRemoteError"),
@@ -48,7 +48,7 @@ class Raised(NamedTuple):
     traceback: str
     exit_code: int
     expected: bool
-    """Whether `text` is meant for a person, without the traceback."""
+    """True if `text` is meant for a person, without the traceback."""
     kind: str
     """The name of its class."""
     progress: Sequence[int] | None = None
@@ -60,12 +60,12 @@ class Raised(NamedTuple):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether bad input ended it, which no other worker's end does."""
+        """True if bad input ended it, which no other worker's end does."""
         return self.expected and self.exit_code == ConfigError.exit_code
 
     @property
     def has_lost_others(self) -> bool:
-        """Whether it ended because another had."""
+        """True if it ended because another had."""
         return not self.expected and any(text in self.text for text in LOST)
 
 

@@ -52,7 +52,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether no batch of its epoch is left."""
+        """True if no batch of its epoch is left."""
         in_epoch: int = self.state["position"]["step_in_epoch"]
         return not 0 < in_epoch < self.state.get("steps_per_epoch", math.inf)
 
@@ -151,7 +151,7 @@ def whole(word: str, given: str, run: Path, which: str) -> Checkpoint:
 
 
 class Weights(NamedTuple):
-    """What `weights` names."""
+    """The file that `weights` names."""
 
     file: Path
     run: Path | None

@@ -21,7 +21,7 @@ EVENT_FILES = "events.out.tfevents."
 """How the names of TensorBoard's files begin; the seconds of their beginning follow."""
 RESULT = "result.json"
 SWEEP_RECORD = "multirun.yaml"
-"""What Hydra writes into a sweep's folder before it starts a run."""
+"""The file that Hydra writes into a sweep's folder before it starts a run."""
 SWEEP_INDEX = ".index.json"
 """The records of a large sweep's runs, see expt.runs.sweep."""
 
@@ -106,7 +106,7 @@ class RunPaths:
     code = _Place("code")
     """Custom classes of a notebook or a script, as modules; see expt.config.kept_code."""
     trace = _Place("trace.json.gz")
-    """What torch.profiler saw of a few steps, for Perfetto."""
+    """The trace of a few steps by torch.profiler, for Perfetto."""
     operators = _Place("operators.txt")
     """The most expensive operators of the trace, as a table."""
     hydra = _Place(".hydra")
@@ -117,7 +117,7 @@ class RunPaths:
     """The words of the command that began the run, as Hydra keeps them."""
 
     def event_files(self) -> list[Path]:
-        """TensorBoard's: one, and before it one of what a resumed run had written."""
+        """Return TensorBoard's files: the run's, and those from before it was resumed."""
         return sorted(self.folder.glob(f"{EVENT_FILES}*"))
 
     @property

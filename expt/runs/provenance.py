@@ -1,4 +1,4 @@
-"""Where a result comes from: command, versions, commit and uncommitted changes."""
+"""The origin of a result: command, versions, commit and uncommitted changes."""
 
 from __future__ import annotations
 

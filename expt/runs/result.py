@@ -56,7 +56,7 @@ class Best(TypedDict):
 
 
 class Objective(TypedDict):
-    """What the run is chosen by; the value is None where it was never measured."""
+    """The value by which runs are ranked; None if it was never measured."""
 
     name: str
     value: float | None
@@ -78,7 +78,7 @@ class Resumed(TypedDict):
 
 
 class ByClass(TypedDict):
-    """What an evaluation says of one class; None is a share of no sample."""
+    """The evaluation of one class; None is a share of no sample."""
 
     samples: int
     precision: float | None
@@ -89,7 +89,7 @@ class ByClass(TypedDict):
 
 
 class EvaluationOf(TypedDict):
-    """What an evaluation is of; `metrics`, `config` and all else are the evaluation's own."""
+    """The subject of an evaluation; `metrics`, `config` and all else are the evaluation's own."""
 
     run: str
     checkpoint: str
@@ -97,7 +97,7 @@ class EvaluationOf(TypedDict):
     step: int
     split: str
     own_data: bool
-    """Whether the samples are the run's own."""
+    """True if the samples are the run's own."""
     dataset: NotRequired[str]
     """The name of other samples."""
     samples: int
@@ -117,9 +117,9 @@ class Begun(TypedDict):
     epoch: NotRequired[int]
     """The number of epochs after which it was saved."""
     checksum: NotRequired[str | None]
-    """As in `content`."""
+    """The checksum in `content`."""
     average: NotRequired[bool]
-    """Whether they are a moving average."""
+    """True if they are a moving average."""
     left_out: NotRequired[list[str]]
     """Tensors of the model that were not in the file, or of another shape."""
 
@@ -139,7 +139,7 @@ class Forked(TypedDict):
     arguments: list[str]
     """The words of that run's command; those of the fork come after them."""
     changed: dict[str, list[Any]]
-    """For each setting that is another: the value then, and now."""
+    """The value then and now of each setting that has changed."""
 
 
 class OfSearch(TypedDict):
@@ -155,7 +155,7 @@ class Record(Provenance, total=False):
     """
 
     version: int
-    """Of its identity: a run of another version is shown, not continued."""
+    """The version of its identity: a run of another version is shown, not continued."""
     status: str
     error: str
     error_kind: str
@@ -171,7 +171,7 @@ class Record(Provenance, total=False):
     """Equal for runs that differ by their seed only."""
     content: Content
     imported: dict[str, Imported]
-    """For each of the person's own modules that rank 0 imported, the source that ran."""
+    """The source that ran of each custom module that rank 0 imported."""
     config: dict[str, Any]
     seed: int
     started: float
@@ -196,7 +196,7 @@ class Record(Provenance, total=False):
     master_port: int | None
     data: dict[str, Any]
     compared: str
-    """What sharding or a custom optimizer was compared on, see expt.worker.comparison."""
+    """The subject of the comparison in expt.worker.comparison."""
     steps_per_epoch: int
     total_steps: int
     steps: int
@@ -211,7 +211,7 @@ class Record(Provenance, total=False):
     """Seconds of its devices, of all attempts; `device_s_before` is of those before this one."""
     device_s_before: float
     energy_j: float
-    """Of its GPUs, by NVML; `energy_j_before` is of earlier attempts, less the meters then."""
+    """The energy of its GPUs by NVML; `energy_j_before`: of earlier attempts, less meters then."""
     energy_j_before: float
     epoch_s: list[float]
     eval_s: float

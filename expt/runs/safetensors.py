@@ -132,16 +132,16 @@ class File:
             data = source if isinstance(source, memoryview) else _mapped(source)
             header = _header(data)
             self.is_ours = header.startswith(MARK)
-            """Whether `write` has written it, with sums."""
+            """True if `write` has written it, with sums."""
             own, rest = header[len(MARK) : len(MARK) + 8], header[len(MARK) + 8 :]
             if self.is_ours and own != _digits(zlib.crc32(rest, zlib.crc32(MARK))):
                 raise _Wrong("its header is damaged")
             entries = _loads(header)
             self._texts: dict[str, str] = entries.pop("__metadata__", {})
             self.tensors = _tensors(entries, data[8 + len(header) :])
-            """By name, in their order."""
+            """The tensors by name, in their order."""
             self.sums = re.findall("." * 8, self._texts.pop("crc32", ""))[1:]
-            """Of the tensors."""
+            """The checksums of the tensors."""
             self._texts.pop("format", None)
 
     def state(

@@ -34,7 +34,7 @@ T = TypeVar("T")
 LARGE = 200
 """A sweep of fewer runs is read as quickly without an index."""
 LEFT_OUT = ("git", "versions", "hardware", "hosts")
-"""What no table shows, and most of a record may be."""
+"""Fields that no table shows, often the largest part of a record."""
 _NAMED = 3
 """Copies that a line names."""
 

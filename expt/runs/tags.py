@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 
 LR = "lr"
 RUNNING_LOSS = "running/loss"
-"""In training, since the last log point; that of a whole epoch is `metric("loss", "train")`."""
+"""The loss in training since the last log point; a whole epoch's is `metric("loss", "train")`."""
 RUNNING_SAMPLES_PER_S = "speed/running_samples_per_s"
 """Since the last log point."""
 SAMPLES_PER_S = "speed/samples_per_s"
-"""Of a whole epoch's training."""
+"""The speed of a whole epoch's training."""
 EPOCH_S = "speed/epoch_s"
 DATA_WAIT_S = "speed/data_wait_s"
 """Seconds of the epoch that rank 0 waited for its next batch."""

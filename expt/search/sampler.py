@@ -36,7 +36,7 @@ RANDOM_FRACTION = {"tpe": 0.25}
 TPE by itself may never leave the first good choice that it met (Falkner et al. 2018, "BOHB").
 """
 PACKAGES = {"qmc": "scipy", "cmaes": "cmaes", "gp": "scipy"}
-"""What a sampler needs besides Optuna."""
+"""The packages that a sampler needs besides Optuna."""
 GENERATION = "NSGAIISampler:generation"
 """The key under which Optuna's NSGA-II keeps a trial's generation."""
 
@@ -65,7 +65,7 @@ def check(name: str, space: Space, goals: Sequence[Goal], *, limited: bool) -> N
 
 
 class Known(NamedTuple):
-    """What a trial is chosen by."""
+    """The numbers by which a trial is chosen."""
 
     space: Space
     trials: Sequence[Trial]

@@ -39,7 +39,7 @@ LOOK_S = 1.0
 
 
 class Budget:
-    """What a search may spend: time of the command, or of the devices of the folder's runs."""
+    """The budget of a search: time of the command, or of the devices of the folder's runs."""
 
     def __init__(self, text: str, clock: Callable[[], float] = time.monotonic) -> None:
         match = _BUDGET.fullmatch(text)
@@ -85,11 +85,11 @@ class Search(Iterator[Job | None]):
         self.nearest: Callable[[Values, Sequence[Values]], Values] = lambda values, _: values
         """Returns values with which a run can be, near those suggested, and not yet tried."""
         self.is_over = False
-        """Whether no further job comes."""
+        """True if no further job comes."""
         self.is_exhausted = False
-        """Whether the space has no further point."""
+        """True if the space has no further point."""
         self.is_spent = False
-        """Whether the budget is used up."""
+        """True if the budget is used up."""
 
     def begin(
         self,

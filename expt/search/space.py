@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from expt.runs.request import literal
 
 Value: TypeAlias = int | float | str
-"""For a categorical parameter, the text of a choice."""
+"""A number, or the text of a choice of a categorical parameter."""
 Values: TypeAlias = dict[str, Value]
 """The values of a trial, by the names of its active parameters."""
 DIGITS = 5

@@ -29,13 +29,13 @@ class Trial:
 
     values: Values
     status: str
-    """As in result.json."""
+    """The status in result.json."""
     number: int | None = None
     """Its number in this search, or None for a run that this search did not choose."""
     objectives: tuple[float | None, ...] = ()
     """The value of each goal; None where it was not measured."""
     violations: Mapping[str, float] = field(default_factory=dict)
-    """By how much it violates each limit; 0 or less is within."""
+    """The amount by which it violates each limit; 0 or less is within."""
     costs: Mapping[int, float] = field(default_factory=dict)
     """The first goal after each epoch, where lower is better."""
     error_kind: str = ""
@@ -48,19 +48,19 @@ class Trial:
 
     @property
     def has_values(self) -> bool:
-        """Whether all goals are finite numbers."""
+        """True if all goals are finite numbers."""
         return all(value is not None and math.isfinite(value) for value in self.objectives)
 
     @property
     def is_bad(self) -> bool:
-        """Whether it diverged, ran out of memory or measured no number."""
+        """True if it diverged, ran out of memory or measured no number."""
         if self.status == FAILED:
             return self.error_kind in BAD_TRIALS
         return self.status == COMPLETED and not self.has_values
 
     @property
     def is_allowed(self) -> bool:
-        """Whether it keeps all limits."""
+        """True if it keeps all limits."""
         return all(value <= 0 for value in self.violations.values())
 
 
@@ -190,7 +190,7 @@ class Limit:
     is_upper: bool
     bound: float
     is_strict: bool = False
-    """Whether the bound itself violates it."""
+    """True if the bound itself violates it."""
 
     def violation(self, record: Record, paths: RunPaths, *, out_of_memory: bool = False) -> float:
         """Return by how much the run violates it, above 0; a tag that is not measured does not."""

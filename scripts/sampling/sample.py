@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from expt.config.parse import parse_again
+from expt.config.parse import parse, settings_of
 from expt.data.kinds.text import Text
 from expt.machine import Machine
 from expt.models.build import build
@@ -40,7 +40,7 @@ def loaded(folder: Path) -> tuple[nn.Module, Text]:
     """The model of a run, with its best weights, and its text."""
     state = checkpoint.load(RunPaths(folder).best)
     settings = {**state["config"], "gpus": 0, "backend": "gloo"}  # wherever it was trained
-    config = parse_again(settings, Machine(gpus=(), cpus=1))
+    config = parse(settings_of(settings), Machine(gpus=(), cpus=1))
     if not isinstance(config.dataset, Text):
         raise SystemExit(
             f"error: {folder}: was trained on dataset={config.dataset.name}, not on dataset=text"

@@ -20,7 +20,7 @@ from expt.config.keys import (
     flat,
     without_effect,
 )
-from expt.config.parse import parse, parse_again
+from expt.config.parse import parse, settings_of
 from expt.config.schema import RunConfig
 from expt.machine import Machine
 from tests.composing import composed
@@ -248,7 +248,7 @@ def test_a_number_that_is_made_of_a_variable_is_not_shown_and_part_of_the_identi
     assert made.model.kwargs["pin"] == 4711
     assert shown(made)["model"]["kwargs"]["pin"] == "${oc.decode:${oc.env:EXPT_TEST_PIN}}"
     assert shown(made)["epochs"] == 4711
-    again = parse_again(shown(made), Machine(cpus=8))
+    again = parse(settings_of(shown(made)), Machine(cpus=8))
     assert (shown(again), identity(again)) == (shown(made), identity(made))
     monkeypatch.setenv("EXPT_TEST_PIN", "4712")
     assert identity(config(*own)) != identity(made)

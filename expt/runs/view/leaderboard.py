@@ -251,7 +251,7 @@ class _Settings:
 
     @functools.cached_property
     def all(self) -> dict[str, Any]:
-        """With those that nobody has typed, which takes 20 times as long."""
+        """All settings, those that nobody has typed too, which takes 20 times as long."""
         return {**settings_of(self._run), **self._typed, _LAST_RESORT: without_seed(self._run)}
 
     def get(self, key: str) -> Any:

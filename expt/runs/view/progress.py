@@ -34,15 +34,15 @@ _NEVER_LEFT_OUT = ("left", "best")
 
 
 class Line(NamedTuple):
-    """What was logged after one step, in training or an evaluation."""
+    """The values logged after one step, in training or an evaluation."""
 
     epoch: int
     step: int
     values: Mapping[str, float]
     is_awaited: bool
-    """Whether an epoch or an evaluation has ended with it."""
+    """True if an epoch or an evaluation has ended with it."""
     is_best: bool
-    """Whether it was the best by the run's objective until then."""
+    """True if it was the best by the run's objective until then."""
 
 
 class RunState:
@@ -363,7 +363,7 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> dict[str, str]
 
 
 class Printed:
-    """What workers print, as it comes into their logs; what is there at first is not new."""
+    """The lines that workers print, from their logs; those that are there at first are not new."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths

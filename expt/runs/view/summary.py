@@ -45,7 +45,7 @@ STALE = "stale"
 _SHOWN = 3
 """Commands that are printed."""
 _MOST_CLASSES = 20
-"""Of an evaluation, that are shown one by one."""
+"""The largest number of classes of an evaluation that are shown one by one."""
 
 
 def print_summary(console: Console, paths: RunPaths) -> None:
