@@ -38,11 +38,11 @@ WITH_TORCH = ("checkpoint", "sharded")  # of `runs`
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_FILES, MAX_TEST_LINES = 203, 45_300
+MAX_FILES, MAX_TEST_LINES = 204, 45_300
 MAX_LINES = {
     "command": 5_250, "config": 2_955, "dashboards": 1_635, "data": 8_305, "inference": 1_775,
     "launch": 3_025, "models": 1_135, "planning": 280, "python": 665, "runs": 5_515,
-    "search": 1_595, "tasks": 1_550, "training": 3_370, "worker": 4_730,
+    "search": 1_595, "tasks": 1_550, "training": 3_755, "worker": 4_330,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys

@@ -40,7 +40,7 @@ class Dashboard:
         self._pictures = pictures
         self._images = settings.images if pictures else False
         self._layers: LayerValues | None = None
-        if (events or learner.shards > 1) and (settings.norms or settings.histograms):
+        if (events or learner.strategy.shards > 1) and (settings.norms or settings.histograms):
             self._layers = LayerValues(learner, settings)
         self.spent_s = self._trained_s = 0.0
         self._pictures_s, self._epoch_began = FIRST_S, time.perf_counter()
@@ -153,10 +153,10 @@ class LayerValues:
         """Add what was noted, and the weights; of a sharded model a collective of all ranks."""
         if self._gradient_norms is not None:
             weights = norms([[p.detach() for _, p in own] for own in self._layers.values()])
-            both, learner = torch.stack([self._gradient_norms, weights]), self._learner
-            if learner.shards > 1:
-                squares = both.double() ** 2
-                both = sharding.sum_over_shards(squares, learner.shards, learner.world_size).sqrt()
+            both, strategy = torch.stack([self._gradient_norms, weights]), self._learner.strategy
+            if strategy.shards > 1:
+                squares, size = both.double() ** 2, strategy.world_size
+                both = sharding.sum_over_shards(squares, strategy.shards, size).sqrt()
             kinds = (tags.GRADIENT_NORM, tags.WEIGHT_NORM)
             for kind, values in zip(kinds, both.tolist(), strict=True):
                 named = (f"{kind}/{layer}" for layer in self._layers)

@@ -27,7 +27,7 @@ from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import PICTURES, ROWS, SAMPLES, TEXTS, Plan
 from expt.runs.request import Split
 from expt.tasks.task import Facts
-from expt.training.collectives import held_by_others
+from expt.training.devices import held_by_others
 from expt.training.precision import precision_kept, set_precision
 from expt.training.task_state import load_task_state
 

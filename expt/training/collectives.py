@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,18 +33,6 @@ class Worker:
     device: torch.device
     gpus: tuple[int, ...] = ()
     """Those that it may use, of those it can see; all of them where one process drives several."""
-
-
-def held_by_others() -> str:
-    """Say that other processes hold more of the GPU than this one, or "" where they don't."""
-    if not torch.cuda.is_initialized():
-        return ""
-    own, (free, total), gib = torch.cuda.memory_reserved(), torch.cuda.mem_get_info(), 2**30
-    others = total - free - own
-    if others < max(own, gib):  # the libraries of this process hold some, too
-        return ""
-    held = f"{others / gib:.1f} of {total / gib:.1f} GiB, and this one {own / gib:.1f}"
-    return f"other processes hold {held}; wait until they end, or take another GPU"
 
 
 def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:
@@ -146,37 +133,35 @@ def patient_barrier() -> Callable[[], object]:
 
 
 def from_rank_0(value: T | None, device: torch.device) -> T:
-    """Return rank 0's `value` on every worker; tensors in it must be on the CPU."""
-    if not dist.is_initialized():
-        return cast("T", value)
-    pickled = _pickled(value, 0, device)
-    return cast("T", pickle.loads(pickled) if dist.get_rank() else value)
-
-
-def gather_across_workers(value: T) -> list[T]:
-    """Return every worker's `value`, by rank, on every worker."""
-    if not dist.is_initialized():
-        return [value]
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    return [pickle.loads(_pickled(value, each, device)) for each in range(dist.get_world_size())]
-
-
-def _pickled(value: object, rank: int, device: torch.device) -> memoryview | bytearray:
-    """Return the pickle of the `value` of `rank` on every worker; a collective.
+    """Return rank 0's `value` on every worker; tensors in it must be on the CPU.
 
     It is sent in pieces: torch's collectives of objects take its whole size of the device's memory.
     """
-    file = io.BytesIO()
-    if dist.get_rank() == rank:
-        pickle.dump(value, file)
-    size = torch.tensor(file.tell(), device=device)
-    dist.broadcast(size, rank)
-    held = file.getbuffer() or bytearray(int(size))
+    if not dist.is_initialized():
+        return cast("T", value)
+    is_first = dist.get_rank() == 0
+    mine = bytearray(pickle.dumps(value) if is_first else b"")
+    size = torch.tensor(len(mine), device=device)
+    dist.broadcast(size, 0)
+    held = mine or bytearray(int(size))
     for piece in torch.frombuffer(held, dtype=torch.uint8).split(BUCKET_BYTES):
         sent = piece.to(device)
-        dist.broadcast(sent, rank)
+        dist.broadcast(sent, 0)
         piece.copy_(sent)
-    return held
+    return cast("T", value if is_first else pickle.loads(held))
+
+
+def gather_across_workers(value: T) -> list[T]:
+    """Return every worker's `value`, by rank, on every worker; in pieces, as `from_rank_0`."""
+    if not dist.is_initialized():
+        return [value]
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    sizes = stack_across_workers(torch.tensor([len(mine)], device=device)).flatten().tolist()
+    padded = nn.functional.pad(mine, (0, max(sizes) - len(mine)))
+    pieces = padded.split(max(1, BUCKET_BYTES // 2 // len(sizes)))
+    everyones = torch.cat([stack_across_workers(one.to(device)).cpu() for one in pieces], 1)
+    return [pickle.loads(one[:size].numpy()) for one, size in zip(everyones, sizes, strict=True)]
 
 
 def kinds_of_devices(device: torch.device) -> set[str]:

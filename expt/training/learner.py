@@ -1,10 +1,10 @@
-"""What a training step changes, and how far a run has come."""
+"""The parts that a training step needs, and how far a run has come."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.task import Sum, Task
 from expt.training.precision import Precision
 from expt.training.sharding import local
+from expt.training.strategy import Strategy
 
 Add = Callable[[Sum, Any, Batch, bool], None]
 """Gets a micro-batch's loss, the outputs, the batch, and whether it is the first of a step."""
@@ -28,18 +29,17 @@ Add = Callable[[Sum, Any, Batch, bool], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """What an evaluation looks at, and how."""
+    """A model and all that an evaluation of it needs."""
 
     module: nn.Module
     """The bare model: saved, and without `ema` evaluated."""
     precision: Precision
     task: Task
-    """What a step computes, and what is measured."""
+    """The loss of a step, and what is measured."""
+    strategy: Strategy
+    """The way in which one device, or several together, compute a step."""
     extra_metrics: ExtraMetrics = dataclasses.field(default_factory=lambda: ExtraMetrics({}))
-    """What evaluations measure besides the task's metrics."""
-    in_step: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
-    """Returns the batches that an evaluation computes, as many on each worker where a forward pass
-    is a collective."""
+    """Metrics of evaluations besides the task's."""
 
     @property
     def evaluated(self) -> nn.Module:
@@ -49,48 +49,30 @@ class Evaluator:
 
 @dataclass(frozen=True, kw_only=True)
 class Learner(Evaluator):
-    """What a training step changes, and how."""
+    """A model and all that trains it."""
 
-    parallel: nn.Module
-    """The model that is trained: `module`, or DistributedDataParallel around it."""
     optimizer: Optimizer
     scheduler: LRScheduler
-    world_size: int
     scheduler_interval: Literal["epoch", "step"] = "step"
-    """When the schedule advances; after an epoch that is once it has been evaluated."""
+    """The end of a step, or of an epoch once it has been evaluated, advances the schedule."""
     compiled: bool = False
-    gradient_accumulation: int = 1
-    fit: Callable[[Callable[[int], Any], Batch], Any] | None = None
-    """Calls the passes of a step with as many micro-batches as fit, then averages gradients."""
-    interleaved: bool = False
-    """Whether micro-batches are such that their statistics don't depend on the workers."""
-    average_statistics: Callable[[], None] = lambda: None
-    """Makes buffers that the next step reads equal on all workers; a collective."""
-    all_reduce_s: Callable[[int], float | None] = lambda _: None
-    """Seconds that the first N steps spent averaging gradients, waiting included, where known."""
     ema: AveragedModel | None = None
     """The moving average of `module`: evaluated and saved, too."""
-    shards: int = 1
-    """Workers that share a replica of the weights; with more than one `parallel` is `module`."""
-    drop_unused: Callable[[], None] = lambda: None
-    """Drops gradients of a sharded model's parameters that no worker has used; a collective."""
-    copy_evaluated: Callable[[], nn.Module] | None = None
-    """Gathers the whole of the sharded model that is evaluated on rank 0; a collective."""
-    reduces_each_micro_batch: bool = False
-    """Whether shards average gradients after each micro-batch, so no worker ever has all."""
     trained: frozenset[str] = frozenset()
     """The names of the parameters that were not frozen when the model was built."""
     has_closure: bool = False
-    """Whether the optimizer computes the loss and its gradients itself, once or several times."""
+    """True if the optimizer computes the loss and its gradients itself, once or several times."""
     phases: Phases = dataclasses.field(default_factory=dict)
     """The updates of a step, and the parameters of each; empty where it is one of all."""
-    average_gradients: Callable[[Sequence[nn.Parameter]], None] = lambda _: None
-    """Averages a phase's gradients over all workers; a collective."""
 
     @property
     def evaluated(self) -> nn.Module:
         """The model whose numbers count."""
         return self.module if self.ema is None else self.ema.module
+
+    def update(self) -> None:
+        """Use the step's gradients, and drop them; see `Precision.update`."""
+        self.precision.update(self.optimizer, self.module.parameters())
 
 
 @dataclass

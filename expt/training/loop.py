@@ -9,16 +9,14 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from expt.data.indexing import local_slice
-from expt.data.loading import Batch, leaves, mapped, to_device
-from expt.errors import ConfigError, is_out_of_memory, listed
+from expt.data.loading import Batch, to_device
+from expt.errors import is_out_of_memory
 from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
@@ -26,6 +24,7 @@ from expt.training.collectives import gather_across_workers, sum_across_workers
 from expt.training.learner import Add, Evaluator, Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.parameter_groups import members
+from expt.training.strategy import in_parts
 
 
 def train_epoch(
@@ -49,7 +48,7 @@ def train_epoch(
     time, and the images trained on per second, if any step since then was not left out.
     `between_steps` comes last, and ends the loop by returning True.
     """
-    learner.parallel.train()
+    learner.strategy.model.train()
     switch(learner.optimizer, "train")
     since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
@@ -85,12 +84,11 @@ def _train_step(
         _by_closure(learner, batch, sums, on_gradients)
     else:
         accumulate_gradients(learner, batch, sums.add)
-        learner.drop_unused()
         on_gradients()
-        update(learner)
+        learner.update()
     left_out = learner.precision.left_out
     sums.end_step(left_out)
-    learner.average_statistics()
+    learner.strategy.finish_step()
     if learner.ema is not None and (left_out is None or not left_out):
         learner.ema.update_parameters(learner.module)
 
@@ -142,7 +140,7 @@ def _through_phases(
     learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
 ) -> None:
     """Update for each phase in order."""
-    parts = _micro_batches(learner, batch, learner.gradient_accumulation)
+    parts = learner.strategy.cut(batch, learner.strategy.micro_batches)
     outputs: list[dict[str, Any]] = [{} for _ in parts]
     for name, parameters in learner.phases.items():
         trained = [each for each in parameters if each.requires_grad]
@@ -152,14 +150,9 @@ def _through_phases(
 
         accumulate_gradients(learner, batch, note, _Phase(name, trained, parts, outputs))
         on_gradients()
-        update(learner)
+        learner.update()
     for index, (part, found) in enumerate(zip(parts, outputs, strict=True)):
         sums.add(learner.task.loss(found, part), found, part, index == 0)
-
-
-def _micro_batches(learner: Learner, batch: Batch, count: int) -> list[Batch]:
-    size = learner.world_size
-    return micro_batches(batch, count, size, interleaved=learner.interleaved)
 
 
 def accumulate_gradients(
@@ -168,13 +161,10 @@ def accumulate_gradients(
     """Run forward and backward on this worker's share of a global batch.
 
     `add` gets the loss and the outputs of each micro-batch, and whether it is the first, which may
-    come again with `learner.fit`. Waits for nothing else. Raises ConfigError as `_all_reduce`.
+    come again. Waits for nothing else.
     """
     passes = functools.partial(_passes, learner, batch, add, phase)
-    count = learner.gradient_accumulation
-    weights = learner.fit(passes, batch) if learner.fit else passes(count)
-    if phase is not None:
-        learner.average_gradients(phase.trained)
+    weights = learner.strategy.gradients(passes, batch, phase.trained if phase else ())
     if not learner.task.weight_is_samples:
         _divide_by_weight(learner, batch.global_size, weights)
 
@@ -183,20 +173,20 @@ def _passes(
     learner: Learner, batch: Batch, add: Add, phase: _Phase | None, count: int
 ) -> list[Tensor | float]:
     """Run forward and backward on each of `count` micro-batches; return their weights."""
-    task, parts = learner.task, phase.parts if phase else _micro_batches(learner, batch, count)
-    # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is
+    task, strategy = learner.task, learner.strategy
+    parts = phase.parts if phase else strategy.cut(batch, count)
+    # Gradients are averaged over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
-    whole_weight = learner.world_size / batch.global_size
+    whole_weight = strategy.world_size / batch.global_size
     weights = list[Tensor | float]()
     for index, part in enumerate(parts):
-        last = index == len(parts) - 1
-        with _all_reduce(learner, index) if last else _without_all_reduce(learner):
+        with strategy.accumulate(index, len(parts)):
             with learner.precision.autocast():
                 if phase is not None:
                     outputs = phase.outputs[index]
-                    loss = cast(PhasedTask, task).phase(phase.name, learner.parallel, part, outputs)
+                    loss = cast(PhasedTask, task).phase(phase.name, strategy.model, part, outputs)
                 else:
-                    outputs = task.forward(learner.parallel, part)
+                    outputs = task.forward(strategy.model, part)
                     loss = task.training_loss(outputs, part)
             check_loss(loss, task)
             weight = 0.0 if part.weightless else whole_weight
@@ -204,11 +194,6 @@ def _passes(
         add(loss, outputs, part, index == 0)
         weights.append(0.0 if part.weightless else loss[1])
     return weights
-
-
-def update(learner: Learner) -> None:
-    """Use the step's gradients, and drop them; see `Precision.update`."""
-    learner.precision.update(learner.optimizer, learner.module.parameters())
 
 
 @torch.no_grad()
@@ -226,92 +211,20 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
             sharding.local(parameter.grad).mul_(factor)
 
 
-def micro_batches(
-    batch: Batch, count: int, world_size: int = 1, *, interleaved: bool = False
-) -> list[Batch]:
-    """Cut a batch into at most `count` micro-batches; as many on every worker, which meet in each.
-
-    Where they are `interleaved`, the n-th of all workers together has the same samples of the
-    global batch whatever the number of workers: each `count`-th, from the n-th on.
-    A worker with fewer samples than others have micro-batches repeats its first, without weight.
-    Raises ConfigError where the batch's tensors differ in length.
-    """
-    if count == 1:
-        return [batch]
-    lengths = {len(tensor) for tensor in leaves((batch.inputs, batch.targets))}
-    if len(lengths) > 1:
-        raise ConfigError(
-            f"gradient_accumulation={count}: the tensors of a batch have unequal lengths; use 1"
-        )
-    size, most = lengths.pop(), -(-batch.global_size // world_size)
-    number = min(most, count) if interleaved else len(_cut(most, count))
-    cuts = [slice(at, size, number) for at in range(number)] if interleaved else _cut(size, count)
-    if len(cuts) != number:
-        cuts = [local_slice(size, index, number) for index in range(number)]
-
-    def part(cut: slice) -> Batch:
-        inputs, targets = mapped(lambda tensor: tensor[cut], (batch.inputs, batch.targets))
-        return batch._replace(inputs=inputs, targets=targets)
-
-    return [
-        part(cut) if cut.start < cut.stop else part(slice(1))._replace(weightless=True)
-        for cut in cuts
-    ]
-
-
-def _cut(size: int, count: int) -> list[slice]:
-    """Return slices of this many samples in at most `count` micro-batches, as by torch.chunk."""
-    step = -(-size // count)
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
-
-
-def warm_up_buckets(
+def rehearse(
     learner: Learner, blank: Callable[[int], Batch], batch_size: int, device: torch.device
 ) -> None:
-    """Run a step on a blank batch, without an update, so that DDP rebuilds its buckets.
+    """Run a step on a blank batch, without an update, where the strategy of a resumed run needs it.
 
-    DistributedDataParallel sorts gradients into other buckets after its first step. A resumed run
-    has had that step: without one here, gradients would be added up in another order once. Does
-    nothing for fewer than three workers. The effect on buffers must be undone.
+    The effect on buffers must be undone.
     """
-    # Where it looks for unused parameters, as for phases, it sorts nothing.
-    if learner.world_size <= 2 or learner.phases or learner.shards > 1 or learner.fit:
+    if not learner.strategy.rehearses:
         return
-    part = max(learner.gradient_accumulation, batch_size // learner.world_size)
+    part = max(learner.strategy.micro_batches, batch_size // learner.strategy.world_size)
     accumulate_gradients(
         learner, blank(part)._replace(global_size=batch_size), Sums(learner.task, device).add
     )
     learner.optimizer.zero_grad(set_to_none=True)
-
-
-@contextlib.contextmanager
-def _all_reduce(learner: Learner, earlier: int) -> Iterator[None]:
-    """Average the gradients of the body's backward pass, after `earlier` ones of the same step.
-
-    Raises ConfigError naming parameters without one, for which the other workers wait.
-    """
-    parallel, trained = learner.parallel, list[Tensor]()
-    if isinstance(parallel, DistributedDataParallel) and not (
-        parallel.find_unused_parameters or parallel.static_graph
-    ):  # the optimiser's lists: to walk through the modules in every step would cost too much
-        trained = [p for p in members(learner.optimizer.param_groups) if p.requires_grad]
-    reached = set[Tensor]()  # a gradient that is there may be of an earlier pass
-    hooks = [p.register_post_accumulate_grad_hook(reached.add) for p in trained if earlier]
-    yield
-    for hook in hooks:
-        hook.remove()
-    unused = {p for p in trained if p.grad is None or (earlier and p not in reached)}
-    refuse_unused(learner.module, unused)
-
-
-def refuse_unused(module: nn.Module, unused: set[Tensor]) -> None:
-    """Raise ConfigError where there are `unused` parameters."""
-    if unused:
-        names = [name for name, p in module.named_parameters() if p in unused]
-        raise ConfigError(
-            f"these parameters got no gradient, they took no part in the loss: {listed(names)};"
-            " use ddp.find_unused_parameters=true, or remove them from the model"
-        )
 
 
 @torch.no_grad()
@@ -330,7 +243,7 @@ def evaluate(
     sums = Sums(learner.task, device, learns=False)
     learner.evaluated.eval()
     most = math.inf
-    for whole in learner.in_step(batches):
+    for whole in learner.strategy.batches(batches, learner.evaluated):
         left = in_parts(whole, most)
         while left:
             batch, found = left.pop(0), None
@@ -340,7 +253,8 @@ def evaluate(
                 found = _evaluated(learner, task, batch)
             except Exception as error:
                 is_least = len(in_parts(batch, batch.size / 2)) == 1
-                if is_least or learner.in_step is not iter or not is_out_of_memory(error):
+                is_least |= learner.strategy.forward_is_collective
+                if is_least or not is_out_of_memory(error):
                     raise
             if found is None:  # out of the `except`: its traceback would keep what was allocated
                 most = math.ceil(batch.size / 2)
@@ -368,21 +282,3 @@ def _evaluated(learner: Evaluator, task: Task, batch: Batch) -> tuple[Any, Sum |
         loss = task.loss(outputs, batch)
         check_loss(loss, task, learns=False)
     return outputs, loss
-
-
-def in_parts(batch: Batch, most: float) -> list[Batch]:
-    """Return an evaluation's batch in parts of at most so many samples.
-
-    It stays whole where its tensors differ in length.
-    """
-    if batch.size <= most or len({*map(len, leaves((batch.inputs, batch.targets)))}) > 1:
-        return [batch]
-    return micro_batches(batch._replace(global_size=batch.size), math.ceil(batch.size / most))
-
-
-def _without_all_reduce(learner: Learner) -> contextlib.AbstractContextManager[None]:
-    if isinstance(learner.parallel, DistributedDataParallel):
-        return learner.parallel.no_sync()
-    if learner.shards > 1 and not learner.reduces_each_micro_batch:
-        return sharding.without_reduction(learner.parallel)
-    return contextlib.nullcontext()

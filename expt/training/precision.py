@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -168,3 +168,18 @@ def autocast_dtype(amp: Amp, device: torch.device) -> torch.dtype | None:
         native_bf16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if native_bf16 else torch.float16
     return torch.float16 if amp == "fp16" else torch.bfloat16
+
+
+class Autocast(nn.Module):
+    """A model whose forward pass is within the run's autocast, in the threads of copies too."""
+
+    def __init__(
+        self, module: nn.Module, autocast: Callable[[], contextlib.AbstractContextManager[object]]
+    ) -> None:
+        super().__init__()
+        self.module, self._autocast = module, autocast
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, within autocast."""
+        with self._autocast():
+            return self.module(*args, **kwargs)

@@ -7,7 +7,6 @@ pass is a collective.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -19,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from expt.data.loading import Batch, leaves, to_device
+from expt.data.loading import Batch, leaves, named_leaves, to_device
 from expt.errors import ConfigError, listed
 from expt.models.blocks import CONTAINERS, blocks, matching
 from expt.runs.checkpoint import Like, map_leaves
-from expt.training import batch_norm, collectives
+from expt.training import batch_norm, collectives, random_state
 from expt.training.collectives import Worker, from_rank_0, max_across_workers, sum_across_workers
 
 LEAST_SHARE = 0.02
@@ -143,6 +142,30 @@ def _fill(module: nn.Module, tensors: Sequence[Tensor], worker: Worker) -> None:
         for name, one in own:
             if one in replaced:
                 setattr(part, name, replaced[one])
+
+
+def build_empty(make: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    """Return what `make` builds, with meta tensors, or whole where it can't be built so."""
+    before = random_state.state_dict(device)
+    try:
+        with torch.device("meta"):
+            module = make()
+        if not any(tensor.is_meta for tensor in _plain_tensors(module)):
+            return module
+    except Exception:  # many classes: its constructor reads a meta tensor
+        pass
+    random_state.load_state_dict(before, device)
+    return make()
+
+
+def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Yield what attributes of modules and parameters hold that torch does not know of."""
+    for part in (*module.modules(), *module.parameters()):
+        own = {name: value for name, value in vars(part).items() if name not in _KNOWN}
+        yield from (tensor for _, tensor in named_leaves(own, ""))
+
+
+_KNOWN = ("_parameters", "_buffers", "_modules")
 
 
 def units_of(module: nn.Module) -> dict[str, Any]:
@@ -284,16 +307,6 @@ def num_parameters(module: nn.Module) -> int:
     return sum(one.numel() for one in module.parameters())
 
 
-@contextlib.contextmanager
-def without_reduction(module: Any) -> Iterator[None]:
-    """Add up whole gradients until a backward pass outside of this context."""
-    module.set_requires_gradient_sync(False)
-    try:
-        yield
-    finally:
-        module.set_requires_gradient_sync(True)
-
-
 def in_step(
     batches: Iterable[Batch], module: nn.Module, blank: Callable[[int], Batch], device: torch.device
 ) -> Iterator[Batch]:
@@ -322,7 +335,7 @@ class Unused:
     compute with shards of whichever unit the others are at.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, *, compiled: bool) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, compiled: bool) -> None:
         self._device = device
         self._parameters = {
             name: one for name, one in module.named_parameters() if one.requires_grad

@@ -39,15 +39,14 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.tasks import extra_metrics
 from expt.tasks.task import Facts, Task
-from expt.training import collectives, optim
-from expt.training.collectives import Worker, average_gradients
+from expt.training import collectives, optim, sharding
+from expt.training.collectives import Worker
 from expt.training.compiling import checkpoint_activations, compile_module, mode_of
 from expt.training.learner import Learner, Phases, Position, ema_of, parameters_of, trained_names
 from expt.training.optimizer_state import offload_states, switch
 from expt.training.precision import Precision
-from expt.training.sharding import outline as outline_of
+from expt.training.task_state import task_state
 from expt.worker import parallel, watchdog
-from expt.worker.record import EarlyStop, History
 
 
 @progress.phase("reading the data")
@@ -71,6 +70,7 @@ def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lam
             cutmix=config.cutmix,
             overfit_batches=config.overfit_batches,
         )
+    parallel.refuse_uneven_last_batch(config, data.train.size)
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
     if config.epoch_steps and not isinstance(data.train, UncountedLoader):
         raise ConfigError(
@@ -172,66 +172,63 @@ def lock_of(target: str) -> Path:
 
 
 @progress.phase("building the model")
-def build_learner(
-    config: RunConfig, data: Data, worker: Worker, *, begins: bool = True, averages: bool = True
-) -> Learner:
+def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool = True) -> Learner:
     """Build the model on `worker`'s device, and all that trains it.
 
     Without `begins` its weights are still to be loaded: no published ones are fetched, nor does
-    rank 0 give its own to the other workers. Without `averages` no gradients are averaged.
+    rank 0 give its own to the other workers.
     """
-    module = _build_module(config, data, worker, fetch=begins)
+    built = _build_model(config, data, worker, fetch=begins)
+    module, ema = built.module, built.ema
+    optimizer = _build_optimizer(config, module, worker)
+    task = _build_task(config, data.info)
+    phases = _phases(task, module, config)
+    strategy = parallel.build_strategy(config, built, optimizer, data, worker, bool(phases), begins)
+    if config.ema and not config.is_sharded:
+        ema = ema_of(module, config.ema)
+    own = config.model.target if isinstance(config.model, constraints.Target) else None
+    if own and not built.compiled and config.task.TARGETS == "class":
+        check_first_output(module, own, data.info.shapes["num_classes"], warns=worker.rank == 0)
+    learner = Learner(
+        module=module,
+        precision=built.precision,
+        task=task,
+        strategy=strategy,
+        extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
+        optimizer=optimizer,
+        scheduler=build_scheduler(config, optimizer, steps_per_epoch=len(data.train)),
+        scheduler_interval=getattr(config.scheduler, "interval", "step"),
+        compiled=built.compiled,
+        ema=ema,
+        trained=trained_names(module),
+        has_closure=_has_closure(optimizer, config, built.precision, phases),
+        phases=phases,
+    )
+    check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
+    return learner
+
+
+def _build_model(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) -> parallel.Built:
+    """Build the model on its devices, sharded where it is to be; a collective."""
+    make = module_maker(config, data, fetch=fetch)
+    if config.is_sharded:  # no device is to have the whole
+        module = sharding.build_empty(make, worker.device) if worker.rank else make()
+    else:
+        memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        module = make().to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
+    freeze(module, config.freeze)
     memory = parallel.build_shared_memory(config, module, worker)
-    if averages:
-        parallel.refuse_uneven_last_batch(config, data.train.size)
-    module, average_statistics = parallel.with_batch_norm(config, module, worker, memory)
-    average_statistics = parallel.with_buffers(config, module, average_statistics, worker)
+    module, after_step = parallel.with_batch_norm(config, module, worker, memory)
+    after_step += parallel.with_buffers(config, module, worker)
     compiled = mode_of(config.compile, steps=config.total_steps(len(data.train)))
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))
     compile_module(module, compiled)
-    precision = _precision(config, worker, module)
-    outline = outline_of(module) if config.is_sharded and config.callbacks else None
-    ema = parallel.shard_model(config, module, worker, precision) if config.is_sharded else None
-    optimizer = _build_optimizer(config, module, worker)
-    task = _build_task(config, data.info)
-    phases = _phases(task, module, config)
-    wrapped, all_reduce = module, dict[str, Any]()
-    if averages:
-        wrapped, all_reduce["all_reduce_s"] = parallel.parallelise(
-            module, config, worker, memory, precision, phases=bool(phases), begins=begins
-        )
-    if config.ema and not config.is_sharded:
-        ema = ema_of(module, config.ema)
-    own = config.model.target if isinstance(config.model, constraints.Target) else None
-    if own and not compiled and config.task.TARGETS == "class":
-        check_first_output(module, own, data.info.shapes["num_classes"], warns=worker.rank == 0)
-    learner = Learner(
-        module=module,
-        parallel=wrapped,
-        average_statistics=average_statistics,
-        optimizer=optimizer,
-        scheduler=build_scheduler(config, optimizer, steps_per_epoch=len(data.train)),
-        scheduler_interval=getattr(config.scheduler, "interval", "step"),
-        precision=precision,
-        task=task,
-        trained=trained_names(module),
-        has_closure=_has_closure(optimizer, config, precision, phases),
-        phases=phases,
-        average_gradients=functools.partial(average_gradients, memory.average if memory else None),
-        world_size=worker.world_size,
-        extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
-        compiled=bool(compiled),
-        **parallel.accumulation(config, module, optimizer, task, worker),
-        interleaved=config.batch_norm != "per_worker",
-        ema=ema,
-        **all_reduce,
-        **parallel.sharded_fields(
-            config, data, module, ema.module if ema else module, outline, worker
-        ),
-    )
-    check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
-    return learner
+    precision, outline, ema = _precision(config, worker, module), None, None
+    if config.is_sharded:
+        outline = sharding.outline(module) if config.callbacks else None
+        ema = parallel.shard_model(config, module, worker, precision)
+    return parallel.Built(module, precision, bool(compiled), after_step, memory, ema, outline)
 
 
 def build_scheduler(
@@ -256,18 +253,6 @@ def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], 
     return functools.partial(
         model_build.build, config.model, config.init, shapes, example, fetch=fetch
     )
-
-
-def _build_module(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) -> nn.Module:
-    """Build the model on `worker`'s device, or as parallel.build_sharded does."""
-    make = module_maker(config, data, fetch=fetch)
-    if config.is_sharded:  # no device is to have the whole
-        module = parallel.build_sharded(make, worker)
-    else:
-        memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-        module = make().to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
-    freeze(module, config.freeze)
-    return module
 
 
 def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precision:
@@ -303,6 +288,12 @@ def _build_task(config: RunConfig, info: DataInfo) -> Task:
         trains=True,
     )
     task: Task = config.task.build(facts)
+    if (number := config.gradient_accumulation) != 1 and task_state(task):
+        raise ConfigError(
+            f"gradient_accumulation={number}: {type(task).__name__}.state_dict carries a state from"
+            " batch to batch, and a micro-batch has other samples; use gradient_accumulation=1,"
+            " with a smaller batch_size or more workers to save memory"
+        )
     return task
 
 
@@ -347,17 +338,6 @@ def build_position(config: RunConfig, data: Data) -> Position:
     each = len(data.train)
     total = config.total_steps(each)
     return Position(each, total, epochs=config.epochs, max_steps=config.max_steps)
-
-
-def build_history(config: RunConfig) -> History:
-    """Build what remembers the run's numbers."""
-    better = metrics_of(config.task)[config.objective.partition("/")[0]]
-    return History(config.objective, better, keep_best=config.checkpoint.keep_best)
-
-
-def build_early_stop(config: RunConfig) -> EarlyStop:
-    """Build what ends the run early, if that is wanted."""
-    return EarlyStop(config.early_stop, metrics_of(config.task), config.max_minutes)
 
 
 def build_observer(

@@ -16,11 +16,10 @@ from expt.config.constraints import Target
 from expt.config.own_code import own_frame
 from expt.errors import ConfigError, ExptError, RunFailed, did_you_mean, warn
 from expt.runs import checkpoint, tags
-from expt.training import batch_norm, collectives
+from expt.training import batch_norm, collectives, random_state
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
 from expt.training.learner import Position
-from expt.worker import random_state
 from expt.worker.record import Record
 
 

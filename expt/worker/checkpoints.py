@@ -25,14 +25,13 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.checkpoint import Like, map_leaves
 from expt.runs.paths import RunPaths
 from expt.tasks.sums import Sums
-from expt.training import collectives
+from expt.training import collectives, random_state
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position, trained_names
 from expt.training.optimizer_state import adapted, train_at
 from expt.training.parameter_groups import members
 from expt.training.sharding import gathered, is_sharded, local, scattered, shard_of
 from expt.training.task_state import load_task_state, task_state
-from expt.worker import random_state
 
 TRAINED = "training_weights"
 """The key of weights that an optimizer trains at, where others are used; see in_use."""
@@ -47,7 +46,7 @@ class Checkpoints:
         self, config: RunConfig, paths: RunPaths, learner: Learner, worker: Worker
     ) -> None:
         self._wanted, self._paths, self._worker = config.checkpoint.sharded, paths, worker
-        self._shards = learner.shards
+        self._shards = learner.strategy.shards
         may_be_sharded = self._shards > 1 and self._wanted is not False
         self._in_parts: bool | None = None if may_be_sharded else False
         self._writer = checkpoint.Writer(
@@ -81,7 +80,7 @@ class Checkpoints:
         if self._writes_parts(state):
             parts = self._folder(state)
             room = ROOM * available_memory() / self._worker.local_world_size
-            owned = _own_bytes(state) > room
+            owned = sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
         elif self._shards > 1:
             state, owned = gathered(state, keep=mine), True
         if mine:
@@ -102,20 +101,11 @@ class Checkpoints:
     def _writes_parts(self, state: Mapping[str, Any]) -> bool:
         """Return whether each worker writes its shards, as decided at the first checkpoint."""
         if self._in_parts is None:
-            lacks = self._worker.rank == 0 and _num_bytes(state) > ROOM * available_memory()
+            size = sum(one.numel() * one.element_size() for one in leaves(state))
+            lacks = self._worker.rank == 0 and size > ROOM * available_memory()
             wanted = float(self._wanted is True or lacks)
             self._in_parts = collectives.max_across_workers([wanted], self._worker.device)[0] > 0
         return self._in_parts
-
-
-def _num_bytes(state: Mapping[str, Any]) -> int:
-    """Return the size of the whole tensors, wherever their shards are."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in leaves(state))
-
-
-def _own_bytes(state: Mapping[str, Any]) -> int:
-    """Return the size of this worker's shards."""
-    return sum(local(tensor).nbytes for tensor in leaves(state) if is_sharded(tensor))
 
 
 State = Mapping[str, Any]

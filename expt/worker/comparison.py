@@ -1,9 +1,9 @@
 """Compare a sharded model, or a custom optimizer, with the whole model before the first epoch.
 
-The model of the run and a whole one take the same few steps on the run's first samples, in float32
-and with the same random numbers: gradients, weights after each update, and the loss of an
-evaluation must be equal but for rounding. Half-way the run's model is saved and loaded into another
-one. Gradients come in two sizes, since a clip, for instance, has an effect on large ones only.
+The model of the run and a whole one take the same two steps on the run's first samples, in float32
+and with the same random numbers: gradients, weights after each update, buffers and the outputs of
+an evaluation must be equal but for rounding. Between the steps the run's model is saved, and loaded
+into another one.
 
 After each comparison the run's model is given the whole one's values, so that rounding errors don't
 add up, and a tolerance is that of one computation.
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import gc
 import io
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,18 +36,18 @@ from expt.machine import available_memory
 from expt.runs import checkpoint
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.sums import Sums
-from expt.training import collectives, loop
+from expt.training import collectives, loop, patches, random_state, sharding
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
-from expt.training.precision import Precision, precision_kept, set_precision
+from expt.training.precision import precision_kept, set_precision
 from expt.training.sharding import gathered, local, num_parameters, shard_as
-from expt.worker import build, contracts, random_state
+from expt.worker import build, contracts
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
 
-SCALES = (1.0, 100.0, 100.0, 1.0)
-"""Factors of the gradients in each step; after half of them the model is saved and loaded."""
+LARGER = 100.0
+"""The factor of the second step's gradients: a clip, for instance, has an effect on large ones."""
 FEW = 8
 """The samples of each worker in a step."""
 GRADIENTS, UPDATES = {"cpu": 1e-5, "cuda": 1e-4}, {"cpu": 1e-4, "cuda": 1e-3}
@@ -73,14 +74,15 @@ def compare(
     if not _is_due(config):
         return None
     samples = min(config.batch_size, data.train.size) // worker.world_size
-    plain = dataclasses.replace(
+    plain = replace(
         config,
         amp=False,
         compile=False,
         callbacks=(),
+        on_nan="stop",
         gradient_accumulation=min(config.micro_batches, 2 if samples >= 4 else 1),
-        ddp=dataclasses.replace(config.ddp, shared_memory=False),
-        sharding=dataclasses.replace(config.sharding, param_dtype="auto", reduce_dtype="float32"),
+        ddp=replace(config.ddp, shared_memory=False, comm_hook=None, find_unused_parameters=True),
+        sharding=replace(config.sharding, param_dtype="auto", reduce_dtype="float32"),
     )
     with random_state.kept(worker.device), precision_kept():
         set_precision("highest")
@@ -142,23 +144,25 @@ def _quiet() -> Iterator[None]:
 
 
 def _choose(config: RunConfig, data: Data, worker: Worker) -> tuple[RunConfig | None, str]:
-    """Return the settings to compare, with fewer blocks if large; None without memory."""
-    numbers, smaller = _num_parameters(config, data), _with_fewer_blocks(config)
+    """Return the settings to compare, with fewer blocks if large; None without memory.
+
+    A collective.
+    """
+
+    def size(config: RunConfig) -> int:
+        make = build.module_maker(config, data, fetch=False)
+        return num_parameters(sharding.build_empty(make, worker.device))
+
+    numbers, smaller = size(config), _with_fewer_blocks(config)
     if numbers > LARGE and smaller:
-        numbers, config = _num_parameters(smaller, data), smaller
-    if not _has_room(numbers, worker):
+        numbers, config = size(smaller), smaller
+    room = available_memory() / worker.local_world_size
+    if worker.device.type == "cuda":
+        room = torch.cuda.mem_get_info(worker.device)[0]
+    lacks = float(4 * COPIES * numbers > ROOM * room)
+    if collectives.max_across_workers([lacks], worker.device)[0]:
         return None, "nothing"
     return config, "fewer_blocks" if config is smaller else "whole"
-
-
-def _num_parameters(config: RunConfig, data: Data) -> int:
-    make = build.module_maker(config, data, fetch=False)
-    try:
-        with torch.device("meta"):
-            module = make()
-    except Exception:  # many classes: its constructor reads a meta tensor
-        module = make()
-    return num_parameters(module)
 
 
 def _with_fewer_blocks(config: RunConfig) -> RunConfig | None:
@@ -173,28 +177,7 @@ def _with_fewer_blocks(config: RunConfig) -> RunConfig | None:
     if not fewer:
         return None
     fields = {"kwargs": {**known, **fewer}} if own else fewer
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
-
-
-def _has_room(numbers: int, worker: Worker) -> bool:
-    """Return whether all workers have room for a comparison; a collective."""
-    on_gpu = worker.device.type == "cuda"
-    room = (
-        torch.cuda.mem_get_info(worker.device)[0]
-        if on_gpu
-        else available_memory() / worker.local_world_size
-    )
-    lacks = 4 * COPIES * numbers > ROOM * room
-    return not collectives.max_across_workers([float(lacks)], worker.device)[0]
-
-
-class _Scaled(Precision):
-    """Scales gradients within the backward pass, where hooks see them."""
-
-    factor = 1.0
-
-    def backward(self, loss: Tensor, weight: float = 1.0, of: Sequence[Tensor] = ()) -> None:
-        super().backward(loss, weight * self.factor, of)
+    return replace(config, model=replace(config.model, **fields))
 
 
 class _Comparison:
@@ -202,11 +185,8 @@ class _Comparison:
 
     def __init__(self, config: RunConfig, data: Data, worker: Worker) -> None:
         self._config, self._data, self._worker, self._when = config, data, worker, ""
-        by_norm, by_value = config.gradient_clip, config.gradient_clip_value
-        self._precision = _Scaled(
-            False, worker.device, gradient_clip=by_norm, gradient_clip_value=by_value
-        )
-        self._whole = self._build(dataclasses.replace(config, strategy="ddp"))
+        self._found: list[str] = []
+        self._whole = self._build(replace(config, strategy="ddp"))
         keep_doubles(self._whole.module, [data.train])
         self._all = next(iter(data.train.epoch(1)))
         self._samples = _few(self._all, config, worker)
@@ -215,13 +195,16 @@ class _Comparison:
 
     def _build(self, config: RunConfig) -> Learner:
         random_state.seed(config.seed)
-        built = build.build_learner(config, self._data, self._worker, begins=False, averages=False)
-        return dataclasses.replace(built, precision=self._precision, extra_metrics=ExtraMetrics({}))
+        built = build.build_learner(config, self._data, self._worker, begins=False)
+        return replace(built, extra_metrics=ExtraMetrics({}))
 
     @property
     def _batch(self) -> Batch:
         """A copy of the samples, which custom code may change in place."""
         return Batch(*mapped(torch.clone, self._samples))
+
+    def _seed(self) -> None:
+        random_state.seed(self._config.seed + 1 + self._worker.rank)  # both drop out the same
 
     def check_sums(self) -> None:
         """Check those of a custom task; the run's own model can't be copied if it is sharded."""
@@ -236,14 +219,14 @@ class _Comparison:
         self._begin()
         self._samples = self._taken()
         total_steps = self._config.total_steps(len(self._data.train))
-        for number, scale in enumerate(SCALES):
-            if number == len(SCALES) // 2:
-                self._when = ", after it was saved and loaded"
-                with self._failing():
-                    self._resume()
-                self._check_weights("weights")
-            self._step(scale, advances=number < total_steps)
-            beat()
+        self._step(1.0, advances=total_steps > 0)
+        beat()
+        self._when = ", after it was saved and loaded"
+        with self._failing():
+            self._resume()
+        self._check_weights("weights")
+        self._step(LARGER, advances=total_steps > 1)
+        beat()
         if self._config.is_sharded:
             self._check_outputs()
         return True
@@ -272,123 +255,95 @@ class _Comparison:
         return self._all if any(collectives.gather_across_workers(failed)) else self._samples
 
     @torch.no_grad()
-    def _give_whole(self) -> None:
-        """Give the run's model the values of the whole one."""
+    def _give_whole(self, share: float = 1.0) -> None:
+        """Give both models a share of the whole one's weights, so that a copy is out of date."""
         for _, full, mine in self._parameters():
+            full.mul_(share if full.requires_grad else 1.0)
             local(mine).copy_(_as_held(full.detach(), mine))
-        buffers = zip(self._tested.module.buffers(), self._whole.module.buffers(), strict=True)
-        for own, buffer in buffers:
+        for _, buffer, own in self._buffers():
             own.copy_(buffer)
 
     def _step(self, scale: float, *, advances: bool) -> None:
         starts = [one.detach().clone() for one in self._whole.module.parameters()]
-        guards = [(name, *_guarded(full)) for name, full, _ in self._parameters() if full.numel()]
-        self._precision.factor = scale
+        versions = [patches.version(one) for one in self._whole.module.parameters()]
         self._gradients(self._whole)
-        largest = self._average()
         if self._config.is_sharded:
-            self._refuse_writes(guards)
+            self._refuse_writes(versions)
             with self._failing():
                 self._gradients(self._tested)
-            self._check_gradients(largest)
+            self._check_gradients(scale)
         else:  # an optimizer is compared, not a model
             for _, full, mine in self._parameters():
-                mine.grad = None if full.grad is None else full.grad.clone()
+                mine.grad = None if full.grad is None else full.grad.mul_(scale).clone()
         self._update(self._whole, advances)
         with self._failing():
             self._update(self._tested, advances)
         self._check_weights("update", starts)
         if self._config.is_sharded:
-            self._check_buffers()
-        self._move(starts)
-        self._give_whole()
+            for name, buffer, own in self._buffers():
+                self._expect(f"buffer {name}", own, buffer, self._share(buffer) * _size(buffer))
+            self._agree()
+        self._give_whole(share=0.95)
 
     def _gradients(self, learner: Learner) -> None:
-        learner.parallel.train()
-        random_state.seed(self._config.seed + 1 + self._worker.rank)  # both drop out the same
+        learner.strategy.model.train()
+        self._seed()
         loop.accumulate_gradients(learner, self._batch, lambda *_: None)
-        learner.drop_unused()
 
-    def _refuse_writes(self, guards: list[tuple[str, Tensor, Tensor]]) -> None:
+    def _refuse_writes(self, versions: Sequence[int]) -> None:
         """Raise where a pass has written to weights, which is lost on gathered ones."""
-        for name, alias, square in guards:
-            try:
-                torch.autograd.grad(square, alias)
-            except RuntimeError as error:  # "modified by an inplace operation"
+        for (name, one, _), before in zip(self._parameters(), versions, strict=True):
+            if patches.version(one) != before:
                 raise ConfigError(
                     f"{_where(self._config)}: the model writes to {name} in a forward or backward"
                     " pass, where it is a temporary copy, so the change is lost; use strategy=ddp"
-                ) from error
+                )
 
     def _update(self, learner: Learner, advances: bool) -> None:
-        random_state.seed(self._config.seed + 1 + self._worker.rank)
+        self._seed()
         switch(learner.optimizer, "train")
-        loop.update(learner)
+        learner.update()
         switch(learner.optimizer, "eval")
         if advances and not isinstance(learner.scheduler, ReduceLROnPlateau):
             learner.scheduler.step()
-        learner.average_statistics()
+        learner.strategy.finish_step()
         collectives.broadcast(learner.module.buffers())
         if learner.ema is not None:
             learner.ema.update_parameters(learner.module)
 
     @torch.no_grad()
-    def _average(self) -> float:
-        """Give the whole model the mean of all gradients, as DDP does; return the largest."""
-        trained = [one for one in self._whole.module.parameters() if one.requires_grad]
-        mine = max((_size(one.grad) for one in trained if one.grad is not None), default=0.0)
-        collectives.average_gradients(None, trained)
-        return collectives.max_across_workers([mine], self._worker.device)[0]
-
-    @torch.no_grad()
-    def _check_gradients(self, largest: float) -> None:
-        """Raise where gradients differ; then give both models the same."""
-        found = []
+    def _check_gradients(self, scale: float) -> None:
+        """Raise where gradients differ; then give both models the same, `scale` times as large."""
+        gradients = (full.grad for _, full, _ in self._parameters())
+        largest = max((_size(one) for one in gradients if one is not None), default=0.0)
         for name, full, mine in self._parameters():
             if full.requires_grad:
                 grad = torch.zeros_like(mine) if mine.grad is None else mine.grad
                 expected = torch.zeros_like(full) if full.grad is None else full.grad
                 held, allowed = _as_held(expected, grad), self._share(full, GRADIENTS) * largest
-                found.append(_apart(f"gradient of {name}", local(grad), held, allowed))
+                self._expect(f"gradient of {name}", local(grad), held, allowed)
                 if mine.grad is not None:
-                    local(grad).copy_(held)
-        self._agree(found)
+                    local(grad).copy_(held * scale)
+                if full.grad is not None:
+                    full.grad.mul_(scale)
+        self._agree()
 
     @torch.no_grad()
     def _check_weights(self, what: str, starts: list[Tensor] | None = None) -> None:
         """Raise where weights differ by more than rounding and a share of their move."""
-        found = []
         for index, (name, full, mine) in enumerate(self._parameters()):
             held = _as_held(full, mine)
             allowed = NEXT * _eps(full) * held.abs()
             if starts is not None:
                 allowed = allowed + self._share(full) * _size(full - starts[index])
-            found.append(_apart(f"{what} of {name}", local(mine), held, allowed))
-        self._agree(found)
-
-    @torch.no_grad()
-    def _check_buffers(self) -> None:
-        mine, full = self._tested.module.buffers(), self._whole.module.named_buffers()
-        self._agree(
-            _apart(f"buffer {name}", own, buffer, self._share(buffer) * _size(buffer))
-            for (name, buffer), own in zip(full, mine, strict=True)
-        )
-
-    @torch.no_grad()
-    def _move(self, starts: list[Tensor]) -> None:
-        """Move each weight, so that a copy of it is out of date, but by no more than a tenth."""
-        for start, one in zip(starts, self._whole.module.parameters(), strict=True):
-            if one.requires_grad:
-                moved, size = _size(one - start), 0.1 * _size(start)
-                if not moved <= size:  # by a large gradient
-                    one.copy_(start + ((one - start) * (size / moved)).nan_to_num(0.0, 0.0, 0.0))
-                one.mul_(0.95)
+            self._expect(f"{what} of {name}", local(mine), held, allowed)
+        self._agree()
 
     def _resume(self) -> None:
         """Load the state of the run's model into a new one, through a checkpoint."""
         self._snapshot().refuse_unreadable()
         state: Any = self._snapshot().state_dict()
-        if self._tested.shards > 1:
+        if self._tested.strategy.shards > 1:
             state = gathered(state, keep=self._worker.rank == 0)
         is_first = self._worker.rank == 0
         state = checkpoint.load(checkpoint.dumps(state)) if is_first else None
@@ -405,14 +360,13 @@ class _Comparison:
         expected, what = self._outputs(self._whole), "output in an evaluation"
         with self._failing():
             outputs = self._outputs(self._tested)
-        self._agree(
-            _apart(what, mine, full, self._share(full, GRADIENTS) * _size(full))
-            for mine, full in zip(outputs, expected, strict=True)
-        )
+        for mine, full in zip(outputs, expected, strict=True):
+            self._expect(what, mine, full, self._share(full, GRADIENTS) * _size(full))
+        self._agree()
 
     @torch.no_grad()
     def _outputs(self, learner: Learner) -> list[Tensor]:
-        random_state.seed(self._config.seed + 1 + self._worker.rank)
+        self._seed()
         collectives.broadcast(learner.evaluated.buffers())
         outputs = learner.task.forward(learner.evaluated.eval(), batch := self._batch)
         loss, _ = learner.task.loss(outputs, batch)
@@ -420,17 +374,30 @@ class _Comparison:
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
         """Yield the name, the whole parameter and the run's."""
-        mine = self._tested.module.parameters()
-        for (name, full), own in zip(self._whole.module.named_parameters(), mine, strict=True):
-            yield name, full, own
+        whole, mine = self._whole.module.named_parameters(), self._tested.module.parameters()
+        return ((name, full, own) for (name, full), own in zip(whole, mine, strict=True))
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield the name, the whole model's buffer and the run's."""
+        whole, mine = self._whole.module.named_buffers(), self._tested.module.buffers()
+        return ((name, full, own) for (name, full), own in zip(whole, mine, strict=True))
 
     def _share(self, tensor: Tensor, least: Mapping[str, float] = UPDATES) -> float:
         return max(least[self._worker.device.type], NEXT * _eps(tensor))
 
-    def _agree(self, found: Iterable[str | None]) -> None:
+    def _expect(self, what: str, found: Tensor, expected: Tensor, allowed: Tensor | float) -> None:
+        """Note where numbers differ by more than `allowed`."""
+        apart = (found - expected).abs()
+        if not bool(((apart <= allowed) | ~expected.isfinite()).all()):
+            self._found.append(
+                f"the {what} differs from that of the whole model, by {_size(apart):.2g} where it"
+                f" is at most {_size(expected):.2g}"
+            )
+
+    def _agree(self) -> None:
         """Raise where any worker has found a difference; a collective."""
-        mine = next(filter(None, found), None)
-        first = next(filter(None, collectives.gather_across_workers(mine)), None)
+        mine, self._found = self._found[:1], []
+        first = next(itertools.chain(*collectives.gather_across_workers(mine)), None)
         if first is None:
             return
         fix = (
@@ -457,29 +424,9 @@ class _Comparison:
             ) from error
 
 
-def _guarded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an alias of `weight`, and a number that has no gradient once `weight` is written."""
-    alias = weight.detach()
-    if not (alias.is_floating_point() or alias.is_complex()):
-        alias = alias.to(torch.float32)
-    alias.requires_grad_()
-    return alias, alias[(0,) * alias.dim()].square().abs()
-
-
 def _as_held(full: Tensor, mine: Tensor) -> Tensor:
     """Return the part of `full` that this worker holds of `mine`."""
     return local(shard_as(mine, full))
-
-
-def _apart(what: str, found: Tensor, expected: Tensor, allowed: Tensor | float) -> str | None:
-    """Return a message if numbers differ by more than `allowed`; else None."""
-    apart = (found - expected).abs()
-    if bool(((apart <= allowed) | ~expected.isfinite()).all()):
-        return None
-    return (
-        f"the {what} differs from that of the whole model, by {_size(apart):.2g} where it is at"
-        f" most {_size(expected):.2g}"
-    )
 
 
 def _size(tensor: Tensor) -> float:

@@ -15,11 +15,10 @@ from expt.data.loading import Batch, mapped
 from expt.errors import ConfigError, ExptError, first_line, warn
 from expt.tasks.sums import LOSS, method_of
 from expt.tasks.task import Task
-from expt.training import batch_norm, collectives
+from expt.training import batch_norm, collectives, random_state
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
-from expt.training.loop import in_parts
-from expt.worker import random_state
+from expt.training.strategy import in_parts
 
 SAMPLES = 8
 NEAR, ABOUT = 0.01, 0.2

@@ -17,9 +17,9 @@ from expt.data.checked_samples import in_words
 from expt.data.loading import named_leaves
 from expt.errors import ConfigError, listed, warn
 from expt.tasks.task import Task
+from expt.training import random_state
 from expt.training.callback import Callback
 from expt.training.learner import Learner, trained_names
-from expt.worker import random_state
 from expt.worker.rank_health import UNEQUAL
 
 
@@ -67,7 +67,7 @@ class FirstSteps:
         """Raise ConfigError for what forward passes have made, resized or removed."""
         module = self._learner.module
         late = {name for name, _ in _shapes(module).items() ^ self._shapes.items()}
-        if self._learner.shards == 1:
+        if self._learner.strategy.shards == 1:
             named = module.named_parameters()
             late |= {name for name, each in named if id(each) not in self._parameters}
         if late:
@@ -78,7 +78,7 @@ class FirstSteps:
                 " nn.LazyLinear"
             )
         changed = sorted(trained_names(module) ^ self._learner.trained)
-        if changed and self._learner.world_size > self._learner.shards == 1:
+        if changed and self._learner.strategy.world_size > self._learner.strategy.shards == 1:
             raise ConfigError(f"model: {listed(changed)}: requires_grad has changed: {UNEQUAL}")
 
     def _report_untrained(self) -> None:

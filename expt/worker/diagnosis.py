@@ -33,6 +33,7 @@ from expt.runs.failure import LOST, NOTE
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
+from expt.training.devices import held_by_others
 from expt.training.learner import Position
 from expt.training.precision import is_finite
 
@@ -70,7 +71,7 @@ def _named(batch: Batch) -> list[tuple[str, Tensor]]:
 
 def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
     if is_out_of_memory(error):
-        fix = collectives.held_by_others() or _to_need_less(config)
+        fix = held_by_others() or _to_need_less(config)
         return OutOfMemory(f"{_first_sentences(text)}\n{fix}")
     if isinstance(error, MemoryError):
         return OutOfMemory(f"out of memory {text}\n{_to_need_less(config)}")

@@ -30,14 +30,15 @@ from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import extra_metrics
 from expt.tasks.sums import Averages
 from expt.tasks.task import Facts
-from expt.training import collectives
+from expt.training import collectives, random_state
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
 from expt.training.learner import Evaluator
 from expt.training.loop import evaluate, train_epoch
 from expt.training.precision import Precision
+from expt.training.strategy import Strategy
 from expt.training.task_state import load_task_state
-from expt.worker import build, random_state, rank_health
+from expt.worker import build, rank_health
 from expt.worker.build import build_pictures
 from expt.worker.checkpoints import read_together
 from expt.worker.record import tagged
@@ -72,6 +73,7 @@ def measure_weights(
         module=model.model,
         precision=Precision(config.amp, worker.device),
         task=task,
+        strategy=Strategy(model.model),
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
     )
     pictures = None

@@ -23,10 +23,10 @@ from expt.errors import TimedOut
 from expt.machine import is_simulated
 from expt.runs.failure import write_error
 from expt.runs.request import Evaluation, Meeting, RunRequest
-from expt.training import collectives, patches
+from expt.training import collectives, devices, patches, random_state
 from expt.training.collectives import Worker
 from expt.training.precision import precision_kept, set_precision
-from expt.worker import devices, evaluation, random_state, watchdog
+from expt.worker import evaluation, watchdog
 from expt.worker.diagnosis import in_words
 from expt.worker.run import Run
 

@@ -1,19 +1,14 @@
-"""Models of several workers: batch norms, buffers, averaged gradients, and sharding."""
+"""Choose by the configuration how several workers train one model."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import gc
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
@@ -22,23 +17,14 @@ from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.build import Data
-from expt.data.loading import Batch, named_leaves
-from expt.errors import ConfigError, first_line, is_out_of_memory, listed, warn
-from expt.tasks.task import Task
+from expt.errors import ConfigError, first_line, listed, warn
 from expt.training import batch_norm, collectives, patches, sharding, shared_memory
 from expt.training.collectives import Worker
 from expt.training.learner import ema_of
-from expt.training.loop import in_parts, refuse_unused
-from expt.training.parameter_groups import members
-from expt.training.precision import Precision
-from expt.training.sharding import gathered
+from expt.training.precision import Autocast, Precision
 from expt.training.shared_memory import SharedMemory, average_gradients
-from expt.training.task_state import task_state
-from expt.worker import random_state
+from expt.training.strategy import DDP, Fitting, Phased, Sharded, Strategy
 from expt.worker.rank_health import UNEQUAL
-
-T = TypeVar("T")
-CPU = torch.device("cpu")
 
 
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
@@ -56,8 +42,8 @@ def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
 
 def with_batch_norm(
     config: RunConfig, module: nn.Module, worker: Worker, memory: SharedMemory | None
-) -> tuple[nn.Module, Callable[[], None]]:
-    """Return the model with the wanted batch norms, and what ends a step for them; see Learner."""
+) -> tuple[nn.Module, list[Callable[[], None]]]:
+    """Return the model with the wanted batch norms, and the collectives that end their step."""
     if config.batch_norm != "per_worker" and worker.rank == 0 and not batch_norm.is_in(module):
         warn(f"batch_norm={config.batch_norm}: has no effect, for the model has no batch norm")
     # A function, which copies of the model share: the memory itself can't be copied.
@@ -65,45 +51,47 @@ def with_batch_norm(
     if config.batch_norm == "groups":
         batch_norm.group(module, config.batch_norm_group)
         if worker.world_size > 1:
-            return module, batch_norm.averaging_of_statistics(module, gather)
+            return module, [batch_norm.averaging_of_statistics(module, gather)]
     if config.batch_norm == "sync" and worker.device.type == "cuda":
         batch_norm.of_torch(module)  # refuses others, such as those of timm, with an activation
-        return nn.SyncBatchNorm.convert_sync_batchnorm(module), lambda: None
+        return nn.SyncBatchNorm.convert_sync_batchnorm(module), []
     if config.batch_norm == "sync" and worker.world_size > 1:
         batch_norm.synchronise(module, gather)
-    return module, lambda: None
+    return module, []
 
 
-def with_buffers(
-    config: RunConfig, module: nn.Module, average: Callable[[], None], worker: Worker
-) -> Callable[[], None]:
-    """Return what ends a step: `average`, then a broadcast of buffers that training may read.
+def with_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> list[Callable[[], None]]:
+    """Lay out buffers, and return the collectives that end a step where training may read them."""
+    if worker.world_size == 1 or config.strategy == "dp":
+        return []
+    _lay_out(module, worker)
+    if not _trains_by_buffers(config, module):
+        return []
+    return [_broadcasting(module, worker, is_sharded=config.is_sharded)]
+
+
+def _broadcasting(module: nn.Module, worker: Worker, *, is_sharded: bool) -> Callable[[], None]:
+    """Return a function that gives all workers rank 0's buffers after a step; a collective.
 
     DistributedDataParallel would broadcast before each forward pass, and so change what an earlier
     one of the same step has saved for its backward pass.
     """
-    if worker.world_size == 1 or config.strategy == "dp":
-        return average
-    _lay_out_buffers(module, worker)
-    if not _trains_by_buffers(config, module):
-        return average
     built = [*module.buffers()]  # one that a forward pass puts in place of these is the worker's
     steps, known = itertools.count(1), set[str]()
     # One that a forward pass makes is refused after the step.
-    trained = {} if config.is_sharded else dict(module.named_parameters())
+    trained = {} if is_sharded else dict(module.named_parameters())
 
-    def end_step() -> None:
-        average()
+    def broadcast() -> None:
         number = next(steps)
         if not number & (number - 1):  # the first, second, fourth, eighth, ...
             _compare_workers(module, trained, worker, known)
-        collectives.broadcast(module.buffers() if config.is_sharded else built)
+        collectives.broadcast(module.buffers() if is_sharded else built)
 
-    return end_step
+    return broadcast
 
 
 @torch.no_grad()
-def _lay_out_buffers(module: nn.Module, worker: Worker) -> None:
+def _lay_out(module: nn.Module, worker: Worker) -> None:
     """Give expanded buffers memory that can be written to; a collective.
 
     Raises ConfigError for sparse ones, and for types that the backend does not send.
@@ -152,52 +140,87 @@ def _compare_workers(
         )
 
 
-def parallelise(
-    module: nn.Module,
-    config: RunConfig,
-    worker: Worker,
-    memory: SharedMemory | None,
-    precision: Precision,
-    *,
-    phases: bool = False,
-    begins: bool = True,
-) -> tuple[nn.Module, Callable[[int], float | None]]:
-    """Return the model that is trained, and what measures the averaging of gradients; see Learner.
+def _buffers_in(layers: Iterable[nn.Module]) -> set[int]:
+    return {id(buffer) for layer in layers for buffer in layer.buffers(recurse=False)}
 
-    With `phases` each averages its own, see collectives. `begins` is that of build_learner.
-    """
+
+class Built(NamedTuple):
+    """A model that lies on its devices, before it has an optimizer."""
+
+    module: nn.Module
+    precision: Precision
+    compiled: bool
+    after_step: Sequence[Callable[[], None]]
+    """Collectives that end a step."""
+    memory: SharedMemory | None
+    ema: AveragedModel | None
+    """The moving average of a sharded model."""
+    outline: nn.Module | None
+    """The model before it was sharded, for callbacks."""
+
+
+def build_strategy(
+    config: RunConfig,
+    built: Built,
+    optimizer: Optimizer,
+    data: Data,
+    worker: Worker,
+    phases: bool,
+    begins: bool,
+) -> Strategy:
+    """Choose how a step is computed, and wrap the model for it, as build_learner; a collective."""
+    module, size, interleaved = built.module, worker.world_size, config.batch_norm != "per_worker"
+    common = size, config.micro_batches, interleaved, built.after_step, built.memory
+    if config.is_sharded:
+        own = _is_custom(config)
+        return Sharded(
+            module,
+            *common,
+            worker=worker,
+            shards=shards_of(config, worker),
+            blank=data.blank,
+            reduces_each=config.sharding.reduce_each_part,
+            unused=sharding.Unused(module, worker.device, bool(config.compile)) if own else None,
+            outline=built.outline,
+        )
+    if config.gradient_accumulation == "auto":
+        may_miss = config.ddp.find_unused_parameters or size == 1
+        return Fitting(module, *common, worker=worker, optimizer=optimizer, allows_unused=may_miss)
     if config.strategy == "dp":
-        if worker.world_size > 1:  # as torchrun starts it
-            raise ConfigError(
-                "strategy=dp: has one process for all GPUs; start it with python -m expt"
-            )
-        within = Autocast(module, precision.autocast)
-        return nn.DataParallel(within, list(worker.gpus) or None), lambda _: None
-    if config.is_sharded or config.gradient_accumulation == "auto":
-        return module, lambda _: None  # it waits within the passes, or averages in Fitting
-    if worker.world_size == 1 or not any(
-        parameter.requires_grad for parameter in module.parameters()
-    ):
-        return module, lambda _: 0.0
+        if size > 1:  # as torchrun starts it
+            raise ConfigError("strategy=dp: has one process for all GPUs; use python -m expt")
+        within = Autocast(module, built.precision.autocast)
+        return Strategy(nn.DataParallel(within, list(worker.gpus) or None), *common)
+    if size == 1 or not any(one.requires_grad for one in module.parameters()):
+        return Strategy(module, *common)
     if phases:
         collectives.broadcast_parameters(module)
-        return module, lambda _: memory.spent_s if memory else None
-    data_parallel = patches.data_parallel if config.patches.unguarded else DistributedDataParallel
-    parallel = data_parallel(
-        module,
+        return Phased(module, *common)
+    return DDP(_distributed(config, built, worker, begins), *common, optimizer=optimizer)
+
+
+def _distributed(
+    config: RunConfig, built: Built, worker: Worker, begins: bool
+) -> DistributedDataParallel:
+    wrap = patches.data_parallel if config.patches.unguarded else DistributedDataParallel
+    parallel = wrap(
+        built.module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
         find_unused_parameters=config.ddp.find_unused_parameters,
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
-        **without_broadcasts(module, begins=begins),
+        **without_broadcasts(built.module, begins=begins),
     )
     if config.ddp.comm_hook:
         _compress(parallel, config.ddp.comm_hook)
-    elif memory:
-        parallel.register_comm_hook(memory, average_gradients)
-        return parallel, lambda _: memory.spent_s
-    return parallel, lambda _: None
+    elif built.memory:
+        parallel.register_comm_hook(built.memory, average_gradients)
+    return parallel
+
+
+def _is_custom(config: RunConfig) -> bool:
+    return isinstance(config.model, constraints.Target) or config.task.TARGETS == "any"
 
 
 def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
@@ -205,15 +228,11 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
 
     Only evaluations read those of batch norms, and `worker.run` broadcasts them before.
     """
-    if isinstance(config.model, constraints.Target) or config.task.TARGETS == "any":
+    if _is_custom(config):
         return True
     norms = (layer for layer in module.modules() if type(layer) in batch_norm.ALL_KINDS)
     statistics = _buffers_in(norms)
     return any(id(buffer) not in statistics for buffer in module.buffers())
-
-
-def _buffers_in(layers: Iterable[nn.Module]) -> set[int]:
-    return {id(buffer) for layer in layers for buffer in layer.buffers(recurse=False)}
 
 
 def without_broadcasts(module: nn.Module, *, begins: bool = True) -> dict[str, Any]:
@@ -223,21 +242,6 @@ def without_broadcasts(module: nn.Module, *, begins: bool = True) -> dict[str, A
     name = "forward_sync_buffers" if since_2_15 else "broadcast_buffers"
     lacks = dict(module.named_parameters()).keys() - module.state_dict().keys()
     return {name: False, "init_sync": begins or bool(lacks)}  # else each worker loads all
-
-
-class Autocast(nn.Module):
-    """A model whose forward pass is within the run's autocast, in the threads of copies too."""
-
-    def __init__(
-        self, module: nn.Module, autocast: Callable[[], AbstractContextManager[object]]
-    ) -> None:
-        super().__init__()
-        self.module, self._autocast = module, autocast
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, within autocast."""
-        with self._autocast():
-            return self.module(*args, **kwargs)
 
 
 def build_shared_memory(
@@ -289,35 +293,6 @@ def shards_of(config: RunConfig, worker: Worker) -> int:
     return shards
 
 
-def build_sharded(make: Callable[[], nn.Module], worker: Worker) -> nn.Module:
-    """Return what `make` builds: on rank 0 on the CPU, elsewhere with meta tensors.
-
-    A model that can't be built with meta tensors is built whole by each worker.
-    """
-    if worker.rank == 0:
-        return make()
-    before = random_state.state_dict(worker.device)
-    try:
-        with torch.device("meta"):
-            module = make()
-        if not any(tensor.is_meta for tensor in _plain_tensors(module)):
-            return module
-    except Exception:  # many classes: its constructor reads a meta tensor
-        pass
-    random_state.load_state_dict(before, worker.device)
-    return make()
-
-
-def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield what attributes of modules and parameters hold that torch does not know of."""
-    for part in (*module.modules(), *module.parameters()):
-        own = {name: value for name, value in vars(part).items() if name not in _KNOWN}
-        yield from (tensor for _, tensor in named_leaves(own, ""))
-
-
-_KNOWN = ("_parameters", "_buffers", "_modules")
-
-
 def shard_model(
     config: RunConfig, module: nn.Module, worker: Worker, precision: Precision
 ) -> AveragedModel | None:
@@ -360,138 +335,3 @@ def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> 
             " auto"
         )
     return dtype
-
-
-def sharded_fields(
-    config: RunConfig,
-    data: Data,
-    module: nn.Module,
-    evaluated: nn.Module,
-    outline: nn.Module | None,
-    worker: Worker,
-) -> dict[str, Any]:
-    """Return the arguments of Learner for a sharded model.
-
-    `outline` is that of the model before it was sharded, for copies that callbacks get.
-    """
-    if not config.is_sharded:
-        return {}
-    fields: dict[str, Any] = {
-        "in_step": functools.partial(
-            sharding.in_step, module=evaluated, blank=data.blank, device=worker.device
-        ),
-        "shards": shards_of(config, worker),
-        "reduces_each_micro_batch": config.sharding.reduce_each_part,
-    }
-    if isinstance(config.model, constraints.Target) or config.task.TARGETS == "any":
-        unused = sharding.Unused(module, worker.device, compiled=bool(config.compile))
-        fields["drop_unused"] = unused.drop
-    if outline is not None:
-        fields["copy_evaluated"] = functools.partial(copy_whole, outline, evaluated, worker)
-    return fields
-
-
-def copy_whole(outline: nn.Module, evaluated: nn.Module, worker: Worker) -> nn.Module:
-    """Return the whole of `evaluated` on rank 0's device, its `outline` elsewhere; a collective."""
-    state = gathered(evaluated.state_dict(), keep=worker.rank == 0)
-    if worker.rank:
-        return outline
-    whole = sharding.outline(outline)
-    whole.load_state_dict(state, assign=True)
-    return whole.to(worker.device)
-
-
-def accumulation(
-    config: RunConfig, module: nn.Module, optimizer: Optimizer, task: Task, worker: Worker
-) -> dict[str, Any]:
-    """Return the fields of a Learner that say how it accumulates gradients; a collective.
-
-    Raises ConfigError for a task with a state, which would go from micro-batch to micro-batch.
-    """
-    number = config.gradient_accumulation
-    if number != 1 and task_state(task):
-        raise ConfigError(
-            f"gradient_accumulation={number}: {type(task).__name__}.state_dict carries a state from"
-            " batch to batch, and a micro-batch has other samples; use gradient_accumulation=1,"
-            " with a smaller batch_size or more workers to save memory"
-        )
-    fit = Fitting(config, module, optimizer, worker) if number == "auto" else None
-    return {"gradient_accumulation": config.micro_batches, "fit": fit}
-
-
-class Fitting:
-    """Runs a step's passes for gradient_accumulation=auto, and averages their gradients.
-
-    Where one worker lacks memory all halve what they train on at a time, and begin the step again.
-    None waits for another before all are known to have their gradients.
-    """
-
-    def __init__(
-        self, config: RunConfig, module: nn.Module, optimizer: Optimizer, worker: Worker
-    ) -> None:
-        """Give all workers rank 0's weights; a collective."""
-        self._module, self._optimizer = module, optimizer
-        self._worker, is_alone = worker, worker.world_size == 1
-        self._allows_unused = config.ddp.find_unused_parameters or is_alone
-        self.at_a_time: int | None = None
-        """The samples that a worker trains on at a time; None is its share of a batch."""
-        norms = any(isinstance(one, nn.SyncBatchNorm) for one in module.modules())
-        if norms and not is_alone:
-            raise ConfigError(
-                "gradient_accumulation=auto: in the model's SyncBatchNorm workers wait for one"
-                " that may lack memory; give a number"
-            )
-        # To ask GPUs would wait for them
-        self._group: Any = None if is_alone else dist.new_group(backend="gloo")
-        collectives.broadcast_parameters(module)
-
-    def __call__(self, passes: Callable[[int], T], batch: Batch) -> T:
-        """Return what `passes` does for a number of micro-batches."""
-        share, before = -(-batch.global_size // self._worker.world_size), self.at_a_time
-        trained = [p for p in members(self._optimizer.param_groups) if p.requires_grad]
-        while True:
-            restore, size, found = self._noted(), min(self.at_a_time or share, share), None
-            try:
-                found = passes(-(-share // size))
-                collectives.reserve_bucket(trained)
-            except Exception as error:
-                is_least = size == 1 or len(in_parts(batch, batch.size / 2)) == 1
-                if is_least or not is_out_of_memory(error):
-                    raise
-                found = None
-            (lacks,) = collectives.max_across_workers([found is None], CPU, self._group)
-            if found is not None and not lacks:
-                break
-            # Out of the `except`: its traceback would keep what was allocated
-            self.at_a_time = -(-size // 2)
-            self._optimizer.zero_grad(set_to_none=True)
-            restore()
-            gc.collect()
-            if self._worker.device.type == "cuda":
-                torch.cuda.empty_cache()
-        if self.at_a_time != before and self._worker.rank == 0:
-            norms = ", over which its batch norms normalise" * batch_norm.is_in(self._module)
-            warn(
-                f"gradient_accumulation=auto: out of memory with {min(before or share, share)}"
-                f" samples at a time; from this step on there are {self.at_a_time}{norms}"
-            )
-        if not self._allows_unused:
-            refuse_unused(self._module, {p for p in trained if p.grad is None})
-        collectives.average_gradients(None, trained)
-        return found
-
-    def _noted(self) -> Callable[[], None]:
-        """Copy what a forward pass may change, as checkpoints have it; return what restores it."""
-        random = random_state.state_dict(self._worker.device)
-        parameters = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
-        model = {
-            name: copy.deepcopy(one)
-            for name, one in self._module.state_dict().items()
-            if name not in parameters
-        }
-
-        def restore() -> None:
-            random_state.load_state_dict(random, self._worker.device)
-            self._module.load_state_dict(model, strict=False)
-
-        return restore

@@ -58,7 +58,6 @@ class RankHealth:
         self._began, self._from_step = time.perf_counter(), position.step
         self._all_reduce_s: float | None = None
         self._rounds_differently = False
-        self._steps = 0  # of this process
         self.spent_s = 0.0
         """The seconds of all readings, without the collective, which the sums need anyway."""
         self.readings: list[Reading] = []
@@ -67,7 +66,7 @@ class RankHealth:
     def begin_epoch(self) -> None:
         """Begin an epoch, or continue it."""
         self._began, self._from_step = time.perf_counter(), self._position.step
-        self._all_reduce_s = self._learner.all_reduce_s(self._steps)
+        self._all_reduce_s = self._learner.strategy.all_reduce_s
 
     def leave_out(self, seconds: float) -> None:
         """Leave seconds of the epoch out, in which nothing was trained."""
@@ -80,8 +79,7 @@ class RankHealth:
             torch.cuda.synchronize(device)  # the sums are waited for anyway
         now = time.perf_counter()
         steps = self._position.step - self._from_step
-        self._steps += steps
-        waited_s = self._learner.all_reduce_s(self._steps)
+        waited_s = self._learner.strategy.all_reduce_s
         mine = reading(
             steps=steps,
             seconds=now - self._began,
@@ -102,7 +100,7 @@ class RankHealth:
 
         A collective. Call it after rank 0 has shown the readings, with a collective in between.
         """
-        shards = self._learner.shards
+        shards = self._learner.strategy.shards
         if not (ranks := unequal(self.readings, shards)) or self._rounds_differently:
             return
         which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

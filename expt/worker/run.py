@@ -23,9 +23,9 @@ from expt.runs import tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
-from expt.training import collectives, optim
+from expt.training import collectives, optim, random_state
 from expt.training.collectives import Worker
-from expt.training.loop import averages_since_logged, evaluate, train_epoch, warm_up_buckets
+from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
 from expt.training.optimizer_state import in_use, switch
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import (
@@ -35,15 +35,13 @@ from expt.worker import (
     diagnosis,
     fault,
     first_weights,
-    random_state,
     rank_health,
 )
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
-from expt.worker.parallel import Fitting
 from expt.worker.rank_health import RankHealth
-from expt.worker.record import EarlyStop, Record, tagged
+from expt.worker.record import EarlyStop, History, Record, tagged
 from expt.worker.steps import Agreement, StepProfiler, Steps, Times
 
 Observe = Callable[..., Dashboard]
@@ -86,12 +84,13 @@ class Run:
         self.position = build.build_position(config, self.data)
         self.plan = optim.plan(config.scheduler, **self.position.length)
         self.sums = Sums(self.learner.task, worker.device, finite_only=config.on_nan == "skip")
-        self.sums.redoes = self.learner.fit is not None
+        self.sums.redoes = self.learner.strategy.repeats_steps
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker, self.data.train)
         self.directions = metrics_of(config.task)
         self._is_at_best = False
-        self.history = build.build_history(config)
-        self.early_stop = build.build_early_stop(config)
+        better = self.directions[config.objective.partition("/")[0]]
+        self.history = History(config.objective, better, keep_best=config.checkpoint.keep_best)
+        self.early_stop = EarlyStop(config.early_stop, self.directions, config.max_minutes)
         self.times, self._agreed = Times(config), set[str]()
         self._batches: TimedBatches | None = None  # those left of the epoch
         self.health = RankHealth(
@@ -104,9 +103,7 @@ class Run:
         if config.profile and worker.rank == 0:
             profiler = StepProfiler(self.paths.trace, self.paths.operators, worker.device)
         since = request.waited_since
-        self.steps = Steps(
-            self.learner, worker.device, typed_at=since, beat=beat, profiler=profiler
-        )
+        self.steps = Steps(self.learner, worker.device, since, beat, profiler)
         self.first_steps = FirstSteps(
             config, self.learner, self.callbacks.built, warns=worker.rank == 0
         )
@@ -163,7 +160,7 @@ class Run:
     @progress.phase("loading the checkpoint")
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
-        warm_up_buckets(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
+        rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         is_fork = source.name == self.paths.forked.name
         if is_fork:
             saved = first_weights.load_fork(self.snapshot, self.config, source)
@@ -179,8 +176,7 @@ class Run:
             self.early_stop.load_state_dict(early_stop)
             self.early_stop.is_time_up = self.times.is_over(self.history.trained_s)
         self.callbacks.load_state_dict(saved.get("callbacks", []))
-        if isinstance(self.learner.fit, Fitting):
-            self.learner.fit.at_a_time = saved.get("micro_batch_size")
+        self.learner.strategy.load_state_dict(saved)
         self.learner.precision.skipped.fill_(saved["skipped_steps"])
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
@@ -307,9 +303,8 @@ class Run:
         self._batches = None
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), waited_s)
         if self.config.tensorboard.health:
-            self.record.log(
-                rank_health.scalars(self.health.readings, self.learner.shards), all_of="ranks/"
-            )
+            shards = self.learner.strategy.shards
+            self.record.log(rank_health.scalars(self.health.readings, shards), all_of="ranks/")
         self.observer.end_epoch()
         if self.learner.scheduler_interval == "epoch":
             optim.advance_after_epoch(self.learner.scheduler)
@@ -396,8 +391,8 @@ class Run:
 
     def _call_back(self, moment: str, split: str) -> None:
         """Call a method of each callback; of a sharded model a collective."""
-        copy = self.learner.copy_evaluated
-        self.callbacks.call(moment, copy() if copy else self.learner.evaluated, self.record, split)
+        model = self.learner.strategy.whole(self.learner.evaluated)
+        self.callbacks.call(moment, model, self.record, split)
 
     def _save(
         self, weights: list[Tensor], bests: Sequence[Best] = (), *, target: Path | None = None
@@ -408,7 +403,7 @@ class Run:
         be kept where this is one of them.
         """
         state = self._state()
-        if weights and self.learner.shards == 1:  # one worker has all
+        if weights and self.learner.strategy.shards == 1:  # one worker has all
             state[TRAINED] = weights
         steps = [best["step"] for best in bests]
         self.checkpoints.save(state, self._about, bests=steps, target=target)
@@ -442,13 +437,7 @@ class Run:
             more["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:
             more["callbacks"] = self.callbacks.state_dict()
-        return {**history, **more, **self._micro_batch}
-
-    @property
-    def _micro_batch(self) -> dict[str, int]:
-        """What gradient_accumulation=auto has found."""
-        size = self.learner.fit.at_a_time if isinstance(self.learner.fit, Fitting) else None
-        return {"micro_batch_size": size} if size else {}
+        return {**history, **more, **self.learner.strategy.state_dict()}
 
     def _refuse_loss(self, values: Averages) -> None:
         if values.has_weight and not math.isfinite(values.loss):
@@ -473,7 +462,7 @@ class Run:
         images = self.position.samples(self.config.batch_size, self.data.train.size)
         return {
             **history.reached,
-            **self._micro_batch,
+            **self.learner.strategy.state_dict(),
             "stopped_early": self._stopped_early(),
             **({"ended_by": self.ended_by} if self.ended_by else {}),
             "eval_s": history.eval_s,

@@ -26,7 +26,6 @@ class Steps:
         self,
         learner: Learner,
         device: torch.device,
-        *,
         typed_at: float,
         beat: Callable[[], None],
         profiler: StepProfiler | None,

@@ -110,7 +110,7 @@ class ExptLoop:
 
     def without_all_reduce(self, steps: int) -> None:
         """The same, each worker for itself."""
-        parallel = self.learner.parallel
+        parallel = self.learner.strategy.model
         with (
             parallel.no_sync()
             if isinstance(parallel, DistributedDataParallel)

@@ -100,7 +100,7 @@ def test_of_a_gpu_that_others_have_filled_no_smaller_batch_is_advised(
     cards(full=(0,))
     done = run("gpus=[0]", *SHORT, cwd=tmp_path)
     assert done.returncode == 1
-    assert "others held" in done.stderr
+    assert "other processes hold" in done.stderr
     assert "batch_size=" not in done.stderr
     cards(full=(0, 1, 2, 3))
     trained("gpus=0", *SHORT, name="on the CPU")

@@ -14,7 +14,7 @@ import torch
 
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint, checkpoint_file
-from expt.worker import random_state
+from expt.training import random_state
 
 
 class Pair(NamedTuple):

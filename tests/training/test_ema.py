@@ -17,6 +17,7 @@ from expt.tasks.sums import Sums
 from expt.training.learner import Learner, Position, ema_of
 from expt.training.loop import train_epoch
 from expt.training.precision import Precision
+from expt.training.strategy import Strategy
 from tests.training.test_loop import DEVICE, batches
 
 DECAY = 0.75
@@ -28,12 +29,11 @@ def learner(*, skip: bool = False) -> Learner:
     optimizer = optim.SGD(module.parameters(), lr=0.1)
     return Learner(
         module=module,
-        parallel=module,
+        strategy=Strategy(module),
         optimizer=optimizer,
         scheduler=LambdaLR(optimizer, lambda _: 1.0),
         precision=Precision(False, DEVICE, skip_non_finite=skip),
         task=Classification(),
-        world_size=1,
         ema=ema_of(module, DECAY),
     )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from expt.data.indexing import local_slice
@@ -19,8 +19,9 @@ from expt.data.loading import Batch
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Averages, Sums
 from expt.training.learner import Learner, Position
-from expt.training.loop import evaluate, micro_batches, train_epoch, warm_up_buckets
+from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.precision import Precision
+from expt.training.strategy import DDP, Strategy, micro_batches
 from tests import on_cards
 
 DEVICE = on_cards.device_of(0)
@@ -46,12 +47,10 @@ def learner(
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     return Learner(
         module=module,
-        parallel=module,
         optimizer=optimizer,
         scheduler=LambdaLR(optimizer, lambda step: 0.9**step),
         precision=Precision(False, DEVICE, gradient_clip=clip),
-        world_size=1,
-        **{"task": Classification(label_smoothing), **settings},
+        **{"task": Classification(label_smoothing), "strategy": Strategy(module), **settings},
     )
 
 
@@ -219,6 +218,10 @@ def test_it_ends_with_the_runs_last_step_or_when_told() -> None:
     assert told.step == 2
 
 
+class Unaveraged(DDP):
+    accumulate = Strategy.accumulate  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(("world_size", "sizes"), [(2, []), (3, [8, 8])])
 def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(
     world_size: int, sizes: list[int]
@@ -226,8 +229,13 @@ def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(
     module, seen = plain(), list[int]()
     module.register_forward_hook(lambda _, images, __: seen.append(len(images[0])))
     before = copy.deepcopy(module.state_dict())
-    subject = dataclasses.replace(learner(module, gradient_accumulation=2), world_size=world_size)
-    warm_up_buckets(subject, lambda size: next(batches(1, size)), 48, DEVICE)
+    optimizer, parallel = (
+        torch.optim.SGD(module.parameters()),
+        cast(DistributedDataParallel, module),
+    )
+    strategy = Unaveraged(parallel, world_size, micro_batches=2, optimizer=optimizer)
+    subject = learner(module, strategy=strategy)
+    rehearse(subject, lambda size: next(batches(1, size)), 48, DEVICE)
     assert seen == sizes
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())

@@ -9,11 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from torch import nn
+
 from expt.config.schema import RunConfig, TensorBoard
 from expt.dashboards.tensorboard import Dashboard
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
 from expt.training.learner import Position
+from expt.training.strategy import Strategy
 from expt.worker.run import Run
 from tests import ranks
 from tests.conftest import RunFolder
@@ -26,7 +29,8 @@ class Observer(Dashboard):
     """Looks on, and draws nothing."""
 
     def __init__(self) -> None:
-        learner: Any = SimpleNamespace(shards=1, compiled=False)
+        strategy = Strategy(nn.Identity())
+        learner: Any = SimpleNamespace(strategy=strategy, compiled=False)
         settings = TensorBoard(images=False, norms=False, histograms=False, health=False)
         super().__init__(None, learner, Position(1, 1), None, settings=settings)
 

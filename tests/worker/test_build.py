@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from expt.data import indexing
 from expt.data.kinds.originals import Digits
-from expt.training.precision import Precision
 from expt.worker import parallel
+from expt.worker.build import build_data, build_learner
 from tests.conftest import Configured, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 
@@ -131,11 +131,9 @@ def test_dataparallel_gets_the_gpus_of_its_process_and_averages_nothing(
     config = dataclasses.replace(configured(), strategy="dp")
     worker = dataclasses.replace(ALONE, gpus=(1, 3))
     monkeypatch.setattr(torch.nn, "DataParallel", lambda module, gpus: gpus)
-    made: Any
-    made, measured = parallel.parallelise(
-        torch.nn.Linear(1, 1), config, worker, None, Precision(False, ALONE.device)
-    )
-    assert (made, measured(1)) == ([1, 3], None)
+    learner = build_learner(config, build_data(config, worker), worker)
+    gpus: Any = learner.strategy.model
+    assert gpus == [1, 3]
 
 
 @pytest.mark.parametrize("leaves_out", [False, True])

@@ -24,7 +24,6 @@ from expt.machine import Machine
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.worker.build import build_data, build_learner, check_first_output
-from expt.worker.parallel import refuse_uneven_last_batch
 from tests.composing import composed
 from tests.conftest import as_typed
 
@@ -125,7 +124,7 @@ def group() -> Iterator[None]:
 def test_distributed_data_parallel(words: str, expected: tuple[Any, ...]) -> None:
     two = ("ddp.shared_memory=false", "world_size=2")
     _, learner = built(*as_typed(words), *two, world_size=2)
-    made = learner.parallel
+    made = learner.strategy.model
     assert isinstance(made, DistributedDataParallel)
     found = (made.find_unused_parameters, made.static_graph, made.gradient_as_bucket_view)
     assert (*found, made.bucket_bytes_cap / 2**20) == expected
@@ -153,12 +152,11 @@ def test_sync_is_refused_where_a_worker_has_nothing_to_add(
     chosen = {"batch_norm": "sync", "drop_last": "false", "world_size": "3"}
     chosen |= dict(word.split("=") for word in words)
     made = config(*(f"{key}={value}" for key, value in chosen.items()))
-    data = build_data(made, worker(world_size=3))
     if told is None:
-        refuse_uneven_last_batch(made, data.train.size)
+        build_data(made, worker(world_size=3))
         return
     with pytest.raises(ConfigError, match=f"^batch_norm=sync: an epoch's last batch {told}"):
-        refuse_uneven_last_batch(made, data.train.size)
+        build_data(made, worker(world_size=3))
 
 
 class Few(nn.Module):

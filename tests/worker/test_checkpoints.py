@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from expt.errors import ConfigError
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
-from expt.training.learner import Learner
 from expt.worker.checkpoints import Checkpoints
 from expt.worker.run import Run
 from tests.conftest import as_typed
@@ -29,7 +28,8 @@ def test_what_a_run_remembers_may_change_while_it_is_written(
 
     def save(worker: Worker) -> None:
         epoch_s, averages = [1.0], {"loss": torch.zeros(1 << 20)}
-        checkpoints = Checkpoints(config, paths, cast(Learner, SimpleNamespace(shards=2)), worker)
+        learner: Any = SimpleNamespace(strategy=SimpleNamespace(shards=2))
+        checkpoints = Checkpoints(config, paths, learner, worker)
         state: dict[str, Any] = {"position": {"step": 1}, "weights": torch.ones(1 << 22)}
         checkpoints.save(state, lambda: {"epoch_s": epoch_s, "callbacks": averages})
         epoch_s.append(2.0)

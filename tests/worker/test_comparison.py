@@ -12,8 +12,9 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, RunFailed
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
+from expt.training import random_state
 from expt.training.collectives import Worker
-from expt.worker import comparison, random_state
+from expt.worker import comparison
 from expt.worker.build import build_data
 from expt.worker.diagnosis import in_words
 from tests.bits import same

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from typing import Any
 
 import pytest
@@ -100,7 +99,8 @@ def test_what_has_been_unfrozen_is_trained_by_a_resumed_run(train_alone: TrainAl
 def test_what_is_unfrozen_late_is_refused_on_several_workers(configured: Configured) -> None:
     config = configured("max_steps=2", *of("Unfreezing"))
     learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
-    steps = FirstSteps(config, dataclasses.replace(learner, world_size=2), warns=True)
+    steps = FirstSteps(config, learner, warns=True)
+    learner.strategy.world_size = 2
     steps.refuse_late()
     learner.module.requires_grad_(True)
     with pytest.raises(ConfigError, match=r"^model: layer\.bias: requires_grad .*world_size=1"):

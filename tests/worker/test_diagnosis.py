@@ -53,8 +53,8 @@ def test_where_others_hold_the_memory_no_smaller_batch_is_advised(
     free: int, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 * 2**30)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * 2**30, 16 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 4 * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * 2**30, 16 * 2**30))
     told = str(in_words(torch.OutOfMemoryError("no memory"), configured()))
     assert ("other processes hold 12.0 of 16.0 GiB" in told) == (free == 0)
     assert ("batch_size=32" in told) == (free > 0)

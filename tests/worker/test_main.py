@@ -17,9 +17,9 @@ from expt.config.parse import parse
 from expt.errors import ConfigError, DeviceLost
 from expt.machine import SIMULATED_GPUS, Machine
 from expt.runs.paths import RunPaths
-from expt.training.precision import Precision, precision_kept, set_precision
-from expt.worker import devices, main, random_state
-from expt.worker.parallel import Autocast
+from expt.training import devices, random_state
+from expt.training.precision import Autocast, Precision, precision_kept, set_precision
+from expt.worker import main
 from tests.composing import composed
 from tests.conftest import Configured, RunFolder, as_typed, python
 from tests.models.test_named import fetched

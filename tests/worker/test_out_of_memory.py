@@ -14,13 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 from expt.errors import ConfigError, OutOfMemory, RunFailed
-from expt.tasks.classification import Classification
-from expt.tasks.task import Task
-from expt.worker import build, parallel
+from expt.training.strategy import Fitting
+from expt.worker import build
 from tests.conftest import Configured, RunFolder, Trained, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stop_at
 from tests.worker.odd_models import Hungry
-from tests.worker.stateful import Saved
 
 MODELS = "tests.worker.odd_models"
 SHORT = as_typed("epochs=1 max_steps=9 log_every=1 tensorboard.images=false")
@@ -103,22 +101,19 @@ def test_parameters_that_a_worker_did_not_use(train_together: TrainTogether) -> 
         train_together(2, *words, AUTO, name="refused")
 
 
-@pytest.mark.parametrize(
-    ("number", "model", "task"),
-    [
-        ("auto", nn.SyncBatchNorm(3), Classification()),
-        ("auto", nn.Linear(3, 3), Saved()),
-        ("2", nn.Linear(3, 3), Saved()),
-    ],
-)
-def test_layers_that_wait_for_others_and_state_from_batch_to_batch_are_refused(
-    number: str, model: nn.Module, task: Task, configured: Configured
-) -> None:
-    key, two = f"gradient_accumulation={number}", dataclasses.replace(ALONE, world_size=2)
+def test_layers_that_wait_for_others_are_refused() -> None:
+    module, two = nn.SyncBatchNorm(3), dataclasses.replace(ALONE, world_size=2)
+    optimizer = torch.optim.SGD(module.parameters())
+    with pytest.raises(ConfigError, match=f"^{AUTO}: "):
+        Fitting(module, 2, worker=two, optimizer=optimizer, allows_unused=False)
+
+
+@pytest.mark.parametrize("number", ["auto", "2"])
+def test_state_from_batch_to_batch_is_refused(number: str, configured: Configured) -> None:
+    key = f"gradient_accumulation={number}"
+    config = configured(key, "task={_target_: tests.worker.stateful.Saved}")
     with pytest.raises(ConfigError, match=f"^{key}: "):
-        parallel.accumulation(
-            configured(key), model, torch.optim.SGD(model.parameters()), task, two
-        )
+        build.build_learner(config, build.build_data(config, ALONE), ALONE)
 
 
 def test_a_command(trained: Trained, capfd: pytest.CaptureFixture[str]) -> None:

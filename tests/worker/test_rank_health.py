@@ -6,6 +6,8 @@ import contextlib
 import io
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from expt.tasks.sums import Sums
 from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.training.loop import train_epoch
+from expt.training.shared_memory import SharedMemory
+from expt.training.strategy import Strategy
 from expt.worker import rank_health
 from tests.ranks import together
 from tests.training.test_loop import DEVICE, batches, learner, plain
@@ -122,12 +126,15 @@ def test_the_checksum_knows_the_order_of_parameters_and_not_that_in_memory() -> 
 
 
 def test_an_epochs_sums_come_with_every_ranks_reading() -> None:
-    subject, position = learner(plain(), all_reduce_s=lambda steps: 0.001 * steps), Position(4, 8)
+    module, memory, position = plain(), SimpleNamespace(spent_s=0.0), Position(4, 8)
+    strategy = Strategy(module, memory=cast(SharedMemory, memory))
+    subject = learner(module, strategy=strategy)
     health = rank_health.RankHealth(subject, position, ALONE, check_weights=True)
     for _ in range(2):
         health.begin_epoch()
         sums = Sums(Classification(), DEVICE)
         train_epoch(subject, batches(4), position, sums, log_every=100)
+        memory.spent_s += 0.001
         assert torch.equal(
             health.end_epoch(sums.values, wish=lambda: position.step == 8), sums.values
         )

@@ -21,6 +21,7 @@ from expt.tasks.sums import Sums
 from expt.training.learner import Learner, Position
 from expt.training.loop import train_epoch
 from expt.training.precision import Precision
+from expt.training.strategy import Strategy
 from expt.worker.checkpoints import Snapshot
 from tests.training.test_loop import DEVICE, batches
 from tests.worker.conftest import ALONE
@@ -39,12 +40,11 @@ def snapshot(
     )
     learner = Learner(
         module=module,
-        parallel=module,
+        strategy=Strategy(module),
         optimizer=optimizer,
         scheduler=schedule,
         precision=Precision(amp, DEVICE),
         task=Classification(),
-        world_size=1,
     )
     worker = dataclasses.replace(ALONE, rank=rank, world_size=workers)
     return Snapshot(learner, Position(10, total), Sums(Classification(), DEVICE), worker)

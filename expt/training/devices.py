@@ -6,15 +6,22 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
 from expt import errors, machine, signals
 from expt.errors import ConfigError, DeviceLost, OutOfMemory, first_line
-from expt.worker.steps import Steps
 
 FILLED = 0.25
 """The share of a GPU's memory: where others hold more, they may be why it does not suffice."""
+
+
+class Steps(Protocol):
+    """The steps of a run."""
+
+    first_s: float | None
+    """The seconds until the end of the first one."""
 
 
 @contextlib.contextmanager
@@ -24,35 +31,48 @@ def in_use(indices: Sequence[int]) -> Iterator[list[Steps]]:
     The body puts its steps into the list. Raises ConfigError where torch can use no GPU, rather
     than train on the CPU, DeviceLost for one that can't be used, OutOfMemory where others hold it.
     """
-    steps, held = list[Steps](), {index: _held_by_others(index) for index in indices}
+    steps = list[Steps]()
+    for index in indices:
+        _begin_to_use(index)
     try:
         yield steps
     except Exception as error:
         if any(each.first_s for each in steps):
             raise
         if errors.is_out_of_memory(error):
-            text = "out of memory; others held {:.0%} of it when this run began".format
-            faults = {index: text(share) for index, share in held.items() if share > FILLED}
-            if faults:
+            found = {index: held_by_others(index) for index in indices}
+            if faults := {index: f"out of memory; {said}" for index, said in found.items() if said}:
                 raise OutOfMemory(gpus=_named(faults)) from error
         elif isinstance(error, torch.AcceleratorError):
-            vars(error)["gpus"] = _named(dict.fromkeys(held, first_line(error)))
+            vars(error)["gpus"] = _named(dict.fromkeys(indices, first_line(error)))
         raise
 
 
-def _held_by_others(index: int) -> float:
-    """Return the share of a GPU's memory that is not free; this is its first use."""
+def _begin_to_use(index: int) -> None:
+    """Raise ConfigError where this torch has no CUDA, DeviceLost where the GPU can't be used."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi
     try:
         torch.cuda.init()
         if index >= (have := torch.cuda.device_count()):
             raise RuntimeError(f"CUDA shows this process {have} GPUs")
-        free, total = torch.cuda.mem_get_info(index)
+        torch.cuda.mem_get_info(index)
     except AssertionError as error:
         raise ConfigError(f"{first_line(error)}; install another torch, or use gpus=0") from error
     except RuntimeError as error:
         raise DeviceLost(gpus=_named({index: first_line(error).rstrip(".")})) from error
-    return 1 - free / total
+
+
+def held_by_others(index: int | None = None) -> str:
+    """Say how much of a GPU, by default the current one, others hold; "" where that is little."""
+    if not torch.cuda.is_initialized():
+        return ""
+    gib = 2**30
+    own, (free, total) = torch.cuda.memory_reserved(index), torch.cuda.mem_get_info(index)
+    others = total - free - own
+    if others < max(FILLED * total, gib):  # the libraries of this process hold some, too
+        return ""
+    held = f"{others / gib:.1f} of {total / gib:.1f} GiB, and this one {own / gib:.1f}"
+    return f"other processes hold {held}; wait until they end, or take another GPU"
 
 
 def _named(faults: Mapping[int, str]) -> dict[str, str]:
