@@ -50,6 +50,7 @@ PLAIN = {"command", "config", "dashboards", "launch", "runs", "search"}
 """Packages whose docstrings have been read for their words."""
 ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")
 DOCUMENTED = {"planning.plan": {"_subclasses", "_python_dispatch"}}  # of torch, by its own pages
+STRATEGIES = ("Strategy", "DDP", "Phased", "Sharded", "Fitting")
 SETTINGS = ("sys.", "torch.backends.")  # of a process, and no part of another library
 REPLACED = {
     "torch._dynamo",  # the first step 1 s sooner: see training/patches
@@ -281,6 +282,21 @@ def own_private_names() -> set[str]:
     return own
 
 
+def strategies(module: Module) -> Iterator[str]:
+    """Hold the loop free of strategies, and what a learner and they are made of typed."""
+    for node in nodes(module.tree):
+        name = getattr(node, "id", "") or getattr(node, "name", "") or getattr(node, "attr", "")
+        if module.name == "training.loop" and name in (
+            "shards",
+            "DistributedDataParallel",
+            *STRATEGIES,
+        ):
+            yield f"names {name}, where it is to ask learner.strategy"
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if called in ("Learner", *STRATEGIES) and "**" in ast.unparse(node):
+            yield f"gives {called} arguments of unknown types: {ast.unparse(node)}"
+
+
 def replacements(module: Module) -> Iterator[str]:
     """Refuse to replace parts of other libraries at run time."""
     for name in sorted(set(assigned_of_others(module.tree)) - REPLACED):
@@ -312,7 +328,7 @@ def assigned_of_others(tree: ast.AST) -> Iterator[str]:
 
 EACH: Sequence[Callable[[Module], Iterator[str]]] = (
     *(imports_go_down, imports_of_others, sizes, names, explanations, words),
-    *(private_parts, replacements),
+    *(private_parts, replacements, strategies),
 )
 
 

@@ -61,6 +61,9 @@ RULES: list[tuple[Callable[[Module], Iterator[str]], str, str]] = [
             "self._use_python_reducer",
         )
     ),
+    (architecture.strategies, "training.loop", "from expt.training.strategy import DDP"),
+    (architecture.strategies, "training.loop", "learner.strategy.shards"),
+    (architecture.strategies, "worker.x", "Learner(module=module, **fields)"),
     (architecture.replacements, "data.x", "import torch.nn as nn; nn.Linear.forward = 1"),
     (architecture.replacements, "data.x", "from torch import nn; setattr(nn.Module, 'a', 2)"),
 ]
