@@ -70,10 +70,6 @@ class Learner(Evaluator):
         """The model whose numbers count."""
         return self.module if self.ema is None else self.ema.module
 
-    def update(self) -> None:
-        """Use the step's gradients, and drop them; see `Precision.update`."""
-        self.precision.update(self.optimizer, self.module.parameters())
-
 
 @dataclass
 class Position:

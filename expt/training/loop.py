@@ -85,7 +85,7 @@ def _train_step(
     else:
         accumulate_gradients(learner, batch, sums.add)
         on_gradients()
-        learner.update()
+        learner.precision.update(learner.optimizer, learner.module.parameters())
     left_out = learner.precision.left_out
     sums.end_step(left_out)
     learner.strategy.finish_step()
@@ -150,7 +150,7 @@ def _through_phases(
 
         accumulate_gradients(learner, batch, note, _Phase(name, trained, parts, outputs))
         on_gradients()
-        learner.update()
+        learner.precision.update(learner.optimizer, learner.module.parameters())
     for index, (part, found) in enumerate(zip(parts, outputs, strict=True)):
         sums.add(learner.task.loss(found, part), found, part, index == 0)
 

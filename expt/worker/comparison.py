@@ -302,7 +302,7 @@ class _Comparison:
     def _update(self, learner: Learner, advances: bool) -> None:
         self._seed()
         switch(learner.optimizer, "train")
-        learner.update()
+        learner.precision.update(learner.optimizer, learner.module.parameters())
         switch(learner.optimizer, "eval")
         if advances and not isinstance(learner.scheduler, ReduceLROnPlateau):
             learner.scheduler.step()
