@@ -48,6 +48,13 @@ class ByNumber(OfEach):
         return gradient * (float(weights.norm()) / (float(gradient.norm()) + 1e-6))
 
 
+class Clipping(OfEach):
+    """Clips by the norm of a worker's rows, which has an effect on large gradients only."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient / max(1.0, float(gradient.norm()) / 5)
+
+
 class OfRows(OfEach):
     """With a state of another shape than the parameter's, as Adafactor's."""
 

@@ -89,7 +89,7 @@ EQUAL: Mapping[str, tuple[str, ...]] = {
 }
 COMMON = {
     *("mlp, average, clip, parts", "transformer", "Tied", "ByNorm", "Penalised, even", "InPlace"),
-    *("a weight in a list", "a write", "ByNumber", "Forgetful"),
+    *("a weight in a list", "a write", "ByNumber", "Clipping", "Forgetful"),
 }
 """What the fast tests try, of both."""
 REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -99,6 +99,7 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "a buffer of a weight's memory": (model("Aliased"), "buffer view"),
     "muon": ((*UNEVEN, "model=mlp", "optimizer=muon"), "update of 1.weight"),
     "ByNumber": (optimizer("ByNumber"), "update of"),
+    "Clipping": (optimizer("Clipping"), "update of"),
     "Forgetful": (optimizer("Forgetful"), "update of 1.weight"),
     "Averaging": (optimizer("Averaging"), "after it was saved and loaded; let the optimizer keep"),
     "Penalised, uneven": (task("Penalised", *UNEVEN), "gradient"),
