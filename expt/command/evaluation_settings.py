@@ -15,9 +15,8 @@ from expt.command.compose import Composer, Override, parse, refuse_no_choice
 from expt.config import kept_code, own_code, secrets
 from expt.config.identity import Content, Identity, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
-from expt.config.kinds import CUSTOM_DATASET_KEYS
+from expt.config.parse import as_typed, settings_of, with_value
 from expt.config.parse import parse as parsed
-from expt.config.parse import settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
@@ -30,13 +29,12 @@ HOW = tuple(key for key in evaluated() if not key.startswith("dataset"))
 """Settings of how it is measured, which may differ from the run's."""
 TYPED = ("dataset", "task.metrics", "split", "which", *HOW)
 CHOICES = {"which": ("best", "last"), "split": ("train", "val", "test", "all")}
-READABLE = (1, 3)
-"""Channels that a picture can be read with."""
+SHAPE = ("image_size", "channels", "context", "num_classes")
+"""Keys by which another dataset's samples get the form of the run's, where it has these keys."""
 _LONGEST = 60
 """Characters of a dataset's name in that of a folder."""
 _VARYING = varying("split", "repetition")
 HELD_OUT = [key.removeprefix("dataset.") for key in _VARYING if key.startswith("dataset.")]
-_OF_CUSTOM = {*CUSTOM_DATASET_KEYS, "train", "val", "test"}
 
 
 class Asked(NamedTuple):
@@ -124,12 +122,12 @@ def _value(override: Override) -> Any:
 def settings(run: Path, record: Record, asked: Asked) -> Settings:
     """Return what is measured of the run. Raises ConfigError where that can't be done here."""
     kept_code.find_kept(RunPaths(run).code)
-    then = settings_of(record["config"])
+    then = as_typed(settings_of(record["config"]))
     dataset = _dataset(then["dataset"], record["data"], asked)
-    task = _task(then["task"], asked.below("task."))
-    node = {**then, **evaluation_values(), "dataset": dataset, "task": task}
-    for key in (key for key in HOW if key in asked.values):
-        node = with_value(node, key.split("."), asked.values[key])
+    node = {**then, **evaluation_values(), "dataset": dataset}
+    for key, value in asked.values.items():
+        if key in HOW or key.startswith("task."):
+            node = with_value(node, key.split("."), value)
     config = parsed(node, machine.detect(), measures=True)
     content = content_of(config)
     own = _is_of_run(record, config, content)
@@ -171,60 +169,30 @@ def _name(config: RunConfig, asked: Asked) -> str:
     return str(secrets.hidden(" ".join([name, *words])))
 
 
-def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    task = dict(then)
-    for key, value in metrics.items():
-        path = key.split(".")
-        known = (task.get("metrics") or {}).get(path[1]) if len(path) > 2 else None
-        if isinstance(known, Mapping) and "kwargs" in known:
-            path.insert(2, "kwargs")
-        task = with_value(task, path, value)
-    return task
-
-
 def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
     """Return the settings of the run's dataset, or of another that is prepared like it."""
-    if asked.values.get("dataset") not in (None, then["name"]):
+    own = None if "_target_" in then else then["name"]
+    if asked.values.get("dataset") not in (None, own):
         composer = Composer(own_folders(asked.config_dir, asked.words))
         node = composer.settings(asked.words, sweep=False)["dataset"]
-        return _like(then, data, node, asked.dataset)
+        if "_target_" in node or "mean" in node:
+            node = {**node, "mean": then.get("mean"), "std": then.get("std")}
+        shape = {*SHAPE} & {*node} & {*data} - {*asked.dataset} if "features" not in node else ()
+        return _with_features({**node, **{key: data[key] for key in shape}}, data)
     node = dict(then)
     for key, value in asked.dataset.items():
-        path = key.split(".")
-        if then["name"] == "_target_" and path[0] not in _OF_CUSTOM:
-            path.insert(0, "kwargs")
-        node = with_value(node, path, value)
+        node = with_value(node, key.split("."), value)
     if "set" in asked.dataset and node.get("image_size") is None:
         node["image_size"] = data["image_size"]
     return _with_features(node, data) if asked.dataset else node
-
-
-def _like(
-    then: Mapping[str, Any], data: Mapping[str, Any], node: dict[str, Any], typed: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return another dataset's settings with the image size and the normalisation of the run's."""
-    if "_target_" in node or "mean" in node:
-        node = {**node, "mean": then.get("mean"), "std": then.get("std")}
-    if "_target_" in node:
-        return node
-    given = ["image_size", "context"]
-    if "feature_names" not in data and data.get("channels") in READABLE:
-        given.append("channels")
-    if node.get("name") == "synthetic":
-        given += ["channels", "num_classes"]
-    if node.get("name") == "segmentation_folder":
-        given.append("num_classes")
-    taken = {key: data[key] for key in given if key in node and key in data and key not in typed}
-    return _with_features({**node, **taken}, data)
 
 
 def _with_features(node: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a table with the columns of the run's; an array has no names."""
     names = data.get("feature_names") or ()
     by_name = names and not any("[" in name for name in names)
-    if node.get("name") == "table" and node.get("features") is None and by_name:
-        return {**node, "features": list(names)}
-    return node
+    is_open = "features" in node and node["features"] is None
+    return {**node, "features": list(names)} if by_name and is_open else node
 
 
 def _is_of_run(record: Record, config: RunConfig, content: Content) -> bool:

@@ -53,6 +53,9 @@ REST = (
     ("--hydra-help", "what else Hydra offers"),
 )
 
+WHEN = " When: "
+"""The beginning of the last sentence of a key's comment, which only docs/settings.md shows."""
+
 
 def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     """Print what most people use, or what `arguments` ask for: a choice, keys, or `all`.
@@ -72,7 +75,10 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
         console.print(Text.assemble("\n", (title, "bold"), about and f"  {about}"))
         console.print(_table(rows))
 
-    every = [*sections(conf_dir() / "config.yaml"), *_of_choices(words, folders)]
+    every = [
+        (title, [(row, meaning.partition(WHEN)[0]) for row, meaning in rows])
+        for title, rows in (*sections(conf_dir() / "config.yaml"), *_of_choices(words, folders))
+    ]
     if words:  # what they name, and nothing else
         named = (word.partition("=") for word in words)
         choices = {f"{group}={each}" for group, _, value in named for each in value.split(",")}

@@ -36,26 +36,21 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     terminal.prepare()
     words = [word for word in arguments if word != "--json"]
     with terminal.document(wanted=len(words) < len(arguments)):
-        code = _ended(words, time.monotonic() if typed_at is None else typed_at)
+        code = -1
+        try:
+            with signals.interrupts_noted():
+                code = _reported(words, time.monotonic() if typed_at is None else typed_at)
+        except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
+            if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
+                raise
+        finally:
+            forkserver.kill()
+        if code < 0 or (code != signals.exit_code() and signals.was_interrupted()):
+            _complain(Interrupted(AGAIN))  # it came before or after all lines but this one
+            code = signals.exit_code()
         terminal.put(exit_code=code)
     if code:
         sys.exit(code)
-
-
-def _ended(arguments: Sequence[str], typed_at: float) -> int:
-    try:
-        with signals.interrupts_noted():
-            code = _reported(arguments, typed_at)
-    except BaseException as error:  # a RuntimeError, where Ctrl-C came as Python made a class
-        if not isinstance(error, KeyboardInterrupt) and not signals.was_interrupted():
-            raise
-        code = -1  # it came before the line about the first was printed
-    finally:
-        forkserver.kill()
-    if code >= 0 and (code == signals.exit_code() or not signals.was_interrupted()):
-        return code
-    _complain(Interrupted(AGAIN))
-    return signals.exit_code()
 
 
 def _reported(arguments: Sequence[str], typed_at: float) -> int:

@@ -165,6 +165,19 @@ def _untarget(node: Any, cls: Any, members: Mapping[str, Any] = MappingProxyType
     return {"name": "_target_", "target": node["_target_"], "kwargs": kwargs, **own}
 
 
+def as_typed(node: Any) -> Any:
+    """Return settings of a record as YAML has them: the reverse of `_untarget`."""
+    if isinstance(node, list | tuple):
+        return [as_typed(each) for each in node]
+    if not isinstance(node, Mapping):
+        return node
+    found = {key: as_typed(value) for key, value in node.items()}
+    if not {"target", "kwargs"} <= found.keys():
+        return found
+    found.pop("name", None)
+    return {"_target_": found.pop("target"), **found.pop("kwargs"), **found}
+
+
 FEW = 8
 """Values that are all listed; of more only the nearest is named."""
 _INSTEAD = {"a valid array": "a list", "a valid boolean": "true or false", "an object": "a mapping"}

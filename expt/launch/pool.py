@@ -116,7 +116,7 @@ class Pool:
     def _run(self, source: Iterator[Job | None]) -> None:
         more, left, idle = True, False, False
         try:
-            while more or self._is_busy():
+            while more or self._active or self._waiting():
                 if signals.asked() or self._finishing:
                     left |= more
                     more = False
@@ -161,29 +161,18 @@ class Pool:
         self._gpus.drop_waiting()
         self._cores.drop_waiting()
 
-    def _is_busy(self) -> bool:
-        return bool(self._active) or self._waiting()
-
     def _waiting(self) -> bool:
         return bool(self._in_use or self._gpus.waiting or self._cores.waiting)
 
     def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
         """Take the next job; return whether there may be more, and whether there is none now."""
-        if self.is_closed:
-            return False, True
-        try:
-            job = next(source)
-        except StopIteration:
-            return False, True
-        if job is not None:
-            self._add(job)
-        return True, job is None
-
-    def _add(self, job: Job) -> None:
+        job = "no more" if self.is_closed else next(source, "no more")
+        if job is None or isinstance(job, str):
+            return job is None, True
         number = self._numbers.setdefault(job, len(self._numbers))
         self._jobs[number] = job
         if job.status == COMPLETED:
-            return
+            return True, False
         try:
             if job.error:
                 raise job.error
@@ -194,10 +183,11 @@ class Pool:
                 if about:
                     self._observer.data_found(about)
             self._queue(number, job)
-        except KeyboardInterrupt:
-            return  # the loop stops what runs, see signals.asked
         except ExptError as error:
             self._end(number, error)
+        except KeyboardInterrupt:
+            pass  # the loop stops what runs, see signals.asked
+        return True, False
 
     def _queue(self, number: int, job: Job) -> None:
         self._last = config = request_of(job).config

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from expt.config import keys, own_code
 from expt.config.groups import TargetScheduler, planned_steps
 from expt.config.identity import VERSION, Content, shown
+from expt.config.parse import as_typed
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, lineage, metrics_file, provenance
@@ -181,9 +182,8 @@ def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
 def _typed(key: str, config: Mapping[str, Any]) -> str:
     """Return a setting as it is typed; a custom class with its arguments, in quotes."""
     group = key.removesuffix(".name")
-    node = config.get(group)
-    if group != key and isinstance(node, Mapping) and "kwargs" in node:
-        return joined([f"{group}={literal({'_target_': node['target'], **node['kwargs']})}"])
+    if group != key and "_target_" in (node := as_typed(config.get(group)) or ()):
+        return joined([f"{group}={literal(node)}"])
     name = re.sub(r"\.target$", "._target_", group.replace(".kwargs", ""))
     return f"{name}={keys.typed(keys.flat(config).get(key))}"
 

@@ -1,5 +1,5 @@
 """Every setting with its type, default and meaning, as Markdown: from conf/, the schema, and
-docs/when.yaml.
+docs/own_settings.yaml.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from expt.command.conf_files import options
-from expt.command.help import keys_with_meaning, sections
+from expt.command.help import WHEN, keys_with_meaning, sections
 from expt.config.constraints import DottedName, Target
 from expt.config.groups import GROUPS
 from expt.config.keys import classes_in, described
@@ -26,7 +26,7 @@ from expt.config.schema import RunConfig
 from scripts.architecture import MAX_COLUMNS_OF_PAGES
 from scripts.documents.following import ROOT
 
-WHEN = ROOT / "docs" / "when.yaml"
+OWN = ROOT / "docs" / "own_settings.yaml"
 UNIT = re.compile(r"\[(\w+)\]")
 UNITS = (
     "images",
@@ -104,9 +104,13 @@ def launcher_settings(name: str) -> list[Setting]:
         "bool": "`true` or `false`",
         "int | None": "integer or `null`",
     }
-    return [Setting(f"hydra.launcher.{key}", named.get(kind, ""), default, meaning,
-        _when(f"hydra.launcher.{key}"))
-            for key, kind, default, meaning in rows]  # fmt: skip
+    whens = _described()["when"]
+    parted = [(key, kind, default, meaning.partition(WHEN)) for key, kind, default, meaning in rows]
+    return [
+        Setting(key, named.get(kind, ""), default, meaning, when or whens.get(key, ""))
+        for name, kind, default, (meaning, _, when) in parted
+        for key in [f"hydra.launcher.{name}"]
+    ]
 
 
 def yaml_value(python: str) -> str:
@@ -115,28 +119,22 @@ def yaml_value(python: str) -> str:
 
 
 def own_settings(group: str) -> list[Setting]:
-    """What a class of one's own may be given beside its own arguments; docs/when.yaml says what it
-    means.
+    """What a class of one's own may be given beside its own arguments; docs/own_settings.yaml says
+    what it means.
     """
     own = GROUPS[group].get("_target_", object)
-    described = _described()["own"].get(group, {})
     return [
         _setting((f"{group}.{key}={one['default']}", one["meaning"]), own)
-        for key, one in described.items()
+        for key, one in _described()["own"].get(group, {}).items()
     ]
 
 
 def _setting(row: tuple[str, str], owner: type) -> Setting:
-    (key, _, default), meaning = row[0].partition("="), row[1]
+    (key, _, default), (meaning, _, when) = row[0].partition("="), row[1].partition(WHEN)
     kind = type_of(key if owner is RunConfig else key.partition(".")[2], owner)
     if default == "auto" and "auto" not in kind:
         kind = f"`auto`, or {kind}"
-    return Setting(key, kind, default, meaning, _when(key), described(key))
-
-
-def _when(key: str) -> str:
-    when: str = _described()["when"].get(key, "")
-    return when
+    return Setting(key, kind, default, meaning, when, described(key))
 
 
 _read: dict[str, Any] = {}
@@ -144,7 +142,7 @@ _read: dict[str, Any] = {}
 
 def _described() -> dict[str, Any]:
     if not _read:
-        _read.update(yaml.safe_load(WHEN.read_text(encoding="utf-8")))
+        _read.update(yaml.safe_load(OWN.read_text(encoding="utf-8")))
     return _read
 
 
@@ -271,8 +269,9 @@ def _merged(each: list[tuple[str, Setting]], names: Sequence[str]) -> str:
         for text, of in meanings.items()
     )
     kinds = " / ".join(_by_value([(name, one.kind) for name, one in each]))
+    when = next((one.when for _, one in each if one.when), "")  # one option's YAML says it
     of = "" if having == list(names) else f" · **of** {', '.join(having)}"
-    return _item(each[0][1], kinds, default, meaning, of)
+    return _item(dataclasses.replace(each[0][1], when=when), kinds, default, meaning, of)
 
 
 def _by_value(pairs: Sequence[tuple[str, str]]) -> Mapping[str, list[str]]:

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from expt.config import constraints, groups, secrets
+from expt.config import parse as parsing
+from expt.config.identity import shown
 from expt.config.kinds import conf_dir
 from expt.config.parse import parse, settings_of
 from expt.config.schema import RunConfig
@@ -294,3 +296,18 @@ def test_what_checks_a_configuration_is_made_once(monkeypatch: pytest.MonkeyPatc
     parse(settings, machine)
     monkeypatch.setattr("expt.config.parse.TypeAdapter", None)
     assert parse(settings, machine) == parse(settings, machine)
+
+
+def test_a_record_is_read_as_yaml_writes_it() -> None:
+    own = "{_target_: a.B, name: x, width: 3, more: {kwargs: 1}}"
+    words = (
+        f"model={own}",
+        "+dataset.x=1",
+        "dataset={_target_: a.C, num_classes: 2, train: {size: 3}}",
+        "+task.metrics.auroc={_target_: a.D, better: max, num: 2}",
+        "callbacks=[{_target_: a.E, n: 1}]",
+    )
+    config = parse(composed(*words), Machine(gpus=(), cpus=2))
+    again = parsing.as_typed(shown(config))
+    assert again["model"] == {"_target_": "a.B", "name": "x", "width": 3, "more": {"kwargs": 1}}
+    assert parse(settings_of(again), Machine(gpus=(), cpus=2)) == config

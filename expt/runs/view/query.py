@@ -85,12 +85,8 @@ def settings_of(record: Record, *, lists_as_text: bool = True) -> dict[str, Any]
     for group in [key for key, value in found.items() if value == "_target_"]:
         if (target := found.get(f"{group}.target")) is None:
             continue
-        own = f"{group}.kwargs."
-        short = {key: f"{group}.{key.removeprefix(own)}" for key in found if key.startswith(own)}
-        found = {
-            (key if short.get(key) in found else short.get(key, key)): value
-            for key, value in found.items()
-        }
+        short = {key: key.replace(f"{group}.kwargs.", f"{group}.", 1) for key in found}
+        found = {key if short[key] in found else short[key]: value for key, value in found.items()}
         chosen_as = typed.get(group)
         found[group] = chosen_as if isinstance(chosen_as, str) else target.rpartition(".")[2]
     # Choices of groups that are not settings themselves: custom ones, and `experiment`.
