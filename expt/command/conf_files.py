@@ -127,7 +127,7 @@ def as_config_error(
         return ConfigError(unknown_key(word, key, ""))
     if isinstance(error, UnicodeDecodeError):
         text = f"{', '.join(map(str, folders))}: a YAML file there is not UTF-8: {text}"
-    elif isinstance(error, ValueError):  # a number for a choice, of which Hydra says no more
+    elif isinstance(error, ValueError):  # a number for a choice; Hydra says no more
         text = f"{' '.join(words)}: {text}"
     if cause is not error and first_line(cause) not in text:
         text = f"{text}: {first_line(cause)}"

@@ -72,7 +72,7 @@ def evaluate(
     refuse_in_torchrun("an evaluation")
     if best is not None and best < 1:
         raise ConfigError(f"--best {best}: give 1 or more")
-    forkserver.warm()  # at once, beside what follows
+    forkserver.warm()  # it loads while the rest is read
     from expt.command import evaluation_settings as settings  # late, as below: Hydra
 
     asked = settings.read(words, config_dir, run=folder)

@@ -28,7 +28,7 @@ def preflight(
 ) -> None:
     """Try out a run of each kind among those that are not complete, and print what they take.
 
-    With a `total` they are samples of a search that has still so many trials to train. Raises
+    With a `total` they are samples of a search with that many trials left. Raises
     ConfigError where some can't run by their settings, RunFailed where one can't for another
     reason, and Interrupted on Ctrl-C; nothing is written.
     """

@@ -58,7 +58,7 @@ class Outcome:
     def add_jobs(self, jobs: Collection[Job], spared: tuple[type[ExptError], ...] = ()) -> None:
         """Take in what became of a sweep's runs.
 
-        An error that is `spared` is not a failure where any run has come to something.
+        An error that is `spared` is not a failure if any run completed or was pruned.
         """
         good = {COMPLETED, PRUNED}
         has_any = bool(good & {*self.ended.values(), *(job.status for job in jobs)})

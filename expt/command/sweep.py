@@ -281,10 +281,10 @@ MAX_VALUES = 200
 
 
 class Grid:
-    """All combinations of the values of a sweep's axes, of which the last varies first."""
+    """All combinations of the values of a sweep's axes; the last axis varies first."""
 
     def __init__(self, words: Sequence[str], composer: Composer) -> None:
-        """Read the axes among `words`, of which those count that `last_of_each` returns."""
+        """Read the axes that `last_of_each` returns of `words`."""
         self._composer = composer
         overrides = last_of_each(words)
         self._lists = [

@@ -53,7 +53,7 @@ def _allowed(key: Key, rule: Rule) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Compare values of which one may come from JSON, where a tuple is a list."""
+    """Compare values; one may come from JSON, where a tuple is a list."""
     texts = (json.dumps(value, sort_keys=True, default=str) for value in (one, other))
     return bool(one == other) or len({*texts}) == 1
 
@@ -130,7 +130,7 @@ def example_of(path: Sequence[str]) -> str:
 
 @functools.cache
 def holders() -> tuple[str, ...]:
-    """Return the keys that have others below them, each of which is set by itself."""
+    """Return the keys with others below them that are set one by one."""
     found = [name for name in names_of(RunConfig) if name not in GROUPS]
     found += [key for key in all_keys() if key.partition(".")[0] in GROUPS and "." in key]
 
@@ -238,7 +238,7 @@ def _keys_below(kind: type, prefix: str) -> Iterator[str]:
 
 
 def varying(*by: str) -> tuple[str, ...]:
-    """Return the keys by which runs may differ that are alike but for `by`, e.g. "repetition"."""
+    """Return the keys in which runs that are equal except for `by` may differ: "repetition", ..."""
     return tuple(key for key, meant in all_keys().items() if meant.varies in by)
 
 
@@ -290,7 +290,7 @@ def evaluation_values() -> dict[str, Any]:
 def counted(config: RunConfig) -> dict[str, Any]:
     """Return, flat, the settings that can change a run's numbers.
 
-    Of a dictionary each key is one, whatever lies below it: so no two come to the same.
+    Each key of a dictionary is one setting, whatever lies below it, so no two are mixed up.
     """
     found: dict[str, Any] = {}
     conditions: list[tuple[str, Mapping[str, Any]]] = []

@@ -60,7 +60,7 @@ def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _below(path: str, key: object) -> str:
-    """Return the path of a key; a custom class's `kwargs` are beside its name where it is typed."""
+    """Return the path of a key; a custom class's `kwargs` are typed directly below its name."""
     return path if key == "kwargs" else f"{path}.{key}" if path else str(key)
 
 

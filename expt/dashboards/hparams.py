@@ -1,6 +1,6 @@
 """TensorBoard's HPARAMS tab: what a run's event file says of its settings, and of its end.
 
-Each run describes only itself. Without an experiment's description beside it, TensorBoard makes
+Each run describes only itself. Without an experiment's description next to it, TensorBoard makes
 the columns from all runs that it is shown: every setting of every model has one, those in which the
 runs differ come first, and every scalar is a metric. SummaryWriter.add_hparams would write that
 description, and make a second run of each (pytorch #32651).

@@ -37,7 +37,7 @@ _NAME = 96
 _DARK = (12, 44, 92)
 """The colours of a cell of 100 %, and of all text."""
 _AT_ONCE = 4
-"""Batches of which the worst mistakes are kept, before the worst of these are."""
+"""The number of batches whose worst mistakes are kept before they are merged."""
 MOST_CLASSES = 400
 """A confusion matrix of more would be a picture of its own pixels."""
 _NAMED, _NUMBERED, _READABLE = 100, 20, 10

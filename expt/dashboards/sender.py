@@ -1,6 +1,6 @@
 """The reader of run folders that sends them to one dashboard, each point once.
 
-It runs beside a command as `python -m expt.dashboards.sender NAME FOLDER`, and ends with it:
+It runs next to a command as `python -m expt.dashboards.sender NAME FOLDER`, and ends with it:
 closing its stdin, after the seconds that are left, tells it that all runs have ended. `expt send`
 uses the same `Sender` afterwards.
 """
@@ -208,7 +208,7 @@ def main(name: str, folder: Path) -> None:
     has_ended, sender, failures = threading.Event(), Sender(name), 0
     threading.Thread(target=_listen, args=(has_ended,), daemon=True).start()
     with contextlib.suppress(ImportError):
-        __import__(name)  # it takes seconds, in which no run has come to a number yet
+        __import__(name)  # it takes seconds, before any run has a number
     while not has_ended.wait(min(POLL_S * 2**failures, MAX_WAIT_S)):
         try:
             sender.send(runs_in(folder))

@@ -148,7 +148,7 @@ _Named = Sequence[tuple[str, Any]]
 def _send(
     named: _Named, send: Callable[[_Named], object], reach: Callable[[Exception], object]
 ) -> None:
-    """Send these together, or else all but what is refused, of which a line warns.
+    """Send these together, or else all that is not refused, and warn of the rest.
 
     `reach` raises where nothing can be sent now.
     """
@@ -198,7 +198,7 @@ def _unsent(
 
 
 class WandbCopy(Copy):
-    """A run's copy there, known by its key; W&B's own count of steps says where it goes on."""
+    """A run's copy there, known by its key; W&B's own count of steps says where it continues."""
 
     def __init__(
         self, run: Snapshot, state: dict[str, Any], settings: Wandb, _: Callable[[Path], str]

@@ -60,7 +60,7 @@ def launch(control: int, alive: int, modules: Sequence[str]) -> Callable[[], obj
     """Start the program with these two descriptors; return what waits for its end.
 
     It has a session of its own, where Ctrl-C does not reach it before it can ignore that, and
-    imports from where this process does. The order of a set is alike in all commands.
+    imports from where this process does. The order of a set is the same in all commands.
     """
     program = "import sys; from expt.launch import forkserver; forkserver.main(sys.argv[1:])"
     path = os.pathsep.join(filter(None, sys.path))
@@ -122,7 +122,7 @@ def warm(extra_modules: Sequence[str] = ()) -> None:
 
 
 def ensure_running() -> Server:
-    """Return the forkserver, started anew if it was killed."""
+    """Return the forkserver; start it again if it was killed."""
     global _server
     with _lock:
         if _server is not None and _server.is_gone:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from expt.runs.paths import RunPaths
 
 FATAL = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-"""The signals of which Python's faulthandler writes to the log, by their names in C."""
+"""The signals that Python's faulthandler writes to the log, by their names in C."""
 
 
 @contextlib.contextmanager

@@ -318,7 +318,7 @@ class Pool:
     def _moved(self, number: int, error: RunFailed) -> ExptError | None:
         """Queue a run again that GPUs have failed before its first step, for others.
 
-        Else return the error by which it fails: of two GPUs that fail it alike none is to blame.
+        Else return its error: if two GPUs fail it in the same way, neither is to blame.
         """
         job, packing = self._jobs[number], self._gpus
         # Where another run trains, a GPU works.

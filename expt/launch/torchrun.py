@@ -155,7 +155,7 @@ def check(environment: Mapping[str, str]) -> None:
 
 
 def _started_again(meeting: Rendezvous) -> bool:
-    # Torchrun's count is this node's own, and starts anew with a new torchrun: what the store knows
+    # Torchrun's count is this node's own, and starts at 0 with a new torchrun: what the store knows
     # counts too.
     return (
         meeting.earlier() is not None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

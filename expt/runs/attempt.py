@@ -244,7 +244,7 @@ def record_refusal(
     if request is not None:
         record.update(_known(request))
     with at_work(paths):
-        if paths.has_trained():  # before: what it has come to is kept
+        if paths.has_trained():  # its earlier numbers are kept
             update_result(paths, **record)
         else:
             create_result(paths, may_exist=True, **record)

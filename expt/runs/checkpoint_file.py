@@ -215,7 +215,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def older(path: Path, number: int) -> Path:
-    """Return the name of the file that `path` was before so many others."""
+    """Return the name of the file that `path` was that many checkpoints ago."""
     return path.with_stem(f"{path.stem}-{number}") if number else path
 
 

@@ -344,7 +344,7 @@ def is_lost(paths: RunPaths, content: Record) -> bool:
 
 
 def so_far(paths: RunPaths, record: Record) -> Record:
-    """Return what a run that has not completed has come to; empty where nothing is measured."""
+    """Return the numbers of a run that has not completed; empty if nothing is measured."""
     config: Mapping[str, Any] = record.get("config") or {}
     points, name = MetricsReader(paths).read(), str(config.get("objective"))
     if not points or "objective" not in config:

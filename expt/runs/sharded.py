@@ -1,4 +1,4 @@
-"""Tensors of which each worker writes its part, by torch.distributed.checkpoint.
+"""Tensors that workers write in parts, by torch.distributed.checkpoint.
 
 Torch's own description of the parts is a pickle, so it is never read: a file of JSON says the same.
 """

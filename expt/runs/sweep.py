@@ -162,8 +162,8 @@ def copies_among(runs: Iterable[tuple[RunPaths, Record]]) -> dict[Path, Path]:
     """Return the folders of copies of runs, each with that of the run which counts instead.
 
     Equal runs that began at one moment are copies; so is one under another name than its own next
-    to an equal one, for each resume begins anew. The one under its own name counts, else the first:
-    a folder that was only renamed is not a copy.
+    to an equal one, for each resume has its own beginning. The one under its own name counts, else
+    the first: a folder that was only renamed is not a copy.
     """
     alike: dict[tuple[object, object], list[tuple[bool, Path]]] = {}
     for paths, record in runs:

@@ -54,9 +54,9 @@ class Rungs(ABC):
         """Return those that may continue from a rung, the best first."""
 
     def _ranked(self, trials: Sequence[Trial], rung: int) -> list[tuple[float, Trial]]:
-        """Return the trials that came to a rung with their costs, the best first.
+        """Return the trials that reached a rung with their costs, the best first.
 
-        One that failed counts as the worst of the first rung that it did not come to. One that
+        One that failed counts as the worst of the first rung that it did not reach. One that
         violates a limit is the worst only where it waits, and keeps its places at the rungs before:
         the trials that these could go to may have lost their checkpoints already.
         """
@@ -98,7 +98,7 @@ class Halving(Rungs):
                         found.append(trial)
                     else:
                         left += 1
-            to_come += under_way + left  # all of these may come to the next rung
+            to_come += under_way + left  # all of these may reach the next rung
         return found
 
     def _winners(self, trials: Sequence[Trial], rung: int) -> list[tuple[float, Trial]]:
@@ -124,9 +124,9 @@ class Median(Rungs):
 
 
 def cost_at(trial: Trial, rung: int) -> float | None:
-    """Return a trial's cost after the epoch `rung`, or None where it may still come to it.
+    """Return a trial's cost after the epoch `rung`, or None if it may still reach it.
 
-    One that completed before keeps what it had come to; one that failed, or completed and violates
+    One that completed before keeps its cost; one that failed, or completed and violates
     a limit, is the worst.
     """
     has_ended = trial.status == COMPLETED and bool(trial.costs) and rung >= trial.epochs

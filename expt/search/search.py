@@ -102,7 +102,7 @@ class Search(Iterator[Job | None]):
         """Yield jobs from now on.
 
         `make` returns the job of a trial's number and values, or None where it is the run of an
-        earlier trial. With `batch`, so many jobs come together, and the next when all have ended;
+        earlier trial. With `batch`, that many jobs come together, and the next when all have ended;
         else one comes whenever there is room. `finish` ends the running jobs.
         """
         self._make, self._finish, self._batch = make, finish, batch
@@ -136,7 +136,7 @@ class Search(Iterator[Job | None]):
 
     @property
     def unfinished(self) -> list[Trial]:
-        """The trials that were chosen and did not come to their end, or to a rung."""
+        """The trials that were chosen and reached neither their end nor a rung."""
         ended = (COMPLETED, PRUNED) if self._rungs else (COMPLETED,)
         own = [trial for trial in self.trials if trial.number is not None]
         return [trial for trial in own if trial.status not in ended and not trial.is_bad]

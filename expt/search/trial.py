@@ -171,7 +171,7 @@ class Goal:
     highest: bool
 
     def cost(self, value: float | None) -> float:
-        """Return the value as a cost, of which lower is better; a cost becomes the value again."""
+        """Return the value as a cost, where lower is better; a cost becomes the value again."""
         assert value is not None
         return -value if self.highest else value
 

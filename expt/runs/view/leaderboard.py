@@ -63,7 +63,7 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """Mean of the objective; nan where no run has measured it, or one has come to nan."""
+        """Mean of the objective; nan if no run has measured it, or one has nan."""
         return statistics.fmean(self.values) if self.values else math.nan
 
     @property
@@ -236,12 +236,12 @@ def _overrides(run: FoundRecord) -> dict[str, Any]:
 
 
 class _Settings:
-    """Every setting of a run, as typed or as it came to be, and what else may tell it apart."""
+    """Every setting of a run, typed or resolved, and whatever else identifies it."""
 
     def __init__(self, run: FoundRecord) -> None:
         self._run = run
         content: Any = run.get("content") or {}
-        # Of a custom class the name and arguments tell, of an interpolation what it came to.
+        # A custom class is shown by its name and arguments, an interpolation by its value.
         typed = {
             key: value
             for key, value in _overrides(run).items()
@@ -260,7 +260,7 @@ class _Settings:
 
 
 def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> list[str]:
-    """Return the typed settings that differ, then others until the rows are told apart."""
+    """Return the typed settings that differ, then others until no two rows are equal."""
 
     def told_apart(*keys: str) -> int:
         return len({tuple(str(known.get(key)) for key in keys) for known in settings})

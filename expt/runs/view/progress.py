@@ -415,7 +415,7 @@ def show_printed(
     """Print lines, each with who has printed it; warnings go to `errors`, or to stderr."""
     found = list(lines)
     if plain := [f"[{who}] {line}" for who, line in found if not line.startswith(WARNING)]:
-        say(console, "\n".join(plain))  # at once: a terminal's live lines are drawn anew after it
+        say(console, "\n".join(plain))  # at once: a terminal's live lines are drawn again after it
     for who, line in found:
         if line.startswith(WARNING):
             warn(f"[{who}] {line.removeprefix(WARNING)}", errors)

@@ -222,7 +222,7 @@ def _equal(value: Any, wanted: str) -> bool:
     if number is not None and other is not None:
         return number == other or (number != number and other != other)
     text = str(value)
-    if text[:1] in ("[", "{"):  # of which spaces and quotes are Python's
+    if text[:1] in ("[", "{"):  # its spaces and quotes are Python's
         text, wanted = (re.sub(r"[\s'\"]", "", each) for each in (text, wanted))
     return text in (wanted, unquoted(wanted))
 

@@ -279,7 +279,7 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
 
 
 def print_stale(console: Console, folders: Sequence[Path]) -> None:
-    """Print which runs are stale, with the commands that run the first of them anew."""
+    """Print which runs are stale, with the commands that repeat the first of them."""
     if folders:
         about = f"{len(folders)} {STALE}: their custom classes have other source now; to run anew"
         say(console, f"\n{about}", "bold yellow")
