@@ -22,8 +22,6 @@ EVENT_FILES = "events.out.tfevents."
 RESULT = "result.json"
 SWEEP_RECORD = "multirun.yaml"
 """The file that Hydra writes into a sweep's folder before it starts a run."""
-SWEEP_INDEX = ".index.json"
-"""The records of a large sweep's runs, see expt.runs.sweep."""
 
 
 def make_unused_folder(name: str) -> str:

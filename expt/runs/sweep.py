@@ -1,38 +1,26 @@
-"""The runs of a sweep: their records, by an index where they are many; copies, and ranking."""
+"""The runs of a sweep: their records, copies, and ranking."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import math
-import os
 import re
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
-from expt.config.identity import VERSION
 from expt.config.kinds import metrics_of
 from expt.runs import tags
-from expt.runs.paths import RESULT, SWEEP_INDEX, RunPaths, dumps, write_atomically
+from expt.runs.paths import RunPaths
 from expt.runs.request import unquoted
 from expt.runs.result import (
-    COMPLETED,
-    FAILED,
-    INTERRUPTED,
-    PRUNED,
     FoundRecord,
     Record,
     objective_of,
-    result_of_any,
     results,
-    with_nan,
 )
 
 T = TypeVar("T")
-LARGE = 200
-"""A sweep of fewer runs is read as quickly without an index."""
 LEFT_OUT = ("git", "versions", "hardware", "hosts")
 """Fields that no table shows, often the largest part of a record."""
 _NAMED = 3
@@ -40,32 +28,11 @@ _NAMED = 3
 
 
 def results_of_sweep(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
-    """Yield as `results`, without LEFT_OUT; unchanged records come from the index.
-
-    Records share what they have in common: change top-level keys only.
-    """
-    known = _read(folder / SWEEP_INDEX)
-    now: dict[str, tuple[list[int], Record]] = {}
-    ended = 0
-    for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
-        paths = RunPaths(folder / name)
-        try:
-            stat = os.stat(f"{folder}/{name}/{RESULT}")  # a Path takes three times as long
-        except OSError:  # no folder, or no run
-            continue
-        # Another record has another inode, see `write_atomically`.
-        state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-        kept = known.pop(name, None)
-        unchanged = kept is not None and kept[0] == state
-        record = kept[1] if kept and unchanged else _slim(result_of_any(paths))
-        if record.get("status") in (COMPLETED, FAILED, INTERRUPTED, PRUNED):
-            now[name] = state, record
-            ended += not unchanged
-        if record:
-            yield paths, record
-    if len(now) >= LARGE and (ended or known):
-        with contextlib.suppress(OSError):  # a disk that is full, or read-only
-            write_atomically(folder / SWEEP_INDEX, dumps(_packed(now)))
+    """Yield as `results`, without LEFT_OUT."""
+    for paths, record in results(folder):
+        for key in LEFT_OUT:
+            record.pop(key, None)  # type: ignore[misc]  # not a literal
+        yield paths, record
 
 
 def latest_sweep(outputs: Path) -> Path | None:
@@ -77,62 +44,6 @@ def latest_sweep(outputs: Path) -> Path | None:
         return min((run["started"] for _, run in results(sweep) if "started" in run), default=0.0)
 
     return max(sorted(folders), key=began, default=None)
-
-
-def _slim(record: Record) -> Record:
-    for key in LEFT_OUT:
-        record.pop(key, None)  # type: ignore[misc]  # not a literal
-    return record
-
-
-class _Bases:
-    """The first content of each kind; of others of its kind the differences are kept."""
-
-    def __init__(self) -> None:
-        self.contents: list[Mapping[str, Any]] = []
-        self._written: list[Mapping[str, str]] = []
-        self._numbers: dict[Hashable, int] = {}
-
-    def against(self, content: Mapping[str, Any], kind: str = "") -> tuple[int, dict[str, Any]]:
-        """Return the number of a base with the same keys, and what differs from it at the top."""
-        number = self._numbers.setdefault((tuple(content), kind), len(self.contents))
-        if number == len(self.contents):
-            self.contents.append(content)
-            self._written.append({key: repr(value) for key, value in content.items()})
-        base, written = self.contents[number], self._written[number]
-        # By what is written, since 1 == True == 1.0.
-        return number, {
-            k: v for k, v in content.items() if v is not base[k] and repr(v) != written[k]
-        }
-
-
-def _packed(runs: Mapping[str, tuple[list[int], Record]]) -> dict[str, Any]:
-    """Most runs have nearly the same settings, and the same command, which may be long."""
-    bases, packed = _Bases(), {}
-    for name, (state, record) in runs.items():
-        config = record.get("config")
-        rest = record if config is None else {**record, "config": None}
-        settings = None if config is None else bases.against(config)
-        packed[name] = [state, settings, bases.against(rest, str(record.get("command")))]
-    return {"version": VERSION, "bases": bases.contents, "runs": packed}
-
-
-def _read(index: Path) -> dict[str, tuple[list[int], Record]]:
-    try:
-        content = json.loads(index.read_bytes())
-        return _unpacked(content) if content["version"] == VERSION else {}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return {}  # none, or no index
-
-
-def _unpacked(content: Mapping[str, Any]) -> dict[str, tuple[list[int], Record]]:
-    bases, found = content["bases"], {}
-    for name, (state, settings, (number, others)) in content["runs"].items():
-        record: dict[str, Any] = {**bases[number], **others}
-        if settings is not None:
-            record["config"] = {**bases[settings[0]], **settings[1]}
-        found[name] = state, with_nan(cast(Record, record))
-    return found
 
 
 def by_objective(runs: Iterable[tuple[T, Record]]) -> list[T]:
