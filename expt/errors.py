@@ -36,7 +36,7 @@ class ExptError(Exception):
 
 
 class ConfigError(ExptError):
-    """The configuration cannot run; `problems` holds one line each, of which 30 are shown."""
+    """The configuration cannot run; `problems` holds a line each, and 30 of them are shown."""
 
     exit_code = 2
     where = "configuration"
@@ -122,7 +122,7 @@ class WorkersLost(RunFailed):
 
 
 class Diverged(RunFailed):
-    """The loss or the weights are not finite; a second try would come to the same."""
+    """The loss or the weights are not finite; a second try would end the same way."""
 
 
 class OutOfMemory(RunFailed):
@@ -217,7 +217,7 @@ MISTAKES = frozenset(
         " UnboundLocalError ValueError ZeroDivisionError"
     ).split()
 )
-"""What the same code raises again, unlike what the network, the disk or the memory has a part in.
+"""Errors that the same code raises again: no network, disk or memory has a part in them.
 """
 
 

@@ -1,4 +1,4 @@
-"""What this process is doing, reported every ten seconds where it takes so long."""
+"""Report every ten seconds what this process is doing, if that takes longer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Phase:
         return f"{self.name}: {min(self.done, self.total):,} of {self.total:,}, {left_s:.0f} s left"
 
     def again(self) -> None:
-        """Begin anew, as the next of many short parts, of which only a long one is reported."""
+        """Begin the next of many short parts; only a long one is reported."""
         self.began = time.monotonic()
         said()
 

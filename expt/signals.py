@@ -15,14 +15,15 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What asks the driver; Slurm sends SIGUSR1, or as submitit asks it SIGUSR2, before it takes a
-node. SIGHUP comes when
-the terminal is closed, or the line to it is lost."""
+"""Signals that ask the driver to stop.
+
+Slurm sends SIGUSR1, or SIGUSR2 as submitit asks it to, before it takes a node; SIGHUP comes when
+the terminal is closed, or the connection to it is lost."""
 OF_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
-"""What a terminal sends to every process that was started from it."""
+"""Signals that a terminal sends to every process that was started from it."""
 ASK_WORKER = signal.SIGUSR1
 DUMP_STACKS = signal.SIGUSR2
-"""What has a worker write the Python stack of every thread to its log, wherever it is stuck."""
+"""The signal by which a worker writes the Python stack of every thread to its log."""
 GRACE_S, IMPATIENT_S = 30.0, 8.0
 """How long workers that were asked get to finish their step and to save: by a scheduler, and by a
 person's Ctrl-C.
@@ -40,8 +41,8 @@ _driven = False
 def interrupts_noted() -> Iterator[None]:
     """Remember Ctrl-C while entered and until `raise_dropped`, and raise KeyboardInterrupt.
 
-    Python drops one that is raised in a callback, or in C that takes no exception, of which each
-    import has some. It prints those with a traceback; these are raised later.
+    Python prints and drops one that is raised in a callback, or in C code that takes no exception,
+    as each import has; `raise_dropped` raises it later.
     """
     global _interrupted, _in_command
     _interrupted, _in_command = False, True
@@ -71,7 +72,7 @@ def raise_dropped() -> None:
 
 
 def was_interrupted() -> bool:
-    """Whether Ctrl-C came while it was remembered."""
+    """Return whether Ctrl-C came while it was remembered."""
     return _interrupted
 
 
@@ -82,7 +83,7 @@ def _interrupt(number: int, _: types.FrameType | None) -> None:
 
 
 def asked() -> bool:
-    """Whether this process has been asked to stop."""
+    """Return whether this process was asked to stop."""
     return bool(_received)
 
 
@@ -95,7 +96,7 @@ def note_interrupt() -> bool:
 
 
 def asked_by(number: signal.Signals) -> bool:
-    """Whether this process has been asked to stop by this signal."""
+    """Return whether this process was asked to stop by this signal."""
     return number in _received
 
 
@@ -110,7 +111,7 @@ def grace_s() -> float:
 
 
 def in_slurm() -> bool:
-    """Whether this is part of a job of Slurm, which sends its signals to every process of it."""
+    """Return whether this is part of a job of Slurm, which sends signals to all its processes."""
     return "SLURM_JOB_ID" in os.environ
 
 
@@ -187,7 +188,7 @@ def heeded_at_once() -> Iterator[None]:
 
 
 def is_driven() -> bool:
-    """Whether this process is a worker that a driver has started, and not torchrun or Slurm."""
+    """Return whether a driver has started this process as a worker, not torchrun or Slurm."""
     return _driven
 
 

@@ -20,9 +20,9 @@ from expt.inference.plan import Plan
 from expt.tasks.task import at_least_single
 
 About: TypeAlias = "dict[str, str | int]"
-"""Where a sample is from: a path, of a file with several which one, and what it has beside it."""
+"""The origin of a sample: its path, its number in a file of several, and its other columns."""
 Record: TypeAlias = "dict[str, Any]"
-"""Of one sample: where it is from, and what is predicted of it."""
+"""The answer for one sample: its origin and the prediction."""
 
 
 class Answers(NamedTuple):

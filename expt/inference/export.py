@@ -31,11 +31,11 @@ from expt.training.task_state import load_task_state
 
 Format = Literal["torch_export", "onnx"]
 SAMPLES = 64
-"""Of which the file's outputs are compared with the model's."""
+"""The samples whose outputs by the file are compared with the model's."""
 LARGE = 100.0
 """An output from which on float32 has no digits left for an absolute tolerance."""
 METADATA = "expt.json"
-"""In a file of torch.export: what ONNX has as metadata."""
+"""The name in a torch.export file for what ONNX has as metadata."""
 _GIVES = {
     "class": "logits of the classes",
     "labels": "logits of the labels",

@@ -192,7 +192,7 @@ INITIALISED = (
 
 
 def initialise(module: nn.Module, config: groups.Init) -> None:
-    """Draw the weights of linear and convolution layers anew, from torch's global generator."""
+    """Draw new weights of linear and convolution layers from torch's global generator."""
     if isinstance(config, groups.DefaultInit):
         return
     draw = _drawing(config)

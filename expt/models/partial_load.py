@@ -21,7 +21,7 @@ class Found(NamedTuple):
     """A state_dict in a file."""
 
     key: str
-    """Where it is, dotted; empty where it is all of the file."""
+    """The dotted key of its place; empty if it is the whole file."""
     state: dict[str, Tensor]
     fitting: int
     """How many of its names are the model's."""
@@ -65,7 +65,7 @@ def _state_dicts(content: Any, key: str = "") -> Iterator[tuple[str, dict[str, T
 
 
 _WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
-"""Of torch, around any module of a model: compiled, recomputed or sharded."""
+"""Wrappers of torch around a module of a model: compiled, recomputed or sharded."""
 
 
 def _without_prefix(key: str, state: dict[str, Tensor], names: Collection[str]) -> Found:
@@ -116,11 +116,11 @@ class Fit:
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
-    """In the model only."""
+    """Names in the model only."""
     unexpected: tuple[str, ...]
     """Offered, and not in the model."""
     other_shape: tuple[str, ...]
-    """In both, with both shapes."""
+    """Names in both, with both shapes."""
 
     def misfits(self) -> str:
         """Return what did not fit, in a few words; empty where all did."""

@@ -16,7 +16,7 @@ INIT_STD = 0.02
 their number.
 """
 ROTARY_BASE = 10_000.0
-"""Of the wavelengths of rotary positions (Su et al., 2021): the longest is 2 pi times it."""
+"""The base of rotary positions (Su et al., 2021): the longest wavelength is 2 pi times it."""
 NORM_EPS = 1e-5
 
 Norm = Literal["layer", "rms"]
@@ -147,7 +147,7 @@ def swiglu_width(width: int) -> int:
 def rotations(length: int, width: int, device: torch.device) -> Tensor:
     """Return cosines and sines [2, T, width/2] of the angles by which positions turn channels.
 
-    Computed anew in each forward pass: a buffer would be sent to all workers in every step.
+    It is computed in each forward pass: a buffer would be sent to all workers in every step.
     """
     wavelengths = ROTARY_BASE ** (
         torch.arange(0, width, 2, device=device, dtype=torch.float32) / width

@@ -1,1 +1,1 @@
-"""What a run takes of each device's memory, before it runs."""
+"""Plan the memory of each device that a run takes, before it runs."""

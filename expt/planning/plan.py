@@ -36,23 +36,23 @@ Strategy = Literal["ddp", "fsdp", "hsdp"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a device holds at most under one strategy, in bytes."""
+    """The most that a device holds under one strategy, in bytes."""
 
     strategy: Strategy
     checkpointed: bool
-    """Whether the model's blocks recompute their activations."""
+    """True if the model's blocks recompute their activations."""
     parameters: float
-    """With buffers, the moving average of the weights and, if sharded, what is gathered."""
+    """Parameters, buffers, the moving average of the weights and, if sharded, gathered units."""
     gradients: float
     states: float
-    """Of the optimiser."""
+    """The optimiser's states."""
     activations: float
-    """What a forward and a backward pass hold of one micro-batch, or what the update takes, where
-    that is more."""
+    """The larger of what a forward and a backward pass hold of a micro-batch, and what the update
+    takes."""
 
     @property
     def total(self) -> float:
-        """Of all, as if gradients and activations were whole at the same moment."""
+        """The sum, as if gradients and activations were whole at the same moment."""
         return self.parameters + self.gradients + self.states + self.activations
 
 
@@ -145,7 +145,7 @@ def _gathered(config: RunConfig, units: Sequence[int], total: int) -> float:
 def _activations(
     config: RunConfig, sample: Sample, size: int, wanted: Sequence[str] | Literal["auto"]
 ) -> int:
-    """Return the most bytes that a step on `size` samples holds beside parameters and gradients."""
+    """Return the bytes that a step on `size` samples holds besides parameters and gradients."""
     with _fake(config, sample) as module:
         if wanted:
             checkpoint_activations(module, wanted, compiled=False)

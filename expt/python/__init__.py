@@ -1,1 +1,1 @@
-"""What a notebook or a script gives to expt.run and expt.sweep, and what it gets back."""
+"""Arguments of expt.run and expt.sweep from a notebook or a script, and their results."""

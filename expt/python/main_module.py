@@ -25,13 +25,13 @@ from expt.config import kept_code
 from expt.errors import ConfigError
 
 NAMES = ("__main__", "__mp_main__")
-"""What a script is called, the second in a process that multiprocessing has spawned."""
+"""The names of a script's module, the second in a process that multiprocessing has spawned."""
 _OF_PYTHON = {
     *("__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__annotate__"),
     *("__static_attributes__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
     *("__abstractmethods__", "_abc_impl", "__parameters__", "__classdictcell__"),
 }
-"""What Python itself puts into a class."""
+"""Attributes that Python itself puts into a class."""
 _PLAIN = (str, bytes, int, float, complex, types.NoneType)
 _IN_PARTS = (types.FunctionType, types.CodeType, property, staticmethod, classmethod)
 _PARTS = (
@@ -39,7 +39,7 @@ _PARTS = (
     *("co_name", "co_names", "co_varnames", "co_freevars", "co_flags", "co_argcount"),
     *("co_kwonlyargcount", "co_code", "co_consts", "fget", "fset", "fdel", "__func__"),
 )
-"""What counts of a function, its code, and what wraps one."""
+"""Attributes of a function that count, its code among them, and of its wrappers."""
 _MODULE = '''"""{name}, as cloudpickle under Python {version} has it; its source is below."""
 
 import base64
@@ -116,7 +116,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.modules = set[str]()
-        """What is used of other modules, whose source counts by itself."""
+        """Names used from other modules, whose source counts by itself."""
         self._seen = dict[int, tuple[int, Any]]()
 
     def of(self, value: Any) -> Iterator[str]:

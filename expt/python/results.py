@@ -83,7 +83,7 @@ class Result:
 
     @property
     def history(self) -> History:
-        """The epochs, read anew: `history[0]["loss/val"]`, `history["loss/val"]`."""
+        """The epochs, read again each time: `history[0]["loss/val"]`, `history["loss/val"]`."""
         return History.of(RunPaths(self.folder))
 
     @property
@@ -140,7 +140,7 @@ class Runs(list[Result]):
 
 
 WIDTH = 110
-"""Of a leaderboard as a text [characters]."""
+"""The width of a leaderboard as a text [characters]."""
 
 
 class FailedResult(Result):
@@ -164,12 +164,12 @@ class SweepResult(Runs):
 
     @classmethod
     def of(cls, folders: Iterable[Path]) -> SweepResult:
-        """Of runs of which none has failed."""
+        """Return the result of runs, none of which has failed."""
         return cls(map(Result.of, folders))
 
     @classmethod
     def of_failed(cls, error: SweepFailed) -> SweepResult:
-        """Of a sweep in which runs have failed."""
+        """Return the result of a sweep in which runs have failed."""
         found = {folder: Result.of(folder).record for folder in error.runs}
         for folder, why in error.failed.items():  # a full disk may have kept the record as it was
             found[folder] = {**found[folder], "status": FAILED, "error": why}
@@ -229,7 +229,7 @@ class Predictions(list[dict[str, Any]]):
     """Predictions of samples in order: where each is from, and keys as in a .jsonl."""
 
     skipped: Sequence[str] = ()
-    """What could not be read, a line each; it is left out of the list."""
+    """Runs that could not be read, a line each; the list leaves them out."""
 
     def __repr__(self) -> str:
         lines = [f"expt.Predictions of {len(self):,} samples", *(f"  {each}" for each in self[:3])]

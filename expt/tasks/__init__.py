@@ -1,1 +1,1 @@
-"""What a training step computes, and what is measured: see task."""
+"""Tasks: the loss that a step computes, and the metrics; see task."""

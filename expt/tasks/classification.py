@@ -35,7 +35,7 @@ class Config(TaskConfig):
     class_weights: ClassWeights = None
 
     def problems(self, config: RunConfig) -> list[str]:
-        """Return what is wrong with classes that are not all alike."""
+        """Return what is wrong with weights of classes."""
         if isinstance(self.class_weights, tuple) and not any(self.class_weights):
             return ["task.class_weights: all are 0, which trains nothing; give a class a weight"]
         if config.dataset.sampling and self.class_weights == "balanced":
@@ -52,7 +52,7 @@ class Config(TaskConfig):
         return Classification(facts.label_smoothing, weights, metrics, number)
 
     def _weights(self, facts: Facts) -> Sequence[float] | None:
-        """Of `balanced` N / (K * n), of N samples in K classes n of which have the class."""
+        """Return the weights; `balanced` is N / (K * n) for n of N samples and K classes."""
         counts, names = facts.class_counts, facts.class_names
         if self.class_weights is None or not facts.trains:
             return None

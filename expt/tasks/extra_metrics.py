@@ -72,7 +72,7 @@ class ExtraMetrics:
 
     @torch.no_grad()
     def compute(self, gather: Callable[[Any], list[Any]]) -> dict[str, float]:
-        """Return the values over all workers' batches, and begin anew.
+        """Return the values over all workers' batches, and reset.
 
         A collective: `gather`, which every worker calls twice, returns all workers' values by rank.
         Raises ConfigError for a metric that is not one number.

@@ -40,9 +40,9 @@ class Config(TaskConfig):
 class LanguageModel(Task):
     """Cross-entropy of logits [B, T, V] and targets [B, T], the token that follows each.
 
-    NO_TARGET counts for nothing, and every other token alike, whatever the lengths: loss and
-    metrics are by the tokens of the global batch, or of the split. `perplexity` is exp(loss),
-    `bits_per_token` loss / ln 2; where tokens are bytes, bits per byte.
+    NO_TARGET does not count, and every other token counts once, whatever the lengths: loss and
+    metrics are means over the tokens of the global batch, or of the split. `perplexity` is
+    exp(loss), `bits_per_token` loss / ln 2; where tokens are bytes, bits per byte.
     """
 
     metrics = Config.METRICS

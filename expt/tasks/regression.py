@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Loss = Literal["mse", "mae", "huber"]
 
 ROUNDING = 1e-13
-"""Of a sum of squares: what is left of equal targets when the square of their mean is taken away.
+"""The share of a sum of squares that rounding leaves when equal targets lose their mean's square.
 """
 
 
@@ -41,7 +41,7 @@ class Config(TaskConfig):
 
 
 class Regression(Task):
-    """Outputs and targets [B, ...] of one shape, each value counted alike; [B, 1] fits [B] too.
+    """Outputs and targets [B, ...] of one shape, each value counted once; [B, 1] fits [B] too.
 
     R^2 is 1 - (squared error) / (variance of the target), over the whole split; of targets [B, T]
     the mean over the T, as scikit-learn has it.

@@ -26,7 +26,7 @@ class _Kept(NamedTuple):
     """The sums of a batch."""
 
     row: list[Any]
-    """In the order of the columns; numbers on a CPU, where small tensors would fragment memory."""
+    """Values in the order of the columns; numbers on a CPU, where small tensors fragment memory."""
     counts: Any = True
     """A bool, or one [] on a GPU."""
 
@@ -44,13 +44,13 @@ class Sums:
         """
         self._task, self._finite_only, self._learns = task, finite_only, learns
         self.redoes = False
-        """Whether steps may begin again, and count once: `end_step` is to be called then."""
+        """True if steps may begin again, and count once: `end_step` must be called then."""
         self._terms, self._columns = task.sums, columns_of(task)
         size = 1 + max(columns.stop for columns in self._columns.values())
         # float64: a float32 sum over a large set would lose the last samples. MPS has none.
         self._values = torch.zeros(size, dtype=torch.float64, device=device)
         self._not_finite = self._values.clone()
-        """What was nan or infinite before the last log point: a difference to it would be nan."""
+        """Columns that were nan or infinite before the last log point: differences would be nan."""
         self._are_weights = torch.zeros_like(self._values, dtype=torch.bool)
         for columns in self._columns.values():
             self._are_weights[columns.stop] = True
@@ -59,7 +59,7 @@ class Sums:
         self._peaks = Peaks(task.reductions, device)
         self._kept: list[_Kept] = []
         self._of_step: list[_Kept] = []
-        """What counts only if the step does."""
+        """Values that count only if the step does."""
         self._recent: deque[Any] = deque(maxlen=MAX_RECENT)
 
     @property
@@ -104,7 +104,7 @@ class Sums:
             self._count()
 
     def end_step(self, left_out: Tensor | None = None) -> None:
-        """End a step; with the flag `left_out`, alike on all workers, none of it counts."""
+        """End a step; with the flag `left_out`, equal on all workers, none of it counts."""
         for kept in self._of_step:
             counts = kept.counts if left_out is None else kept.counts & ~left_out
             self._kept.append(kept._replace(counts=self._known([counts])[0]))
@@ -273,12 +273,12 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Averages:
-    """What a log point shows."""
+    """The numbers that a log point shows."""
 
     values: Mapping[str, float]
     """The loss, then the task's metrics, by name."""
     samples: int
-    """Of all workers."""
+    """The samples of all workers."""
     has_weight: bool = True
     """False where nothing counts, such as in a mask that is all ignored; the loss is nan then."""
 

@@ -29,7 +29,7 @@ Sum: TypeAlias = "tuple[Tensor, Tensor | float]"
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a task may need to know of the training data (see DataInfo) and of the run."""
+    """Facts about the training data (see DataInfo) and the run that a task may need."""
 
     shapes: Mapping[str, Any] = field(default_factory=dict)
     class_counts: Sequence[int] = ()
@@ -37,11 +37,11 @@ class Facts:
     target_origin: float | Sequence[float] = 0.0
     label_smoothing: float = 0.0
     trains: bool = False
-    """Whether training losses are computed, by the weights of classes."""
+    """True if training losses are computed, by the weights of classes."""
 
 
 class Task(ABC):
-    """What a step computes and what is measured.
+    """The loss that a step computes, and the metrics.
 
     A custom task is a subclass, with its metrics named in YAML: in conf/task/robust.yaml
 
@@ -63,15 +63,15 @@ class Task(ABC):
     """
 
     metrics: Mapping[str, str] = {}
-    """What is reported besides the loss, and which way each is better, `min` or `max`; a custom
-    task's YAML says it."""
+    """Metrics besides the loss, and the better direction of each, `min` or `max`; the YAML of a
+    custom task names them."""
     reductions: Mapping[str, Literal["last", "max", "min"]] = {}
     """The numbers of `measure` that are no sums, such as a temperature or a queue's length, and how
     they are reduced: the last one, the largest or the smallest. Of several workers' last ones it is
     the largest.
     """
     weight_is_samples = False
-    """Whether the loss's weight is the number of samples. It is known before the step then, and not
+    """True if the loss's weight is the number of samples. It is then known before the step, and not
     summed over all workers."""
     phases: Mapping[str, str] = {}
     """The updates that a step is made of, where they are several; see PhasedTask."""
@@ -167,8 +167,8 @@ class PhasedTask(Task):
     """
 
     phases: Mapping[str, str] = {}
-    """In their order: names, and regular expressions found in the names of the parameters that each
-    trains. A phase's gradients reach no others, without `detach`.
+    """The phases in their order: a name, and a regular expression found in the names of the
+    parameters that it trains. A phase's gradients reach no others, without `detach`.
     """
 
     @abstractmethod

@@ -171,7 +171,7 @@ class _AcrossWorkers(torch.autograd.Function):
 
 
 ALL_KINDS = (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
-"""Whose buffers are statistics that no forward pass of training reads."""
+"""Layers whose buffers are statistics that no forward pass of training reads."""
 
 
 def of_torch(module: nn.Module) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What custom code sees of a run, and what it may do: watch, and draw."""
+"""The view of a run that custom code gets: it may watch and draw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class View:
     step: int
     """Optimiser steps done."""
     split: str
-    """What was evaluated last: val, or test."""
+    """The part that was evaluated last: val, or test."""
     metrics: Mapping[str, float]
     """The newest value of each tag, as in metrics.jsonl: loss/train, accuracy/val, lr, ..."""
     copy_model: Callable[[], nn.Module]

@@ -17,7 +17,7 @@ from torch import nn
 
 T = TypeVar("T")
 BUCKET_BYTES = 2**25
-"""What is copied at a time to be sent, where no tensor is larger."""
+"""The bytes copied at a time to be sent, unless a tensor is larger."""
 NCCL_LATER_S = 90.0
 """NCCL kills a process that waits in vain, without an exception: the watchdog is to be first."""
 

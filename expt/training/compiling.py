@@ -1,4 +1,4 @@
-"""What of a model torch.compile sees, and which modules recompute their activations."""
+"""Compile a model or its blocks, and choose the modules that recompute their activations."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def mode_of(wanted: bool | str, *, steps: int) -> bool | str:
 def compile_module(module: nn.Module, mode: bool | str) -> None:
     """Compile `module` in place by torch's `mode` (True is its default), or its blocks one by one.
 
-    Blocks that are alike share what the first of them was compiled to, so the time does not grow
-    with their number. False compiles nothing. Raises ConfigError for a model without blocks.
+    Equal blocks share the code of the first one, so the time does not grow with their number. False
+    compiles nothing. Raises ConfigError for a model without blocks.
     """
     if not mode:
         return

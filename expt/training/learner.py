@@ -85,13 +85,11 @@ class Position:
     step_in_epoch: int = 0
     epochs: int = 0
     max_steps: int | None = None
-    """What `total_steps` is made of."""
+    """The limit in `total_steps`."""
     offset: int = 0
-    """Of a fork: steps done more than its epochs would have taken, had they always had as many as
-    now.
-    """
+    """The steps that a fork has done more than its epochs take at their present length."""
     began_at: int = 0
-    """Of a fork: the steps that the other run has done of them."""
+    """The steps of a fork that the other run has done."""
 
     @property
     def length(self) -> dict[str, int]:
@@ -100,7 +98,7 @@ class Position:
 
     @property
     def is_run_done(self) -> bool:
-        """Whether every step of the run is done."""
+        """True if every step of the run is done."""
         return self.step >= self.total_steps
 
     @property
@@ -110,7 +108,7 @@ class Position:
 
     @property
     def is_within_epoch(self) -> bool:
-        """Whether some of an epoch's batches were trained on, and some were not."""
+        """True if some of an epoch's batches were trained on, and some were not."""
         return 0 < self.step_in_epoch < self.steps_per_epoch
 
     @property

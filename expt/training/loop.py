@@ -100,7 +100,7 @@ def _by_closure(
     evaluations = itertools.count()
 
     def closure() -> Tensor:
-        """Return the loss of the global batch, alike on all workers, as its gradients are."""
+        """Return the loss of the global batch; it and its gradients are equal on all workers."""
         learner.optimizer.zero_grad(set_to_none=True)
         is_first, sum_and_weight = not next(evaluations), list[Tensor]()
 
@@ -133,7 +133,7 @@ class _Phase(NamedTuple):
     trained: Sequence[nn.Parameter]
     parts: Sequence[Batch]
     outputs: Sequence[dict[str, Any]]
-    """What it and earlier phases hand on, for each of the micro-batches."""
+    """Values that this and earlier phases hand on, for each micro-batch."""
 
 
 def _through_phases(

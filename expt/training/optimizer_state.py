@@ -133,7 +133,7 @@ def carry_over(
 
     torch's `load_state_dict` restores saved settings, learning rate and all. Here only the state
     comes from there (moments, counters, the place in the schedule), and the next step uses the new
-    settings. Without `same_optimizer` its state begins anew. Without `same_schedule` (the same kind
+    settings. Without `same_optimizer` its state is new. Without `same_schedule` (the same kind
     and settings) the schedule is advanced `place` times, except for one that looks at metrics,
     which begins.
     """
@@ -224,7 +224,7 @@ def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
 
 
 def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) -> None:
-    """Continue a schedule of which nothing but the learning rate has changed.
+    """Continue a schedule if only the learning rate has changed.
 
     It applies to the new rate what it has done to the old one.
     """
@@ -279,7 +279,7 @@ def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) 
 
 
 class HostStates:
-    """Where the states of an optimizer's parameters are between steps."""
+    """The place of an optimizer's states between steps: the host."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -314,7 +314,7 @@ class HostStates:
 
 
 def in_parts(groups: Sequence[Sequence[Tensor]], bytes_at_once: int) -> Iterator[set[Tensor]]:
-    """Yield the parameters that have a gradient, in order, so many bytes at once."""
+    """Yield the parameters that have a gradient, in order, `bytes_at_once` at a time."""
     part, size = set[Tensor](), 0
     for parameter in (each for group in groups for each in group if each.grad is not None):
         if part and size + parameter.nbytes > bytes_at_once:

@@ -148,7 +148,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 2**28
 GIVEN_BACK_BYTES = 2**16
 MMAP_LIMIT_BYTES = 2**25
-"""What glibc before 2.35 allows at most."""
+"""The most that glibc before 2.35 allows."""
 
 
 def give_back_freed() -> None:

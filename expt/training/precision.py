@@ -16,7 +16,7 @@ from expt.training.patches import backward
 from expt.training.sharding import is_sharded, local
 
 Amp: TypeAlias = bool | Literal["bf16", "fp16"]
-"""As the key `amp`."""
+"""Values of the key `amp`."""
 
 
 class Precision:
@@ -46,8 +46,9 @@ class Precision:
         counted.
         """
         self.left_out: torch.Tensor | None = None
-        """Whether the last update was, a bool [] on the device, alike on all workers; None if it
-        can't have been.
+        """True if the last update was left out: a bool [] on the device, equal on all workers.
+
+        None if no update can be.
         """
         self._spoilt = torch.zeros((), device=device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)

@@ -177,7 +177,7 @@ def units_of(module: nn.Module) -> dict[str, Any]:
 
 @torch.no_grad()
 def copy_shards(source: nn.Module, target: nn.Module) -> None:
-    """Copy this worker's shards and buffers from `source` to `target`, a model sharded alike."""
+    """Copy this worker's shards and buffers from `source` to `target`, sharded in the same way."""
     pairs = zip(
         itertools.chain(source.parameters(), source.buffers()),
         itertools.chain(target.parameters(), target.buffers()),
@@ -396,7 +396,7 @@ class Unused:
 
 
 def gathered(state: Any, *, keep: bool) -> Any:
-    """Return `state` with whole tensors on the CPU, none of which is in use.
+    """Return `state` with whole tensors on the CPU, copies of those in use.
 
     A collective, in which each worker holds one whole tensor at a time; without `keep` it keeps
     none.

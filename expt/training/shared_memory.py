@@ -47,7 +47,7 @@ class SharedMemory:
         self._slots = flat.view(2, world_size, CHUNK)
         self._round = 0
         self.spent_s = 0.0
-        """In all exchanges so far."""
+        """Seconds in all exchanges so far."""
 
     def average(self, values: torch.Tensor) -> None:
         """Replace float32 `values` [N] by their mean over all workers, who call in the same order.
@@ -129,7 +129,7 @@ def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
 
 
 class _Place(NamedTuple):
-    """Where other processes of this machine find the memory, and what it is then."""
+    """The place where other processes of this machine find the memory, and its layout."""
 
     path: str
     device: int

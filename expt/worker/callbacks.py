@@ -59,7 +59,7 @@ class Callbacks:
 
     @property
     def are_due(self) -> bool:
-        """Whether one is called after the last step."""
+        """True if one is called after the last step."""
         return any(map(self._is_due, self._every))
 
     def _is_due(self, every: int) -> bool:

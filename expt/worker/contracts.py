@@ -1,4 +1,4 @@
-"""Whether the sums of a custom task add up, tried on a few samples before the first step."""
+"""Check on a few samples, before the first step, that the sums of a custom task add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker does instead of training: evaluate the weights of a run, or time a few steps."""
+"""Work without training: evaluate the weights of a run, or time a few steps."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _about(
 PREFLIGHT_STEPS = 3
 """The first is slower than the others."""
 SHORT_S, SHORT_STEPS = 0.02, 30
-"""Steps that are shorter vary more: so many of them are taken."""
+"""Shorter steps than SHORT_S vary more: SHORT_STEPS of them are timed."""
 
 
 def time_steps(request: RunRequest, worker: Worker, beat: Callable[[], None]) -> str:

@@ -1,4 +1,4 @@
-"""Whether the ranks agree: a row of numbers of each, gathered with the sums of an epoch."""
+"""Compare ranks: a row of numbers of each, gathered with the sums of an epoch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNEQUAL = (
 
 
 class Reading(NamedTuple):
-    """What one rank reports after an epoch; nan is unknown."""
+    """The numbers that one rank reports after an epoch; nan is unknown."""
 
     step_ms: float
     """The mean time of a step, without the wait for other ranks' gradients where that is known."""

@@ -1,4 +1,4 @@
-"""What a run remembers and writes: metrics.jsonl, result.json, its best, and early stopping."""
+"""The record of a run: metrics.jsonl, result.json, its best, and early stopping."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Record:
         self._logged = self._position.step, time.monotonic()
 
     def end_step(self, samples: int) -> None:
-        """Log the speed of steps with so many samples, where log points are far apart.
+        """Log the speed of steps with that many samples, if log points are far apart.
 
         So a display sees how far the run has come. Only rank 0 does: it needs no other. After the
         first step look at the source that was imported, before it is edited.
@@ -185,7 +185,7 @@ class History:
         self._began: float | None = None  # to train on in this epoch, since when its time counts
         self._earlier_s = 0.0
         self.is_within_epoch = False
-        """Whether an epoch has begun to be trained, and its numbers are still to come."""
+        """True while an epoch is trained and its numbers are still to come."""
         self._warned = False
 
     @property
@@ -245,7 +245,7 @@ class History:
 
     @property
     def reached(self) -> dict[str, Any]:
-        """What result.json says; the objective is its best value, or that of the test set."""
+        """The fields of result.json; the objective is its best value, or that of the test set."""
         value = self.best["value"] if self.best else self.last.get(self._objective)
         objective = {"name": self._objective, "value": value}
         shown = {"metrics": self.last, "best": self.best, "epoch_s": self.epoch_s}
@@ -276,7 +276,7 @@ def is_better(value: float, than: float | None, better: Better) -> bool:
 
 
 class EarlyStop:
-    """What ends a run before its last step, which all workers know: a metric, or the time."""
+    """The end of a run before its last step, by a metric or the time; all workers know it."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class EarlyStop:
 
     @property
     def ended_by(self) -> str | None:
-        """The key by which the run ends; None where it goes on."""
+        """The key by which the run ends; None if it continues."""
         keys = {
             "early_stop.threshold": self._is_good_enough,
             "early_stop.patience": self._has_waited(self._waited),
@@ -313,7 +313,7 @@ class EarlyStop:
 
     @property
     def may_be_due(self) -> bool:
-        """Whether the run may end so after one more evaluation."""
+        """True if the run may end by it after one more evaluation."""
         can_be_enough = self._settings is not None and self._settings.threshold is not None
         return self.is_time_up or self._has_waited(self._waited + 1) or can_be_enough
 
@@ -351,7 +351,7 @@ class EarlyStop:
         return {"metric": metric, "best": self._best, "last": self._last, **waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned; count anew where the metric is another now."""
+        """Load what `state_dict` returned; start counting again if the metric has changed."""
         if self._settings and state["metric"] == self._settings.metric and "waited" in state:
             self._best, self._last, self._waited = state["best"], state["last"], state["waited"]
             self._best_at = state["best_at"]

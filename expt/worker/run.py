@@ -45,11 +45,11 @@ from expt.worker.record import EarlyStop, History, Record, tagged
 from expt.worker.steps import Agreement, StepProfiler, Steps, Times
 
 Observe = Callable[..., Dashboard]
-"""What builds the observer, with the arguments of worker.build.build_observer."""
+"""Builds the observer, with the arguments of worker.build.build_observer."""
 
 
 class Run:
-    """What one worker trains, remembers and records."""
+    """The run of one worker: it trains, evaluates, saves and records."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing more to train."""
+        """True if there is nothing more to train."""
         return self.ended_by is not None
 
     @property
@@ -154,7 +154,7 @@ class Run:
 
     @property
     def is_pruned(self) -> bool:
-        """Whether the epoch has ended after which the run pauses."""
+        """True after the epoch in which the run pauses."""
         return self.position.epoch >= self.until_epoch and not self.position.is_within_epoch
 
     @progress.phase("loading the checkpoint")
@@ -285,7 +285,7 @@ class Run:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the epoch and an evaluation have ended with the last step."""
+        """True if the epoch and an evaluation have ended with the last step."""
         history = self.history
         return history.evaluated_at == self.position.step and not history.is_within_epoch
 

@@ -1,4 +1,4 @@
-"""What happens after each step: report to the watchdog, profile, agree to save or to stop."""
+"""Act after each step: report to the watchdog, profile, agree to save or to stop."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Times:
         return due | ({"end"} if self.is_over(trained.trained_s) else set())
 
     def is_over(self, trained_s: float) -> bool:
-        """Return whether the run ends after so many seconds of training."""
+        """Return whether the run ends after `trained_s` seconds of training."""
         minutes = self._config.max_minutes
         return minutes is not None and trained_s >= minutes * 60
 
@@ -121,7 +121,7 @@ class Agreement:
         self._worker, self._asked_to_stop = worker, asked_to_stop
         self._steps, self._due, self._since = 0, 1, time.perf_counter()
         self.stopping = False
-        """Whether the workers have agreed to stop, because one got a signal."""
+        """True if the workers have agreed to stop, because one got a signal."""
 
     def after_step(self, wishes: set[str]) -> set[str]:
         """Return the wishes of all; none where they don't meet after this step."""
