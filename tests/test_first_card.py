@@ -30,7 +30,7 @@ def test_no_card_is_an_error_of_usage() -> None:
         [sys.executable, str(FIRST_CARD)], env=environment(), capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: no card")
+    assert done.stderr.startswith("error: torch sees no GPU")
 
 
 def test_a_part_that_hangs_or_fails_is_a_row_and_leaves_its_figures(tmp_path: Path) -> None:

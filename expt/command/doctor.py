@@ -173,7 +173,9 @@ def _mps() -> Finding:
     if machine.mps_runs():
         return Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
     found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
-    return Finding("note", "MPS", found, f"if that is to change: {machine.MPS_DAEMON} -d")
+    return Finding(
+        "note", "MPS", found, f"to let them run at the same time: {machine.MPS_DAEMON} -d"
+    )
 
 
 def _gpu(index: int, name: str) -> Finding:
@@ -183,16 +185,24 @@ def _gpu(index: int, name: str) -> Finding:
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:  # CUDA's first call on this device
-        fix = "see nvidia-smi; take others, e.g. 'gpus=[1]'"
+        fix = f"see nvidia-smi; {_others(index)}"
         return Finding("fail", what, f"{uuid}: {first_line(error)}", fix)
     model, free_gib = (
         torch.cuda.get_device_name(index),
         f"{free / GIB:.0f} of {total / GIB:.0f} GiB",
     )
     found = f"{uuid}: {model}, {free_gib} free"
-    fix = "another program holds the rest, see nvidia-smi; or take others: gpus=[1]"
+    fix = f"another program holds the rest, see nvidia-smi; {_others(index)}"
     half = free >= total / 2
     return Finding("pass", what, found) if half else Finding("note", what, found, fix)
+
+
+def _others(index: int) -> str:
+    """Return how to leave out a GPU."""
+    import torch
+
+    others = [each for each in range(torch.cuda.device_count()) if each != index]
+    return f"take others: 'gpus={others}'" if others else "or use the CPU: gpus=0"
 
 
 def _datasets(root: str | None) -> Iterator[Finding]:

@@ -125,7 +125,7 @@ class SweepDisplay(Observer):
 
     def job_locked_out(self, job: Job) -> None:
         """Show that a run can't start yet, since another command is at work in its folder."""
-        self._line("waiting", job, "waiting for another command that is at work there")
+        self._line("waiting", job, "another command is at work in its folder")
 
     def job_retrying(self, job: Job, error: ExptError) -> None:
         """Show that a run has failed, and will be started again."""

@@ -210,6 +210,7 @@ class Pool:
         for demand in self._gpus.in_vain() if self._faults and not self.is_closed else ():
             self._end(demand.run, self._too_few(demand))
         for packing in (self._gpus, self._cores):
+            held = dict[int, list[str]]()
             while self._clock() >= self._next_start:
                 ready = packing.start_next(elsewhere=len(self._active) - len(packing.running))
                 if ready is None:
@@ -217,13 +218,14 @@ class Pool:
                 number, devices = ready
                 missed = self._locks.acquire(devices) if packing is self._gpus else None
                 if missed:
-                    if number not in self._held_up:
-                        self._held_up.add(number)
-                        self._observer.job_waiting(self._jobs[number], missed)
+                    held.setdefault(number, []).extend(missed)
                     packing.close(missed, until=self._clock() + LOCKED_ELSEWHERE_S)
                     packing.add([packing.end(number)])
                     continue
                 self._start(number, devices if packing is self._gpus else ())
+            for number in held.keys() - self._held_up - self._active.keys():
+                self._held_up.add(number)
+                self._observer.job_waiting(self._jobs[number], held[number])
             packing.release_unavailable(self._clock())
 
     def _make_ready(self) -> None:

@@ -238,7 +238,7 @@ class Fitting(Strategy):
             norms = ", over which its batch norms normalise" * batch_norm.is_in(self.model)
             warn(
                 f"gradient_accumulation=auto: out of memory with {min(before or share, share)}"
-                f" samples at a time; from this step on there are {self.at_a_time}{norms}"
+                f" samples at a time; from this step on {self.at_a_time}{norms}"
             )
         if not self.allows_unused:
             refuse_unused(self.model, {p for p in trained if p.grad is None})

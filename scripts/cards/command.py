@@ -1,4 +1,8 @@
-"""The command line of scripts/first_card: each part in processes of its own, within its time."""
+"""Try expt on this machine's first GPU, and print rows for BENCHMARKS.md as they come.
+
+Each part runs in processes of its own and ends by its limit; together they take up to ten minutes.
+`scripts/soft_gpu scripts/first_card` tries the script itself, on soft GPUs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ def main() -> None:
     """
     args = _arguments()
     if not visible_gpus():
-        print("error: no card is there: CUDA shows this process none", file=sys.stderr)
+        print("error: torch sees no GPU here; scripts/soft_gpu gives soft ones", file=sys.stderr)
         sys.exit(2)
     is_software = soft_gpu.is_preloaded(os.environ)
     logs = args.logs or Path(tempfile.mkdtemp(prefix="expt-first-card-"))
@@ -123,11 +127,21 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/first_card", description=__doc__)
     known = ", ".join(f"{name} ({part.limit_s} s)" for name, part in PARTS.items())
     parser.add_argument(
-        "--only", type=lambda text: text.split(","), default=list(PARTS), help=f"of {known}"
+        "--only",
+        type=lambda text: text.split(","),
+        default=list(PARTS),
+        help=f"parts, separated by commas, of: {known}, each with its limit",
     )
-    parser.add_argument("--seconds", type=float, default=570, help="for all of it [570]")
+    parser.add_argument(
+        "--seconds", type=float, default=570, help="limit of all parts together [570]"
+    )
     parser.add_argument("--small", action="store_true", help="small sizes, as on soft GPUs")
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="for what the parts say")
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        metavar="FOLDER",
+        help="for the parts' output; a temporary folder without it",
+    )
     args = parser.parse_args()
     if unknown := [name for name in args.only if name not in PARTS]:
         parser.error(f"--only {','.join(unknown)}: not one of {', '.join(PARTS)}")

@@ -85,7 +85,9 @@ def one(sizes: Sizes, scratch: Path) -> Iterator[Row]:
     first_s = here.result["first_step_s"]
     yield Row("a convnet on the digits: from the command to the first step", f"{first_s:.2f} s")
     cpu = _trained(scratch / "cpu", *words, "gpus=0", "world_size=1")
-    yield _off("the same, float32: losses off those of the CPU", here, cpu, at_most=1e-3)
+    yield _off(
+        "the same, float32: largest difference from the CPU's losses", here, cpu, at_most=1e-3
+    )
 
 
 def run_tests(sizes: Sizes, scratch: Path, chosen: str | None = None) -> Iterator[Row]:
@@ -116,7 +118,12 @@ def gloo(sizes: Sizes, scratch: Path) -> Iterator[Row]:
     alone, both = (
         _trained(scratch / f"gloo{count}", *words, f"world_size={count}") for count in (1, 2)
     )
-    yield _off("mlp, two workers on the one card: losses off those of one", both, alone, 1e-3)
+    yield _off(
+        "mlp, two workers on the one card: largest difference from one worker's losses",
+        both,
+        alone,
+        1e-3,
+    )
 
 
 def amp(sizes: Sizes, scratch: Path) -> Iterator[Row]:
@@ -172,7 +179,7 @@ def photos(sizes: Sizes, scratch: Path) -> Iterator[Row]:
     by_hand = number / statistics.median(json.loads(text)["epoch_s"][1:])
     case = f"{number} photos of {width}x{height} to {size}x{size}, {sizes.vision}, nothing cached"
     yield Row(
-        case, f"{ours:,.0f} photos/s", f"{by_hand:,.0f}/s by hand, {readers} readers, no card"
+        case, f"{ours:,.0f} photos/s", f"{by_hand:,.0f}/s by hand, {readers} readers, loading alone"
     )
 
 
@@ -196,7 +203,7 @@ def packed(sizes: Sizes, scratch: Path) -> Iterator[Row]:
     )  # fmt: skip
     for found in gpu.packed(bench, sizes.runs):
         in_a_row = found.median("in a row")
-        yield Row(found.case, f"{found.median(OURS):.3g} s", f"{in_a_row:.3g} s in a row")
+        yield Row(found.case, f"{found.median(OURS):.3g} s", f"{in_a_row:.3g} s one after another")
 
 
 class Part(NamedTuple):

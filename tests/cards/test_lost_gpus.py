@@ -78,7 +78,7 @@ def test_a_run_that_fails_on_two_cards_fails_by_its_own_error(
     model = f"model={{_target_:odd.Faulty,gpus:{gpus}}}"
     done = run(model, "gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path)
     assert done.returncode == code, done.stderr
-    assert done.stderr.count("is started on another GPU") == 1
+    assert done.stderr.count("the run starts on another GPU") == 1
     if code:
         assert "torch.AcceleratorError: CUDA error" in done.stderr.rpartition("Traceback")[2]
     assert record(tmp_path / "r")["attempts"] == 1

@@ -74,7 +74,7 @@ def test_every_end_is_a_line(tmp_path: Path) -> None:
         "sweep of 6 runs in sweep",
         "[1/6] done before old  accuracy/val 0.2500",
         "[2/6] named twice twice",
-        "[2/6] waiting     good  waiting for GPU 0, 2: in use by another expt command",
+        "[2/6] waiting     good  GPUs 0, 2 are in use by another expt command",
         "[2/6] retrying    bad  rank 0 of 2 raised: ValueError: bad",
         "[3/6] done        good  accuracy/val 0.8750  2.0 s in all",
         "[4/6] done        unmeasured    1.0 s in all",

@@ -320,6 +320,14 @@ def test_starts_are_staggered(world: World) -> None:
     assert jobs[1].started_at >= jobs[0].started_at + 2.0
 
 
+def test_a_gpu_in_other_hands_is_passed_over_in_silence(world: World) -> None:
+    others = GpuLocks()
+    others.acquire(["0"])
+    world.run(world.job("a", gpus=1), gpus=2)
+    others.release(["0"])
+    assert world.told.events[0] == ("starting", "a", "1")
+
+
 def test_a_gpu_in_other_hands_is_tried_again_after_a_while(world: World) -> None:
     others = GpuLocks()
     assert others.acquire(["0"]) == []

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,6 +62,7 @@ def built() -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
+            print(f"soft GPUs: compiled once for torch {version}", file=sys.stderr)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 _build(Path(scratch, "built"), torch)
                 Path(scratch, "built").rename(folder)

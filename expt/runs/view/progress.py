@@ -19,7 +19,7 @@ from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import evaluated_tag, read_result
-from expt.runs.view.text import Console, duration, say
+from expt.runs.view.text import Console, duration, gpus_named, say
 
 REFRESH_S = 0.1
 WIDE, BAR = 100, 16
@@ -177,7 +177,7 @@ class RunDisplay:
 
     def waiting(self, devices: Sequence[str]) -> None:
         """Print that the run cannot start yet, since another command holds `devices`."""
-        say(self._console, waiting_for(devices))
+        say(self._console, f"waiting: {waiting_for(devices)}")
 
     def update(self, *, last: bool = False) -> None:
         """Read what is new and show it; `last`: no more will come."""
@@ -272,7 +272,8 @@ def watched(display: RunDisplay) -> Iterator[None]:
 
 def waiting_for(devices: Sequence[str]) -> str:
     """Return why a run does not start."""
-    return f"waiting for GPU {', '.join(devices)}: in use by another expt command"
+    are = "is" if len(devices) == 1 else "are"
+    return f"{gpus_named(devices)} {are} in use by another expt command"
 
 
 def _progress_bar(console: Console) -> Progress:

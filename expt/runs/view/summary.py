@@ -33,6 +33,7 @@ from expt.runs.result import (
 from expt.runs.view.text import (
     Console,
     cells,
+    gpus_named,
     plain_table,
     resume_command,
     say,
@@ -125,9 +126,8 @@ def epochs_done(result: Record) -> str:
 
 
 def _where(result: Record) -> str:
-    workers = result.get("world_size", 1)
-    devices = ", ".join(result.get("devices") or ["the CPU"])
-    return f"{workers} worker{'s' if workers > 1 else ''} on {devices}"
+    workers, devices = result.get("world_size", 1), result.get("devices")
+    return f"{workers} worker{'s' if workers > 1 else ''} on {gpus_named(devices)}"
 
 
 def _facts(result: Record) -> Iterator[str]:

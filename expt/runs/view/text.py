@@ -6,7 +6,7 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,12 @@ class Console(rich.console.Console):
     def on_broken_pipe(self) -> None:
         """Raise what is being handled."""
         raise
+
+
+def gpus_named(devices: Sequence[str] | None) -> str:
+    """Return the devices of a run's record, such as `GPUs 0, 1`."""
+    names = ", ".join(devices or ())
+    return f"GPU{'s' * (len(devices or ()) > 1)} {names}" if names else "the CPU"
 
 
 def cells(*values: object) -> list[Text]:
