@@ -152,10 +152,8 @@ class Preprocess:
         rows = rows.reshape(-1, rows.shape[-1])
         if rows.shape[1] != len(self._names):
             raise ConfigError(f"rows of {rows.shape[1]} cells: give {', '.join(self._names)}")
-        columns = {
-            name: pyarrow.array([*map(text_of, cells)], pyarrow.string())
-            for name, cells in zip(self._names, rows.T, strict=True)
-        }
+        cells = (pyarrow.array([*map(text_of, each)], pyarrow.string()) for each in rows.T)
+        columns = dict(zip(self._names, cells, strict=True))
         values, wrong, unknown = read_as_known(columns, self.encoded)
         for row, why in wrong.items():
             raise ConfigError(f"row {row + 1}: {why}; correct it")
