@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from expt.data.plain_text import composed
-from expt.data.table_files import MISSING, Column, Texts, texts_of
+from expt.data.table_files import MISSING
 from expt.errors import DataError, listed
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ FIX = "give it a number, or remove the row"
 _NO_VALUE = "has no value, and had one in each row of training"
 _FILLED = {"median", "categories"}
 _TEXTS = "give it a number, or empty the cell, or if these are categories use dataset.categories"
+Row: TypeAlias = "Callable[[int], str]"
+"""How a person finds a row, by its number from 0."""
 _FLAGS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _NUMBER = re.compile(
     r"\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)\s*", re.ASCII | re.IGNORECASE
@@ -39,10 +41,6 @@ _DATE = re.compile(
     r"[a-z]{3,9} \d{1,2}, ?\d{4})([ t]\d\d?:\d\d.*)?",
     re.ASCII | re.IGNORECASE,
 )
-TEXT = 2.0**200
-"""The first text of a column is this number, the second twice as much, ... until all rows are
-read: a number of float32 is never as large.
-"""
 MOST = float.fromhex("0x1.fffffep127")
 """The largest number of float32."""
 FEW = 20
@@ -55,149 +53,218 @@ def base(name: str) -> str:
     return re.sub(r"\[\d+\]$", "", name)
 
 
-class Cells:
-    """What a column holds, batch after batch, as numbers: nan is a gap, and a text has a code.
-
-    Codes are multiples of TEXT in the order of the texts, until all rows are read.
-    """
+class Column:
+    """A column, batch after batch: its numbers, and the texts between them by their places."""
 
     values: np.ndarray
-    """All rows, float64 [N, K]; whoever has them together sets it"""
+    """All rows, float64 [N, W], nan for a gap and a text; whoever has them together sets it"""
 
-    def __init__(self, name: str, *, are_texts: bool = False, most: float = math.inf) -> None:
-        """Take numbers for texts too if they `are_texts`; `most` different texts have a code."""
-        self.name, self.parts, self._are_texts, self._most = name, [name], are_texts, most
-        self._codes = dict[str, float]()
-        self._has_numbers = self.has_gaps = False
+    def __init__(
+        self,
+        name: str,
+        *,
+        are_texts: bool = False,
+        most: float = math.inf,
+        known: Sequence[str] = (),
+    ) -> None:
+        """Take numbers for texts too if they `are_texts`, and tell `most` so many texts apart.
 
-    def read(self, column: Column) -> np.ndarray:
-        """Return cells as float64 [N, K]."""
+        Those that are `known` come first, and are texts whatever they look like.
+        """
+        self.name, self.parts, self.known = name, [name], [*known]
+        self._are_texts, self._most = are_texts or bool(known), most
+        self.texts = {text: place for place, text in enumerate(known)}
+        """Those that there are, and their places."""
+        self._coded: list[tuple[int, np.ndarray]] = []
+        self._rows = 0
+        self.has_numbers = self.has_gaps = False
+
+    def read(self, cells: Any) -> np.ndarray:
+        """Return an array of Arrow's as float64 [N, W], nan for a gap and a text."""
         import numpy as np
 
-        values: np.ndarray
-        if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" and not self._are_texts:
-            values = column.astype(np.float64).reshape(len(column), -1)
-            for place in zip(*np.nonzero(np.abs(values) > MOST), strict=True):
-                values[place] = self._code(str(values[place]))
+        number, (flat, width) = len(cells), _flat(cells, len(self.parts) if self._rows else None)
+        if not self._rows and width > 1:
+            self.parts = [f"{self.name}[{place}]" for place in range(width)]
+        shape = number, len(self.parts)
+        values = None if self._are_texts else _numbers(flat)
+        if values is None or not np.abs(values).max(initial=0) <= MOST:
+            codes = np.full(1, -1, np.int32)
+            if values is None or np.nanmax(np.abs(values), initial=0) > MOST:
+                values, codes = self._told_apart(flat)
+            if width != shape[1]:  # lists of another length, each a text
+                values, codes = (each.repeat(shape[1]) for each in (values, codes))
+            if (codes >= 0).any():
+                self._coded.append((self._rows, codes.reshape(shape)))
+            gaps = np.isnan(values)
+            self.has_gaps = self.has_gaps or bool((gaps & (codes < 0)).any())
+            self.has_numbers = self.has_numbers or not gaps.all()
         else:
-            texts = as_texts(column)
-            codes = np.array([self._code(text) for text in texts.different], float)
-            values = codes[texts.rows].reshape(len(column), -1)
-        if (width := values.shape[1]) > 1:
-            self.parts = [f"{self.name}[{number}]" for number in range(width)]
-        if not (are_numbers := values < TEXT).all():
-            self.has_gaps = self.has_gaps or bool(np.isnan(values).any())
-        self._has_numbers = self._has_numbers or bool(are_numbers.any())
-        return values
+            self.has_numbers = self.has_numbers or number > 0
+        self._rows += number
+        return values.reshape(shape)
 
-    def _code(self, text: str) -> float:
-        text = composed(text.strip())
-        if text in MISSING:
-            return math.nan
-        if not self._are_texts and _NUMBER.fullmatch(text) and not abs(float(text)) > MOST:
-            return float(text)
-        if len(self._codes) < self._most:
-            self._codes.setdefault(text, TEXT * (1 + len(self._codes)))
-        return self._codes.get(text, TEXT * len(self._codes))
+    def _told_apart(self, cells: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return numbers, and the places of texts: -1 for a number or a gap."""
+        import numpy as np
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no row has a value."""
-        return not (self._has_numbers or self._codes)
+        texts, rows = _different(cells)
+        values, codes = np.full(len(texts) + 1, np.nan), np.full(len(texts) + 1, -1, np.int32)
+        for place, text in enumerate(map(_plain, texts)):
+            if text in MISSING and text not in self.known:
+                continue
+            if not self._are_texts and _NUMBER.fullmatch(text) and not abs(float(text)) > MOST:
+                values[place] = float(text)
+                continue
+            if len(self.texts) < self._most:
+                self.texts.setdefault(text, len(self.texts))
+            codes[place] = self.texts.get(text, len(self.texts) - 1)
+        return values[rows], codes[rows]
 
     @property
-    def texts(self) -> list[str]:
-        """Those that there are, by their codes."""
-        return [*self._codes]
+    def codes(self) -> np.ndarray:
+        """The places of the cells' texts among `texts`, int [N, W]: -1 for a number or a gap."""
+        import numpy as np
+
+        found = np.full((self._rows, len(self.parts)), -1, np.int32)
+        for start, codes in self._coded:
+            found[start : start + len(codes)] = codes
+        return found
+
+    def texts_as(self, numbers: Sequence[float]) -> None:
+        """Write a number in place of each text."""
+        import numpy as np
+
+        if self._coded:
+            codes = self.codes
+            self.values[:] = np.where(codes < 0, self.values, np.array([*numbers, 0.0])[codes])
 
     @property
     def flags(self) -> list[str]:
         """Yes and no, or true and false, that of 0 first; none where there are other texts."""
-        texts = {text.casefold() for text in self._codes}
+        texts = {text.casefold() for text in self.texts}
         return [] if self._are_texts or not texts <= _FLAGS.keys() else sorted(texts)
 
     @property
     def categories(self) -> list[str]:
-        """The texts in order of the alphabet, unless they are flags."""
-        return [] if self.flags else sorted(self._codes)
+        """The texts in order of the alphabet, or as they were known, unless they are flags."""
+        return [] if self.flags else self.known or sorted(self.texts)
 
     def number(self) -> None:
         """Write 1 and 0 in place of flags, and of other texts their places among `categories`."""
         places = {text: float(place) for place, text in enumerate(self.categories)} or _FLAGS
-        if self._codes:
-            numbers = [places.get(x, places.get(x.casefold(), 0.0)) for x in self._codes]
-            self.values[:] = replaced(self.values, numbers)
+        self.texts_as([places.get(x, places.get(x.casefold(), 0.0)) for x in self.texts])
 
-    def odd_rows(self, fix: str, *, may_have_gaps: bool = False) -> str:
+    def odd_rows(self, fix: str, row: Row, *, may_have_gaps: bool = False) -> str:
         """Return which rows hold texts that are no flags, or gaps, if any do."""
         import numpy as np
 
-        odd = [code for text, code in self._codes.items() if text.casefold() not in _FLAGS]
-        if not odd and (may_have_gaps or not self.has_gaps):
+        odd = [text.casefold() not in _FLAGS for text in self.texts]
+        if not any(odd) and (may_have_gaps or not self.has_gaps):
             return ""
-        wrong = np.isin(self.values, odd) | (np.isnan(self.values) & (not may_have_gaps))
-        (row, place), number = np.argwhere(wrong)[0], int(wrong.any(1).sum())
-        text = self.text_at(self.values[row, place])
+        codes = self.codes
+        wrong = np.array([*odd, False])[codes]
+        wrong |= np.isnan(self.values) & (codes < 0) & (not may_have_gaps)
+        (first, place), number = np.argwhere(wrong)[0], int(wrong.any(1).sum())
+        text = [*self.texts, ""][codes[first, place]]
         if _COMMA.fullmatch(text):
             fix = "write a point as the decimal sign, and no sign between thousands"
         what = f"{text[:40]!r} is not a number" if text else "has no value"
-        return f", row {row + 1}{f' and {number - 1} more' * (number > 1)}: {what}; {fix}"
+        return f", {row(first)}{f' and {number - 1} more' * (number > 1)}: {what}; {fix}"
 
-    def text_at(self, code: float) -> str:
-        """Return the text that a code stands for, none for a gap."""
-        return "" if math.isnan(code) else self.texts[int(code / TEXT) - 1]
-
-    def problem(self, most: int | None) -> str:
+    def problem(self, most: int | None, row: Row) -> str:
         """Return why the rows can't be features, of at `most` so many categories, if so."""
         if len(self.parts) > 1:
-            return self.odd_rows(FIX)
+            return self.odd_rows(FIX, row)
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
             if all(map(_DATE.fullmatch, some)):
                 fix = "give numbers of them, such as the year, the month or the days since one"
                 return f" holds dates ({some[0]}); {fix}"
-            if self._has_numbers or any(map(_AMOUNT.fullmatch, some)):
-                return self.odd_rows(_TEXTS, may_have_gaps=True)
+            if self.has_numbers or any(map(_AMOUNT.fullmatch, some)):
+                return self.odd_rows(_TEXTS, row, may_have_gaps=True)
         if most is not None and len(self.categories) > most:
-            number, is_all = len(self._codes), len(self._codes) < self._most
+            number, is_all = len(self.texts), len(self.texts) < self._most
             there = f"{number}{' or more' * (not is_all)} different texts"
             fix = f"set dataset.max_categories={number}" if is_all else "give it fewer"
             return f" holds {there} ({', '.join(some[:3])}, ...), more than {most}; {fix}"
         return ""
 
 
-def replaced(codes: np.ndarray, numbers: Sequence[float]) -> np.ndarray:
-    """Return numbers in place of the codes of texts."""
+def _flat(cells: Any, wanted: int | None) -> tuple[Any, int]:
+    """Return the numbers in lists of one length, the `wanted` one if there is, and that length."""
     import numpy as np
+    import pyarrow as pa
 
-    values: np.ndarray = codes.copy()
-    are_texts = codes >= TEXT
-    values[are_texts] = np.array(numbers)[(codes[are_texts] / TEXT).astype(int) - 1]
-    return values
+    types, found, width = pa.types, cells, 1
+    while isinstance(found.type, pa.ExtensionType) or types.is_nested(found.type):
+        if isinstance(found.type, pa.ExtensionType):
+            found = found.storage
+            continue
+        is_list = types.is_list(found.type) or types.is_large_list(found.type)
+        if found.null_count or not (is_list or types.is_fixed_size_list(found.type)):
+            return cells, 1
+        lengths = np.diff(found.offsets) if is_list else [found.type.list_size]
+        if len({*lengths}) != 1 or not lengths[0]:
+            return cells, 1
+        found, width = found.flatten(), width * int(lengths[0])
+    return (found, width) if wanted in (None, width) else (cells, 1)
 
 
-def as_texts(column: Column) -> Texts:
-    """Return cells as texts, of an array one after the other."""
-    import numpy as np
+def _numbers(cells: Any) -> np.ndarray | None:
+    """Return cells as float64 [N] if all are numbers or gaps."""
+    import pyarrow as pa
 
-    if isinstance(column, Texts):
-        return column
-    if column.dtype.kind == "O":
-        return texts_of([*map(text_of, column.flat)])
-    different, rows = np.unique(column.reshape(-1), return_inverse=True)
-    is_date = different.dtype.kind in "mM"  # of which a list has integers
-    return Texts([*map(text_of, different if is_date else different.tolist())], rows)
+    kinds = pa.types.is_temporal, pa.types.is_boolean, pa.types.is_dictionary
+    if any(is_one(cells.type) for is_one in kinds):
+        return None
+    if pa.types.is_decimal(cells.type):
+        cells = cells.cast(pa.string())
+    try:
+        found = cells if cells.type == pa.float64() else cells.cast(pa.float64(), safe=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    numbers: np.ndarray = found.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _different(cells: Any) -> tuple[list[str], np.ndarray]:
+    """Return the different cells as texts, and the place of each cell among these, -1 for none."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(cells.type):
+        texts = [None if cell is None else str(cell) for cell in cells.to_pylist()]
+        cells = pa.array(texts, pa.string())
+    elif pa.types.is_dictionary(cells.type):
+        cells = cells.dictionary_decode()
+    elif pa.types.is_null(cells.type) or pa.types.is_temporal(cells.type):
+        cells = cells.cast(pa.string())
+    found = cells.dictionary_encode()
+    rows: np.ndarray = found.indices.fill_null(-1).to_numpy()
+    return [*map(text_of, found.dictionary.to_pylist())], rows
+
+
+def texts_of(cells: Any) -> list[str]:
+    """Return cells as texts, empty for a gap."""
+    texts, rows = _different(cells)
+    return [*map([*texts, ""].__getitem__, rows)]
+
+
+def _plain(text: str) -> str:
+    """Return a text without blanks around it, nor quotes that come after a blank in a .csv."""
+    text = composed(text.strip())
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
 def text_of(cell: Any) -> str:
     """Return a cell as a .csv has it, an integer without a point."""
-    if isinstance(cell, float) and cell.is_integer():
+    if isinstance(cell, float) and cell.is_integer() and abs(cell) < 1e16:
         return f"{cell:.0f}"
     return cell.decode(errors="replace") if isinstance(cell, bytes) else str(cell)
 
 
 def read_as_known(
-    columns: Mapping[str, Column], encoded: Mapping[str, Mapping[str, Any]]
+    columns: Mapping[str, Any], encoded: Mapping[str, Mapping[str, Any]]
 ) -> tuple[np.ndarray, dict[int, str], dict[str, Counter[str]]]:
     """Return new rows as a run has them, float64 [N, K], see `memory.Encoder`.
 
@@ -207,23 +274,24 @@ def read_as_known(
     import numpy as np
 
     found, wrong, unknown = list[np.ndarray](), dict[int, str](), dict[str, Counter[str]]()
-    for name, column in columns.items():
+    for name, cells in columns.items():
         how = encoded.get(name, {})
-        cells = Cells(name, are_texts="categories" in how)
-        codes = cells.read(column)
+        column = Column(name, are_texts="categories" in how)
+        column.values = column.read(cells).copy()
+        codes, texts = column.codes, [*column.texts, ""]
         if "categories" in how:
             known = {text: float(place) for place, text in enumerate(how["categories"])}
-            numbers = [known.get(text, -1.0) for text in cells.texts]
+            column.texts_as([known.get(text, -1.0) for text in column.texts])
+            if (new := codes[column.values == -1]).size:
+                unknown[name] = Counter(map(texts.__getitem__, new.tolist()))
+            if None not in how["categories"] and column.has_gaps:
+                unknown.setdefault(name, Counter())[""] = int((codes < 0).sum())
         else:
-            numbers = [_FLAGS.get(text.casefold(), math.inf) for text in cells.texts]
-        found.append(replaced(codes, numbers))
-        if (new := codes[found[-1] == -1]).size and "categories" in how:
-            unknown[name] = Counter(map(cells.text_at, new.tolist()))
-        if "categories" in how and None not in how["categories"] and cells.has_gaps:
-            unknown.setdefault(name, Counter())[""] = int(np.isnan(codes).sum())
+            column.texts_as([_FLAGS.get(text.casefold(), math.inf) for text in column.texts])
+        found.append(column.values)
         odd = np.isinf(found[-1]) | (np.isnan(found[-1]) & how.keys().isdisjoint(_FILLED))
         for row, place in np.argwhere(odd).tolist():
-            text = cells.text_at(codes[row, place])[:40]
+            text = texts[codes[row, place]][:40]
             what = f"holds {text!r}, which is not a number" if text else _NO_VALUE
             wrong.setdefault(row, f"column {name} {what}")
     return np.concatenate(found, axis=1), wrong, unknown
@@ -234,20 +302,6 @@ def unknown_texts(name: str, unknown: Iterable[str | None], rows: int = 0) -> st
     texts = listed([repr(text) if text else "a gap" for text in unknown], 5)
     where = f" ({rows} rows)" * bool(rows)
     return f"column {name}: no training row has {texts}{where}: they are 0 in all its categories"
-
-
-def numbers_of(path: Path, columns: Mapping[str, Column]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return columns as float64 [N, K], and the names of these. Raise DataError for others."""
-    import numpy as np
-
-    every = [Cells(name) for name in columns]
-    for each in every:
-        each.values = each.read(columns[each.name])
-    refuse(path, {each.name: each.odd_rows(FIX) for each in every})
-    for each in every:
-        each.number()
-    numbers = np.concatenate([each.values for each in every], axis=1)
-    return np.ascontiguousarray(numbers), tuple(part for each in every for part in each.parts)
 
 
 def refuse(path: Path, wrong: Mapping[str, str], more: str = "") -> None:
@@ -290,37 +344,38 @@ def _are_ids(values: np.ndarray) -> bool:
     )
 
 
-def classes_of(path: Path, cells: Cells) -> tuple[np.ndarray, tuple[str, ...]]:
+def classes_of(path: Path, column: Column, row: Row) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the class of each row, int64 [N], and the classes' names.
 
-    These are texts in order of the alphabet, or integers by their value. Raise DataError for what
-    is not a class.
+    These are as they are known, or texts in order of the alphabet, or integers by their value.
+    Raise DataError for a cell that is not a class.
     """
     import numpy as np
 
-    if (number := len(cells.parts)) > 1:
+    if (number := len(column.parts)) > 1:
         what = f"has {number} numbers in each row; a class is one"
-        raise DataError(f"{path}: column {cells.name} {what}")
-    values, texts, at = cells.values[:, 0], cells.texts, f"{path}: column {cells.name}, row"
+        raise DataError(f"{path}: column {column.name} {what}")
+    codes, texts, at = column.codes[:, 0], [*column.texts], f"{path}: column {column.name}, "
     names = dict(zip(texts, texts, strict=True))
-    if cells.has_gaps:
-        row = int(np.isnan(values).argmax())
+    if column.has_gaps:
         fix = "give it a class, remove the row, or write another word if it is one"
-        raise DataError(f"{at} {row + 1}: is empty, or NA or such; {fix}")
+        raise DataError(f"{at}{row(int((codes < 0).argmax()))}: is empty, or NA or such; {fix}")
     key: Callable[[str], Any] | None = None
-    if are_numbers(texts) and not any(map(_PADDED.match, texts)):
-        if fraction := next((text for text in texts if not float(text).is_integer()), None):
-            row = int((values == TEXT * (1 + texts.index(fraction))).argmax())
-            what = f"{fraction} is not a class, which is an integer or a text"
-            fix = "fix it, or use task=regression"
-            raise DataError(f"{at} {row + 1}: {what}; {fix}")
+    wrong, what = list[str](), ""
+    if column.known:
+        wrong, what = texts[len(column.known) :], "is none of the classes that the column declares"
+    elif are_numbers(texts) and not any(map(_PADDED.match, texts)):
+        wrong = [text for text in texts if not float(text).is_integer()]
+        what = "is not a class, which is an integer or a text; fix it, or use task=regression"
         key = lambda text: (float(text), text)  # noqa: E731
         if all(map(_INTEGER.fullmatch, texts)):
             names, key = {text: str(int(text.partition(".")[0])) for text in texts}, int
-    found = sorted({*names.values()}, key=key)
-    places = {each: float(place) for place, each in enumerate(found)}
-    classes = replaced(values, [places[names[text]] for text in texts])
-    return classes.astype(np.int64), tuple(found)
+    if wrong:
+        first = int((codes == texts.index(wrong[0])).argmax())
+        raise DataError(f"{at}{row(first)}: {wrong[0]} {what}")
+    found = column.known or sorted({*names.values()}, key=key)
+    places = {each: place for place, each in enumerate(found)}
+    return np.array([places[names[text]] for text in texts], np.int64)[codes], tuple(found)
 
 
 def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:
@@ -333,14 +388,14 @@ def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[
         raise DataError(f"{path}: column {name}: {what}; name another by dataset.targets")
 
 
-def check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:
-    """Raise DataError for what is neither 0 nor 1."""
+def check_labels(path: Path, column: Column, row: Row) -> None:
+    """Raise DataError for a number that is neither 0 nor 1."""
     import numpy as np
 
-    wrong = (values != 0) & (values != 1)
+    wrong = (column.values != 0) & (column.values != 1)
     if wrong.any():
-        row, column = np.argwhere(wrong)[0]
+        first, place = np.argwhere(wrong)[0]
         raise DataError(
-            f"{path}: column {names[column]}, row {row + 1}: {values[row, column]:g} is not a"
-            " label, which is 0 or 1; fix it, or use task=regression"
+            f"{path}: column {column.parts[place]}, {row(first)}: {column.values[first, place]:g}"
+            " is not a label, which is 0 or 1; fix it, or use task=regression"
         )

@@ -7,15 +7,15 @@ import functools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from expt import progress
-from expt.data.cache import digest, filled, of_content, state_of
+from expt.data.cache import digest, filled, state_of
 from expt.data.columns import (
     FIX,
-    Cells,
+    Column,
     base,
     check_labels,
     check_learnable,
@@ -23,12 +23,14 @@ from expt.data.columns import (
     counts_rows,
     refuse,
 )
-from expt.data.table_files import SMALL, Batch, TableFile, open_table
+from expt.data.table_files import Table, files_of, fingerprint, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 
 if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
     import numpy as np
 
+Read: TypeAlias = "tuple[dict[str, Any], np.ndarray]"
+"""The description of rows that were read, and their classes [N], if there are any."""
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 _INDEX, _COUNTER = "the index of pandas, or without a name", "counts the rows"
 _EMPTY = "has no values"
@@ -91,14 +93,23 @@ class Rows(NamedTuple):
     """What features become that are texts or have gaps, see `memory.Encoder`."""
     scales: Mapping[str, tuple[float, float]] = {}
     """The mean and deviation that columns are standardised by."""
+    parts: Mapping[str, int] = {}
+    """Of a table that comes in train, val and test, the number of rows in each."""
+
+    def places(self) -> dict[str, np.ndarray]:
+        """Return where the rows of each part are."""
+        import numpy as np
+
+        ends = np.cumsum([*self.parts.values()])
+        return dict(zip(self.parts, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
 
 
 class Wanted(NamedTuple):
     """What is taken of a table."""
 
     targets: tuple[str, ...]
-    features: tuple[str, ...]
-    """empty: all other columns that are features"""
+    features: tuple[str, ...] | None
+    """None: all other columns that are features"""
     kind: str
     """of the task's targets"""
     categories: tuple[str, ...] = ()
@@ -108,33 +119,47 @@ class Wanted(NamedTuple):
 
 
 def load(path: Path, wanted: Wanted) -> Rows:
-    """Return the rows of a table, the first of what a run takes of its file.
+    """Return the rows of a table in a file or folder, the first of what a run takes of it.
 
     Raise ConfigError for columns that are not there, DataError for a file or a cell that cannot be
     read, and to learn from for classes of which nothing can be learned.
     """
-    return _load(path, tuple(state_of(path)), wanted)
+    return _load(path, _state(path), wanted)
+
+
+def _state(path: Path) -> tuple[object, ...]:
+    return tuple((str(each), *state_of(each)) for each in files_of(path))
 
 
 @functools.lru_cache(maxsize=1)  # the driver checks it for each run of a sweep
-def _load(path: Path, state: tuple[int, ...], wanted: Wanted) -> Rows:
-    if state[0] >= SMALL:
-        words = str(path.resolve()), repr(wanted)
-        name = f"table-{digest(words)}.{of_content([path])}"
-        if found := filled(name, lambda folder: _save(path, state, wanted, folder), _entry):
-            return found
+def _load(path: Path, state: tuple[object, ...], wanted: Wanted) -> Rows:
+    def read(file: IO[bytes]) -> Read:
+        found = read_rows(open_table(path), wanted, file)
+        if _state(path) != state:
+            raise DataError(
+                f"{path}: has changed while it was read; start again once it is written"
+            )
+        return found
+
+    return kept(f"table-{digest((str(path.resolve()), repr(wanted)))}.{fingerprint(path)}", read)
+
+
+def kept(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
+    """Return the rows that `read` writes into a file, mapped from the cache if that can be."""
+
+    def write(folder: Path) -> None:
+        import numpy as np
+
+        with (folder / "numbers").open("w+b") as file:
+            about, classes = read(file)
+            os.fsync(file.fileno())
+        np.save(folder / "classes.npy", classes)
+        (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+    if found := filled(name, write, _entry):
+        return found
     with open(os.memfd_create("table"), "w+b") as file:
-        return _rows(*_read(path, state, wanted, file), file)
-
-
-def _save(path: Path, state: tuple[int, ...], wanted: Wanted, folder: Path) -> None:
-    import numpy as np
-
-    with (folder / "numbers").open("w+b") as file:
-        about, classes = _read(path, state, wanted, file)
-        os.fsync(file.fileno())
-    np.save(folder / "classes.npy", classes)
-    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        return rows_of(*read(file), file)
 
 
 def _entry(folder: Path) -> Rows | None:
@@ -143,17 +168,17 @@ def _entry(folder: Path) -> Rows | None:
     with contextlib.suppress(OSError, ValueError, EOFError):
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         with (folder / "numbers").open("rb") as file:
-            return _rows(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
+            return rows_of(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
     return None
 
 
-def _rows(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
+def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
+    """Return the rows that were read into a file, which they map."""
     numbers, names = _mapped(file, about["shape"]), tuple(about["class_names"])
-    (target_places, targets), (places, features) = (
-        zip(*about[kind], strict=True) for kind in ("targets", "features")
-    )
+    target_places, targets = zip(*about["targets"], strict=True)
+    places, features = zip(*about["features"], strict=True) if about["features"] else ((), ())
     answers = classes if names else Chosen(numbers, target_places)
-    more = {name: about[name] for name in ("left_out", "texts", "gaps", "flags")}
+    more = {name: about[name] for name in ("left_out", "texts", "gaps", "flags", "parts")}
     return Rows(Chosen(numbers, places), answers, features, targets, names, **more)
 
 
@@ -164,70 +189,59 @@ def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarra
     return np.memmap(file, float, mode, shape=tuple(shape))
 
 
-def _read(
-    path: Path, state: tuple[int, ...], wanted: Wanted, file: IO[bytes]
-) -> tuple[dict[str, Any], np.ndarray]:
+def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     """Write the numbers of a table; return what they are, and the classes [N] if there are any."""
     import numpy as np
 
-    table = open_table(path)
-    columns, left_out = _candidates(table, wanted)
-    texts = [*wanted.categories, *(wanted.targets if wanted.kind == "class" else ())]
+    names, left_out = _candidates(table, wanted)
+    texts = {*wanted.categories, *(wanted.targets if wanted.kind == "class" else ())}
+    known = table.classes if wanted.kind == "class" else {}
     most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
-    targets = [Cells(x, are_texts=x in texts) for x in wanted.targets]
-    features = [Cells(x, are_texts=x in wanted.categories, most=most) for x in columns]
+    targets = [Column(x, are_texts=x in texts, known=known.get(x, ())) for x in wanted.targets]
+    features = [Column(x, are_texts=x in wanted.categories, most=most) for x in names]
     every = [*targets, *features]
-    with progress.phase(f"reading {path}", table.size) as here:
-        for batch in table.batches([*dict.fromkeys(each.name for each in every)], texts):
-            _refuse_damaged(table, batch, here.done)
-            found = [each.read(batch.columns[each.name]) for each in every]
+    with progress.phase(f"reading {table.path}", table.size) as here:
+        for batch in table.batches([*dict.fromkeys(each.name for each in every)]):
+            found = [each.read(batch.column(each.name)) for each in every]
             file.write(np.ascontiguousarray(np.concatenate(found, axis=1)).data)
-            here.done += batch.size
+            here.done += batch.num_rows
     if not here.done:
-        raise DataError(f"{path}: has no rows; give it some")
-    if tuple(state_of(path)) != state:
-        raise DataError(f"{path}: has changed while it was read; start again once it is written")
+        raise DataError(f"{table.path}: has no rows; give it some")
     parts = [(part, each.name) for each in every for part in each.parts]
     numbers, start = _mapped(file, (here.done, len(parts)), "r+"), 0
     for each in every:
         each.values = numbers[:, start : start + len(each.parts)]
         start += len(each.parts)
-    classes, class_names = _answers(path, wanted, targets)
-    left_out |= _left_out(path, wanted, features)
+    classes, class_names = _answers(table, wanted, targets)
+    left_out |= _left_out(table, wanted, features)
     number = sum(len(each.parts) for each in targets)
     places = [(place, part) for place, (part, name) in enumerate(parts) if name not in left_out]
     about = {"shape": numbers.shape, "class_names": class_names, "left_out": left_out}
-    about |= {"targets": places[:number], "features": places[number:]}
-    return about | _number(features), classes
-
-
-def _number(features: Sequence[Cells]) -> dict[str, Any]:
-    """Write numbers in place of texts, and return what these are and where gaps are, by name."""
+    about |= {"parts": table.parts, "targets": places[:number], "features": places[number:]}
     for each in features:
         each.number()
-    parts = [(part, each) for each in features for part in each.parts]
-    return {
-        "texts": {part: each.categories for part, each in parts if each.categories},
-        "flags": {part: each.flags for part, each in parts if each.flags},
-        "gaps": [part for part, each in parts if each.has_gaps],
-    }
+    told = [(part, each) for each in features for part in each.parts]
+    about["texts"] = {part: each.categories for part, each in told if each.categories}
+    about["flags"] = {part: each.flags for part, each in told if each.flags}
+    about["gaps"] = [part for part, each in told if each.has_gaps]
+    return about, classes
 
 
-def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
+def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]]:
     """Return the columns that may be features, and why others are none if nobody has named any."""
     path, names, targets = table.path, table.names, wanted.targets
     # A run's features may be the columns of an array.
-    features = [*dict.fromkeys(x if x in names else base(x) for x in wanted.features)]
+    features = [*dict.fromkeys(x if x in names else base(x) for x in wanted.features or ())]
     named = {"targets": targets, "features": features}
     if wanted.limit is not None:
-        named |= {"features": wanted.features, "categories": wanted.categories}
-        refuse_twice({"targets": targets, "features": wanted.features})
+        named |= {"features": wanted.features or (), "categories": wanted.categories}
+        refuse_twice({"targets": targets, "features": wanted.features or ()})
     for key, chosen in named.items():
         for name in chosen:
             if name not in names:
                 has = f"no such column, it has {listed(names)}.{did_you_mean(name, names)}"
                 raise ConfigError(f"dataset.{key}={name}: {path} has {has}")
-    if features:
+    if wanted.features is not None:
         return features, {}
     index = table.index - {*targets}
     if found := [name for name in names if name not in {*index, *targets}]:
@@ -235,18 +249,8 @@ def _candidates(table: TableFile, wanted: Wanted) -> tuple[list[str], dict[str, 
     raise ConfigError(f"dataset.features: {path} has only targets; give it other columns")
 
 
-def _refuse_damaged(table: TableFile, batch: Batch, before: int = 0) -> None:
-    """Raise DataError for rows with too few or too many cells; `before` rows came before these."""
-    for place, why in batch.damaged.items():
-        header, cause = ", ".join(table.names)[:60], f"a {table.sign!r} in a cell needs quotes"
-        raise DataError(
-            f"{table.path}: row {before + place + 1} {why}, which line 1 names ({header}); {cause},"
-            " a decimal sign is a point"
-        )
-
-
 def _answers(
-    path: Path, wanted: Wanted, targets: Sequence[Cells]
+    table: Table, wanted: Wanted, targets: Sequence[Column]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the classes [N] and their names, if any, and write the numbers of flags.
 
@@ -254,29 +258,31 @@ def _answers(
     """
     import numpy as np
 
+    path = table.path
     if wanted.kind == "class":
         (target,) = targets
-        classes, names = classes_of(path, target)
-        if wanted.limit is not None:
+        classes, names = classes_of(path, target, table.row)
+        if wanted.limit is not None and wanted.features != ():
             check_learnable(path, target.name, classes, names)
         return classes, names
     fix = _LABELS if wanted.kind == "labels" else f"{FIX}, or use task=classification for classes"
-    refuse(path, {each.name: each.odd_rows(fix) for each in targets})
+    refuse(path, {each.name: each.odd_rows(fix, table.row) for each in targets})
     for each in targets:
         each.number()
         if wanted.kind == "labels":
-            check_labels(path, each.parts, each.values)
+            check_labels(path, each, table.row)
     return np.empty(0, np.int64), ()
 
 
-def _left_out(path: Path, wanted: Wanted, features: Sequence[Cells]) -> dict[str, str]:
+def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[str, str]:
     """Return why columns that nobody chose are no features: they number the rows, or are empty.
 
     Raise where others can't be used, or there are no others.
     """
-    wrong = {each.name: each.problem(wanted.limit) for each in features}
-    empty = [each.name for each in features if each.is_empty]
-    if wanted.features:
+    path = table.path
+    wrong = {each.name: each.problem(wanted.limit, table.row) for each in features}
+    empty = [each.name for each in features if not (each.has_numbers or each.texts)]
+    if wanted.features is not None:
         learns = wanted.limit is not None
         refuse(path, wrong | dict.fromkeys(empty * learns, f" {_EMPTY}; leave it out"))
         return {}

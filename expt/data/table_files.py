@@ -1,102 +1,95 @@
-"""Tables as they lie in files: a .csv, .tsv, .npz or .parquet, in batches of rows; no torch."""
+"""Tables as Arrow reads them: a .csv, .tsv, .npz, .parquet or a folder of them; no torch."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import itertools
 import re
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
 
+from expt.data.cache import of_content, of_files
+from expt.data.image_files import files_below
 from expt.data.plain_text import not_utf8, opened
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     import numpy as np
 
-SMALL = 1 << 18
-"""Bytes that are read sooner than pyarrow is imported."""
-_BYTES = 1 << 23
-"""Of a .csv that are read at a time."""
-_ROWS = 1 << 16
-"""Rows of another file."""
-SIGNS = ",;\t|"
-"""What stands between the cells of a text, the first if several might."""
-_BLANK = b' \t"\r\n\v\f'
-"""What the rows are made of by which spreadsheets end a file, besides that sign."""
+Batch: TypeAlias = Any  # of pyarrow
+_BYTES = 1 << 24
+"""Bytes of a .csv that are read at a time."""
+_CELLS = 1 << 21
+"""Cells of another file that are read at a time."""
+SEPARATORS = ",;\t|"
+"""Characters between the cells of a text; the first if several are possible."""
 MISSING = frozenset(
     "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|"
     "NaT|null|".split("|")
 )
 """Texts that pandas reads as no value."""
 _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
-"""What pandas calls a column without a name, which is where it writes its index."""
+"""Names that pandas gives to a column without a name, such as the index that it writes."""
 
 
-@dataclass(frozen=True)
-class Texts:
-    """A column of texts."""
-
-    different: Sequence[str]
-    rows: np.ndarray
-    """which of them each row has, int [N]"""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: Any) -> str:
-        return str(self.different[self.rows[row]])
-
-
-Column: TypeAlias = "Texts | np.ndarray"
-"""A cell for each row: an array [N], of an .npz [N, K] too."""
-
-
-class Batch(NamedTuple):
-    """Some rows of a table."""
-
-    columns: Mapping[str, Column]
-    """those that were asked for"""
-    size: int
-    damaged: Mapping[int, str] = {}
-    """why rows have no cells, by their place"""
-
-
-class TableFile(ABC):
+class Table(ABC):
     """A table, of which only the names of the columns are read at first."""
 
-    index: frozenset[str] = frozenset()
-    """the columns that pandas wrote as its index, or without a name"""
     size = 0
-    """the number of its rows, where it is known before they are read"""
-    sign = SIGNS[0]
-    """what stands between cells"""
+    """the number of its rows, if it is known before they are read"""
+    separator = SEPARATORS[0]
+    """the character between cells"""
+    classes: Mapping[str, Sequence[str]] = {}
+    """the classes of columns that declare theirs, in order"""
+    parts: Mapping[str, int] = {}
+    """the number of rows in each file or split, by its name, if there are several"""
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
-        """Raise DataError where the columns have no names of their own."""
+        """Raise DataError where two columns have one name."""
         self.path, self.names = path, _names(path, names)
-        self.index = frozenset(filter(_UNNAMED.fullmatch, self.names))
+        self.index = {*filter(_UNNAMED.fullmatch, self.names)}
+        """the columns that pandas wrote as its index, or without a name"""
 
-    def batches(self, names: Sequence[str], texts: Collection[str] = ()) -> Iterator[Batch]:
-        """Yield the columns `names`, of which `texts` are not taken for numbers.
+    def batches(
+        self, names: Sequence[str], damaged: dict[int, str] | None = None
+    ) -> Iterator[Batch]:
+        """Yield batches of the columns `names`.
 
-        Raise DataError for a damaged file.
+        A row with too few or too many cells is one of gaps; the reason is put into `damaged` by its
+        number, from 0. Raise DataError for it without `damaged`, and for a damaged file.
         """
+        found = dict[int, str]() if damaged is None else damaged
         with _reading(self.path):
-            yield from self._batches(names, texts)
+            for batch in self._batches(names, found):
+                if damaged is None and found:
+                    row, why = min(found.items())
+                    header = ", ".join(self.names)[:60]
+                    raise DataError(
+                        f"{self.path}: {self.row(row)} {why}, which line 1 names ({header}); a"
+                        f" {self.separator!r} in a cell needs quotes, a decimal sign is a point"
+                    )
+                yield batch
+
+    def row(self, number: int) -> str:
+        """Return how a person finds a row, by its number from 0."""
+        for part, size in self.parts.items():
+            if number < size:
+                return f"row {number + 1} of {part}"
+            number -= size
+        return f"row {number + 1}"
 
     @abstractmethod
-    def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]: ...
+    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]: ...
 
 
-def open_table(path: Path) -> TableFile:
-    """Return the table in a file. Raise ConfigError for another kind, DataError for no table."""
+def open_table(path: Path) -> Table:
+    """Return the table in a file or folder. Raise ConfigError for another kind of file."""
+    if path.is_dir():
+        return _Folder(path)
     kind = _KINDS.get(path.suffix.lower())
     if kind is None:
         known = ", ".join(_KINDS)
@@ -105,11 +98,42 @@ def open_table(path: Path) -> TableFile:
         return kind(path)
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a table, those of a folder in the order of the numbers in their names.
+
+    Raise DataError where there are none, or of several kinds.
+    """
+    if path.is_file():
+        return [path]
+    found = [Path(each) for each in files_below(path, (*_KINDS,)) if Path(each).name[0] != "_"]
+    if len(kinds := sorted({each.suffix.lower() for each in found})) != 1:
+        what = f"holds {' and '.join(kinds) or 'no ' + ', '.join(_KINDS)}; keep one kind there"
+        what = what if path.is_dir() else "there is no such file or folder"
+        raise DataError(f"dataset.path={path}: {what}")
+    return sorted(found, key=lambda each: [*map(_order, re.split(r"(\d+)", str(each)))])
+
+
+def fingerprint(path: Path) -> str:
+    """Return a digest of the content of a table; of a folder the names in it count, too."""
+    files = files_of(path)
+    if path.is_file():
+        return of_content(files)
+    return of_files(path, [str(each.relative_to(path)) for each in files])
+
+
+def _order(part: str) -> tuple[int, str]:
+    return int(part) if part.isdecimal() else -1, part
+
+
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
+    except DataError:
+        raise
     except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as e:
+        if "invalid UTF8" in str(e):
+            raise not_utf8(path) from e
         raise DataError(f"{path} cannot be read as a {path.suffix} ({first_line(e)})") from e
 
 
@@ -121,13 +145,12 @@ def _names(path: Path, first: Iterable[str]) -> list[str]:
     return names
 
 
-class Arrays(TableFile):
-    """Arrays by name."""
+class Arrays(Table):
+    """Arrays by name, of which one [rows, numbers] is a column of lists."""
 
     def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        """Raise DataError for what are no columns of one length."""
+        """Raise DataError for arrays that are no columns of one length."""
         super().__init__(path, arrays)
-        self._arrays = dict(zip(self.names, arrays.values(), strict=True))
         for name, array in arrays.items():
             if array.ndim not in (1, 2) or not array[:1].size:
                 raise DataError(
@@ -137,15 +160,22 @@ class Arrays(TableFile):
         lengths = {name: len(array) for name, array in arrays.items()}
         if len({*lengths.values()}) > 1:
             raise DataError(f"{path}: its arrays differ in their rows: {lengths}")
-        self.size = len(next(iter(arrays.values())))
+        import pyarrow as pa
 
-    def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
-        for start in range(0, self.size, _ROWS):
-            found = {name: self._arrays[name][start : start + _ROWS] for name in names}
-            yield Batch(found, len(found[names[0]]))
+        columns = [
+            pa.FixedSizeListArray.from_arrays(pa.array(each.reshape(-1)), each.shape[1])
+            if each.ndim == 2
+            else pa.array(each)
+            for each in arrays.values()
+        ]
+        self._table = pa.table(columns, self.names)
+        self.size = self._table.num_rows
+
+    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
+        yield from self._table.select([*names]).to_batches(_CELLS // len(names) + 1)
 
 
-def _npz(path: Path) -> TableFile:
+def _npz(path: Path) -> Table:
     import numpy as np
 
     with path.open("rb") as content, np.lib.npyio.NpzFile(content) as file:
@@ -157,7 +187,7 @@ def _npz(path: Path) -> TableFile:
     return Arrays(path, arrays)
 
 
-class _Parquet(TableFile):
+class _Parquet(Table):
     """A file of Arrow's types."""
 
     def __init__(self, path: Path) -> None:
@@ -171,194 +201,135 @@ class _Parquet(TableFile):
         self.size = self._file.metadata.num_rows
         self._there = dict(zip(self.names, schema.names, strict=True))
 
-    def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
-        there = {name: self._there[name] for name in names}
-        for batch in self._file.iter_batches(_ROWS, columns=[*there.values()]):
-            found = {x: _of_arrow(batch.column(name), x in texts) for x, name in there.items()}
-            yield Batch(found, batch.num_rows)
+    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
+        there, number = [self._there[name] for name in names], _CELLS // len(names) + 1
+        for batch in self._file.iter_batches(number, columns=there):
+            yield batch.select(there).rename_columns([*names])
 
 
-def _of_arrow(array: Any, is_text: bool = False) -> Column:
-    """Return an array of Arrow's, with nan or an empty text where there is no value."""
-    from pyarrow import DictionaryType, string, types
-
-    if isinstance(array.type, DictionaryType):
-        array = array.dictionary_decode()
-    if is_text and array.null_count and types.is_integer(array.type):  # floats merge large ones
-        array = array.cast(string())
-    if types.is_string(array.type) or types.is_large_string(array.type):
-        found = array.fill_null("").dictionary_encode()
-        return Texts(found.dictionary.to_pylist(), found.indices.to_numpy())
-    values: np.ndarray = array.to_numpy(zero_copy_only=False)
-    return values
-
-
-class _Csv(TableFile):
-    """Texts with one of SIGNS between them; the first line names the columns."""
+class _Folder(Table):
+    """Files of one kind one after the other; a folder `key=value`, as Hive has it, is a column."""
 
     def __init__(self, path: Path) -> None:
-        with opened(path):  # it refuses an archive, and UTF-16
-            self.path, self.sign = path, _sign(path)
-        self._start, self._gaps = 0, list[str]()
-        names = next(_rows(path, self._header(), self.sign), None)
-        if not names:
+        self._files = {str(file.relative_to(path)): file for file in files_of(path)}
+        first = next(iter(self._files))
+        table = open_table(self._files[first])
+        super().__init__(path, [*table.names, *_of_folders(first)])
+        self.index, self.separator = table.index, table.separator
+
+    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
+        import pyarrow as pa
+
+        self.parts = parts = dict[str, int]()
+        for part, file in self._files.items():
+            table, constant, done = open_table(file), _of_folders(part), sum(parts.values())
+            if missing := {*names} - {*table.names, *constant}:
+                raise DataError(f"{file}: has no column {min(missing)}, which other files have")
+            there, wrong = [x for x in names if x not in constant], dict[int, str]()
+            parts[part] = 0
+            for batch in table.batches(there or table.names[:1], wrong):
+                size = batch.num_rows
+                same = {x: pa.array([text] * size, pa.string()) for x, text in constant.items()}
+                columns = [same[x] if x in same else batch.column(x) for x in names]
+                parts[part] += size
+                damaged |= {done + row: why for row, why in wrong.items()}
+                yield pa.record_batch(columns, [*names])
+
+
+def _of_folders(path: str) -> dict[str, str | None]:
+    """Return the columns that the folders of a file stand for."""
+    pairs = (folder.split("=", 1) for folder in Path(path).parts[:-1] if "=" in folder)
+    return {
+        key: None if text == "__HIVE_DEFAULT_PARTITION__" else unquote(text) for key, text in pairs
+    }
+
+
+class _Csv(Table):
+    """Texts with one of SEPARATORS between them; the first line names the columns."""
+
+    def __init__(self, path: Path) -> None:
+        with opened(path), path.open("rb") as file:  # it refuses an archive, and UTF-16
+            head = b"".join(itertools.islice(file, 8))
+        self._longest = max(map(len, head.splitlines()), default=0)
+        found = {each: _header(head, each) for each in SEPARATORS}
+        self.separator = max(found, key=lambda each: found[each][:2])
+        if not (names := found[self.separator][2]):
             raise DataError(f"{path}: is empty; its first line names the columns")
         super().__init__(path, names)
+        self._there = dict(zip(self.names, names, strict=True))
 
-    def _header(self) -> Iterator[str]:
-        for line in _lines(block for _, block in _blocks(self.path, self.sign)):
-            self._start += len(line.encode())
-            yield line.removeprefix("\ufeff")
+    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
+        """Yield all cells as texts: which of them are numbers is decided in `columns`."""
+        import pyarrow as pa
+        from pyarrow import csv
 
-    def _batches(self, names: Sequence[str], texts: Collection[str]) -> Iterator[Batch]:
-        known, blocks = {*texts}, _blocks(self.path, self.sign, self._start)
-        for start, block in blocks:
-            is_plain = _is_plain(block, self.sign)
-            if is_plain and (found := self._by_pyarrow(block, names, known)):
-                yield found
-                continue
-            # From another block on only Python's csv knows where a row ends.
-            rest = () if is_plain else (each for _, each in blocks)
-            yield from self._by_csv(_lines(itertools.chain([block], rest)), start, names)
-
-    def _by_pyarrow(self, block: bytes, names: Sequence[str], texts: set[str]) -> Batch | None:
-        """Return what pyarrow reads, unless it refuses a row; add to `texts` what is no numbers."""
-        # It reads 0x10 as 16; to look for one byte first takes no time.
-        if len(block) < SMALL or any(x in block and b"0" + x in block for x in (b"x", b"X")):
-            return None
-        from pyarrow import ArrowInvalid, py_buffer, string, types
-        from pyarrow import csv as arrow
-
-        with contextlib.suppress(ArrowInvalid):
-            while True:
-                found = arrow.read_csv(
-                    py_buffer(block),
-                    arrow.ReadOptions(column_names=self.names),
-                    arrow.ParseOptions(delimiter=self.sign, newlines_in_values=b'"' in block),
-                    arrow.ConvertOptions(
-                        column_types=dict.fromkeys(texts, string()),
-                        include_columns=names,
-                        null_values=self._gaps,
-                    ),
-                )
-                are_numbers = types.is_integer, types.is_floating, types.is_null
-                others = {x.name for x in found.schema if not any(f(x.type) for f in are_numbers)}
-                if others <= texts:
-                    columns = {name: _of_arrow(found[name].combine_chunks()) for name in names}
-                    return Batch(columns, found.num_rows)
-                if self._gaps:
-                    texts |= others
-                self._gaps = [*MISSING]  # looking for them takes time, so only where it is needed
-        return None
-
-    def _by_csv(self, lines: Iterable[str], start: int, names: Sequence[str]) -> Iterator[Batch]:
-        rows = _rows(self.path, lines, self.sign, start)
-        while several := list(itertools.islice(rows, _ROWS)):
-            damaged = {}
-            for place, row in enumerate(several):
-                if len(row) != len(self.names):
-                    damaged[place] = f"has {len(row)} cells for {len(self.names)} columns"
-                    several[place] = [""] * len(self.names)
-            cells = dict(zip(self.names, zip(*several, strict=True), strict=True))
-            yield Batch({name: texts_of(cells[name]) for name in names}, len(several), damaged)
+        there, odd, done = [self._there[name] for name in names], list[Any](), 0
+        blank, held = b" \t\r\n" + self.separator.encode(), list[Batch]()
+        with self.path.open("rb") as file:
+            quotes = sum(block.count(b'"') for block in iter(lambda: file.read(_BYTES), b""))
+            file.seek(max(0, file.tell() - 4096))
+            ends_blank = not (file.read().splitlines() or [b""])[-1].strip(blank)
+        reader = csv.open_csv(
+            self.path,
+            # Several threads would not count the rows.
+            csv.ReadOptions(use_threads=False, block_size=max(_BYTES, 8 * self._longest)),
+            _how(self.separator, odd),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(there, pa.string()),
+                include_columns=there,
+                null_values=[*MISSING],
+                strings_can_be_null=True,
+            ),
+        )
+        last = pa.RecordBatch.from_pylist([], reader.schema)
+        for batch in itertools.chain(reader, [last]):
+            places: list[int | None] = [*range(batch.num_rows)] if odd else []
+            while odd and (batch is last or odd[0].number - 2 <= done + len(places)):
+                row = odd.pop(0)
+                places.insert(row.number - 2 - done, None)
+                if row.text.strip():
+                    what = f"has {row.actual_columns} cells for {len(self.names)} columns"
+                    damaged[row.number - 2] = what
+            found = batch.take(pa.array(places, pa.int64())) if None in places else batch
+            done += (filled := found.num_rows)
+            found = found.rename_columns([*names])
+            while ends_blank and filled:
+                if any((x[filled - 1].as_py() or "").strip() for x in found.columns):
+                    break
+                filled -= 1
+            yield from [*held, found.slice(0, filled)] if filled else []
+            held = [found.slice(filled)] if filled else [*held, found]
+        if quotes % 2:
+            where = f"{self.path}: {self.row(done - 1)}"
+            raise DataError(f"{where}: a quote is not closed up to the end of the file")
 
 
-def _sign(path: Path) -> str:
-    """Return the sign that divides the first two rows into as many cells, the most; or a comma."""
-    _, block = next(_blocks(path, SIGNS), (0, b""))
-    found = dict.fromkeys(SIGNS, (False, 1))
-    for sign in SIGNS:
-        with contextlib.suppress(csv.Error):  # what is in quotes may end with another sign
-            rows = [*itertools.islice(filter(None, _reader(_lines([block]), sign)), 2)]
-            number = len(rows[0]) if rows else 0
-            fits = sign == "," or all(len(row) == number for row in rows)
-            found[sign] = fits and number > 1, number
-    return max(found, key=lambda sign: found[sign])
+def _how(separator: str, odd: list[Any]) -> Any:
+    """Return how pyarrow finds cells; rows with too few or too many come into `odd`."""
+    from pyarrow import csv
+
+    def left_out(row: Any) -> str:
+        odd.append(row)
+        return "skip"
+
+    return csv.ParseOptions(
+        delimiter=separator, newlines_in_values=True, invalid_row_handler=left_out
+    )
 
 
-def _reader(lines: Iterable[str], sign: str) -> Any:
-    return csv.reader(lines, delimiter=sign, skipinitialspace=True, strict=True)
+def _header(head: bytes, separator: str) -> tuple[bool, int, list[str]]:
+    """Return whether the first row has several cells, as many as the header, and the header."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    odd, names, read = list[Any](), list[str](), csv.ReadOptions(use_threads=False)
+    with contextlib.suppress(pa.ArrowInvalid):
+        names += csv.read_csv(pa.py_buffer(head + b"\n"), read, _how(separator, odd)).column_names
+    fits = separator == SEPARATORS[0] or all(row.number != 2 for row in odd)
+    return fits and len(names) > 1, len(names), names
 
 
-def _is_plain(block: bytes, sign: str) -> bool:
-    """Return whether Python's csv and pyarrow read rows alike.
-
-    Quotes are around whole cells, and no line ends are a Mac's of before 2001.
-    """
-    import numpy as np
-
-    if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
-        return False
-    if b'"' not in block:
-        return True
-    content = np.frombuffer(b"".join((b"\n", block, b"\n")), np.uint8)
-    quotes = np.flatnonzero(content == ord('"'))
-    beside = np.concatenate([content[quotes[::2] - 1], content[quotes[1::2] + 1]])
-    return len(quotes) % 2 == 0 and bool(np.isin(beside, [*sign.encode(), *b'"\r\n']).all())
-
-
-def texts_of(cells: Sequence[str]) -> Texts:
-    """Return a column of these cells."""
-    import numpy as np
-
-    places = dict[str, int]()
-    rows = np.array([places.setdefault(cell, len(places)) for cell in cells], np.int64)
-    return Texts([*places], rows)
-
-
-def _blocks(path: Path, sign: str, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield the rows of a .csv from `start` on in blocks, but blank ones at its end, and where.
-
-    Only a row with a line end in quotes may lie in two of them. Raise DataError for what is not
-    UTF-8.
-    """
-    rest, blank = b"", _BLANK + sign.encode()
-    with path.open("rb") as file:
-        file.seek(start)
-        # More where no row has ended: a line may be long.
-        while more := file.read(max(_BYTES, len(rest))):
-            rest += more
-            if filled := len(rest[: rest.rfind(b"\n") + 1].rstrip(blank)):
-                end = rest.find(b"\n", filled) + 1
-                yield start, _checked(path, rest[:end])
-                start, rest = start + end, rest[end:]
-    if rest.strip(blank) or rest.count(b'"') % 2:
-        yield start, _checked(path, rest)
-
-
-def _checked(path: Path, block: bytes) -> bytes:
-    with contextlib.suppress(UnicodeDecodeError):
-        if block.isascii() or block.decode():
-            return block
-    raise not_utf8(path)
-
-
-def _lines(blocks: Iterable[bytes]) -> Iterator[str]:
-    for block in blocks:
-        yield from io.TextIOWrapper(io.BytesIO(block), "utf-8", newline="")
-
-
-def _rows(path: Path, lines: Iterable[str], sign: str, start: int = 0) -> Iterator[list[str]]:
-    """Yield the rows in lines, which begin at `start`, but empty ones."""
-    before = 0
-    reader = _reader(lines, sign)
-    limit = csv.field_size_limit(2**31 - 1)
-    try:
-        for row in reader:
-            before = reader.line_num
-            if row:
-                yield row
-    except csv.Error as error:  # a quote that is never closed is noticed at the file's end
-        with path.open("rb") as file:
-            line = 1 + before + file.read(start).count(b"\n")
-        raise DataError(
-            f"{path}: a quote is wrong in the row of line {line} ({error}); fix it there"
-        ) from error
-    finally:
-        csv.field_size_limit(limit)
-
-
-_KINDS: dict[str, Callable[[Path], TableFile]] = {
+_KINDS: dict[str, Callable[[Path], Table]] = {
     ".csv": _Csv,
     ".npz": _npz,
     ".parquet": _Parquet,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import pyarrow
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.data.build import shapes_told
 from expt.data.checked_samples import Transformed, build_transforms
-from expt.data.columns import read_as_known, unknown_texts
+from expt.data.columns import read_as_known, text_of, unknown_texts
 from expt.data.image_files import MODES, fit, open_picture, size_of, stretch
 from expt.data.kinds import DatasetConfig
 from expt.data.loading import Finish, LoaderOptions
@@ -151,7 +152,8 @@ class Preprocess:
         rows = rows.reshape(-1, rows.shape[-1])
         if rows.shape[1] != len(self._names):
             raise ConfigError(f"rows of {rows.shape[1]} cells: give {', '.join(self._names)}")
-        columns = dict(zip(self._names, rows.T, strict=True))
+        cells = (pyarrow.array([*map(text_of, each)], pyarrow.string()) for each in rows.T)
+        columns = dict(zip(self._names, cells, strict=True))
         values, wrong, unknown = read_as_known(columns, self.encoded)
         for row, why in wrong.items():
             raise ConfigError(f"row {row + 1}: {why}; correct it")

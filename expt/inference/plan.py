@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.columns import Cells, as_texts, base, read_as_known, unknown_texts
+from expt.data.columns import Column, base, read_as_known, texts_of, unknown_texts
 from expt.data.image_files import (
     files_below,
     left_out,
@@ -22,7 +22,7 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import DatasetConfig
-from expt.data.table_files import Arrays, TableFile, open_table
+from expt.data.table_files import Arrays, Table, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
 from expt.runs.named_checkpoint import found
 
@@ -231,7 +231,7 @@ class Features(Samples):
         if path.lower().endswith(".npy"):
             if self._encoded:
                 raise ConfigError(f"{path}: the run's columns are found by name; give a table")
-            table: TableFile = Arrays(Path(path), {"x": _array(path)})
+            table: Table = Arrays(Path(path), {"x": _array(path)})
             known = wanted = []  # only features, in their order
         else:
             table, known = open_table(Path(path)), wanted or [*data.get("target_names", ())]
@@ -244,13 +244,13 @@ class Features(Samples):
             if wanted and name not in others
         }
         self.path, self.size, self._table = path, table.size, table
-        first = next(table.batches(self._names or table.names[:1]), None)
+        first = next(table.batches(self._names or table.names[:1], {}), None)
         if first is None:
             raise DataError(f"{path}: has no rows; give it some")
-        cells = [Cells(name) for name in self._names]
-        for each in cells:
-            each.read(first.columns[each.name])
-        parts, columns = [part for each in cells for part in each.parts], listed(table.names, 20)
+        several = [Column(name) for name in self._names]
+        for each in several:
+            each.read(first.column(each.name))
+        parts, columns = [part for each in several for part in each.parts], listed(table.names, 20)
         for name in wanted:
             if name not in parts:
                 what = f"has no column {name}, which the model takes; it has {columns}"
@@ -263,22 +263,21 @@ class Features(Samples):
     def pieces(self, size: int) -> Iterator[Piece]:
         """See Samples; what is not a finite number of float32 can't be used."""
         new = collections.defaultdict[str, Counter[str]](Counter)
-        texts = [name for name, how in self._encoded.items() if "categories" in how]
-        names = [*self._names, *self._beside]
-        for batch in self._table.batches(names, [*texts, *self._beside]):
-            columns = {name: batch.columns[name] for name in self._names}
+        names, damaged, done = [*self._names, *self._beside], dict[int, str](), 0
+        for batch in self._table.batches(names, damaged):
+            columns = {name: batch.column(name) for name in self._names}
             values, wrong, unknown = read_as_known(columns, self._encoded)
             for name, counted in unknown.items():
                 new[name] += counted
-            several = {x: as_texts(batch.columns[name]) for name, x in self._beside.items()}
-            beside = {name: each for name, each in several.items() if len(each) == batch.size}
-            wrong |= batch.damaged
-            for start in range(0, batch.size, size):
-                places = range(start, min(start + size, batch.size))
+            beside = {x: texts_of(batch.column(name)) for name, x in self._beside.items()}
+            wrong |= {row - done: why for row, why in damaged.items() if row >= done}
+            done += batch.num_rows
+            for start in range(0, batch.num_rows, size):
+                places = range(start, min(start + size, batch.num_rows))
                 yield Piece(
                     values[start : places.stop, self._order],
                     {place - start: wrong[place] for place in places if place in wrong},
-                    {name: [cells[at] for at in places] for name, cells in beside.items()},
+                    {name: each[start : places.stop] for name, each in beside.items()},
                 )
         for name, counted in new.items():
             warn(f"{self.path}: {unknown_texts(name, counted, counted.total())}")

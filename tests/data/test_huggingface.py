@@ -226,8 +226,12 @@ def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
         (["dataset.input=picture"], None, "dataset.input=picture: train has no such column"),
         (["dataset.target=kind"], None, "dataset.target=kind: train has no such column"),
         (["dataset.input=weight"], None, "dataset.input=weight: holds float32"),
-        (["dataset.target=weight"], None, "dataset.target=weight: holds 1.5"),
-        ([], ["dog", "null", "cow", "NA"] * 2, "dataset.target=label: holds 'null'; a class"),
+        (["dataset.target=weight"], None, "set: column weight, row 1 of train: 1.5 is not a class"),
+        (
+            [],
+            ["dog", "null", "cow", "NA"] * 2,
+            "column label, row 2 of train: is empty, or NA",
+        ),
     ],
 )
 def test_columns_that_do_not_fit_are_told(
@@ -243,7 +247,7 @@ def test_a_class_that_is_not_trained_on_is_told(
 ) -> None:
     splits = hf.DatasetDict({"train": rows(4, labels=[3, 7, 3, 7]), "test": rows(2, labels=[7, 5])})
     splits.save_to_disk(tmp_path / "set")
-    with pytest.raises(DataError, match=r"dataset.target=label: row 1 of test has 5"):
+    with pytest.raises(DataError, match=r"dataset.target=label: row 2 of test has 5"):
         build_data(chosen(), ALONE)
 
 
@@ -336,7 +340,7 @@ def test_rows_have_classes_or_labels(
     assert of(data, "test")[1].tolist() == [int(kind == "warm") for kind in numbers["test"]["kind"]]
     labels = build_data(chosen(*MODEL, "dataset.target=[odd,even]", "task=multilabel"), ALONE)
     assert of(labels, "val")[1].tolist() == [[odd, 0.0] for odd in numbers["validation"]["odd"]]
-    with pytest.raises(DataError, match=r"set/train: column y, row 1: .* is not a label"):
+    with pytest.raises(DataError, match=r"set: column y, row 1 of train: .* is not a label"):
         build_data(chosen(*MODEL, "dataset.target=[odd,y]", "task=multilabel"), ALONE)
 
 
@@ -375,5 +379,5 @@ def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise(
     assert [of(data, part)[1].tolist() for part in ("val", "test")] == [[0, 1, 2], [2, 1, 0]]
     unlabelled = split(["ant", "bee"], [0, -1, 1])
     as_saved(hf.DatasetDict({"train": unlabelled}), tmp_path / "other")
-    with pytest.raises(DataError, match="row 1 of train has -1"):
+    with pytest.raises(DataError, match="row 2 of train: -1 is none of"):
         build_data(chosen(f"dataset.path={tmp_path / 'other'}"), ALONE)

@@ -105,7 +105,7 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
     batch = next(data.train.epoch(1))
     assert (batch.inputs.shape, batch.targets.shape) == ((4, 1, 4, 4), (4, 2))
     assert of(data, "test")[1].tolist() == [[0, 0], [0, 1], [0, 0], [0, 1]]
-    with pytest.raises(DataError, match=r"set/train: column age, row 1: 20.5 is not a label"):
+    with pytest.raises(DataError, match=r"set: column age, row 1 of train: 20.5 is not a label"):
         build_data(chosen("task=multilabel", "dataset.target=age"), ALONE)
     for more, told in (
         (["dataset.target=image", "dataset.input=[old]"], "dataset.target=image: holds "),

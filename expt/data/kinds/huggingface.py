@@ -9,19 +9,18 @@ import dataclasses
 import importlib
 import importlib.util
 import io
-import itertools
 import os
+import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Name, Size
-from expt.data import columns
-from expt.data.cache import cache_dir, of_files
+from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, Size
+from expt.data.cache import cache_dir, digest, of_files
 from expt.data.image_files import (
     MODES,
     PARTS,
@@ -33,13 +32,12 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
-from expt.data.kinds.table import names_of, problems_of_columns
-from expt.data.rows import Chosen, Rows, refuse_twice
-from expt.data.table_files import MISSING
+from expt.data.kinds.table import names_of, problems_of_columns, wanted
+from expt.data.rows import Read, Wanted, kept, read_rows, refuse_twice, rows_of
+from expt.data.table_files import Table
 from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from expt.data.source import Source
@@ -57,6 +55,8 @@ class HuggingFace(Images):
     path: Place
     input: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
     target: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
+    categories: Annotated[tuple[Name, ...], Key(only_if={"dataset.categories": IS_SET})] = ()
+    max_categories: Annotated[Count, Key(result="none")] = 100
     standardise: Standardise = True
     standardise_targets: Standardise = False
     image_size: Size | None
@@ -134,115 +134,85 @@ class HuggingFace(Images):
         from expt.data.masks import of_masks
         from expt.data.memory import of_rows
 
-        splits = _splits(self, task, learns=trained_on is None)
+        learns = trained_on is None
+        chosen = wanted(self, self.target, [*self.input] * self.has_rows, task, trained_on)
         if self.has_rows:
-            rows, parts = _table(self, splits, task)
-            return of_rows(self, rows, parts, device, trained_on)
+            words = digest((str(Path(self.path).resolve()), repr(chosen), str(learns)))
+            name = f"rows-{words}.{self.fingerprint()}"
+            rows = kept(name, lambda file: _read(self, _splits(self, task, learns), chosen, file))
+            return of_rows(self, rows, rows.places(), device, trained_on)
+        splits = _splits(self, task, learns)
         if task.TARGETS == "mask":
             masks = {part: _Rows(split, self, None) for part, split in splits.items()}
             return of_masks(masks, self, task, num_workers)
-        found, target_names, class_names = _targets(self, splits, task)
-        targets = {part: torch.from_numpy(each) for part, each in found.items()}
+        if task.TARGETS == "any" and isinstance(self.target, str):  # a custom task
+            chosen = chosen._replace(kind="class")
+        with tempfile.TemporaryFile() as file:
+            rows = rows_of(*_read(self, splits, chosen, file), file)
+        targets = {part: torch.from_numpy(rows.targets[at]) for part, at in rows.places().items()}
         pairs = {part: _Rows(split, self, targets[part]) for part, split in splits.items()}
         pictures = pictures_of(pairs, self)
-        if class_names:
-            return of_pictures(pictures, class_names, targets.get("train"), num_workers)
+        if rows.class_names:
+            return of_pictures(pictures, rows.class_names, targets.get("train"), num_workers)
         return of_numbers(
             pictures,
             targets.get("train", next(iter(targets.values()))).float(),
-            target_names,
+            rows.target_names,
             num_workers,
             scales=None if trained_on is None else trained_on.get("standardised", {}),
             standardises=self.standardise_targets,
         )
 
 
-def _targets(
-    dataset: HuggingFace, splits: Mapping[str, Any], task: Any
-) -> tuple[dict[str, np.ndarray], tuple[str, ...], tuple[str, ...]]:
-    """Return the targets of each part, and the names of the targets and of the classes."""
-    names = target_names = names_of(dataset.target)
-    is_class = not dataset.has_rows and len(names) == 1  # to a custom task
-    if task.TARGETS == "class" or (task.TARGETS == "any" and is_class):
-        class_names, classes = _classes(names[0], splits)
-        return classes, names, class_names
-    found: dict[str, np.ndarray] = {}
-    for part, split in splits.items():
-        found[part], target_names = _numbers(Path(dataset.path) / part, split, names)
-        if task.TARGETS == "labels":
-            columns.check_labels(Path(dataset.path) / part, target_names, found[part])
-    return found, target_names, ()
+class _Splits(Table):
+    """The splits of a dataset one after the other, whatever format they were saved with."""
+
+    def __init__(self, path: Path, splits: Mapping[str, Any], numbers: Sequence[str]) -> None:
+        """Take the classes in the columns `numbers` as their numbers."""
+        self._splits = splits
+        self.parts = {part: len(split) for part, split in splits.items()}
+        features = next(iter(splits.values())).features
+        super().__init__(path, features)
+        named = {x: getattr(features[x], "names", None) for x in features if x not in numbers}
+        self.classes = {name: names for name, names in named.items() if names}
+
+    def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for split in self._splits.values():
+            chosen = split.select_columns([*names]).with_format("arrow")
+            for table in chosen.iter(max(1, 2**21 // len(names))):
+                for batch in table.combine_chunks().to_batches():
+                    columns = [self._named(batch.column(x), split.features[x], x) for x in names]
+                    yield pa.record_batch(columns, [*names])
+
+    def _named(self, cells: Any, feature: Any, name: str) -> Any:
+        """Return classes by their names: a split may count them in another order."""
+        import pyarrow as pa
+
+        if name not in self.classes or not pa.types.is_integer(cells.type):
+            return cells
+        known = dict(enumerate(getattr(feature, "names", None) or self.classes[name]))
+        found = [None if x is None else known.get(x, str(x)) for x in cells.to_pylist()]
+        return pa.array(found, pa.string())
 
 
-def _classes(
-    target: str, splits: Mapping[str, Any]
-) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-    """Return the names of the classes, and by part the class of each row, by its name."""
+def _read(dataset: HuggingFace, splits: Mapping[str, Any], chosen: Wanted, file: IO[bytes]) -> Read:
+    """Return what `rows.read_rows` does. Raise DataError for a class that is not trained on."""
     import numpy as np
 
-    named = {part: getattr(split.features[target], "names", None) for part, split in splits.items()}
-    cells = dict[str, list[Any]]()
-    for part, split in splits.items():
-        # A split may count the classes in another order, or have only their numbers.
-        known = dict(enumerate(named[part] or named.get("train") or ()))
-        found = _column(split, target)
-        cells[part] = [known.get(cell, cell) if type(cell) is int else cell for cell in found]
-    first = "train" if "train" in cells else next(iter(cells))
-    train = cells.get("train") or [*itertools.chain.from_iterable(cells.values())]
-    unnamed = () if named[first] else train  # what is not one of the names is found below
-    odd = [cell for cell in unnamed if type(cell) not in (int, str) or cell in MISSING]
-    if odd or len({*map(type, unnamed)}) > 1:
-        what = repr(odd[0]) if odd else "both kinds"
-        raise DataError(
-            f"dataset.target={target}: holds {what}; a class is an integer or a text: give such"
-            " rows one, or remove them"
-        )
-    classes = list(named[first] or sorted({*train}))
-    numbers = {name: number for number, name in enumerate(classes)}
-    wrong = {
-        part: [row for row, cell in enumerate(each) if cell not in numbers]
-        for part, each in cells.items()
-    }
-    if problems := [
-        f"dataset.target={target}: row {rows[0]} of {part} has {cells[part][rows[0]]!r}, which is"
-        f" not a class of train ({len(rows)} such rows)"
-        for part, rows in wrong.items()
-        if rows
-    ]:
-        raise DataError(problems)
-    places = {part: np.array([numbers[cell] for cell in each]) for part, each in cells.items()}
-    return tuple(map(str, classes)), places
-
-
-def _table(
-    dataset: HuggingFace, splits: Mapping[str, Any], task: Any
-) -> tuple[Rows, dict[str, np.ndarray]]:
-    """Return the rows of all parts one after the other, and where those of each are."""
-    import numpy as np
-
-    names, features, places = [*dataset.input], list[np.ndarray](), dict[str, np.ndarray]()
-    for part, split in splits.items():
-        values, feature_names = _numbers(Path(dataset.path) / part, split, names)
-        places[part] = np.arange(len(values)) + sum(map(len, features))
-        features.append(values)
-    targets, target_names, class_names = _targets(dataset, splits, task)
-    answers = np.concatenate([*targets.values()])
-    whole = Chosen(np.concatenate(features)), answers if class_names else Chosen(answers)
-    return Rows(*whole, feature_names, target_names, class_names), places
-
-
-def _numbers(path: Path, split: Any, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return columns as numbers, and their names. Raise DataError for what is none."""
-    import numpy as np
-
-    cells = dict[str, Any]()
-    for name in names:
-        column = _column(split, name)
-        try:
-            cells[name] = np.asarray(column)
-        except ValueError:  # lists of unequal lengths
-            cells[name] = np.fromiter(column, object, len(column))
-    return columns.numbers_of(path, cells)
+    numbers = () if chosen.kind == "class" else chosen.targets
+    table = _Splits(Path(dataset.path), splits, numbers)
+    about, classes = read_rows(table, chosen, file)
+    if len(classes) and not table.classes.get(chosen.targets[0]) and "train" in splits:
+        train = classes[: table.parts["train"]]
+        if (new := ~np.isin(classes, train)).any():
+            row, what = int(new.argmax()), f"({new.sum()} such rows)"
+            raise DataError(
+                f"dataset.target={chosen.targets[0]}: {table.row(row)} has"
+                f" {about['class_names'][classes[row]]}, which is not a class of train {what}"
+            )
+    return about, classes
 
 
 class _Rows:
@@ -286,7 +256,7 @@ class _Rows:
         return open_picture(source, mode, f"column {column}")
 
 
-def _splits(dataset: HuggingFace, task: Any, *, learns: bool) -> dict[str, Any]:
+def _splits(dataset: HuggingFace, task: Any, learns: bool) -> dict[str, Any]:
     """Return those of train, val and test that there are, once their columns are checked."""
     found = _loaded(dataset)
     if not isinstance(found, Mapping):  # a single one, by save_to_disk
@@ -337,7 +307,3 @@ def _loaded(dataset: HuggingFace) -> Any:
     except Exception as error:  # what Arrow, Pillow and the library raise is of many kinds
         why = first_line(error)
         raise DataError(f"dataset.path={folder}: cannot be read as a dataset ({why})") from error
-
-
-def _column(split: Any, name: str) -> list[Any]:
-    return list(split.select_columns([name])[name])

@@ -11,12 +11,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name
-from expt.data.cache import of_content
 from expt.data.columns import may_be_ids
 from expt.data.image_files import warn_once
 from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise, ValSplit
 from expt.data.rows import Rows, Wanted, load, word
-from expt.errors import DataError, listed
+from expt.data.table_files import files_of, fingerprint
+from expt.errors import listed
 
 if TYPE_CHECKING:
     import torch
@@ -49,29 +49,22 @@ class _Table(DatasetConfig):
     def noun(cls, settings: Mapping[str, Any]) -> str:
         return "row"
 
-    @property
-    def file(self) -> Path:
-        """The table. Raise DataError where it is missing."""
-        if not (path := Path(self.path)).is_file():
-            what = "is a folder; give one file" if path.is_dir() else "there is no such file"
-            raise DataError(f"dataset.path={path}: {what}")
-        return path
-
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; what else is measured has the columns of a run, see `open`."""
         if learns:
             for note in _notes(self.load(task), are_chosen=self.features is not None):
                 warn_once(f"{self.path}: {note}")
         else:
-            assert self.file
+            files_of(Path(self.path))
 
     def described(self, task: Any) -> str:
         rows = self.load(task)
         names, targets, features = rows.class_names, rows.target_names, rows.feature_names
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
         left = listed([f"{name} ({why})" for name, why in rows.left_out.items()])
+        name = Path(self.path).name
         return (
-            f"{self.file.name}: {rows.features.shape[0]:,} rows; target {listed(targets)} ({kind});"
+            f"{name}: {rows.features.shape[0]:,} rows; target {listed(targets)} ({kind});"
             f" features {listed(features, 12)}{left and '; left out: '}{left}"
         )
 
@@ -80,17 +73,7 @@ class _Table(DatasetConfig):
 
         If nobody names features, they are those that a run was `trained_on`, by its record.
         """
-        run = trained_on or {}
-        encoded, known = run.get("encoded", {}), run.get("feature_names", ())
-        texts = [name for name, how in encoded.items() if "categories" in how]
-        wanted = Wanted(
-            targets=names_of(self.targets),
-            features=tuple(self.features or known),
-            kind=getattr(task, "TARGETS", "numbers"),
-            categories=tuple(texts if run else self.categories),
-            limit=None if run else self.max_categories,
-        )
-        return load(self.file, wanted)
+        return load(Path(self.path), wanted(self, self.targets, self.features, task, trained_on))
 
     def open(
         self,
@@ -112,7 +95,7 @@ class _Table(DatasetConfig):
 
         parts = parts_of(self.load(task).features.shape[0], self.test_fraction, self.val_split)
         chosen: list[int] = parts["test" if split == "test" else "train"].tolist()
-        return lambda index: {"path": str(self.file), "row": chosen[index] + 1}
+        return lambda index: {"path": str(self.path), "row": chosen[index] + 1}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -132,7 +115,7 @@ class Table(_Table):
         return problems_of_columns("targets", self.targets, self.standardise_targets, task)
 
     def fingerprint(self) -> str:
-        return of_content([self.file])
+        return fingerprint(Path(self.path))
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -164,6 +147,29 @@ def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
             f" the rows' order away, leave it out ({word([x for x in names if x not in ids])}), or"
             f" keep it ({word(names)})"
         )
+
+
+def wanted(
+    dataset: Any,
+    targets: str | Sequence[str],
+    features: Sequence[str] | None,
+    task: Any,
+    trained_on: Mapping[str, Any] | None,
+) -> Wanted:
+    """Return what the configured `task` takes of a table.
+
+    If nobody names features, they are those that a run was `trained_on`, by its record.
+    """
+    run = trained_on or {}
+    encoded, known = run.get("encoded", {}), run.get("feature_names")
+    texts = [name for name, how in encoded.items() if "categories" in how]
+    return Wanted(
+        targets=names_of(targets),
+        features=tuple(features) if features is not None else known and tuple(known),
+        kind=getattr(task, "TARGETS", "numbers"),
+        categories=tuple(texts if run else dataset.categories),
+        limit=None if run else dataset.max_categories,
+    )
 
 
 def names_of(columns: str | Sequence[str]) -> tuple[str, ...]:
