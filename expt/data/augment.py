@@ -25,7 +25,7 @@ _FLIP, _CROP_TOP, _CROP_LEFT, _CUT_Y, _CUT_X = range(5)
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to each training image; `bool()` tells whether that is anything."""
+    """The augmentation of each training image; `bool()` is False if there is none."""
 
     crop_padding: int = 0
     """pixels added on each side before a crop to the former size; 0 crops nothing"""
@@ -127,7 +127,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixing:
-    """What is done to each training batch; with both, one of them, drawn for each batch."""
+    """The mixing of each training batch; with both kinds, one is drawn for each batch."""
 
     num_classes: int
     mixup: float | None = None

@@ -41,7 +41,7 @@ NOTICEABLE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo(About):
-    """What a model needs to know of its data."""
+    """The facts about its data that a model needs."""
 
     train_size: int
     """samples to train on in an epoch, after validation is held out and train_limit applied"""
@@ -67,7 +67,7 @@ class DataInfo(About):
 
     @property
     def told(self) -> dict[str, Any]:
-        """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
+        """The `data` of a record; `shapes_told` finds the shapes there again."""
         names = ("majority", "target_origin", "sample", "is_uncounted")
         more = {**_about(self), **{name: getattr(self, name) for name in names}}
         shapes = more.pop("shapes")
@@ -97,7 +97,7 @@ class Data:
 
     @property
     def are_images(self) -> bool:
-        """Whether its samples are images, each of one class."""
+        """True if its samples are images, each of one class."""
         return are_images(self.info.class_names, self.example)
 
     def blank(self, size: int) -> Batch:
@@ -236,7 +236,7 @@ def _info(
 
 
 def _origin(source: Source, train: Tensor) -> float | tuple[float, ...]:
-    """See DataInfo; alike on all workers, and in a run that resumes."""
+    """Return the origin, see DataInfo: equal on all workers, and in a run that resumes."""
     if source.targets_of is None:
         return 0.0
     values, example = source.targets_of(train).double().flatten(), source.example[1]
@@ -316,12 +316,12 @@ def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """What is measured, on one worker."""
+    """The data of an evaluation, on one worker."""
 
     class_names: tuple[str, ...]
     """The run's."""
     are_images: bool
-    """Whether its samples are images, each of one class."""
+    """True if its samples are images, each of one class."""
     loaders: Sequence[Loader]
     numbers: Tensor | None
     """The run's number of each of the dataset's classes, where it counts them otherwise."""

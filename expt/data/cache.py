@@ -1,4 +1,4 @@
-"""What is kept on disk: decoded datasets, downloads, and checksums of files.
+"""Keep decoded datasets, downloads, and checksums of files on disk.
 
 Decoded datasets are uncompressed .npy files, whose pages all workers and runs share.
 """
@@ -43,7 +43,7 @@ class Arrays(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What the cache holds of one split."""
+    """The files of one split in the cache."""
 
     path: Path
     num_bytes: int
@@ -165,7 +165,7 @@ class Rows:
 
 
 def new_rows(folder: Path, number: int, shape: tuple[int, ...]) -> Rows:
-    """Write files for so many images of `shape` into a folder of `fill`.
+    """Write files for `number` images of `shape` into a folder of `fill`.
 
     The room on the disk is taken before: a full disk would end a writer by SIGBUS.
     """

@@ -1,4 +1,4 @@
-"""What custom code changes in the attributes of its objects, and whether a state holds it."""
+"""Find attributes that custom code changes and that no saved state holds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_TORCH = {name for name in vars(nn.Module()) if not name.endswith("_hooks")}
 _OF_TORCH |= {"_step_count", "_last_lr"}  # a scheduler makes them anew
 _CODE = (type, types.BuiltinFunctionType, types.ModuleType)
 Prints = Mapping[str, Any]
-"""Of each attribute what stays equal while it does: digests in containers."""
+"""A digest of each attribute, in containers, that stays equal while the attribute does."""
 
 
 def attributes(one: Any) -> dict[str, Any]:

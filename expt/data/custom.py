@@ -124,7 +124,7 @@ class _Built:
 
     @property
     def train(self) -> Dataset[Any]:
-        """What is trained on."""
+        """The training part."""
         return self.parts["train"]
 
     def source(self, first: Any) -> Source:

@@ -38,14 +38,14 @@ FOUND = {
     "frames": "of several frames, of which the first is taken",
     "enlarged": "smaller than dataset.image_size, and enlarged to it",
 }
-"""What the `info` of an opened picture may say."""
+"""Keys that the `info` of an opened picture may have."""
 _AT_A_TIME = 32  # files that a thread looks at
 _HIDDEN = (".", "__MACOSX", "@eaDir", "$RECYCLE.BIN")
 """How names begin that are not data; archives of a Mac and network drives have the others."""
 _OF_NUMBERS = ("1", "L", "P", "I", "I;16")  # modes with one number for each pixel
 _UNREADABLE = frozenset((".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
 _METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
-"""Where Pillow keeps what an orientation may be read from."""
+"""Keys in which Pillow keeps metadata with an orientation."""
 _JPEGS = ("JPEG", "MPO")
 
 
@@ -347,7 +347,7 @@ def report_found(root: object, counts: Counter[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskValues:
-    """What masks may hold."""
+    """The values that masks may hold."""
 
     num_classes: int
     ignore_index: int = 255

@@ -37,13 +37,13 @@ from expt.machine import usable_cpus
 Shape = tuple[int, int, int]
 """Channels, height, width."""
 Scales = Mapping[str, Sequence[float]]
-"""By the name of a target its mean and deviation, which it is given in units of."""
+"""The mean and deviation of each target, by its name; targets are given in these units."""
 
 
 def of_parts(
     shape: Shape, number: int, parts: Mapping[str, Part], target: Tensor, **more: Any
 ) -> Source:
-    """Return a source of images of one shape, for so many outputs; targets are like `target`."""
+    """Return a source of images of one shape, for `number` outputs; targets are like `target`."""
     shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": number}
     more |= {"train": NOTHING, **parts}
     return Source(shapes=shapes, example=(torch.zeros(shape), target), **more)

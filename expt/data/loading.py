@@ -116,13 +116,13 @@ class Loader(ABC):
     """The batches of one split, for one worker: which samples make which. A subclass reads them."""
 
     is_stream = False
-    """Whether samples come only one after the other."""
+    """True if samples come only one after the other."""
 
     def __init__(self, indices: Tensor, options: LoaderOptions) -> None:
         self._indices = indices
         self._options = options
         self.stay_double = False
-        """Whether float64 stays as it is, for a model in double; set before anything is read."""
+        """True if float64 stays as it is, for a model in double; set before anything is read."""
 
     @property
     def size(self) -> int:

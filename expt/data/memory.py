@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from expt.data.rows import Rows
 
 Encoding: TypeAlias = Mapping[str, Any]
-"""What a column becomes: the `categories` of texts (None: a gap), or the `median` for gaps among
+"""The encoding of a column: the `categories` of texts (None: a gap), or the `median` for gaps among
 numbers and how many `gaps` training rows have; and the texts of `flags`, which are 0 and 1."""
 Scale: TypeAlias = tuple[float, float]
 """A mean and a deviation."""

@@ -84,17 +84,17 @@ class Rows(NamedTuple):
     left_out: Mapping[str, str] = {}
     """Why columns that nobody named are not features."""
     texts: Mapping[str, Sequence[str]] = {}
-    """Of features that are texts, those that there are; a cell is the place of one."""
+    """The texts of each feature that has texts; a cell is the index of one."""
     gaps: Sequence[str] = ()
-    """Features of which a row has no value, but nan."""
+    """Features with a gap in some row, which is nan."""
     flags: Mapping[str, Sequence[str]] = {}
-    """Of features that are yes and no, or true and false, how they are written."""
+    """The spellings of features that are yes and no, or true and false."""
     encoded: Mapping[str, Mapping[str, Any]] = {}
-    """What features become that are texts or have gaps, see `memory.Encoder`."""
+    """The encodings of features that are texts or have gaps, see `memory.Encoder`."""
     scales: Mapping[str, tuple[float, float]] = {}
     """The mean and deviation that columns are standardised by."""
     parts: Mapping[str, int] = {}
-    """Of a table that comes in train, val and test, the number of rows in each."""
+    """The number of rows in train, val and test, if the table comes in parts."""
 
     def places(self) -> dict[str, np.ndarray]:
         """Return where the rows of each part are."""
@@ -105,7 +105,7 @@ class Rows(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is taken of a table."""
+    """The columns of a table that a run takes."""
 
     targets: tuple[str, ...]
     features: tuple[str, ...] | None

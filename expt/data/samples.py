@@ -206,7 +206,7 @@ class IterableLoader(ReadingLoader):
 
 
 class Place(NamedTuple):
-    """A place in a stream: after so many passes, and samples of one more."""
+    """A place in a stream: the number of whole passes, and of samples in the next one."""
 
     passes: int = 0
     position: int = 0

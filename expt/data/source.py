@@ -17,7 +17,7 @@ from expt.data.loading import Load, Loader, LoaderOptions
 from expt.errors import ConfigError, DataError, described, listed, warn
 
 UNEVEN = 0.1
-"""By how much a class's share is over an even one, from where on it is reported."""
+"""The least by which a class's share exceeds an even one if it is reported."""
 
 
 class Part(NamedTuple):
@@ -37,12 +37,12 @@ def _of_nothing(indices: Tensor, options: LoaderOptions) -> Loader:
 
 
 NOTHING = Part(0, _of_nothing)
-"""In place of what is not there to be trained on, in an evaluation."""
+"""An empty training part, for an evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What is known of samples: what a model needs, and a run's record has."""
+    """The facts about samples that a model needs and a run's record has."""
 
     shapes: Mapping[str, Any]
     """what a model may ask for, by keyword, such as `channels`, `image_size` and `num_classes`"""

@@ -112,7 +112,7 @@ class Keys(NamedTuple):
     epoch: int
     samples: Sequence[int]
     times: list[int] | None = None
-    """how often each came before in the epoch: one that comes again is augmented anew"""
+    """how often each came before in the epoch: a repeated sample is augmented differently"""
 
     def seeds(self) -> Iterator[int]:
         """Return a seed for each sample."""
@@ -166,7 +166,7 @@ class Seeding:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read, and how its samples become a batch."""
+    """The dataset that is read, and the way its samples become a batch."""
 
     dataset: Dataset[Any]
     check: Check = as_it_is
@@ -257,7 +257,7 @@ def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 class _Items(IterableDataset[Any]):
-    """What a function yields, in another process; see _Batches."""
+    """The items that a function yields, in another process; see _Batches."""
 
     def __init__(self, items: Callable[[], Iterator[Any]]) -> None:
         self.items = items
@@ -427,7 +427,7 @@ def _start_process(_worker: int, parent: int | None) -> None:
 
 
 def _open_anew() -> None:
-    """Open the regular files anew that this process has from its parent, at the same places.
+    """Open the regular files of the parent again in this process, at the same places.
 
     A descriptor shares its place in the file with all processes that were forked with it: those
     that read by it, as a custom dataset does, would get what is not theirs.

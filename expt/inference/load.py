@@ -34,7 +34,7 @@ from expt.runs.result import FAILED, Record
 from expt.training.precision import Precision
 
 Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
-"""As the key `amp`; `recorded` is what that was for the run."""
+"""Values of the key `amp`; `recorded` is the run's own."""
 Sample: TypeAlias = Any
 """A picture's path or a picture of Pillow's; a text; or a tensor or array, by itself or with a
 batch's dimension.
@@ -205,7 +205,7 @@ class TrainedModel(nn.Module):
         self.config = config
         """All settings of the run, as result.json has them."""
         self.workers: Sequence[Mapping[str, Any]] = ()
-        """What each worker had saved, such as the state of a custom task."""
+        """The state that each worker had saved, such as that of a custom task."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model gives."""
@@ -309,7 +309,7 @@ def _built(config: RunConfig, record: Record) -> nn.Module:
 def importable_from_here(record: Record) -> Iterator[None]:
     """Let a run's classes be imported from the current folder, as in `python -m expt`.
 
-    Where this process has older source of them, they are imported anew.
+    If this process has older source of them, they are imported again.
     """
     here = str(Path.cwd())
     sys.path.insert(0, here)

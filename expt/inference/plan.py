@@ -1,4 +1,4 @@
-"""What is asked of a run's model, and the files that it may be asked about; free of torch."""
+"""Plan a prediction: what is asked of a run's model, and of which files; free of torch."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ SPLITS = ("train", "val", "test")
 OURS = ("path", "row", "class", "probability", "labels", "target")
 """Columns of predictions, which those of a table do not take the place of."""
 NAMES = ("x", "images", "inputs")
-"""Of an .npz with several arrays, the one that is taken."""
+"""The names of the array that is taken from an .npz with several."""
 
 
 class Kind(NamedTuple):
-    """What the files hold."""
+    """A kind of files, by what they hold."""
 
     name: Literal["pictures", "rows", "texts", "samples"]
     noun: str
     """A sample of it."""
     suffixes: tuple[str, ...]
-    """Of a file that is named, besides pictures; empty where any will do."""
+    """Suffixes of named files, besides pictures; empty if any will do."""
     below: tuple[str, ...]
-    """Of those that are looked for in a folder, besides pictures."""
+    """Suffixes looked for in a folder, besides pictures."""
 
     @property
     def pictures(self) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def kind_of(dataset: DatasetConfig, data: Mapping[str, Any]) -> Kind:
 
 
 class Plan:
-    """What is read, with what of a run; see `python -m expt predict --help`."""
+    """The plan of a prediction; see `python -m expt predict --help`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Plan:
         several = TABLES if self.kind is ROWS else () if self.kind is TEXTS else ARRAYS
         of_several = [path for path in self.files if path.lower().endswith(several)]
         self.samples = [open_samples(path, self.kind, dataset, data) for path in of_several]
-        """Of arrays and tables."""
+        """Samples of arrays and tables."""
 
     def _check(self, paths: Sequence[Path]) -> None:
         split, top, task = self.split, self.top, self.config.task
@@ -135,7 +135,7 @@ class Plan:
 
     @property
     def noun(self) -> str:
-        """What a sample is called."""
+        """The noun for a sample."""
         if self.split is None:
             return self.kind.noun
         return str(type(self.config.dataset).noun(self.record["config"]["dataset"]))
@@ -202,7 +202,7 @@ class Piece(NamedTuple):
     wrong: Mapping[int, str] = {}
     """Why some can't be used, by their place."""
     beside: Mapping[str, Sequence[str]] = {}
-    """What else a table has of each, by its column."""
+    """The other columns of a table, by their names."""
 
 
 class Samples:

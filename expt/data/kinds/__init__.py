@@ -1,4 +1,4 @@
-"""What a kind of dataset is: its keys, and what the rest of expt asks of it.
+"""Kinds of datasets: their keys, and what the rest of expt asks of them.
 
 Each kind is a subclass in a module of expt.data.kinds, found there by the names that its field
 `name` may have. Such a module must import without torch and NumPy: the driver reads it. So `open`
@@ -18,7 +18,7 @@ from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key
 from expt.config.kinds import Augment
 
 Check = Callable[[int], None]
-"""Looks at data in so many threads; raises DataError that names all that is wrong."""
+"""Checks data in a number of threads; raises DataError that names all that is wrong."""
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ Mean = Annotated[tuple[float, ...] | None, Key(evaluate=True)]
 Std = Annotated[tuple[Positive, ...] | None, Key(evaluate=True)]
 Standardise = Annotated[bool, Key(evaluate=True)]
 Place = Annotated[Folder, Key(result="none")]
-"""Where files are, whose content counts."""
+"""The folder of files; their content is part of the identity."""
 Splits = Annotated[
     tuple[Literal["train", "val", "test"], ...] | None,
     Key(evaluate=True, example="'dataset.splits=[train,test]'"),
@@ -70,17 +70,17 @@ class DatasetConfig:
     TASKS: ClassVar[Collection[str]] = ("classification",)
     """The tasks that it can be trained for; a custom task takes any."""
     default_split: ClassVar[Literal["test", "all"]] = "test"
-    """What an evaluation measures of it if nothing is said; all of a single file."""
+    """The split that an evaluation measures by default; all of a single file."""
     names_classes: ClassVar[bool] = False
-    """Whether a class that is called 1 has that name, and not only that number."""
+    """True if a class that is called 1 has that name, and not only that number."""
     may_have_val: ClassVar[bool] = False
-    """Whether it may come with a part that validates."""
+    """True if it may come with a part that validates."""
     has_tokens: ClassVar[bool] = False
-    """Whether its samples are tokens of a text."""
+    """True if its samples are tokens of a text."""
     looks_when_opened: ClassVar[bool] = False
-    """Whether its pictures are looked at by a worker, as the driver does not open it."""
+    """True if a worker looks at its pictures, because the driver does not open it."""
     known_once_fetched: ClassVar[bool] = False
-    """Whether a download must be over before it has a fingerprint."""
+    """True if a download must be over before it has a fingerprint."""
 
     @property
     def custom_class(self) -> str | None:
@@ -89,7 +89,7 @@ class DatasetConfig:
 
     @property
     def has_rows(self) -> bool:
-        """Whether its samples are rows of numbers."""
+        """True if its samples are rows of numbers."""
         return False
 
     @property
@@ -99,7 +99,7 @@ class DatasetConfig:
 
     @property
     def passes_as_is(self) -> bool:
-        """Whether its samples are given to the model as they are, of whatever kind."""
+        """True if its samples are given to the model as they are, of whatever kind."""
         return False
 
     @property

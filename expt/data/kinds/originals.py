@@ -44,7 +44,7 @@ wardrobe whale willow_tree wolf woman worm
 
 
 class _Original(NamedTuple):
-    """What is known of a dataset."""
+    """The known facts about a dataset."""
 
     cls: str
     folder: str

@@ -69,7 +69,7 @@ class Torchvision(Images):
 
     @property
     def folder(self) -> Path:
-        """Where its files are, or will be, as torchvision lays them out."""
+        """The folder of its files, now or later, as torchvision lays them out."""
         return Path(self.root) if self.root is not None else cache_dir() / "torchvision" / self.set
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
