@@ -69,6 +69,27 @@ def test_where_all_cards_are_dead_each_is_named(cards: Cards, tmp_path: Path) ->
     assert all(uuid(card) in error for card in range(4))
 
 
+def test_a_search_ends_where_all_cards_are_dead(cards: Cards, tmp_path: Path) -> None:
+    cards(dead=(0, 1, 2, 3))
+    space = ("search=random", "search.runs=3", "optimizer.lr=tag(log,interval(1e-3,1))")
+    done = run("-m", *space, "gpus=1", *QUICK, "hydra.sweep.dir=s", cwd=tmp_path)
+    found = [record(path.parent)["error_kind"] for path in (tmp_path / "s").glob("*/result.json")]
+    assert (done.returncode, found) == (1, ["DeviceLost"] * 3), done.stderr
+
+
+@pytest.mark.parametrize("way", ["resume=auto", "fork=r"])
+def test_a_run_that_goes_on_leaves_a_dead_card(cards: Cards, tmp_path: Path, way: str) -> None:
+    cards()
+    words = ("gpus=1", *QUICK[1:], "epochs=2", "max_steps=6", "checkpoint.every_steps=2")
+    began = run(*words, "hydra.run.dir=r", cwd=tmp_path, EXPT_FAULT="0:5:kill")
+    assert began.returncode == 1
+    cards(dead=(0,))
+    folder = "r" if way == "resume=auto" else "fork"
+    done = run(*words, f"hydra.run.dir={folder}", way, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert record(tmp_path / folder)["devices"] == ["1"]
+
+
 @pytest.mark.parametrize(("gpus", "code"), [("x0", 0), ("x0123", 1)])
 def test_a_run_that_fails_on_two_cards_fails_by_its_own_error(
     cards: Cards, tmp_path: Path, gpus: str, code: int
