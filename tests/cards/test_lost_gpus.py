@@ -131,3 +131,28 @@ def test_a_prediction_on_a_dead_card_is_refused_in_a_line(cards: Cards, tmp_path
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "CUDA-capable device(s) is/are busy or unavailable; use --device cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "code", "used"),
+    [
+        ("0,0", "auto", 0, ["0"]),
+        ("1,GPU-00000002", "auto", 0, ["1"]),
+        ("+2", "1", 0, ["2"]),
+        ("9", "auto", 0, []),
+        ("GPU-deadbeef", "1", 2, None),
+        ("0,0", "2", 2, None),
+        ("", "1", 2, None),
+    ],
+)
+def test_the_variable_that_shows_too_few_cards_is_named(
+    cards: Cards, tmp_path: Path, visible: str, gpus: str, code: int, used: list[str] | None
+) -> None:
+    cards()
+    words = (f"gpus={gpus}", *QUICK, "hydra.run.dir=r")
+    done = run(*words, cwd=tmp_path, CUDA_VISIBLE_DEVICES=visible)
+    assert done.returncode == code, done.stderr
+    assert (f"CUDA_VISIBLE_DEVICES={visible} shows" in done.stderr) is (visible != "+2")
+    assert "Traceback" not in done.stderr
+    if used is not None:
+        assert record(tmp_path / "r")["devices"] == used
