@@ -10,7 +10,6 @@ import ctypes
 import functools
 import gc
 import importlib.util
-import itertools
 import os
 import re
 import resource
@@ -39,6 +38,10 @@ class Machine:
 
     gpus: tuple[str, ...] = ()
     """What CUDA_VISIBLE_DEVICES would call each visible GPU; `gpus=[1]` is the second of them."""
+    hidden: str = ""
+    """The variable that hides GPUs of this machine, and how many it shows."""
+    misnamed: bool = False
+    """True if it ends at an entry that names no further GPU, and that is no deliberate `-1`."""
     cpus: int = 1
     cpu_fp16: bool = False
     """Whether the CPU computes in float16 (AVX-512 FP16 or AMX-FP16)."""
@@ -59,7 +62,7 @@ class Machine:
 def detect() -> Machine:
     """Return this machine, within CPU affinity and CUDA_VISIBLE_DEVICES."""
     simulated = os.environ.get(SIMULATED_GPUS)
-    gpus = tuple(map(str, range(int(simulated)))) if simulated else visible_gpus()
+    shown = {"gpus": tuple(map(str, range(int(simulated))))} if simulated else _shown()
     is_task = (
         is_external_worker()
         and "SLURM_PROCID" in os.environ
@@ -70,12 +73,12 @@ def detect() -> Machine:
         workers = int(os.environ["WORLD_SIZE"])
         local_workers = int(os.environ.get("LOCAL_WORLD_SIZE", workers))
     return Machine(
-        gpus=gpus,
+        **shown,
         cpus=usable_cpus(),
         simulated=bool(simulated),
         own_cpus=is_task and _bound_cpus() < int(os.environ.get("SLURM_CPUS_ON_NODE", "0")),
         # Fewer than tasks are not those of the node, however Slurm was asked to bind them.
-        own_gpus=is_task and 0 < len(gpus) < (local_workers or 0),
+        own_gpus=is_task and 0 < len(shown["gpus"]) < (local_workers or 0),
         workers=workers,
         local_workers=local_workers,
         **_cpu_facts(),
@@ -84,18 +87,38 @@ def detect() -> Machine:
 
 def visible_gpus() -> tuple[str, ...]:
     """Return the identifiers of the GPUs that CUDA, or AMD's HIP, would show."""
+    gpus: tuple[str, ...] = _shown()["gpus"]
+    return gpus
+
+
+def _shown() -> dict[str, Any]:
+    """Return the fields of Machine that depend on CUDA_VISIBLE_DEVICES, read as torch reads it."""
     variable = "CUDA_VISIBLE_DEVICES"
     if "HIP_VISIBLE_DEVICES" in os.environ and _torch_is_for() == "hip":
         variable = "HIP_VISIBLE_DEVICES"
-    visible, installed = os.environ.get(variable), tuple(map(str, range(len(_gpus()))))
-    if visible is None or not installed:
-        return installed
-
-    def is_usable(name: str) -> bool:
-        return name in installed or name.startswith(("GPU-", "MIG-"))
-
-    # CUDA ignores everything after the first entry that it cannot use.
-    return tuple(itertools.takewhile(is_usable, map(str.strip, visible.split(","))))
+    visible, uuids = os.environ.get(variable), [uuid for uuid, _ in _gpus()]
+    if visible is None or not uuids:
+        return {"gpus": tuple(map(str, range(len(uuids))))}
+    # Without NVML no UUID is known. CUDA shows slices (MIG) that NVML does not count.
+    unknown = ("MIG-",) if any(uuid.startswith("GPU-") for uuid in uuids) else ("MIG-", "GPU-")
+    found, kinds, misnamed = dict[str, str](), set[str](), ""  # names by UUID; numbers, GPU-, MIG-
+    for entry in map(str.strip, visible.split(",")):
+        number = re.match(r"[+-]?[0-9]+", entry)  # of `1gpu` too, as strtoul reads it
+        name = str(int(number[0])) if number else entry
+        uuid = _uuid(name, uuids)
+        kinds.add(re.sub(r"-.*|[0-9]+", "", name))
+        if uuid in found or len(kinds) > 1 or not (uuid in uuids or name.startswith(unknown)):
+            misnamed = "" if name.startswith("-") else entry
+            break  # CUDA ignores all that follows
+        found[uuid] = name
+    hidden = f"{variable}={visible} shows {len(found)} of this machine's {len(uuids)} GPUs"
+    hidden += f" (CUDA stops at {misnamed})" if misnamed else ""
+    few = len(found) < len(uuids)
+    return {
+        "gpus": (*found.values(),),
+        "hidden": hidden if few else "",
+        "misnamed": few and bool(misnamed),
+    }
 
 
 def is_external_worker() -> bool:
@@ -139,10 +162,14 @@ def gpu_uuid(gpu: str) -> str:
 
     A number is of those that this process may use: in a job of Slurm's each GPU may be number 0.
     """
-    uuids = [uuid for uuid, _ in _gpus()]
+    return _uuid(gpu, [uuid for uuid, _ in _gpus()])
+
+
+def _uuid(gpu: str, uuids: Sequence[str]) -> str:
     if gpu.isdecimal():
         return dict(enumerate(uuids)).get(int(gpu), gpu)
-    return next((uuid for uuid in uuids if uuid.startswith(gpu)), gpu)
+    found = [uuid for uuid in uuids if gpu.startswith("GPU-") and uuid.startswith(gpu)]
+    return found[0] if len(found) == 1 else gpu
 
 
 def mps_runs() -> bool:
@@ -270,10 +297,12 @@ def _torch_is_for() -> str:
 
 
 @functools.cache
-def note_unused() -> None:
-    """Say once that GPUs on which expt does not train are left out."""
-    if _torch_is_for() == "xpu":
-        warn("gpus=auto: is the CPU, since expt does not train on Intel's GPUs (torch.xpu)")
+def note_unused(why: str = "") -> None:
+    """Warn once why GPUs are left out, by default if they are Intel's."""
+    if not why and _torch_is_for() == "xpu":
+        why = "is the CPU, since expt does not train on Intel's GPUs (torch.xpu)"
+    if why:
+        warn(f"gpus=auto: {why}")
 
 
 @contextlib.contextmanager

@@ -44,8 +44,18 @@ def _four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         (" 0 , 2 ", ("0", "2")),
         ("0,9,1", ("0",)),
         ("0,-1,1", ("0",)),
-        ("GPU-8932f937,MIG-4f1a", ("GPU-8932f937", "MIG-4f1a")),
+        ("GPU-3,GPU-1", ("GPU-3", "GPU-1")),
+        ("GPU-3,MIG-4f1a", ("GPU-3",)),
+        ("MIG-4f1a,MIG-4f1b", ("MIG-4f1a", "MIG-4f1b")),
+        ("MIG-4f1a,MIG-4f1a", ("MIG-4f1a",)),
         ("NoDevFiles", ()),
+        ("GPU-deadbeef,0", ()),
+        ("GPU-", ()),
+        ("0,0,1", ("0",)),
+        ("1,GPU-1", ("1",)),
+        ("GPU-1,1", ("GPU-1",)),
+        ("01,+2,3gpu", ("1", "2", "3")),
+        ("+", ()),
     ],
 )
 def test_cuda_visible_devices(
@@ -55,6 +65,33 @@ def test_cuda_visible_devices(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.visible_gpus() == expected
     assert machine.detect().gpus == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "hides", "misnamed"),
+    [
+        ("3,2,1,0,9", False, False),
+        ("1", True, False),
+        ("", True, False),
+        ("-1", True, False),
+        ("9", True, True),
+        ("abc", True, True),
+        ("0,0", True, True),
+    ],
+)
+def test_the_variable_that_hides_gpus_is_named(
+    monkeypatch: pytest.MonkeyPatch, visible: str, hides: bool, misnamed: bool
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = machine.detect()
+    assert (f"CUDA_VISIBLE_DEVICES={visible} shows" in found.hidden) is hides
+    assert found.misnamed is misnamed
+
+
+def test_without_nvml_a_uuid_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_gpus", lambda: [("0000:c1:00", ""), ("0000:c2:00", "")])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,GPU-8932f937")
+    assert machine.visible_gpus() == ("GPU-8932f937",)
 
 
 def test_a_name_does_not_make_a_gpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

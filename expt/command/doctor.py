@@ -158,7 +158,7 @@ def _gpus() -> Iterator[Finding]:
     fix = "install another build of torch: this one has no gloo"
     yield _checked("backends", "gloo" in backends, ", ".join(backends) or "none", fix)
     if not (seen := machine.visible_gpus()):
-        yield Finding("note", "GPUs", "none; runs use the CPU")
+        yield Finding("note", "GPUs", f"{machine.detect().hidden or 'none'}; runs use the CPU")
     elif not torch.cuda.is_available():
         found = f"{len(seen)} in the machine, but this torch is built for CUDA {torch.version.cuda}"
         fix = "install the torch of your driver's CUDA (nvidia-smi names it), or train with gpus=0"

@@ -270,6 +270,8 @@ def _node(options: Mapping[str, Any]) -> Machine:
     return dataclasses.replace(
         here,
         gpus=tuple(map(str, range(options["gpus_per_node"] or 0))),
+        hidden="",
+        misnamed=False,
         cpus=options.get("cpus_per_task") or here.cpus,
         workers=workers if workers > 1 else None,
         local_workers=tasks if workers > 1 else None,

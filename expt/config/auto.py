@@ -51,8 +51,9 @@ def gpus(node: Node, machine: Machine) -> int:
     """
     one = node.get("debug") is True or machine.own_gpus or any(map(is_slice, machine.gpus))
     have = 1 if one and machine.gpus else len(machine.gpus)
-    if not have:
-        note_unused()
+    if not have or machine.misnamed:
+        why = f"is {have or 'the CPU'}, since {machine.hidden}"
+        note_unused(why * machine.misnamed)
     workers = None if node.get("strategy") == "dp" else node.get("world_size")
     asked = [
         size for size in (machine.local_workers, workers) if isinstance(size, int) and size > 0

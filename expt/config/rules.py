@@ -53,9 +53,9 @@ def _gpus(config: RunConfig, machine: Machine) -> Problems:
     have, gpus = len(machine.gpus), config.gpu_indices
     if any(index >= have for index in gpus):
         counted = "" if isinstance(config.gpus, int) or not have else ", counted from 0"
-        why = f"this machine has {_count(have, 'GPU')}{counted}"
-        fix = f"use gpus={have}, or gpus=0 to run on the CPU"
-        yield "gpus", why, fix if have else "use gpus=0 to run on the CPU"
+        why = machine.hidden or f"this machine has {_count(have, 'GPU')}"
+        fix = f"use gpus={have}, or" if have else "change it, or use" if machine.hidden else "use"
+        yield "gpus", f"{why}{counted}", f"{fix} gpus=0 to run on the CPU"
     elif len({*gpus}) < len(gpus):
         fix = f"use gpus=[{gpus[0]}] with world_size=2 and backend=gloo for two workers on one"
         yield "gpus", "names a GPU twice", fix

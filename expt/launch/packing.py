@@ -64,15 +64,13 @@ class Packing:
         """The runs that have not started, in the order in which they may."""
         self.running: dict[int, tuple[str, ...]] = {}
         """The devices of each run under way, in the order of their starts."""
-        self.taken: dict[int, Demand] = {}
-        """Their demands."""
         self._unavailable: dict[str, float] = {}
         self._left_alone: dict[str, float] = {}
         self._failed: dict[str, set[int]] = {}
         self._claim: tuple[Demand, frozenset[str]] | None = None
 
     def add(self, demands: Iterable[Demand]) -> None:
-        """Let runs wait; see `in_vain`."""
+        """Let runs wait; see `pop_in_vain`."""
         for demand in demands:
             bisect.insort(self.waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 
@@ -95,10 +93,10 @@ class Packing:
         ):
             return None
         load = self._load()
-        # The least loaded first; sorted() keeps the machine's order among equals.
+        # The least loaded first, those that have failed runs last, else in the machine's order.
         free = sorted(
             (device for device in self.devices if load[device] < self._share),
-            key=lambda name: load[name],
+            key=lambda name: (name in self._left_alone, load[name]),
         )
         if not free:
             return None
@@ -115,10 +113,9 @@ class Packing:
                 unclaimed = self._unclaimed(free)
         return None
 
-    def end(self, run: int) -> Demand:
-        """Give back the devices of a run; return what it has asked for."""
+    def end(self, run: int) -> None:
+        """Give back the devices of a run."""
         del self.running[run]
-        return self.taken.pop(run)
 
     def blame(self, run: int, devices: Iterable[str]) -> None:
         """Start no more runs on devices that have failed this one and another."""
@@ -133,11 +130,11 @@ class Packing:
         closed |= dict.fromkeys(devices, until)
         self._claim = None  # it may be of one of these
 
-    def in_vain(self) -> list[Demand]:
-        """Take out the waiting runs that can never start, since too few devices are left."""
-        found = [demand for demand in self.waiting if demand.fit(self.devices) is None]
-        if found:
-            self.waiting = [demand for demand in self.waiting if demand not in found]
+    def pop_in_vain(self) -> Demand | None:
+        """Take out a waiting run that can never start, since too few devices are left."""
+        found = next((each for each in self.waiting if each.fit(self.devices) is None), None)
+        if found is not None:
+            self.waiting.remove(found)
             self._claim = None
         return found
 
@@ -153,7 +150,7 @@ class Packing:
 
     def _take(self, demand: Demand, devices: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
         self.waiting.remove(demand)
-        self.running[demand.run], self.taken[demand.run] = devices, demand
+        self.running[demand.run] = devices
         if self._claim and self._claim[0] == demand:
             self._claim = None
         return demand.run, devices

@@ -67,6 +67,7 @@ class Pool:
         self._locks = GpuLocks() if machine.simulated else GpuLocks(gpu_uuid)
         self._jobs: dict[int, Job] = {}
         self._numbers: dict[Job, int] = {}  # the keys of _jobs
+        self._demands: dict[int, Demand] = {}  # of the jobs that have been queued
         self._active: dict[int, Job] = {}
         self._workers: dict[int, Workers] = {}  # of the active jobs
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
@@ -191,9 +192,9 @@ class Pool:
 
     def _queue(self, number: int, job: Job) -> None:
         self._last = config = request_of(job).config
-        (self._gpus if config.num_gpus else self._cores).add(
-            [demand_of(number, config, self._machine)]
-        )
+        if number not in self._demands:  # else a restart avoids the GPUs that have failed it
+            self._demands[number] = demand_of(number, config, self._machine)
+        (self._gpus if config.num_gpus else self._cores).add([self._demands[number]])
 
     def _look_at_folders(self) -> None:
         for number, since in list(self._in_use.items()):
@@ -207,7 +208,7 @@ class Pool:
 
     def _start_ready(self) -> None:
         self._look_at_folders()
-        for demand in self._gpus.in_vain() if self._faults and not self.is_closed else ():
+        while self._faults and (demand := self._gpus.pop_in_vain()):
             self._end(demand.run, self._too_few(demand))
         for packing in (self._gpus, self._cores):
             held = dict[int, list[str]]()
@@ -220,7 +221,8 @@ class Pool:
                 if missed:
                     held.setdefault(number, []).extend(missed)
                     packing.close(missed, until=self._clock() + LOCKED_ELSEWHERE_S)
-                    packing.add([packing.end(number)])
+                    packing.end(number)
+                    packing.add([self._demands[number]])
                     continue
                 self._start(number, devices if packing is self._gpus else ())
             for number in held.keys() - self._held_up - self._active.keys():
@@ -258,6 +260,7 @@ class Pool:
                 lock=lock,
             )
             self._workers[number] = self._start_workers(attempt)
+            job.note_start()
         except ExptError as error:
             self._end(number, error)
         except OSError as error:  # a full disk, maybe; other runs may still be able to end
@@ -291,7 +294,7 @@ class Pool:
     def _heed_check(self, number: int) -> None:
         """Check the data once training is under way; let it save and end if something is wrong."""
         job = self._jobs[number]
-        if job.check and job.paths.has_trained():
+        if job.check and job.trains:
             job.check.begin()
         if job.check and job.check.error and not job.check.is_heeded:
             job.check.is_heeded = True
@@ -324,12 +327,11 @@ class Pool:
         """
         job, packing = self._jobs[number], self._gpus
         # Where another run trains, a GPU works.
-        others = [other for other in self._active.values() if other.paths.has_trained()]
-        works = {gpu for other in others for gpu in other.devices}
+        works = {gpu for other in self._active.values() if other.trains for gpu in other.devices}
         gpus = {gpu: fault for gpu, fault in error.gpus.items() if gpu not in works}
         if not gpus:
             return error
-        is_lost, demand = isinstance(error, DeviceLost), packing.taken[number]
+        is_lost, demand = isinstance(error, DeviceLost), self._demands[number]
         if type(error) is RunFailed and demand.avoided:
             packing.close(demand.avoided, until=self._clock(), while_busy=True)
             return error
@@ -345,7 +347,8 @@ class Pool:
         self._release(number)
         self._folders.pop(number).release()
         packing.close(gpus, until=self._clock() + LEFT_ALONE_S, while_busy=True)
-        packing.add([demand])
+        self._demands[number] = demand
+        self._queue(number, job)
         return None
 
     def _too_few(self, demand: Demand) -> DeviceLost:
@@ -359,9 +362,9 @@ class Pool:
         job = self._active.pop(number, None)
         if job is None:
             return
-        demand = (self._gpus if job.devices else self._cores).end(number)
+        (self._gpus if job.devices else self._cores).end(number)
         if passed:
-            self._gpus.blame(number, demand.avoided)
+            self._gpus.blame(number, self._demands[number].avoided)
         still_used = {device for other in self._active.values() for device in other.devices}
         self._locks.release([device for device in job.devices if device not in still_used])
         if workers := self._workers.pop(number, None):

@@ -172,8 +172,11 @@ class RunPaths:
 
     def has_trained(self) -> bool:
         """Return whether there is a checkpoint, or a number."""
-        has_number = self.metrics.exists() and self.metrics.stat().st_size > 0
-        return self.checkpoints.exists() or has_number
+        return self.checkpoints.exists() or self.num_bytes() > 0
+
+    def num_bytes(self) -> int:
+        """Return the size of metrics.jsonl."""
+        return self.metrics.stat().st_size if self.metrics.exists() else 0
 
     def clear_records(self) -> None:
         """Remove what earlier attempts recorded, but their logs, for a new beginning."""

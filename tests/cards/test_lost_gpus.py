@@ -69,6 +69,27 @@ def test_where_all_cards_are_dead_each_is_named(cards: Cards, tmp_path: Path) ->
     assert all(uuid(card) in error for card in range(4))
 
 
+def test_a_search_ends_where_all_cards_are_dead(cards: Cards, tmp_path: Path) -> None:
+    cards(dead=(0, 1, 2, 3))
+    space = ("search=random", "search.runs=3", "optimizer.lr=tag(log,interval(1e-3,1))")
+    done = run("-m", *space, "gpus=1", *QUICK, "hydra.sweep.dir=s", cwd=tmp_path)
+    found = [record(path.parent)["error_kind"] for path in (tmp_path / "s").glob("*/result.json")]
+    assert (done.returncode, found) == (1, ["DeviceLost"] * 3), done.stderr
+
+
+@pytest.mark.parametrize("way", ["resume=auto", "fork=r"])
+def test_a_run_that_goes_on_leaves_a_dead_card(cards: Cards, tmp_path: Path, way: str) -> None:
+    cards()
+    words = ("gpus=1", *QUICK[1:], "epochs=2", "max_steps=6", "checkpoint.every_steps=2")
+    began = run(*words, "hydra.run.dir=r", cwd=tmp_path, EXPT_FAULT="0:5:kill")
+    assert began.returncode == 1
+    cards(dead=(0,))
+    folder = "r" if way == "resume=auto" else "fork"
+    done = run(*words, f"hydra.run.dir={folder}", way, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert record(tmp_path / folder)["devices"] == ["1"]
+
+
 @pytest.mark.parametrize(("gpus", "code"), [("x0", 0), ("x0123", 1)])
 def test_a_run_that_fails_on_two_cards_fails_by_its_own_error(
     cards: Cards, tmp_path: Path, gpus: str, code: int
@@ -110,3 +131,28 @@ def test_a_prediction_on_a_dead_card_is_refused_in_a_line(cards: Cards, tmp_path
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "CUDA-capable device(s) is/are busy or unavailable; use --device cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "code", "used"),
+    [
+        ("0,0", "auto", 0, ["0"]),
+        ("1,GPU-00000002", "auto", 0, ["1"]),
+        ("+2", "1", 0, ["2"]),
+        ("9", "auto", 0, []),
+        ("GPU-deadbeef", "1", 2, None),
+        ("0,0", "2", 2, None),
+        ("", "1", 2, None),
+    ],
+)
+def test_the_variable_that_shows_too_few_cards_is_named(
+    cards: Cards, tmp_path: Path, visible: str, gpus: str, code: int, used: list[str] | None
+) -> None:
+    cards()
+    words = (f"gpus={gpus}", *QUICK, "hydra.run.dir=r")
+    done = run(*words, cwd=tmp_path, CUDA_VISIBLE_DEVICES=visible)
+    assert done.returncode == code, done.stderr
+    assert (f"CUDA_VISIBLE_DEVICES={visible} shows" in done.stderr) is (visible != "+2")
+    assert "Traceback" not in done.stderr
+    if used is not None:
+        assert record(tmp_path / "r")["devices"] == used

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from expt.errors import DeviceLost, OutOfMemory, RunFailed
-from expt.launch.job import Job
+from expt.launch.job import Job, request_of
 from expt.launch.pool import LEFT_ALONE_S
 from expt.runs.attempt import Attempt
-from expt.runs.result import COMPLETED, FAILED, read_result
+from expt.runs.result import COMPLETED, FAILED, create_result, read_result
 from tests.launch.test_pool import FakeWorkers, World, world
 
 __all__ = ["world"]
@@ -145,11 +145,59 @@ def test_memory_that_others_hold_everywhere_fails_a_run_by_that(world: World) ->
 def test_a_gpu_on_which_another_run_trains_is_not_to_blame(world: World) -> None:
     put(world, dead("0", kind=OutOfMemory), "b")
     a, b = jobs(world, "ab")
-    a.paths.checkpoints.mkdir(parents=True)
-    a.request = world.job("a", gpus=1).request
+    world.plans["a"] = [{"looks": 2, "on_poll": lambda: a.paths.metrics.write_text("{}\n")}]
     pool = world.pool(gpus=1, runs_per_gpu=2)
     pool.run(iter([a, b]))
     assert type(b.error) is OutOfMemory
+    assert "GPUs needed" not in str(b.error)
+
+
+def resumed(world: World, name: str, **config: Any) -> Job:
+    """Return a run that an earlier command has begun, and which failed."""
+    job = world.job(name, may_have_run=True, gpus=1, **config)
+    identity = request_of(job).identity.digest
+    create_result(job.paths, may_exist=False, status=FAILED, identity=identity, attempts=1)
+    job.paths.checkpoints.mkdir()
+    job.paths.logs(0).mkdir(parents=True)
+    return job
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_resumed_run_is_moved_as_a_new_one_is(world: World, shared: bool) -> None:
+    """The checkpoints of an earlier command say nothing of today's GPU."""
+    put(world, dead("0", kind=OutOfMemory if shared else DeviceLost))
+    found = [resumed(world, name) for name in "ab"]
+    world.run(*found, gpus=3, runs_per_gpu=2 if shared else 1)
+    assert {job.status for job in found} == {COMPLETED}
+    assert ("moved", "a", "GPU 0 (uuid): it is dead") in world.told.events
+
+
+def test_a_restart_leaves_the_gpu_alone_that_has_failed_the_run(world: World) -> None:
+    put(world, dead("0"))
+    a, b, c = found = [*jobs(world, "ab", max_restarts=2), *jobs(world, "c")]
+    for name in "ab":
+        world.plans[name] = [{}, {"error": RunFailed("x")}, {"error": RunFailed("y")}, {}]
+    world.run(a, gpus=3)
+    world.run(b, c, gpus=3, max_concurrent=1)
+    assert [(job.status, job.retries) for job in found] == [(COMPLETED, 2)] * 2 + [(COMPLETED, 0)]
+    assert [place for place in places(world) if place[1] == "0"] == [("a", "0"), ("b", "0")]
+
+
+def test_no_trial_waits_for_gpus_that_are_lost(world: World) -> None:
+    """Two fail at once; one that was moved meanwhile is not left in the queue."""
+    put(world, dead(*"0123"))
+    found = jobs(world, "abc")
+    for trial in found:
+        trial.is_trial = True
+    world.run(*found, gpus=4)
+    assert [type(trial.error) for trial in found] == [DeviceLost] * 3
+
+
+def test_fail_fast_starts_nothing_where_no_gpu_is_left(world: World) -> None:
+    put(world, dead("0"))
+    found = jobs(world, "abc")
+    world.run(*found, gpus=1, fail_fast=True)
+    assert [job.status for job in found].count(FAILED) == 1
 
 
 def test_a_search_takes_no_further_trial_where_no_gpu_is_left(world: World) -> None:

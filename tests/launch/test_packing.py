@@ -149,7 +149,8 @@ def test_devices_in_other_hands_are_left_alone_until_then() -> None:
     packing.add([Demand(0, 1), Demand(1, 1)])
     assert packing.start_next() == (0, ("a",))
     packing.close("a", until=5.0)
-    packing.add([packing.end(0)])
+    packing.end(0)
+    packing.add([Demand(0, 1)])
     assert packing.start_next() == (0, ("b",))
     assert packing.start_next() is None
     packing.release_unavailable(4.9)
@@ -186,7 +187,8 @@ def test_a_claim_on_a_gpu_that_is_in_other_hands_is_given_up() -> None:
     assert packing.start_next() == (0, ("a", "b"))
     assert packing.start_next() is None  # run 1 claims two, a among them
     packing.close("a", until=5.0)
-    packing.add([packing.end(0)])
+    packing.end(0)
+    packing.add([Demand(0, 2)])
     assert packing.start_next() == (0, ("b", "c"))
 
 
@@ -202,8 +204,19 @@ def test_runs_elsewhere_count_towards_the_limit() -> None:
 def test_what_can_never_start_waits_in_vain(demand: Demand) -> None:
     packing = Packing(["a", "b"])
     packing.add([Demand(1, 2), demand])
-    assert packing.in_vain() == [demand]
+    assert packing.pop_in_vain() == demand
+    assert packing.pop_in_vain() is None
     assert packing.waiting == [Demand(1, 2)]
+
+
+def test_a_device_that_is_left_alone_comes_last() -> None:
+    packing = Packing(["a", "b"])
+    packing.close("a", until=5.0, while_busy=True)
+    packing.add([Demand(0, 1)])
+    assert packing.start_next() == (0, ("b",))
+    packing.end(0)
+    packing.add([Demand(0, 2)])
+    assert packing.start_next() == (0, ("b", "a"))
 
 
 def test_a_device_that_has_failed_two_runs_gets_no_more() -> None:
@@ -211,10 +224,11 @@ def test_a_device_that_has_failed_two_runs_gets_no_more() -> None:
     packing.add([Demand(0, 2), Demand(1, 1), Demand(2, 1, avoided=frozenset("b"))])
     packing.blame(7, "a")
     packing.blame(7, "a")
-    assert packing.in_vain() == []
+    assert packing.pop_in_vain() is None
     packing.blame(8, "a")
     assert packing.devices == ["b"]
-    assert [demand.run for demand in packing.in_vain()] == [0, 2]
+    taken = [packing.pop_in_vain() for _ in range(3)]
+    assert [demand and demand.run for demand in taken] == [0, 2, None]
     assert packing.start_next() == (1, ("b",))
 
 
