@@ -347,7 +347,7 @@ def test_the_daemon_of_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert not machine.mps_runs(), "it was killed, and has left its file"
     found = doctor._mps()
     assert found.outcome == "note"
-    assert found.fix == "if that is to change: nvidia-cuda-mps-control -d"
+    assert found.fix == "to let them run at the same time: nvidia-cuda-mps-control -d"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_each_task_of_slurm_has_a_card(
     assert (found["devices"], found["backend"]) == (gpus, "nccl")
     assert found["device_s"] > 0
     assert found["energy_j"] > 0
-    assert f"2 workers on {', '.join(gpus)}" in done[0].stdout
+    assert f"2 workers on GPUs {', '.join(gpus)}" in done[0].stdout
 
 
 def test_tasks_that_share_a_card_are_told_to_use_gloo(cards: Cards, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_debugged_run_has_its_card_on_record(cards: Cards, tmp_path: Path) -> 
     done = run("gpus=[2]", "debug=true", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert record(tmp_path)["devices"] == ["2"]
-    assert "1 worker on 2" in done.stdout
+    assert "1 worker on GPU 2" in done.stdout
 
 
 def test_cards_that_nvml_does_not_see_are_used_and_have_no_energy(
