@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Batch: TypeAlias = Any  # of pyarrow
-_BYTES = 1 << 24
-"""Bytes of a .csv that are read at a time."""
-_CELLS = 1 << 21
-"""Cells of another file that are read at a time."""
+_BYTES, _CELLS = 1 << 24, 1 << 20
+"""Bytes of a .csv, and cells of another file, that are read at a time."""
 SEPARATORS = ",;\t|"
 """Characters between the cells of a text; the first if several are possible."""
 MISSING = frozenset(
@@ -62,7 +60,7 @@ class Table(ABC):
         A row with too few or too many cells is one of gaps; the reason is put into `damaged` by its
         number, from 0. Raise DataError for it without `damaged`, and for a damaged file.
         """
-        found = dict[int, str]() if damaged is None else damaged
+        found, self._counts = dict[int, str]() if damaged is None else damaged, damaged is not None
         with _reading(self.path):
             for batch in self._batches(names, found):
                 if damaged is None and found:
@@ -92,8 +90,7 @@ def open_table(path: Path) -> Table:
         return _Folder(path)
     kind = _KINDS.get(path.suffix.lower())
     if kind is None:
-        known = ", ".join(_KINDS)
-        raise ConfigError(f"dataset.path={path}: is no {known}; convert it to one of them")
+        raise ConfigError(f"dataset.path={path}: is no {', '.join(_KINDS)}; convert it to one")
     with _reading(path):
         return kind(path)
 
@@ -129,8 +126,6 @@ def _order(part: str) -> tuple[int, str]:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except DataError:
-        raise
     except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as e:
         if "invalid UTF8" in str(e):
             raise not_utf8(path) from e
@@ -227,7 +222,7 @@ class _Folder(Table):
                 raise DataError(f"{file}: has no column {min(missing)}, which other files have")
             there, wrong = [x for x in names if x not in constant], dict[int, str]()
             parts[part] = 0
-            for batch in table.batches(there or table.names[:1], wrong):
+            for batch in table.batches(there or table.names[:1], wrong if self._counts else None):
                 size = batch.num_rows
                 same = {x: pa.array([text] * size, pa.string()) for x, text in constant.items()}
                 columns = [same[x] if x in same else batch.column(x) for x in names]
@@ -250,7 +245,7 @@ class _Csv(Table):
     def __init__(self, path: Path) -> None:
         with opened(path), path.open("rb") as file:  # it refuses an archive, and UTF-16
             head = b"".join(itertools.islice(file, 8))
-        self._longest = max(map(len, head.splitlines()), default=0)
+        self._block = max([_BYTES, *(8 * len(line) for line in head.splitlines())])
         found = {each: _header(head, each) for each in SEPARATORS}
         self.separator = max(found, key=lambda each: found[each][:2])
         if not (names := found[self.separator][2]):
@@ -271,8 +266,8 @@ class _Csv(Table):
             ends_blank = not (file.read().splitlines() or [b""])[-1].strip(blank)
         reader = csv.open_csv(
             self.path,
-            # Several threads would not count the rows.
-            csv.ReadOptions(use_threads=False, block_size=max(_BYTES, 8 * self._longest)),
+            # Several threads do not count the rows.
+            csv.ReadOptions(use_threads=not self._counts, block_size=self._block),
             _how(self.separator, odd),
             csv.ConvertOptions(
                 column_types=dict.fromkeys(there, pa.string()),
@@ -283,13 +278,17 @@ class _Csv(Table):
         )
         last = pa.RecordBatch.from_pylist([], reader.schema)
         for batch in itertools.chain(reader, [last]):
+            if not self._counts and any(row.text.strip() for row in odd):
+                self._counts = True  # read it again to find the row
+                yield from self._batches(names, damaged)
+                return
+            odd *= self._counts
             places: list[int | None] = [*range(batch.num_rows)] if odd else []
             while odd and (batch is last or odd[0].number - 2 <= done + len(places)):
                 row = odd.pop(0)
                 places.insert(row.number - 2 - done, None)
-                if row.text.strip():
-                    what = f"has {row.actual_columns} cells for {len(self.names)} columns"
-                    damaged[row.number - 2] = what
+                what = f"has {row.actual_columns} cells for {len(self.names)} columns"
+                damaged |= {row.number - 2: what} if row.text.strip() else {}
             found = batch.take(pa.array(places, pa.int64())) if None in places else batch
             done += (filled := found.num_rows)
             found = found.rename_columns([*names])

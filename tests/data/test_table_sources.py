@@ -152,7 +152,7 @@ def test_folders_that_are_no_tables(tmp_path: Path) -> None:
     (tmp_path / "2.csv").write_text("a,y\n1,\n")
     refused(r"column y, row 1 of 2\.csv: is empty")
     (tmp_path / "2.csv").write_text("a,y\n1,2,3\n")
-    refused(r"row 1 of 2\.csv has 3 cells for 2 columns")
+    refused(r"2\.csv: row 1 has 3 cells for 2 columns")
     as_parquet(pa.table({"a": [1]}), tmp_path)
     refused(r"holds \.csv and \.parquet")
 
