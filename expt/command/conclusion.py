@@ -10,7 +10,7 @@ from pathlib import Path
 from expt.command import terminal
 from expt.config.own_code import is_of_main, targets
 from expt.errors import warn
-from expt.runs.failure import in_one_line
+from expt.runs.failure import faults_in, in_one_line
 from expt.runs.paths import RunPaths
 from expt.runs.request import joined
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, FoundRecord, device_s
@@ -46,7 +46,7 @@ def conclude(
         console.print(leaderboard(runs, sort, stale=old))
     finally:  # after the table, for which somebody may wait
         written = _write_summary(folder, runs)
-    _print_failures(console, runs)
+    _print_failures(console, runs, notes)
     conclude_search(console, folder, runs, again)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
@@ -121,7 +121,7 @@ def print_lost(console: Console, folders: Sequence[Path]) -> None:
         say(console, f"      to continue: {resume_command(RunPaths(folder))}")
 
 
-def _print_failures(console: Console, runs: Sequence[FoundRecord]) -> None:
+def _print_failures(console: Console, runs: Sequence[FoundRecord], notes: Sequence[str]) -> None:
     bad = bad_trials(runs)
     if bad:
         worst = "diverged or had not enough memory, and count as the worst"
@@ -132,6 +132,10 @@ def _print_failures(console: Console, runs: Sequence[FoundRecord]) -> None:
         say(console, f"  {run['folder'].name}: {in_one_line(str(run.get('error') or ''))}")
         if "identity" in run:  # else it was refused, and would be again
             say(console, f"      again: {again(run)}")
+    faults = dict.fromkeys(fault for run in failed for fault in faults_in(run.get("error") or ""))
+    for fault in faults:
+        if not any(fault in note for note in notes):  # of runs that were moved
+            say(console, f"GPU fault    {fault}")
 
 
 def again(run: FoundRecord) -> str:

@@ -340,7 +340,7 @@ class Pool:
             packing.blame(number, gpus)
         demand = dataclasses.replace(demand, avoided=demand.avoided | {*gpus})
         if demand.fit(packing.devices) is None:
-            return self._too_few(demand) if is_lost else error
+            return error if type(error) is RunFailed else self._too_few(demand, type(error))
         self._observer.job_moved(job, "; ".join(gpus.values()))
         take_back(job.paths, error)
         job.status, job.started_at = QUEUED, 0.0
@@ -351,12 +351,18 @@ class Pool:
         self._queue(number, job)
         return None
 
-    def _too_few(self, demand: Demand) -> DeviceLost:
-        """Return the error of a run that needs more GPUs than are left for it."""
-        able = [gpu for gpu in self._gpus.devices if gpu not in demand.avoided]
-        faults = "; ".join(fault for gpu, fault in self._faults.items() if gpu not in able)
-        needed = f"{demand.count} of {len(self._machine.gpus)} GPUs needed, {len(able)} can be used"
-        return DeviceLost(f"{needed}: {faults}; `expt doctor` says more")
+    def _too_few(self, demand: Demand, kind: type[RunFailed] = DeviceLost) -> RunFailed:
+        """Return the error of a run that needs more GPUs than are left for it, or others."""
+        every, wanted = self._machine.gpus, demand.devices or self._machine.gpus
+        able = {*self._gpus.devices} - demand.avoided
+        usable = [gpu for gpu in wanted if gpu in able]
+        others = [gpu for gpu in every if gpu in able and gpu not in usable]
+        chosen = sorted(map(every.index, (usable + others)[: demand.count]))
+        fix = f"use gpus=[{','.join(map(str, chosen))}]" if chosen else "`expt doctor` says more"
+        of = f"{len(wanted)} named" if demand.devices else len(wanted)
+        text = f"{demand.count} of {of} GPUs needed, {len(usable)} can be used; {fix}"
+        faults = {gpu: fault for gpu, fault in self._faults.items() if gpu in {*wanted} - able}
+        return kind("\n".join((text, *faults.values())), gpus=faults)
 
     def _release(self, number: int, *, passed: bool = False) -> None:
         job = self._active.pop(number, None)

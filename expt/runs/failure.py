@@ -17,6 +17,8 @@ RAISED = " raised\n\n"
 """Between the rank that raised and its traceback, in the text of a run's error."""
 NOTE = "of model="
 """The beginning of a line after the exception that lists the arguments of classes."""
+FAULT = "GPU "
+"""The beginning of a further line for each GPU that can't be used, of a run that lacks GPUs."""
 LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe"),
     *("timed out after", "communicator was aborted", "remote process exit", "ncclRemoteError"),
@@ -84,6 +86,11 @@ def mistake_in(error: str) -> str:
     return traceback_only if _cause(traceback_only).partition(":")[0] in MISTAKES else ""
 
 
+def faults_in(error: str) -> list[str]:
+    """Return the lines on GPUs that can't be used, which many runs of a sweep may share."""
+    return [line for line in error.splitlines()[1:] if line.startswith(FAULT)]
+
+
 def in_one_line(error: str, *, with_log: bool = True) -> str:
     """Return the text of a run's error: what went wrong, its cause, and where the log is."""
     first, _, rest = error.strip().partition("\n")
@@ -98,7 +105,9 @@ def _cause(text: str) -> str:
     Torch adds lines of help to errors of CUDA. A list of problems follows its own head.
     """
     _, frame, after = text.rpartition('\n  File "')
-    lines = [line for line in after.splitlines() if line and not line.startswith((LOG, NOTE))]
+    lines = [
+        line for line in after.splitlines() if line and not line.startswith((LOG, NOTE, FAULT))
+    ]
     if frame:
         return next((line for line in lines[1:] if not line.startswith(" ")), "")
     return lines[-1].strip() if lines else ""

@@ -65,8 +65,17 @@ def test_where_all_cards_are_dead_each_is_named(cards: Cards, tmp_path: Path) ->
     cards(dead=(0, 1, 2, 3))
     done = run("gpus=1", *QUICK, cwd=tmp_path)
     assert done.returncode == 1
-    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    error = done.stderr.partition("error: ")[2]
     assert all(uuid(card) in error for card in range(4))
+
+
+@pytest.mark.parametrize("gpus", ["auto", "[1,2]"])
+def test_a_sweep_says_each_fault_once_at_its_end(cards: Cards, tmp_path: Path, gpus: str) -> None:
+    cards(dead=(1,))
+    done = run("-m", "seed=0,1,2", f"gpus={gpus}", *QUICK, "hydra.sweep.dir=s", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.count(uuid(1)) == 1
+    assert done.stdout.count(f"use gpus=[{'0,2,3' if gpus == 'auto' else '0,2'}]") == 6
 
 
 def test_a_search_ends_where_all_cards_are_dead(cards: Cards, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_run_that_needs_more_gpus_than_are_left_is_told_so(world: World) -> No
     (large,) = jobs(world, "a", gpus=4)
     world.run(large, world.job("b", gpus=1), gpus=4)
     assert isinstance(large.error, DeviceLost)
-    assert "3 can be used: GPU 3 (uuid)" in str(large.error)
+    assert "3 can be used; use gpus=[0,1,2]\nGPU 3 (uuid)" in str(large.error)
 
 
 def test_a_run_on_named_gpus_gets_no_others(world: World) -> None:
@@ -119,7 +119,20 @@ def test_a_run_on_named_gpus_gets_no_others(world: World) -> None:
     (job,) = jobs(world, "a", gpus=(1,))
     world.run(job, gpus=2)
     assert isinstance(job.error, DeviceLost)
+    assert "use gpus=[0]\n" in str(job.error)
     assert places(world) == [("a", "1")]
+
+
+@pytest.mark.parametrize("kind", [DeviceLost, OutOfMemory])
+@pytest.mark.parametrize(("gpus", "instead"), [(4, "0,1,3"), ((2, 3), "0,3"), ((0, 1, 2), "0,1,3")])
+def test_the_gpus_to_take_instead_are_named(
+    world: World, kind: type[RunFailed], gpus: Any, instead: str
+) -> None:
+    put(world, dead("2", kind=kind))
+    (job,) = jobs(world, "a", gpus=gpus)
+    world.run(job, gpus=4)
+    assert type(job.error) is kind
+    assert f"use gpus=[{instead}]\nGPU 2 (uuid): it is dead" in str(job.error)
 
 
 def test_what_fails_on_two_gpus_is_the_runs_own_fault(world: World) -> None:
@@ -145,7 +158,7 @@ def test_memory_that_others_hold_everywhere_fails_a_run_by_that(world: World) ->
 def test_a_gpu_on_which_another_run_trains_is_not_to_blame(world: World) -> None:
     put(world, dead("0", kind=OutOfMemory), "b")
     a, b = jobs(world, "ab")
-    world.plans["a"] = [{"looks": 2, "on_poll": lambda: a.paths.metrics.write_text("{}\n")}]
+    world.plans["a"] = [{"looks": 9, "on_poll": lambda: a.paths.metrics.write_text("{}\n")}]
     pool = world.pool(gpus=1, runs_per_gpu=2)
     pool.run(iter([a, b]))
     assert type(b.error) is OutOfMemory
