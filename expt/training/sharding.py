@@ -80,11 +80,11 @@ def shard(
 ) -> None:
     """Shard `module` over groups of `shards` neighboring workers; the groups are replicas.
 
-    All workers get rank 0's parameters and buffers; on the others they may be meta tensors.
-    `units` are gathered one at a time, the rest with the root. Each unit is filled just before it
-    is sharded, so that no device ever has the whole model. Parameters travel and compute in
-    `param_dtype`, gradients are averaged in `reduce_dtype`; None is the parameters' own. Attributes
-    of parameters, such as `weight.no_decay = True`, are handed on to their shards.
+    All workers get rank 0's parameters; on the others they may be meta tensors. Buffers lie on the
+    device already. `units` are gathered one at a time, the rest with the root. Each unit is filled
+    just before it is sharded, so that no device ever has the whole model. Parameters travel and
+    compute in `param_dtype`, gradients are averaged in `reduce_dtype`; None is the parameters' own.
+    Attributes of parameters, such as `weight.no_decay = True`, are handed on to their shards.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -92,9 +92,8 @@ def shard(
     mesh = _mesh(worker.device.type, replicas, shards, dist.group.WORLD)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     attributes = {name: dict(vars(one)) for name, one in module.named_parameters()}
-    _fill(module, list(module.buffers()), worker)
     for unit in [*units, module]:
-        _fill(unit, [one for one in unit.parameters() if not is_sharded(one)], worker)
+        fill(unit, [one for one in unit.parameters() if not is_sharded(one)], worker)
         # The root's own parameters are needed again at once, at the start of the backward pass.
         after = None if unit is module and reshard_after_forward else reshard_after_forward
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=after)
@@ -117,7 +116,7 @@ def _mesh(device_type: str, replicas: int, shards: int, _: dist.ProcessGroup | N
 
 
 @torch.no_grad()
-def _fill(module: nn.Module, tensors: Sequence[Tensor], worker: Worker) -> None:
+def fill(module: nn.Module, tensors: Sequence[Tensor], worker: Worker) -> None:
     """Give these parameters or buffers of `module` rank 0's values on the device; a collective."""
     full = [
         torch.empty(one.shape, dtype=one.dtype, device=worker.device)

@@ -216,6 +216,7 @@ def _build_model(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) 
     else:
         memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         module = make().to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
+    parallel.lay_out_buffers(config, module, worker)
     freeze(module, config.freeze)
     memory = parallel.build_shared_memory(config, module, worker)
     module, after_step = parallel.with_batch_norm(config, module, worker, memory)

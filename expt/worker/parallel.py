@@ -60,12 +60,21 @@ def with_batch_norm(
     return module, []
 
 
+def lay_out_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> None:
+    """Give each worker the buffers that it keeps, before anything holds one; a collective.
+
+    Torch leaves out a collective of a meta tensor, in which the other workers then wait.
+    """
+    if worker.world_size > 1 and config.strategy != "dp":
+        _lay_out(module, worker)
+    if config.is_sharded:
+        sharding.fill(module, [*module.buffers()], worker)
+
+
 def with_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> list[Callable[[], None]]:
-    """Lay out buffers, and return the collectives that end a step where training may read them."""
-    if worker.world_size == 1 or config.strategy == "dp":
-        return []
-    _lay_out(module, worker)
-    if not _trains_by_buffers(config, module):
+    """Return the collectives that make buffers equal after a step, if training may read them."""
+    is_alone = worker.world_size == 1 or config.strategy == "dp"
+    if is_alone or not _trains_by_buffers(config, module):
         return []
     return [_broadcasting(module, worker, is_sharded=config.is_sharded)]
 
@@ -85,7 +94,7 @@ def _broadcasting(module: nn.Module, worker: Worker, *, is_sharded: bool) -> Cal
         number = next(steps)
         if not number & (number - 1):  # the first, second, fourth, eighth, ...
             _compare_workers(module, trained, worker, known)
-        collectives.broadcast(module.buffers() if is_sharded else built)
+        collectives.broadcast(built)
 
     return broadcast
 

@@ -97,6 +97,29 @@ def test_curves_are_those_of_ddp(names: list[str], configs: Configs, tmp_path: P
         assert in_parts == pytest.approx(whole, rel=1e-4)
 
 
+def test_statistics_of_groups_are_those_of_ddp(configs: Configs, tmp_path: Path) -> None:
+    """Averaged over workers after each step, also those of a layer that is gathered by itself."""
+    words = (
+        *as_typed("model=convnet model.dropout=0 batch_norm=groups batch_norm_group=16"),
+        *as_typed("epochs=1 dataset.train_limit=150 drop_last=false log_every=1 batch_size=64"),
+    )
+    wanted = {
+        name: configs(name, 2, *words, *more)
+        for name, more in {"ddp": (), "fsdp": ("sharding.wrap=['.*']",)}.items()
+    }
+
+    def each(worker: Worker) -> list[str]:
+        return [trained(tmp_path / name, config, worker) for name, config in wanted.items()]
+
+    together(tmp_path, 2, each)
+    assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-4
+    found, expected = (RunFolder(tmp_path / name).state()["model"] for name in ("fsdp", "ddp"))
+    statistics = [name for name in expected if "running" in name]
+    assert statistics
+    for name in statistics:
+        assert torch.allclose(found[name], expected[name], atol=1e-5), name
+
+
 def norms(folder: Path) -> dict[str, float]:
     """Of each layer's weights and gradients, in all epochs."""
     return {
