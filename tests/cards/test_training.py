@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from expt.config.parse import parse
-from expt.errors import OutOfMemory
+from expt.errors import OutOfMemory, RunFailed
 from expt.machine import Machine
 from expt.training import collectives
 from expt.worker.run import Run
@@ -66,6 +66,13 @@ def test_gradients_are_averaged_without_a_copy_of_the_largest(
     assert "micro_batch_size" not in done.result
 
 
+def test_averaging_reserves_no_more_than_all_gradients_take(cards: Cards, trained: Trained) -> None:
+    """Not a bucket of 32 MiB."""
+    cards(count=2, memory=30e6)
+    words = ("model=convnet", "batch_size=256", "dataset.train_limit=512")
+    assert "micro_batch_size" not in trained(*LARGE, *words).result
+
+
 class Keeping(nn.Module):
     """Has the samples of its last step on rank 1, a MiB each, when gradients are averaged."""
 
@@ -108,8 +115,29 @@ def test_of_a_gpu_that_others_have_filled_no_smaller_batch_is_advised(
     assert done.returncode == 1
     assert "other processes hold" in done.stderr
     cards(memory=2e6)
-    with pytest.raises(OutOfMemory, match=r"try .*batch_size="):
+    with pytest.raises(OutOfMemory, match=r"try .*dataset"):
         trained("gpus=1", *SHORT)
+
+
+def test_weights_without_room_are_not_advised_other_batches(
+    cards: Cards, trained: Trained, tmp_path: Path
+) -> None:
+    cards(memory=20e6)
+    with pytest.raises(OutOfMemory, match="try a smaller model"):
+        trained("gpus=1", "model=resnet18", *SHORT)
+    trained("gpus=0", "model=mlp", *SHORT, name="on the CPU")
+    cards(memory=1e6)
+    done = run("evaluate", "on the CPU", "gpus=1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "try gpus=0" in done.stderr
+
+
+def test_a_custom_state_on_the_host_is_refused_with_the_fix(cards: Cards, trained: Trained) -> None:
+    """Loaded it is on the card, as its parameter."""
+    cards(count=1)
+    with pytest.raises(RunFailed, match=r"torch\.zeros_like") as raised:
+        trained("gpus=1", *SHORT, "optimizer={_target_: tests.worker.odd_optimizers.OnHost}")
+    assert "whole model" not in str(raised.value)
 
 
 SENT = """
