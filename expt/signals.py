@@ -105,6 +105,12 @@ def exit_code() -> int:
     return 128 + (_received[0] if _received else signal.SIGINT)
 
 
+def interruption() -> str:
+    """Return what has asked this process to stop; a KeyboardInterrupt alone is Ctrl-C."""
+    first = _received[0] if _received else signal.SIGINT
+    return f"interrupted ({'Ctrl-C' if first == signal.SIGINT else first.name})"
+
+
 def grace_s() -> float:
     """How long the workers get, by who asked."""
     return IMPATIENT_S if _received[:1] == [signal.SIGINT] else GRACE_S

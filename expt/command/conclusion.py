@@ -132,8 +132,8 @@ def _print_failures(console: Console, runs: Sequence[FoundRecord], notes: Sequen
         say(console, f"  {run['folder'].name}: {in_one_line(str(run.get('error') or ''))}")
         if "identity" in run:  # else it was refused, and would be again
             say(console, f"      again: {again(run)}")
-    faults = dict.fromkeys(fault for run in failed for fault in faults_in(run.get("error") or ""))
-    for fault in faults:
+    texts = [run.get("error") or "" for run in runs if run["status"] == FAILED]
+    for fault in dict.fromkeys(fault for text in texts for fault in faults_in(text)):
         if not any(fault in note for note in notes):  # of runs that were moved
             say(console, f"GPU fault    {fault}")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from expt import machine
+from expt import errors, machine
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, to_device
 from expt.data.memory import NO_TARGET
@@ -56,11 +56,10 @@ class Predictor:
     def __init__(self, plan: Plan) -> None:
         """Load the model. Raise ConfigError as `load` does."""
         self._plan, self.device = plan, _device(plan.device)
-        with _memory_in_words():
+        with _faults_in_words(), importable_from_here(plan.record):
             self.model: TrainedModel = load(
                 plan.run, plan.which, device=self.device, amp=plan.amp, trust_code=plan.trust_code
             )
-        with importable_from_here(plan.record):
             self._task = plan.config.task.build(Facts(shapes=plan.data))
             load_task_state(self._task, self.model.workers, self.device)
         if self._task.phases:
@@ -79,7 +78,7 @@ class Predictor:
         return self.form.joined(self._answers())
 
     def _answers(self) -> Iterator[Answers]:
-        with precision_kept(), importable_from_here(self._plan.record), _memory_in_words():
+        with precision_kept(), importable_from_here(self._plan.record), _faults_in_words():
             set_precision(self._plan.config.matmul_precision)
             for chunk in self._chunks():
                 self.seen += len(chunk.about)
@@ -197,12 +196,14 @@ class Predictor:
 
 
 @contextlib.contextmanager
-def _memory_in_words() -> Iterator[None]:
-    """Raise OutOfMemory where memory of the device does not suffice."""
+def _faults_in_words() -> Iterator[None]:
+    """Raise OutOfMemory where memory of the device does not suffice, RunFailed where it fails."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
+            if isinstance(error, torch.AcceleratorError):
+                raise errors.RunFailed(first_line(error)) from error
             raise
         fix = held_by_others() or "use a smaller --batch-size, or --device cpu"
         raise OutOfMemory(f"{first_line(error).partition('. ')[0]}; {fix}") from error
@@ -256,7 +257,14 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        with _memory_in_words():
+        with _faults_in_words():
             return torch.empty(1, device=name).device  # memory of it is the first use
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {name}: {first_line(error)}; use --device cpu") from error
+    except OutOfMemory:
+        raise
+    except (errors.RunFailed, RuntimeError, AssertionError) as error:
+        others = (f"cuda:{index}" for index in range(torch.cuda.device_count()))
+        known = errors.listed(
+            ["cpu", *(other for other in others if other not in (name, f"{name}:0"))]
+        )
+        why = f"--device {name}: {first_line(error)}"
+        raise ConfigError(f"{why}; use --device {known}") from error

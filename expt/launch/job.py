@@ -90,7 +90,7 @@ class Job:
     started_at: float = 0.0
     """The time of its start by time.monotonic, which is not a time of day."""
     ended_at: float = 0.0
-    _bytes_at_start: int = 0
+    bytes_at_start: int = 0
     """The size of its metrics.jsonl when its workers were last started."""
     check: DataCheck | None = None
     """The check of its data that is left to do while it runs."""
@@ -110,11 +110,7 @@ class Job:
     @property
     def trains(self) -> bool:
         """True if it has written numbers since its workers were last started."""
-        return self.paths.num_bytes() > self._bytes_at_start
-
-    def note_start(self) -> None:
-        """Note that its workers have been started, maybe after others in the same folder."""
-        self._bytes_at_start = self.paths.num_bytes()
+        return self.paths.num_bytes() > self.bytes_at_start
 
     def may_retry(self, error: ExptError, retries: int) -> bool:
         """Return whether it gets another try, which may end otherwise."""

@@ -136,7 +136,7 @@ class Pool:
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
             if signals.asked():
-                self._stop_all("interrupted (Ctrl-C)")
+                self._stop_all(signals.interruption())
             raise
         except BaseException as error:
             self._stop_all(f"the command itself failed: {type(error).__name__}: {error}")
@@ -260,7 +260,7 @@ class Pool:
                 lock=lock,
             )
             self._workers[number] = self._start_workers(attempt)
-            job.note_start()
+            job.bytes_at_start = job.paths.num_bytes()  # not zero, where it resumes
         except ExptError as error:
             self._end(number, error)
         except OSError as error:  # a full disk, maybe; other runs may still be able to end
@@ -309,7 +309,7 @@ class Pool:
         if check and check.error:
             return check.error
         if self._asked_at is not None:  # a worker that has only just begun dies of the question
-            return Interrupted(self._finishing or "interrupted (Ctrl-C)")
+            return Interrupted(self._finishing or signals.interruption())
         return failure
 
     def _retry(self, number: int, error: ExptError) -> None:
@@ -354,14 +354,13 @@ class Pool:
     def _too_few(self, demand: Demand, kind: type[RunFailed] = DeviceLost) -> RunFailed:
         """Return the error of a run that needs more GPUs than are left for it, or others."""
         every, wanted = self._machine.gpus, demand.devices or self._machine.gpus
-        able = {*self._gpus.devices} - demand.avoided
-        usable = [gpu for gpu in wanted if gpu in able]
-        others = [gpu for gpu in every if gpu in able and gpu not in usable]
-        chosen = sorted(map(every.index, (usable + others)[: demand.count]))
+        able = [gpu for gpu in every if gpu in {*self._gpus.devices} - demand.avoided]
+        able.sort(key=lambda gpu: gpu not in wanted)
+        chosen = sorted(map(every.index, able[: demand.count]))
         fix = f"use gpus=[{','.join(map(str, chosen))}]" if chosen else "`expt doctor` says more"
         of = f"{len(wanted)} named" if demand.devices else len(wanted)
-        text = f"{demand.count} of {of} GPUs needed, {len(usable)} can be used; {fix}"
-        faults = {gpu: fault for gpu, fault in self._faults.items() if gpu in {*wanted} - able}
+        text = f"{demand.count} of {of} GPUs needed, {len({*able} & {*wanted})} can be used; {fix}"
+        faults = {gpu: self._faults[gpu] for gpu in wanted if gpu in {*self._faults} - {*able}}
         return kind("\n".join((text, *faults.values())), gpus=faults)
 
     def _release(self, number: int, *, passed: bool = False) -> None:

@@ -171,7 +171,7 @@ class Queue:
                 break
             time.sleep(POLL_S)
         for job in list(self._active):
-            error = Interrupted("interrupted (Ctrl-C)")
+            error = Interrupted(signals.interruption())
             if job not in saving and _is_running(job):
                 record_end(job.paths, error)
             self._end(job, error)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from expt import signals
 from expt.config import kept_code, own_code
 from expt.config.identity import shown
 from expt.errors import ConfigError, ExptError, Interrupted, warn
@@ -225,7 +226,7 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
         reached = so_far(paths, record)
         if record.get("status") == RUNNING:  # else it has said itself what it has cost
             reached |= cost_until_now(record)
-        reached["status"], reached["error"] = status, str(error) or "interrupted (Ctrl-C)"
+        reached["status"], reached["error"] = status, str(error) or signals.interruption()
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
     except OSError as problem:  # a full disk, maybe: the error itself must still be raised

@@ -139,7 +139,25 @@ def test_a_prediction_on_a_dead_card_is_refused_in_a_line(cards: Cards, tmp_path
     done = run("predict", "r", "--split", "test", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "CUDA-capable device(s) is/are busy or unavailable; use --device cpu" in done.stderr
+    assert "busy or unavailable; use --device cpu, cuda:1, cuda:2, cuda:3\n" in done.stderr
+    done = run("predict", "r", "--split", "test", "--device", "cuda:7", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "use --device cpu, cuda:0, cuda:1, cuda:2, cuda:3\n" in done.stderr
+
+
+@pytest.mark.parametrize("fail_at", [1, 5, 20])
+def test_a_prediction_that_a_card_fails_ends_in_a_line(
+    cards: Cards, tmp_path: Path, fail_at: int
+) -> None:
+    cards()
+    assert run("gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path).returncode == 0
+    cards(fail_at=fail_at)
+    done = run("predict", "r", "--split", "test", "--output", "p.csv", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "CUDA error: an illegal memory access" in done.stderr
+    assert not (tmp_path / "p.csv").exists()
 
 
 @pytest.mark.parametrize(

@@ -590,11 +590,20 @@ def test_when_asked_all_save_and_no_other_starts(world: World) -> None:
 
 
 @pytest.mark.usefixtures("heard")
-@pytest.mark.parametrize(("signals_sent", "waits_s"), [(1, signals.IMPATIENT_S), (2, 0)])
+@pytest.mark.parametrize(
+    ("sent", "waits_s", "name"),
+    [
+        ([signal.SIGINT], signals.IMPATIENT_S, "Ctrl-C"),
+        ([signal.SIGINT] * 2, 0, "Ctrl-C"),
+        ([signal.SIGTERM], signals.GRACE_S, "SIGTERM"),
+        ([signal.SIGHUP] * 2, 30, "SIGHUP"),
+        ([signal.SIGUSR1] * 2, 0, "SIGUSR1"),
+    ],
+)
 def test_who_does_not_end_in_time_is_ended_and_at_a_second_signal_at_once(
-    world: World, signals_sent: int, waits_s: float
+    world: World, sent: list[signal.Signals], waits_s: float, name: str
 ) -> None:
-    left = [signal.SIGINT] * signals_sent
+    left = [*sent]
 
     def pass_time() -> None:
         world.clock.now += 1
@@ -607,6 +616,7 @@ def test_who_does_not_end_in_time_is_ended_and_at_a_second_signal_at_once(
         world.run(job)
     assert (job.status, world.started[0].stopped) == (INTERRUPTED, True)
     assert waits_s <= job.ended_at - 1001.0 <= waits_s + 2
+    assert read_result(job.paths)["error"] == f"interrupted ({name})"
 
 
 def test_a_run_in_whose_folder_another_is_at_work_waits_and_holds_up_what_a_search_chooses(
