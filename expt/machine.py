@@ -92,7 +92,10 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def _shown() -> dict[str, Any]:
-    """Return the fields of Machine that depend on CUDA_VISIBLE_DEVICES, read as torch reads it."""
+    """Return the fields of Machine that depend on CUDA_VISIBLE_DEVICES.
+
+    Its entries are read as torch reads them. Where one repeats, torch would show no GPU at all.
+    """
     variable = "CUDA_VISIBLE_DEVICES"
     if "HIP_VISIBLE_DEVICES" in os.environ and _torch_is_for() == "hip":
         variable = "HIP_VISIBLE_DEVICES"
@@ -112,7 +115,7 @@ def _shown() -> dict[str, Any]:
             break  # CUDA ignores all that follows
         found[uuid] = name
     hidden = f"{variable}={visible} shows {len(found)} of this machine's {len(uuids)} GPUs"
-    hidden += f" (CUDA stops at {misnamed})" if misnamed else ""
+    hidden += f" (the list ends at {misnamed})" if misnamed else ""
     few = len(found) < len(uuids)
     return {
         "gpus": (*found.values(),),
