@@ -18,10 +18,11 @@ ExptError                1
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -209,6 +210,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+
+
+@contextlib.contextmanager
+def sized_by(what: str, samples: int = 0) -> Iterator[None]:
+    """Note in errors of the body `what` its memory depends on: "model", "data" or a key.
+
+    `samples` are those that the key gives it at a time, where known.
+    """
+    try:
+        yield
+    except Exception as error:
+        vars(error).setdefault("sized_by", (what, samples))
+        raise
 
 
 MISTAKES = frozenset(

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from expt.errors import sized_by
+
 T = TypeVar("T")
 BUCKET_BYTES = 2**25
 """The bytes copied at a time to be sent, unless a tensor is larger."""
@@ -151,16 +153,17 @@ def from_rank_0(value: T | None, device: torch.device) -> T:
     return cast("T", value if is_first else pickle.loads(held))
 
 
-def gather_across_workers(value: T) -> list[T]:
+def gather_across_workers(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Return every worker's `value`, by rank, on every worker; in pieces, as `from_rank_0`."""
     if not dist.is_initialized():
         return [value]
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
     mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    sizes = stack_across_workers(torch.tensor([len(mine)], device=device)).flatten().tolist()
+    size = torch.tensor([len(mine)], device=device)
+    sizes = stack_across_workers(size, group).flatten().tolist()
     padded = nn.functional.pad(mine, (0, max(sizes) - len(mine)))
     pieces = padded.split(max(1, BUCKET_BYTES // 2 // len(sizes)))
-    everyones = torch.cat([stack_across_workers(one.to(device)).cpu() for one in pieces], 1)
+    everyones = torch.cat([stack_across_workers(one.to(device), group).cpu() for one in pieces], 1)
     return [pickle.loads(one[:size].numpy()) for one, size in zip(everyones, sizes, strict=True)]
 
 
@@ -171,12 +174,14 @@ def kinds_of_devices(device: torch.device) -> set[str]:
     return {*gather_across_workers(name)}
 
 
-def stack_across_workers(values: torch.Tensor) -> torch.Tensor:
+def stack_across_workers(
+    values: torch.Tensor, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """Return every worker's `values` [N], by rank [world_size, N], on every worker."""
     if not dist.is_initialized():
         return values[None]
     everyones = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, values)
+    dist.all_gather(everyones, values, group)
     return torch.stack(everyones)
 
 
@@ -217,21 +222,22 @@ def average_gradients(
             parameters[index].grad = None
 
 
+@sized_by("model")
 def reserve_bucket(parameters: Sequence[nn.Parameter]) -> None:
     """Raise where there is no memory for `average_gradients`, in which other workers would wait."""
     if dist.is_initialized():
         missing = sum(one.nbytes for one in parameters if one.grad is None)
-        torch.empty(BUCKET_BYTES + missing, dtype=torch.uint8, device=parameters[0].device)
+        gradients = [one if one.grad is None else one.grad for one in parameters]
+        copied = (sum(one.nbytes for one in same) for same in _buckets(gradients) if _moves(same))
+        size = missing + 4 * len(gradients) + max(copied, default=0)
+        torch.empty(size, dtype=torch.uint8, device=parameters[0].device)
 
 
 @torch.no_grad()
 def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
     """Change `tensors` in place, one bucket of one data type at a time."""
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for same in itertools.chain.from_iterable(map(_in_buckets, by_dtype.values())):
-        if len(same) == 1 and same[0].is_contiguous():
+    for same in _buckets(tensors):
+        if not _moves(same):
             change(same[0].view(-1))
             continue
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
@@ -240,6 +246,19 @@ def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], ob
         for tensor, part in zip(same, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
         del flat, parts, part  # before the next is made
+
+
+def _moves(same: Sequence[torch.Tensor]) -> bool:
+    """Return whether these tensors are copied to be sent together."""
+    return len(same) > 1 or not same[0].is_contiguous()
+
+
+def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+    """Yield tensors of one data type that are sent together."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    return itertools.chain.from_iterable(map(_in_buckets, by_dtype.values()))
 
 
 def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from expt.data.loading import Batch, to_device
-from expt.errors import is_out_of_memory
+from expt.errors import is_out_of_memory, sized_by
 from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
@@ -250,7 +250,8 @@ def evaluate(
             # What it notes of no sample is dropped
             task = copy.copy(learner.task) if batch.weightless else learner.task
             try:
-                found = _evaluated(learner, task, batch)
+                with sized_by("eval_batch_size", batch.size):
+                    found = _evaluated(learner, task, batch)
             except Exception as error:
                 is_least = len(in_parts(batch, batch.size / 2)) == 1
                 is_least |= learner.strategy.forward_is_collective

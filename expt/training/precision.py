@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from expt.errors import sized_by
 from expt.training.collectives import sum_across_workers
 from expt.training.parameter_groups import members
 from expt.training.patches import backward
@@ -85,6 +86,7 @@ class Precision:
                 self._spoilt += ~loss.detach().isfinite()
         self.scaler.scale(loss).backward(inputs=of or None)
 
+    @sized_by("model")
     def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
         """Clip and apply the gradients, then drop them.
 

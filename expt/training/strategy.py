@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from expt.data.indexing import local_slice
 from expt.data.loading import Batch, leaves, mapped
-from expt.errors import ConfigError, is_out_of_memory, listed, warn
+from expt.errors import ConfigError, is_out_of_memory, listed, sized_by, warn
 from expt.training import batch_norm, collectives, random_state, sharding
 from expt.training.collectives import Worker
 from expt.training.parameter_groups import members
@@ -212,22 +212,27 @@ class Fitting(Strategy):
 
     def gradients(self, passes: Passes[T], batch: Batch, phase: Sequence[nn.Parameter] = ()) -> T:
         share, before = -(-batch.global_size // self.world_size), self.at_a_time
-        trained = trained_by(self.optimizer)
+        trained, first = trained_by(self.optimizer), None
         while True:
-            restore, size, found = self._noted(), min(self.at_a_time or share, share), None
+            restore, size = self._noted(), min(self.at_a_time or share, share)
+            found, lack = None, None
             try:
-                found = passes(-(-share // size))
+                with sized_by("batch_size", size):
+                    found = passes(-(-share // size))
                 collectives.reserve_bucket(trained)
             except Exception as error:
                 is_least = size == 1 or len(in_parts(batch, batch.size / 2)) == 1
+                if first and not is_out_of_memory(error):  # so few don't do, as for a batch norm
+                    raise first from error
                 if is_least or not is_out_of_memory(error):
                     raise
-                found = None
+                lack = copy.copy(error)  # its traceback would keep what was allocated
             cpu = torch.device("cpu")
-            (lacks,) = collectives.max_across_workers([found is None], cpu, self._group)
+            (lacks,) = collectives.max_across_workers([lack is not None], cpu, self._group)
             if found is not None and not lacks:
                 break
-            # Out of the `except`: its traceback would keep what was allocated
+            lacking = collectives.gather_across_workers(lack, self._group)
+            first = next(one for one in lacking if one)
             self.at_a_time = -(-size // 2)
             self.optimizer.zero_grad(set_to_none=True)
             restore()

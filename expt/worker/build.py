@@ -31,7 +31,7 @@ from expt.data.build import Data, DataInfo, EvaluationData, keep_doubles
 from expt.data.cache import cache_dir, digest
 from expt.data.loading import Batch, Loader, Shard, mapped
 from expt.data.samples import UncountedLoader
-from expt.errors import ConfigError, described, warn
+from expt.errors import ConfigError, described, sized_by, warn
 from expt.models import build as model_build
 from expt.models.build import freeze
 from expt.runs import tags
@@ -50,6 +50,7 @@ from expt.worker import parallel, watchdog
 
 
 @progress.phase("reading the data")
+@sized_by("data")
 def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lambda: None) -> Data:
     """Build the loaders of `worker`'s share of each batch."""
     with in_turn(config, worker, beat):
@@ -172,6 +173,7 @@ def lock_of(target: str) -> Path:
 
 
 @progress.phase("building the model")
+@sized_by("model")
 def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool = True) -> Learner:
     """Build the model on `worker`'s device, and all that trains it.
 

@@ -42,9 +42,9 @@ _CPU_MEMORY = re.compile(
 )
 
 
-def in_words(error: Exception, config: RunConfig) -> Exception:
+def in_words(error: Exception, config: RunConfig, *, trains: bool = True) -> Exception:
     """Return the ExptError that explains `error`, or `error` itself where none is known."""
-    known = error if isinstance(error, ExptError) else _known(error, str(error), config)
+    known = error if isinstance(error, ExptError) else _known(error, str(error), config, trains)
     if known is None:
         _note_batch(error, config)
         return error
@@ -69,12 +69,12 @@ def _named(batch: Batch) -> list[tuple[str, Tensor]]:
     return [*named_leaves(batch.inputs, "inputs"), *named_leaves(batch.targets, "targets")]
 
 
-def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
+def _known(error: Exception, text: str, config: RunConfig, trains: bool) -> ExptError | None:
     if is_out_of_memory(error):
-        fix = held_by_others() or _to_need_less(config)
+        fix = held_by_others() or _to_need_less(error, config, trains)
         return OutOfMemory(f"{_first_sentences(text)}\n{fix}")
     if isinstance(error, MemoryError):
-        return OutOfMemory(f"out of memory {text}\n{_to_need_less(config)}")
+        return OutOfMemory(f"out of memory {text}\n{_to_need_less(error, config, trains)}")
     if _is_lack_of_shared_memory(error):
         of_nccl = re.search(r".*/dev/shm.*", text)  # the last of its lines
         why = of_nccl[0] if of_nccl else getattr(error, "strerror", None) or first_line(error)
@@ -93,7 +93,7 @@ def _known(error: Exception, text: str, config: RunConfig) -> ExptError | None:
         return None
     if size := _CPU_MEMORY.search(text):
         needed = f"{int(size[1]) / 1e9:.1f} GB more were asked for"
-        return OutOfMemory(f"out of memory: {needed}\n{_to_need_less(config)}")
+        return OutOfMemory(f"out of memory: {needed}\n{_to_need_less(error, config, trains)}")
     if re.match(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)", text):
         return Killed(
             f"a process that reads samples was killed (out of memory?): {first_line(error)}; a"
@@ -139,26 +139,48 @@ def _first_sentences(text: str) -> str:
 HAVE_BLOCKS = ("transformer", "resnet18", "unet")
 
 
-def _to_need_less(config: RunConfig) -> str:
-    """Return what to set where memory was short."""
+def _to_need_less(error: Exception, config: RunConfig, trains: bool) -> str:
+    """Return what to set where memory was short, by what its size depends on; see sized_by."""
+    what, samples = getattr(error, "sized_by", ("batch_size", 0))
+    now, ways = "", list[str]()
+    if what == "data":
+        return "this was while the dataset was read; try fewer samples, by dataset.train_limit"
+    if what == "model":
+        now = "the model takes it, whatever batch_size is"
+    elif what == "eval_batch_size":
+        plural = "s" * (samples != 1)
+        now = f"an evaluation has {samples} sample{plural} at a time (eval_batch_size)"
+        ways = [f"eval_batch_size={samples // 2}"] * (samples > 1)
+    else:
+        now, ways = _with_fewer_samples(config, samples)
+    if what != "model" and config.amp is False:
+        ways += ["amp=true"]
+    if trains and config.strategy == "ddp" and config.world_size > 1:
+        ways += ["strategy=fsdp (workers share weights, gradients and optimizer states)"]
+    has_blocks = config.model.name in HAVE_BLOCKS and config.strategy != "dp"
+    if what == "batch_size" and has_blocks and not config.activation_checkpointing:
+        ways += ["activation_checkpointing=auto"]
+    if not trains and config.num_gpus:
+        ways += ["gpus=0"]
+    if trains and (what == "model" or not ways):
+        ways += ["a smaller model"]
+    return f"{now}; try {', or '.join(ways)}" if ways else now
+
+
+def _with_fewer_samples(config: RunConfig, samples: int) -> tuple[str, list[str]]:
+    """Return how many samples a step has at a time, or was found to have, and ways to have less."""
     dp = config.strategy == "dp"  # one worker shares its batch out among GPUs
     size, name = (config.num_gpus, "GPUs") if dp else (config.world_size, "workers")
     each, parts = config.batch_size // size, config.micro_batches
-    part = each // parts  # a micro-batch
+    part, fits_itself = samples or each // parts, config.gradient_accumulation == "auto"
     now = f"batch_size={config.batch_size} is {each} samples on each of {size} {name}"
     now += f", {part} at a time" if part != each else ""
-    ways = []
-    if part > 1:
-        few = part // 2
-        equal = next(n for n in range(1, each + 1) if each % n == 0 and each // n <= few)
-        ways = [f"gradient_accumulation={equal}", f"batch_size={few * parts * size}"]
-    if config.amp is False:
-        ways += ["amp=true"]
-    if config.strategy == "ddp" and config.world_size > 1:
-        ways += ["strategy=fsdp (workers share weights, gradients and optimizer states)"]
-    if config.model.name in HAVE_BLOCKS and not config.activation_checkpointing and not dp:
-        ways += ["activation_checkpointing=auto"]
-    return f"{now}; try {', or '.join(ways) or 'a smaller model'}"
+    if part == 1 or (fits_itself and part < each):
+        return now, []
+    few = part // 2
+    equal = next(n for n in range(1, each + 1) if each % n == 0 and each // n <= few)
+    fewer = [f"batch_size={few * parts * size}"]
+    return now, fewer if fits_itself else [f"gradient_accumulation={equal}", *fewer]
 
 
 def lost_peers(error: BaseException, worker: Worker) -> str | None:

@@ -21,7 +21,7 @@ from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
 from expt.data import build as evaluation_data
 from expt.data.build import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
-from expt.errors import warn
+from expt.errors import sized_by, warn
 from expt.inference.load import located, read, rebuilt
 from expt.runs import tags
 from expt.runs.paths import RunPaths
@@ -57,11 +57,13 @@ def measure_weights(
     config, paths = request.config, request.paths
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
-    record, state = _saved(evaluation, worker)
-    beat()
-    model = rebuilt(record, state, worker.device, amp=config.amp)
+    with sized_by("model"):
+        record, state = _saved(evaluation, worker)
+        beat()
+        model = rebuilt(record, state, worker.device, amp=config.amp)
     state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
-    data = _data(evaluation, config, record["data"], worker, beat)
+    with sized_by("data"):
+        data = _data(evaluation, config, record["data"], worker, beat)
     beat()
     evaluation_data.keep_doubles(model.model, data.loaders)
     compile_module(model.model, mode_of(config.compile, steps=0))

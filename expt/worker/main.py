@@ -54,7 +54,8 @@ def main(
         with progress.reported(print) if worker.rank == 0 else contextlib.nullcontext():
             return run_as(worker, request, source, meeting, guard.beat)
     except Exception as error:
-        _fail(in_words(error, config), report)
+        trains = not isinstance(request.instead, Evaluation)
+        _fail(in_words(error, config, trains=trains), report)
 
 
 def _patience_s(config: RunConfig) -> float:

@@ -18,7 +18,7 @@ from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.loading import TimedBatches
-from expt.errors import DataError
+from expt.errors import DataError, sized_by
 from expt.runs import tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
@@ -158,6 +158,7 @@ class Run:
         return self.position.epoch >= self.until_epoch and not self.position.is_within_epoch
 
     @progress.phase("loading the checkpoint")
+    @sized_by("model")
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)

@@ -66,6 +66,13 @@ def test_gradients_are_averaged_without_a_copy_of_the_largest(
     assert "micro_batch_size" not in done.result
 
 
+def test_averaging_reserves_no_more_than_all_gradients_take(cards: Cards, trained: Trained) -> None:
+    """Not a bucket of 32 MiB."""
+    cards(count=2, memory=30e6)
+    words = ("model=convnet", "batch_size=256", "dataset.train_limit=512")
+    assert "micro_batch_size" not in trained(*LARGE, *words).result
+
+
 class Keeping(nn.Module):
     """Has the samples of its last step on rank 1, a MiB each, when gradients are averaged."""
 
@@ -108,8 +115,21 @@ def test_of_a_gpu_that_others_have_filled_no_smaller_batch_is_advised(
     assert done.returncode == 1
     assert "other processes hold" in done.stderr
     cards(memory=2e6)
-    with pytest.raises(OutOfMemory, match=r"try .*batch_size="):
+    with pytest.raises(OutOfMemory, match=r"try .*dataset"):
         trained("gpus=1", *SHORT)
+
+
+def test_weights_without_room_are_not_advised_other_batches(
+    cards: Cards, trained: Trained, tmp_path: Path
+) -> None:
+    cards(memory=20e6)
+    with pytest.raises(OutOfMemory, match="try a smaller model"):
+        trained("gpus=1", "model=resnet18", *SHORT)
+    trained("gpus=0", "model=mlp", *SHORT, name="on the CPU")
+    cards(memory=1e6)
+    done = run("evaluate", "on the CPU", "gpus=1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "try gpus=0" in done.stderr
 
 
 SENT = """

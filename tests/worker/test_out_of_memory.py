@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from expt.errors import ConfigError, OutOfMemory, RunFailed
+from expt.errors import ConfigError, OutOfMemory, RunFailed, sized_by
 from expt.training.strategy import Fitting
-from expt.worker import build
+from expt.worker import build, comparison
+from expt.worker.diagnosis import in_words
 from tests.conftest import Configured, RunFolder, Trained, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stop_at
 from tests.worker.odd_models import Hungry
@@ -124,6 +126,78 @@ def test_a_command(trained: Trained, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err.count(AUTO) == 1
     with pytest.raises(OutOfMemory, match="rank 1 of 2"):
         trained(*words, *of("Hungry", most=0, rank=1), name="failed")
+
+
+@pytest.mark.parametrize("words", [("world_size=1",), ("world_size=2", "+model.rank=1")], ids=str)
+def test_samples_that_memory_and_a_batch_norm_do_not_take(
+    words: tuple[str, ...], trained: Trained
+) -> None:
+    """The lack of memory is reported, also by a worker that has enough."""
+    with pytest.raises(OutOfMemory, match="2 at a time") as raised:
+        trained(*SHORT, AUTO, *of("HungrySequence", most=1), *words)
+    assert "gradient_accumulation=" not in str(raised.value)
+
+
+SETTING = r"(?:try|or) ([a-z_]+)="
+
+
+class Starved(nn.Module):
+    """Lacks memory where it is built, updated or evaluated, however few the samples."""
+
+    def __init__(self, where: str, num_classes: int) -> None:
+        super().__init__()
+        self.where, self.layer = where, nn.Linear(64, num_classes)
+        if where == "built":
+            raise torch.OutOfMemoryError("CUDA out of memory, on purpose")
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.where == "evaluated" and not self.training:
+            raise torch.OutOfMemoryError("CUDA out of memory, on purpose")
+        outputs: Tensor = self.layer(images.flatten(1))
+        return outputs
+
+
+class StarvedSGD(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise torch.OutOfMemoryError("CUDA out of memory, on purpose")
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (("built",), ["strategy"]),
+        (("updated", f"optimizer={{_target_: {__name__}.StarvedSGD, lr: 0.1}}"), ["strategy"]),
+        (("evaluated",), ["amp", "strategy"]),
+        (("evaluated", "amp=true"), ["strategy"]),
+    ],
+    ids=str,
+)
+def test_advice_is_of_what_memory_ran_out_for(
+    words: tuple[str, ...],
+    settings: list[str],
+    train_alone: TrainAlone,
+    configured: Configured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comparison, "compare", lambda *_: None)
+    where, *more = words
+    model = ("~model", f"+model._target_={__name__}.Starved", f"+model.where={where}")
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        train_alone(*SHORT, *model, *more)
+    config = configured("world_size=2", *model, *more)
+    assert re.findall(SETTING, str(in_words(raised.value, config))) == settings
+    alone = dataclasses.replace(config, world_size=1)
+    told = str(in_words(raised.value, alone))
+    assert ("a smaller model" in told) == ("amp" not in settings)
+    told = str(in_words(raised.value, alone, trains=False))
+    assert re.findall(SETTING, told) == [name for name in settings if name == "amp"]
+
+
+def test_evaluations_of_a_sharded_model_are_advised_to_be_smaller(configured: Configured) -> None:
+    """They are not halved: all workers call it together."""
+    with pytest.raises(torch.OutOfMemoryError) as raised, sized_by("eval_batch_size", 72):
+        raise torch.OutOfMemoryError("CUDA out of memory, on purpose")
+    assert "eval_batch_size=36" in str(in_words(raised.value, configured("world_size=2")))
 
 
 def test_torch_names_the_operation_whose_gradient_is_nan(trained: Trained, tmp_path: Path) -> None:
