@@ -60,6 +60,10 @@ LARGE, COPIES, ROOM = 20_000_000, 10, 0.5
 the share of free memory that it may take."""
 BLOCKS = ("layers", "num_layers", "n_layers", "n_layer", "num_hidden_layers", "depth", "num_blocks")
 """Keywords of models for their number of blocks."""
+KEEP_STATE = (
+    "let the optimizer keep all its state in self.state, made as by torch.zeros_like(parameter):"
+    " loaded, it has the device and the type of its parameter"
+)
 
 
 @progress.phase("comparing sharded steps with whole ones")
@@ -276,7 +280,7 @@ class _Comparison:
             for _, full, mine in self._parameters():
                 mine.grad = None if full.grad is None else full.grad.mul_(scale).clone()
         self._update(self._whole, advances)
-        with self._failing():
+        with self._failing(KEEP_STATE if self._when else ""):
             self._update(self._tested, advances)
         self._check_weights("update", starts)
         if self._config.is_sharded:
@@ -401,7 +405,7 @@ class _Comparison:
         if first is None:
             return
         fix = (
-            "let the optimizer keep all its state in self.state"
+            KEEP_STATE
             if self._when and first.startswith("the update")
             else "some code takes a worker's part of a tensor for the whole, or keeps or changes"
             " another copy of it; use strategy=ddp"
@@ -409,18 +413,19 @@ class _Comparison:
         raise ConfigError(f"{_where(self._config)}: {first}{self._when}; {fix}")
 
     @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Name the comparison in errors of the run's model."""
+    def _failing(self, fix: str = "") -> Iterator[None]:
+        """Name the comparison in errors of the run's model or optimizer."""
         try:
             yield
         except Exception as error:
             known = in_words(error, self._config)
             if isinstance(known, ExptError) or lost_peers(error, self._worker):
                 raise
-            fix = "; use strategy=ddp" if self._config.is_sharded else ""
+            if self._config.is_sharded and not fix:
+                fix = "the whole model does not; use strategy=ddp"
             raise RunFailed(
-                f"{_where(self._config)}: fails before the first epoch, where the whole model does"
-                f" not{self._when}{fix}\n{type(error).__name__}: {first_line(error)}"
+                f"{_where(self._config)}: fails before the first epoch{self._when}"
+                f"{'; ' * bool(fix)}{fix}\n{type(error).__name__}: {first_line(error)}"
             ) from error
 
 

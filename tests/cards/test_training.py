@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from expt.config.parse import parse
-from expt.errors import OutOfMemory
+from expt.errors import OutOfMemory, RunFailed
 from expt.machine import Machine
 from expt.training import collectives
 from expt.worker.run import Run
@@ -130,6 +130,14 @@ def test_weights_without_room_are_not_advised_other_batches(
     done = run("evaluate", "on the CPU", "gpus=1", cwd=tmp_path)
     assert done.returncode == 1
     assert "try gpus=0" in done.stderr
+
+
+def test_a_custom_state_on_the_host_is_refused_with_the_fix(cards: Cards, trained: Trained) -> None:
+    """Loaded it is on the card, as its parameter."""
+    cards(count=1)
+    with pytest.raises(RunFailed, match=r"torch\.zeros_like") as raised:
+        trained("gpus=1", *SHORT, "optimizer={_target_: tests.worker.odd_optimizers.OnHost}")
+    assert "whole model" not in str(raised.value)
 
 
 SENT = """

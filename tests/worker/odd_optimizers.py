@@ -75,6 +75,23 @@ class Forgetful(OfEach):
         return gradient / self.steps
 
 
+class InDouble(OfEach):
+    """With a state in float64, which has its parameter's type once it was loaded."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        zero = torch.zeros_like(weights).double()
+        mean: Tensor = self.state[weights].setdefault("mean", zero)
+        return mean.lerp_(gradient.double(), 0.1).float()
+
+
+class OnHost(OfEach):
+    """With a state in the host's memory, which is its parameter's device once it was loaded."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        mean: Tensor = self.state[weights].setdefault("mean", torch.zeros(weights.shape))
+        return mean.add_(gradient.cpu()).to(weights.device)
+
+
 class Split(Optimizer):
     """With momentum, and groups of its own, which come in another order than the parameters."""
 
