@@ -405,11 +405,13 @@ class _Comparison:
         if first is None:
             return
         fix = (
-            KEEP_STATE
-            if self._when and first.startswith("the update")
-            else "some code takes a worker's part of a tensor for the whole, or keeps or changes"
-            " another copy of it; use strategy=ddp"
+            "some code takes a worker's part of a tensor for the whole, or keeps or changes another"
+            " copy of it; use strategy=ddp"
         )
+        if first.startswith("the update") and isinstance(self._config.optimizer, groups.Muon):
+            fix = "Muon enlarges the rounding of bfloat16; use strategy=ddp, or optimizer=adamw"
+        elif first.startswith("the update") and self._when:
+            fix = KEEP_STATE
         raise ConfigError(f"{_where(self._config)}: {first}{self._when}; {fix}")
 
     @contextlib.contextmanager

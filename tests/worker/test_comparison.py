@@ -90,7 +90,7 @@ EQUAL: Mapping[str, tuple[str, ...]] = {
 }
 COMMON = {
     *("mlp, average, clip, parts", "transformer", "Tied", "ByNorm", "Penalised, even", "InPlace"),
-    *("a weight in a list", "a write", "ByNumber", "Clipping", "Forgetful"),
+    *("a weight in a list", "a write", "ByNumber", "Clipping", "Forgetful", "muon"),
 }
 """What the fast tests try, of both."""
 REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -98,7 +98,7 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "a view in evaluations": (model("Viewed"), "output in an evaluation"),
     "a write": (model("Clamped"), "writes to blocks.0.weight"),
     "a buffer of a weight's memory": (model("Aliased"), "buffer view"),
-    "muon": ((*UNEVEN, "model=mlp", "optimizer=muon"), "update of 1.weight"),
+    "muon": ((*UNEVEN, "model=mlp", "optimizer=muon"), "Muon enlarges the rounding of bfloat16"),
     "ByNumber": (optimizer("ByNumber"), "update of"),
     "Clipping": (optimizer("Clipping"), "update of"),
     "Forgetful": (optimizer("Forgetful"), "update of 1.weight"),
