@@ -119,7 +119,7 @@ def test_a_model_that_fits_no_card_is_not_the_cards_fault(cards: Cards, tmp_path
     large = ("model=resnet18", "batch_size=64", "tensorboard.images=false")
     done = run("gpus=1", *large, "hydra.run.dir=r", cwd=tmp_path)
     assert (done.returncode, record(tmp_path / "r")["error_kind"]) == (1, "OutOfMemory")
-    assert "try gradient_accumulation" in done.stderr
+    assert "try a smaller model" in done.stderr
     assert "another GPU" not in done.stderr
 
 

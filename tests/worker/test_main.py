@@ -68,7 +68,7 @@ def test_a_gpu_that_cuda_does_not_show_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8, 8))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    monkeypatch.setattr(machine, "_gpus", lambda: [("uuid", "")] * 8)
+    monkeypatch.setattr(machine, "_gpus", lambda: [(f"GPU-{index}", "") for index in range(8)])
     with devices.in_use([0]), pytest.raises(DeviceLost) as lost, devices.in_use([0, 1]):
         pass
     assert [*lost.value.gpus] == ["6"]
