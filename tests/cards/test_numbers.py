@@ -76,15 +76,11 @@ CASES = {
     ),
 }
 FAST = {
-    ("keras_convnet", "dp, 2 cards"),
     ("paddle_mnist", "ddp, 2 cards"),
     ("ddp_mlp", "fsdp, 2 cards"),
     ("gan", "ddp, 2 cards"),
     ("multilabel", "one"),
-    ("regression", "ddp, 2 cards"),
-    ("segmentation", "ddp, 2 cards"),
     ("classification", "dp, 4 cards"),
-    ("language_model", "ddp, 4 cards"),
 }
 NOISE = 1e-3
 """How far an evaluation of `keras_convnet` may be off where gradients are added in another order.

@@ -57,7 +57,16 @@ def in_process(check: Callable[[], None], cwd: Path, **extra: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize(("check", "wishes"), SEEN, ids=[check.__name__ for check, _ in SEEN])
+FAST = (checks.what_has_no_numbers_fails_by_name, checks.collectives_are_right, checks.memory_ends)
+
+
+@pytest.mark.parametrize(
+    ("check", "wishes"),
+    [
+        pytest.param(*seen, id=seen[0].__name__, marks=() if seen[0] in FAST else pytest.mark.slow)
+        for seen in SEEN
+    ],
+)
 def test_a_process_sees(
     check: Callable[[], None], wishes: dict[str, object], cards: Cards, tmp_path: Path
 ) -> None:

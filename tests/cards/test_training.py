@@ -154,6 +154,7 @@ with collectives.process_group(worker, backend="nccl", timeout_s=60):
 """
 
 
+@pytest.mark.slow
 def test_objects_go_from_worker_to_worker_in_pieces(cards: Cards, tmp_path: Path) -> None:
     """160 MB are no more than a bucket on a card."""
     cards(count=2)

@@ -132,7 +132,7 @@ TWO = {
 }
 
 
-FAST = {"logged", "fp16", "micro-batches", "transformer", "skipped with states", "ddp", "fsdp"}
+FAST = {"ema", "fp16", "transformer", "skipped with states", "ddp", "fsdp"}
 
 
 class Watch:

@@ -294,7 +294,9 @@ def test_an_evaluation_is_one_pass_and_has_each_sample_once(kind: type, readers:
     assert sorted(rows([*whole.evaluation()])) == sorted(found[0]) or kind is Shards
 
 
-@pytest.mark.parametrize("kind", [pytest.param(Numbers, marks=SLOW), Shards, Kept])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=SLOW) for kind in (Numbers, Shards)), Kept]
+)
 @pytest.mark.parametrize("readers", [pytest.param(0, marks=SLOW), 1])
 def test_it_goes_on_where_its_state_was_kept(
     kind: type, readers: int, capsys: pytest.CaptureFixture[str]

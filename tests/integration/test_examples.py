@@ -386,6 +386,7 @@ def test_each_is_compared_and_short() -> None:
         assert len(lines) <= MAX_LINES, path
 
 
+@pytest.mark.slow
 def test_a_carried_state_is_resumed(example: Callable[[str], Path]) -> None:
     """By two workers, of which each has its own, from within the second epoch."""
     folder = example("word_lm")

@@ -152,6 +152,7 @@ def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_t
     ok(*words, *alone, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_that_would_train_to_other_weights_ends_before_its_first_epoch(
     tmp_path: Path,
 ) -> None:

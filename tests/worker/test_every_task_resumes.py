@@ -56,10 +56,7 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
 )  # of three samples, not of each class
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ("own", "segmentation") else pytest.mark.slow)
-        for name in CASES
-    ],
+    [pytest.param(name, marks=() if name == "own" else pytest.mark.slow) for name in CASES],
 )
 def test_runs_that_broke_off_go_on_to_the_same_bits_and_are_evaluated_to_them(
     name: str, configured: Configured, tmp_path: Path

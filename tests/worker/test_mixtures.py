@@ -43,7 +43,7 @@ MIXTURES = {
 
 @pytest.mark.parametrize(
     "name",
-    [*[*MIXTURES][:2], *(pytest.param(each, marks=pytest.mark.slow) for each in [*MIXTURES][2:])],
+    [*[*MIXTURES][:1], *(pytest.param(each, marks=pytest.mark.slow) for each in [*MIXTURES][1:])],
 )
 def test_a_mixture_goes_on_to_the_same_bits(name: str, train_alone: TrainAlone) -> None:
     settings = (*FEW, *MIXTURES[name])
