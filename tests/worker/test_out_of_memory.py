@@ -190,7 +190,8 @@ def test_advice_is_of_what_memory_ran_out_for(
     told = str(in_words(raised.value, alone))
     assert ("a smaller model" in told) == ("amp" not in settings)
     told = str(in_words(raised.value, alone, trains=False))
-    assert re.findall(SETTING, told) == [name for name in settings if name == "amp"]
+    found = [name for name in re.findall(SETTING, told) if name != "gpus"]  # of a run on cards
+    assert found == [name for name in settings if name == "amp"]
 
 
 def test_evaluations_of_a_sharded_model_are_advised_to_be_smaller(configured: Configured) -> None:
