@@ -77,7 +77,6 @@ CASES = {
 }
 FAST = {
     ("paddle_mnist", "ddp, 2 cards"),
-    ("ddp_mlp", "fsdp, 2 cards"),
     ("gan", "ddp, 2 cards"),
     ("multilabel", "one"),
     ("classification", "dp, 4 cards"),

@@ -175,7 +175,8 @@ def test_one_that_ends_before_its_length_is_told(readers: int) -> None:
     assert len([*rest]) == 2, "the rest is not asked for"
 
 
-@pytest.mark.parametrize("kind", [Numbers, pytest.param(Kept, marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Numbers, Kept])
 def test_pass_follows_pass_alike_on_any_number_of_workers(kind: type) -> None:
     train = data_of(kind).train
     assert (len(train), train.size) == (STEPS, STEPS * BATCH)
@@ -373,7 +374,8 @@ def test_a_length_of_epochs_is_of_a_dataset_without_one(configured: Configured) 
                 build_data(configured(*words, "max_steps=9", *more), ALONE)
 
 
-@pytest.mark.parametrize("kind", ["Numbers", pytest.param("Kept", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Numbers", "Kept"])
 def test_a_run_on_it_has_the_numbers_of_a_plain_loop_and_resumes_to_the_same_bits(
     kind: str,
     train_alone: TrainAlone,

@@ -340,6 +340,7 @@ def test_what_an_own_task_predicts_lies_beside_targets_of_one_value(
     assert [record["target"] for record in found if "target" in record] == (told or [])
 
 
+@pytest.mark.slow
 def test_a_task_and_samples_of_ones_own(make: Make, configured: Configured, tmp_path: Path) -> None:
     config = every_task.config_of("own", configured)
     made = make("own", dataclasses.replace(config, batch_size=4, world_size=1), tmp_path)

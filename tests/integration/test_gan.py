@@ -15,6 +15,7 @@ WORDS = as_typed(
 )
 
 
+@pytest.mark.slow
 def test_it_is_the_same_on_any_number_of_workers_and_drawn(
     train_alone: TrainAlone, train_together: TrainTogether
 ) -> None:

@@ -152,6 +152,7 @@ def test_its_own_data_gives_its_own_numbers(name: str, train: TrainAlone) -> Non
     )
 
 
+@pytest.mark.slow
 def test_classes_of_ones_own_and_more_metrics(
     tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

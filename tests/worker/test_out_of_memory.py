@@ -37,6 +37,7 @@ def last(run: RunFolder) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_is_that_with_the_number_that_fits(train_together: TrainTogether) -> None:
     """Also of rank 0, which has room for its whole share."""
     number = (*of("HungrySequence", most=1000), "gradient_accumulation=4")

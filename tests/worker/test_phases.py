@@ -31,6 +31,7 @@ WORDS = (
 )
 
 
+@pytest.mark.slow
 def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Configured) -> None:
     """With an optimiser for each network; and the same from an interruption in the second epoch
     on."""

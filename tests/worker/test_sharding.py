@@ -226,6 +226,7 @@ class Weighs(Callback):
         view.scalar(f"mine/outputs_{view.split}", outputs)
 
 
+@pytest.mark.slow
 def test_what_looks_at_the_whole_model_gets_it(
     configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
