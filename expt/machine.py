@@ -1,4 +1,4 @@
-"""What this machine offers: GPUs, CPU cores, half precision.
+"""Detect the GPUs, CPU cores and half precision of this machine.
 
 Free of torch, and initialises no CUDA.
 """
@@ -37,21 +37,19 @@ class Machine:
     """The hardware that `gpus=` and `world_size=` are checked against."""
 
     gpus: tuple[str, ...] = ()
-    """What CUDA_VISIBLE_DEVICES would call each visible GPU; `gpus=[1]` is the second of them."""
+    """The names of visible GPUs for CUDA_VISIBLE_DEVICES; `gpus=[1]` is the second of them."""
     hidden: str = ""
     """The variable that hides GPUs of this machine, and how many it shows."""
     misnamed: bool = False
     """True if it ends at an entry that names no further GPU, and that is no deliberate `-1`."""
     cpus: int = 1
     cpu_fp16: bool = False
-    """Whether the CPU computes in float16 (AVX-512 FP16 or AMX-FP16)."""
+    """True if the CPU computes in float16 (AVX-512 FP16 or AMX-FP16)."""
     simulated: bool = False
     own_cpus: bool = False
-    """Whether Slurm has given this worker cores of its own, which are no more to be shared with the
-    others.
-    """
+    """True if Slurm has given this worker cores of its own, which others don't share."""
     own_gpus: bool = False
-    """Whether Slurm has given this worker GPUs of its own: each sees others."""
+    """True if Slurm has given this worker GPUs of its own, which others don't see."""
     workers: int | None = None
     """How many torchrun or Slurm has started in all, and on this machine; None where expt is to
     start them.
@@ -125,7 +123,7 @@ def _shown() -> dict[str, Any]:
 
 
 def is_external_worker() -> bool:
-    """Whether torchrun or a scheduler has started this process as a worker."""
+    """Return whether torchrun or a scheduler has started this process as a worker."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -151,12 +149,12 @@ def _bound_cpus() -> int:
 
 
 def is_simulated() -> bool:
-    """Whether the GPUs of this process are pretended, see SIMULATED_GPUS."""
+    """Return whether the GPUs of this process are simulated, see SIMULATED_GPUS."""
     return bool(os.environ.get(SIMULATED_GPUS))
 
 
 def is_slice(gpu: str) -> bool:
-    """Whether it is a part of a GPU (MIG), of which CUDA shows a process only the first."""
+    """Return whether it is a slice of a GPU (MIG); CUDA shows a process only the first."""
     return gpu.startswith("MIG-")
 
 
@@ -176,10 +174,10 @@ def _uuid(gpu: str, uuids: Sequence[str]) -> str:
 
 
 def mps_runs() -> bool:
-    """Whether a daemon of NVIDIA's Multi-Process Service runs for programs of this environment.
+    """Return whether a daemon of NVIDIA's Multi-Process Service runs for this environment.
 
-    Its socket stays when it ends, the file with its number goes; one of another container can't be
-    seen.
+    Its socket stays when it ends, the file with its number goes. A daemon of another container
+    can't be seen.
     """
     folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_FOLDER)
     try:
@@ -320,7 +318,7 @@ def _nvml() -> Iterator[None]:
 
 
 def slow_in_bfloat16() -> bool:
-    """Whether this CPU has no arithmetic in bfloat16, which is then slower than float32."""
+    """Return whether this CPU lacks arithmetic in bfloat16, which is then slower than float32."""
     flags = _cpu_flags()
     return bool(flags) and not any("bf16" in flag for flag in flags)
 

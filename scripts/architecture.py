@@ -46,7 +46,6 @@ MAX_LINES = {
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys
-UNREAD = {"machine"}  # whose docstrings are still to be reworded
 ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")
 DOCUMENTED = {"planning.plan": {"_subclasses", "_python_dispatch"}}  # of torch, by its own pages
 STRATEGIES = ("Strategy", "DDP", "Phased", "Sharded", "Fitting")
@@ -235,7 +234,7 @@ def without_docstring(
 
 def words(module: Module) -> Iterator[str]:
     """Hold docstrings that begin with a verb or a noun, as PyTorch's do."""
-    for node in nodes(module.tree) if module.component not in UNREAD else ():
+    for node in nodes(module.tree):
         value = getattr(node.value, "value", None) if isinstance(node, ast.Expr) else None
         if isinstance(value, str) and (found := ODD_BEGINNING.match(value)):
             yield f"a docstring begins with {found[0]}: {value.partition(chr(10))[0]}"
