@@ -76,6 +76,12 @@ def test_a_rule_notices(rule: Callable[[Module], Iterator[str]], name: str, sour
     assert [*rule(Module("data.x", ast.parse(own), own))] == []
 
 
+def test_names_of_a_runs_files_are_known_and_few_parts_replaced() -> None:
+    known = {"result.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "stderr.log"}
+    assert {*known, "error.json"} <= architecture.names_of_a_runs_files()
+    assert len(architecture.REPLACED) <= 2
+
+
 SCAN = """
 import sys
 import expt.worker.main

@@ -159,7 +159,7 @@ def test_a_run_that_would_train_to_other_weights_ends_before_its_first_epoch(
     listed = ("~model", "+model._target_=tests.worker.odd_models.Listed")
     done = run(*listed, *SHARDED, "dataset=digits", "hydra.run.dir=refused", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    line = done.stderr.splitlines()[-1]
+    (line,) = done.stderr.splitlines()
     assert line.startswith("error: strategy=fsdp: the gradient of ")
     assert line.endswith("use strategy=ddp")
     assert not RunPaths(tmp_path / "refused").last.exists()
