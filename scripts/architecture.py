@@ -49,6 +49,7 @@ WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/
 ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")
 DOCUMENTED = {"planning.plan": {"_subclasses", "_python_dispatch"}}  # of torch, by its own pages
 STRATEGIES = ("Strategy", "DDP", "Phased", "Sharded", "Fitting")
+UNPICKLES = ("data.formats", "launch.forkserver")  # CIFAR's own files; messages of processes
 SETTINGS = ("sys.", "torch.backends.")  # of a process, and no part of another library
 REPLACED = {
     "torch._dynamo",  # the first step 1 s sooner: see training/patches
@@ -172,6 +173,16 @@ def private_of_hydra(name: str) -> Iterator[str]:
     """Refuse what Hydra keeps for itself."""
     if name.startswith("hydra._internal"):
         yield f"imports {name}, a private part"
+
+
+def no_pickle(module: Module) -> Iterator[str]:
+    """Hold records and checkpoints free of pickle."""
+    for node in nodes(module.tree):
+        called = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if called in ("pickle.load", "pickle.dump") or (
+            called == "pickle.Unpickler" and module.name not in UNPICKLES
+        ):
+            yield f"uses {called}: expt writes and reads no pickle"
 
 
 def sizes(module: Module) -> Iterator[str]:
@@ -330,7 +341,7 @@ def assigned_of_others(tree: ast.AST) -> Iterator[str]:
 
 EACH: Sequence[Callable[[Module], Iterator[str]]] = (
     *(imports_go_down, imports_of_others, sizes, names, explanations, words),
-    *(private_parts, replacements, strategies),
+    *(private_parts, replacements, strategies, no_pickle),
 )
 
 

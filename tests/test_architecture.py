@@ -50,6 +50,8 @@ RULES: list[tuple[Callable[[Module], Iterator[str]], str, str]] = [
     (architecture.names, "data.utils", ""),
     (architecture.names, "data.x", "path = f'{folder}/result.json'"),
     (architecture.explanations, "data.x", "'''A module.'''\nclass A:\n    pass"),
+    (architecture.no_pickle, "runs.x", "class Reader(pickle.Unpickler):\n    pass"),
+    (architecture.no_pickle, "runs.x", "state = pickle.load(file)"),
     (architecture.words, "runs.x", "def f():\n    'Whether it is.'"),
     *(
         (architecture.private_parts, "data.x", f"import torch\n{source}")

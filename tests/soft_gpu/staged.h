@@ -13,7 +13,10 @@ static inline double staged(const char *variable, double otherwise) {
   return text && *text ? strtod(text, NULL) : otherwise;
 }
 static inline int num_cards(void) { /* without the variable there are none */
-  return (int)staged("SOFT_GPU_COUNT", 0) % (MAX_CARDS + 1);
+  double count = staged("SOFT_GPU_COUNT", 0);
+  if (count >= 0 && count <= MAX_CARDS) return (int)count;
+  fprintf(stderr, "soft GPUs: SOFT_GPU_COUNT=%g: use 0 to %d\n", count, MAX_CARDS);
+  exit(2);
 }
 static inline bool is_listed(const char *variable, int card) { /* as in SOFT_GPU_DEAD=1,3 */
   for (const char *text = getenv(variable); text && *text; text = strchr(text, ',')) {
