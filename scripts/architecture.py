@@ -33,7 +33,7 @@ LEVEL = {
     for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS))
     for name in names
 }
-WITH_TORCH = ("checkpoint", "sharded")  # of `runs`
+WITH_TORCH = ("checkpoint",)  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120

@@ -16,7 +16,7 @@ from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.data.build import Data, build
 from expt.machine import Machine
-from expt.runs import continuing, lineage
+from expt.runs import continuing
 from expt.runs.attempt import Attempt
 from expt.runs.continuing import Source
 from expt.runs.metrics_file import MetricsWriter
@@ -112,7 +112,7 @@ def continued(
 
 def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Path | None:
     """Make the folder of a run, as its driver does; return the checkpoint that it begins from."""
-    content = lineage.of_fork(config, lineage.continued(config, RunPaths(folder)))
+    content = continuing.of_fork(config, continuing.continued(config, RunPaths(folder)))
     asked = request_of(config, folder, content, may_have_run=may_have_run)
     return Attempt(request=asked, devices=()).begin()
 

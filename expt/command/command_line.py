@@ -20,7 +20,7 @@ from expt.config.groups import GROUPS
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, FolderInUse, refuse_undecoded, warn
-from expt.runs import lineage
+from expt.runs import continuing
 from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths, is_held, is_sweep
 from expt.runs.request import (
@@ -254,7 +254,7 @@ class Parents:
             return list(words)
         try:
             known = self._known.get(values[0])
-            of = known["forked_from"] if known else lineage.record_of(values[0])
+            of = known["forked_from"] if known else continuing.record_of(values[0])
         except ConfigError:
             return list(words)
         return [*inherited(of["arguments"], words), *words]
@@ -264,4 +264,4 @@ class Parents:
 
         Raises ConfigError where what is forked is not a run.
         """
-        return lineage.of_fork(config, self._known.get(config.fork or "", before))
+        return continuing.of_fork(config, self._known.get(config.fork or "", before))

@@ -159,7 +159,7 @@ def _by_hydra(this: Command, words: Sequence[str], reason: str, options: Options
 
 
 def _conclude(this: Command) -> None:
-    from expt.command.conclusion import conclude  # late: tables
+    from expt.command.report import conclude  # late: tables
     from expt.runs.view import leaderboard
 
     console = this.console if this.console.quiet else leaderboard.wide_console()

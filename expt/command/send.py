@@ -12,8 +12,7 @@ from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.schema import TRACKERS, is_installed
 from expt.dashboards.sender import Sender
-from expt.dashboards.snapshot import snapshot
-from expt.dashboards.trackers import in_a_line
+from expt.dashboards.trackers import in_a_line, snapshot
 from expt.errors import ConfigError, ExptError
 from expt.runs.paths import RunPaths
 from expt.runs.result import results_below

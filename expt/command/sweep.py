@@ -18,7 +18,7 @@ from expt import machine
 from expt.command import compose
 from expt.command.compose import Composer, Override, key_of, parse, parse_one
 from expt.command.hydra_files import last_of_each, launcher_name, launcher_options, remove_unused
-from expt.command.preflight import preflight
+from expt.command.plan import preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.groups import GROUPS

@@ -24,7 +24,7 @@ from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
-from expt.runs import lineage
+from expt.runs import continuing
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record
@@ -123,11 +123,11 @@ class SweepFolder:
             (config.dataset, own_code.targets(config), config.weights, config.fork, config.resume)
         )
         if key not in self._contents:
-            before = lineage.continued(config)
+            before = continuing.continued(config)
             content = content_of(config, before, fetch=self._fetch)
             self._contents[key] = before, {**content, **self.parents.of_fork(config, before)}
         before, content = self._contents[key]
-        return lineage.identified(config, content, before)
+        return continuing.identified(config, content, before)
 
     def _job(self, words: Sequence[str], number: int, name: str, more: Any) -> Job:
         """Return the job of a run; the same one if it is asked for twice."""

@@ -27,8 +27,7 @@ from filelock import FileLock, Timeout
 from expt import signals
 from expt.config import secrets
 from expt.config.schema import RunConfig, is_installed
-from expt.dashboards.snapshot import Snapshot, snapshot, with_epochs
-from expt.dashboards.trackers import COPIES, Copy, in_a_line
+from expt.dashboards.trackers import COPIES, Copy, Snapshot, in_a_line, snapshot, with_epochs
 from expt.errors import WARNING, ConfigError, warn
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically

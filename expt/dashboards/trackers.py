@@ -1,22 +1,36 @@
-"""Copies of runs in MLflow, W&B and trackio."""
+"""Copies of runs in MLflow, W&B and trackio, and a run as a dashboard records it."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import functools
+import getpass
 import itertools
+import json
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from expt.config.identity import hyperparameters
 from expt.config.schema import MLflow, Trackio, Wandb, without_password
-from expt.dashboards.snapshot import Snapshot
 from expt.errors import warn
 from expt.runs.metrics_file import Point
-from expt.runs.result import COMPLETED, FAILED, PRUNED
+from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.result import (
+    COMPLETED,
+    DAMAGED,
+    FAILED,
+    LOST,
+    PRUNED,
+    RUNNING,
+    Record,
+    is_lost,
+    read_result,
+)
 
 KEY = "expt.key"
 MAX_TEXT, MAX_METRICS = 5000, 1000
@@ -321,3 +335,117 @@ COPIES: dict[str, tuple[Any, Any]] = {
     "trackio": (Trackio, TrackioCopy),
 }
 """Each tracker's settings, and its `Copy`."""
+
+
+EPOCH = "epoch"
+
+
+class Snapshot(NamedTuple):
+    """A run without its points."""
+
+    paths: RunPaths
+    record: Record
+    status: str
+    """That of result.json, or lost."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder when it was made."""
+        return str(self.record.get("name") or self.paths.folder.absolute().name)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it is no longer running."""
+        return self.status != RUNNING
+
+    @property
+    def sweep(self) -> Path | None:
+        """The folder of its sweep."""
+        above = self.paths.folder.absolute().parent
+        return above if is_sweep(above) else None
+
+    @property
+    def settings(self) -> dict[str, bool | int | float | str]:
+        """The configuration, flat; what was typed, where the run was refused."""
+        return hyperparameters(self.record.get("config") or self.record.get("overrides") or {})
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Further facts of the run, as texts."""
+        record: Mapping[str, Any] = self.record
+        forked, search = record.get("forked_from") or {}, record.get("search") or {}
+        begun = record.get("weights_from") or {}
+        found = {
+            "expt.folder": self.paths.folder.absolute(),
+            "expt.sweep": self.sweep.name if self.sweep else None,
+            "expt.status": self.status,
+            "expt.version": (record.get("versions") or {}).get("expt"),
+            "git.commit": (record.get("git") or {}).get("commit"),
+            "host": record.get("node"),
+            "user": _user(),
+            **{f"expt.fork.{key}": forked.get(key) for key in ("run", "identity", "step", "epoch")},
+            **{f"expt.weights.{key}": begun.get(key) for key in ("run", "identity")},
+            "expt.search.number": search.get("number"),
+            **{f"expt.{key}": record.get(key) for key in _TAGGED},
+        }
+        return {key: str(value) for key, value in found.items() if value is not None}
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """Results of the run besides the last value of each tag."""
+        record, best, objective = self.record, self.record.get("best"), self.record.get("objective")
+        found: dict[str, Any] = {
+            "objective": objective["value"] if objective else None,
+            "best/epoch": best["epoch"] if best else None,
+            **{key: record.get(key) for key in ("samples_per_s", "first_step_s", "eval_s")},
+        }
+        return {
+            key: float(value)
+            for key, value in found.items()
+            if value is not None and math.isfinite(value)
+        }
+
+    def files(self, *, checkpoints: bool) -> list[Path]:
+        """Return what a dashboard keeps of it as files."""
+        paths = self.paths
+        found = [paths.result, paths.metrics, *sorted(paths.hydra.glob("*.yaml"))]
+        found += [paths.best, paths.last] if checkpoints else []
+        return [path for path in found if path.is_file()]
+
+    def digest(self, *, checkpoints: bool) -> str:
+        """Return a text that changes where there is something else to send."""
+        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns)
+                 for path in self.files(checkpoints=False)]  # fmt: skip
+        return json.dumps([self.status, checkpoints, stats])
+
+
+_TAGGED = "identity seedless_identity command attempts rerun_of error until_epoch".split()
+
+
+def snapshot(paths: RunPaths, *, even_lost: bool = True) -> Snapshot | None:
+    """Return what the folder holds; None where there is no run whose record can be read.
+
+    Whether a run that says running is lost is looked up if `even_lost`.
+    """
+    record = read_result(paths)
+    status = record.get("status", DAMAGED)
+    if status == DAMAGED:  # or there is none yet
+        return None
+    return Snapshot(paths, record, LOST if even_lost and is_lost(paths, record) else status)
+
+
+def with_epochs(points: Iterable[Point]) -> Iterator[Point]:
+    """Yield the points, and before the first of each step one that has the step's epoch."""
+    step = None
+    for point in points:
+        if point.step != step:
+            step = point.step
+            yield Point(point.step, point.epoch, EPOCH, float(point.epoch))
+        yield point
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container without a name for the number
+        return None

@@ -13,7 +13,7 @@ from expt.config.schema import RunConfig
 from expt.data.cache import of_content
 from expt.errors import ConfigError, DataError, RunFailed
 from expt.machine import usable_cpus
-from expt.runs import lineage
+from expt.runs import continuing
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
@@ -25,9 +25,9 @@ def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
 
     Raises DataError or ConfigError as `content_of` does, and where a fork's parent is not there.
     """
-    before = lineage.continued(config, paths)
+    before = continuing.continued(config, paths)
     content = content_of(config, before)
-    return lineage.identified(config, {**content, **lineage.of_fork(config, before)}, before)
+    return continuing.identified(config, {**content, **continuing.of_fork(config, before)}, before)
 
 
 @progress.phase("looking at the dataset's files")
@@ -70,7 +70,7 @@ def refuse_changed(request: RunRequest) -> None:
     The run would not be what it is known as. Raise DataError where the files are gone.
     """
     config, then = request.config, request.identity.content
-    now = content_of(config, lineage.continued(config, request.paths))
+    now = content_of(config, continuing.continued(config, request.paths))
     if now["data"] is None and then.get("data"):
         config.dataset.prepare()
     kinds = {"data": "dataset's files", "code": "own source", "weights": "first weights"}

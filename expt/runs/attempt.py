@@ -15,7 +15,7 @@ from expt import signals
 from expt.config import kept_code, own_code
 from expt.config.identity import shown
 from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import continuing, lineage, provenance
+from expt.runs import continuing, provenance
 from expt.runs.checkpoint_file import link
 from expt.runs.continuing import Source
 from expt.runs.named_checkpoint import begun_from
@@ -145,7 +145,7 @@ class Attempt:
         if source is not None:
             found = source.checkpoint
             if source.rule == "fork" and found.file != self.paths.forked:
-                record["forked_from"] = lineage.forked_from(self.request.config, found)
+                record["forked_from"] = continuing.forked_from(self.request.config, found)
             else:
                 kept = {
                     "forked_from",

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expt.config.search import Search
+from expt.config.parse import Search
 from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FAILED
 from expt.search.space import Parameter, Space, Value, Values, as_key

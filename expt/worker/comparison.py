@@ -42,7 +42,7 @@ from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.precision import precision_kept, set_precision
 from expt.training.sharding import gathered, local, num_parameters, shard_as
-from expt.worker import build, contracts
+from expt.worker import build, custom_code
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
 
@@ -214,7 +214,7 @@ class _Comparison:
         """Check those of a custom task; the run's own model can't be copied if it is sharded."""
         if self._config.is_sharded and isinstance(self._config.task, constraints.Target):
             is_first = self._worker.rank == 0
-            contracts.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
+            custom_code.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
 
     def run(self, beat: Callable[[], None]) -> bool:
         """Take all steps; return False where a step has several updates, or forward passes."""

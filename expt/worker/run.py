@@ -28,15 +28,7 @@ from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
 from expt.training.optimizer_state import in_use, switch
 from expt.training.task_state import load_task_state, task_state
-from expt.worker import (
-    build,
-    comparison,
-    contracts,
-    diagnosis,
-    fault,
-    first_weights,
-    rank_health,
-)
+from expt.worker import build, comparison, custom_code, diagnosis, fault, first_weights, rank_health
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
@@ -208,7 +200,7 @@ class Run:
         epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
         custom = isinstance(self.config.task, constraints.Target)
         if custom and position.step == 0 and not self.config.is_sharded:  # comparison checks it
-            epoch = contracts.tried(epoch, self.learner, self.worker)
+            epoch = custom_code.tried(epoch, self.learner, self.worker)
         return TimedBatches(self.observer.watch(epoch))
 
     def _train_on(self) -> None:

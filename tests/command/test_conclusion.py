@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expt.command.conclusion import again, conclude
+from expt.command.report import again, conclude
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, update_result
 from expt.runs.view import leaderboard

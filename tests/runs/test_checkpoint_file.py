@@ -15,7 +15,7 @@ import torch
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.attempt import Attempt
-from expt.runs.lineage import of_fork
+from expt.runs.continuing import of_fork
 from tests.requests import checkpoint_state, request
 
 RUN: dict[str, Any] = {"position": {"step": 1}, "config": {}}
@@ -24,7 +24,7 @@ RUN: dict[str, Any] = {"position": {"step": 1}, "config": {}}
 BEGINS = """\
 import pickle, sys
 from expt.runs.attempt import Attempt
-from expt.runs.lineage import of_fork
+from expt.runs.continuing import of_fork
 for number, asked in pickle.load(sys.stdin.buffer):
     print(Attempt(request=asked, number=number, devices=()).begin())
 assert not {name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "tensorboard"}

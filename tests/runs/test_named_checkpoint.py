@@ -13,8 +13,7 @@ import torch
 from expt.config.identity import VERSION
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.continuing import Source, take
-from expt.runs.lineage import of_fork, record_of
+from expt.runs.continuing import Source, of_fork, record_of, take
 from expt.runs.named_checkpoint import checkpoints, chosen, named, read, run_and_which, whole
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result

@@ -17,7 +17,7 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.training.precision import Precision
 from expt.worker.build import check_metrics
-from expt.worker.contracts import check_sums
+from expt.worker.custom_code import check_sums
 from tests.worker.stateful import Warm
 
 CPU = torch.device("cpu")

@@ -14,7 +14,6 @@ from expt.dashboards.events import records
 from expt.errors import CheckpointError, ConfigError
 from expt.inference.load import load
 from expt.runs import checkpoint, checkpoint_file, tags
-from expt.runs import sharded as parts
 from expt.runs.paths import RunPaths
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
@@ -252,7 +251,7 @@ def test_what_looks_at_the_whole_model_gets_it(
     assert model(torch.ones(2, 1, 8, 8)).sum().item() == pytest.approx(outputs, abs=1e-5)
     state = checkpoint.load(paths.best)
     assert all(isinstance(values, torch.Tensor) for values in state["model"].values())
-    monkeypatch.setattr(parts, "available_memory", lambda: 1000)
+    monkeypatch.setattr(checkpoint, "available_memory", lambda: 1000)
     with pytest.raises(
         CheckpointError,
         match=r"is sharded, and its whole tensors need more than the 0\.0 GB that this",
