@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn, optim
@@ -20,6 +19,7 @@ from expt.errors import ConfigError
 from expt.training.parameter_groups import (
     LR_SCALE,
     TRAINED_EPOCHS,
+    Groups,
     members,
     parameter_groups,
     rate_of,
@@ -34,38 +34,30 @@ ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})
 
 
 def build_optimizer(
-    config: groups.Optimizer,
-    module: nn.Module,
-    *,
-    unguarded: bool = True,
+    config: groups.Optimizer, module: nn.Module, *, unguarded: bool = True
 ) -> Optimizer:
     """Return the optimizer of `module`, with the configured groups of parameters.
 
-    `unguarded` leaves out torch's guards against its compiler, see `patches`; not for a custom
-    class.
+    `unguarded` leaves out torch's guards against its compiler, see `patches`, except those of a
+    custom class.
     """
-    chosen = parameter_groups(
-        module,
-        config.groups,
-        decay_biases_and_norms=config.decay_biases_and_norms,
-        layer_decay=config.layer_decay,
-    )
+    chosen = parameter_groups(module, config)
+    guard: Guard = without_guards if unguarded else lambda cls: cls
     if isinstance(config, groups.Muon):
-        optimizer = build_muon(config, module, chosen, unguarded=unguarded)
+        optimizer = build_muon(config, module, chosen, guard)
     elif isinstance(config, groups.TargetOptimizer):
-        optimizer = user_class.build(config.target, Optimizer, chosen, **config.kwargs)
+        is_plain = [list(group) for group in chosen] == [["params"]]
+        given = chosen[0]["params"] if is_plain else chosen
+        optimizer = user_class.build(config.target, Optimizer, given, **config.kwargs)
         refuse_fused(optimizer)
     else:
-        optimizer = _over(chosen, config, unguarded=unguarded)
+        optimizer = _of_torch(config, chosen, guard)
     scale_rates(optimizer)
     return optimizer
 
 
-T = TypeVar("T", bound=Optimizer)
-
-
-def _class(cls: type[T], *, unguarded: bool) -> type[T]:
-    return without_guards(cls) if unguarded else cls
+Guard = Callable[[type[Any]], type[Any]]
+"""Returns an optimizer's class with or without torch's guards."""
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -74,30 +66,34 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return given is not None and given.default is inspect.Parameter.empty
 
 
-def _over(
-    parameters: list[nn.Parameter] | list[dict[str, Any]],
-    config: groups.SGD | groups.Adam | groups.LBFGS,
-    *,
-    unguarded: bool,
+def _of_torch(
+    config: groups.SGD | groups.Adam | groups.LBFGS, chosen: Groups, guard: Guard
 ) -> Optimizer:
     """Return torch's optimizer, fused where it can be: one kernel for each group."""
     settings = {key: value for key, value in vars(config).items() if key not in OF_GROUPS}
-    cls: type[Optimizer] = optim.LBFGS
     if isinstance(config, groups.LBFGS):
         settings["line_search_fn"] = settings.pop("line_search")
-    else:
-        grouped = (one["params"] if isinstance(one, dict) else [one] for one in parameters)
-        every = [*itertools.chain.from_iterable(grouped)]
-        cls = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}[config.name]
-        is_sharded_sgd = cls is optim.SGD and any(map(is_sharded, every))  # torch has none fused
-        settings |= {"foreach": True} if is_sharded_sgd else fused_or_foreach(every)
-    optimizer = _class(cls, unguarded=unguarded)(parameters, **settings)
-    # torch makes it in the first step, and leaves it as it found the memory where that step is
-    # skipped.
-    for group in optimizer.param_groups if settings.get("momentum") else ():
-        for parameter in group["params"]:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return cast(Optimizer, guard(optim.LBFGS)(chosen, **settings))
+    every = [*members(chosen)]
+    is_sharded_sgd = config.name == "sgd" and any(map(is_sharded, every))  # torch has none fused
+    settings |= {"foreach": True} if is_sharded_sgd else fused_or_foreach(every)
+    cls = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}[config.name]
+    optimizer: Optimizer = guard(cls)(chosen, **settings)
+    fill_momentum(optimizer)
     return optimizer
+
+
+def fill_momentum(optimizer: Optimizer) -> None:
+    """Give SGD its buffers just where it has a momentum.
+
+    torch makes them in the first step, and leaves their memory unset where that step is skipped.
+    """
+    for group in optimizer.param_groups if isinstance(optimizer, optim.SGD) else ():
+        for parameter in group["params"]:
+            if not group["momentum"]:
+                optimizer.state.pop(parameter, None)
+            elif optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], ratio: float) -> None:
@@ -121,65 +117,49 @@ def build_scheduler(
 ) -> LRScheduler:
     """Return the schedule, to advance after each step or each epoch, as its `interval` says.
 
-    `better` says of each metric which way it is better.
+    `better` is the direction of each metric.
     """
+    length = {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
     if isinstance(config, groups.TargetScheduler):
-        return _custom_scheduler(
-            config, optimizer, steps_per_epoch=steps_per_epoch, total_steps=total_steps
-        )
+        return _custom_scheduler(config, optimizer, **length)
     if isinstance(config, groups.Plateau):
         return Plateau(config, optimizer, better[config.metric.partition("/")[0]])
-    total_steps = (
-        groups.planned_steps(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
-        or total_steps
+    length["total_steps"] = groups.planned_steps(config, **length) or total_steps
+    ends = [group.get(TRAINED_EPOCHS, math.inf) for group in optimizer.param_groups]
+    ends = [end if end == math.inf else round(end * steps_per_epoch) for end in ends]
+    if not isinstance(config, groups.OneCycle):
+        factor = lr_factor(config, rate_of(optimizer), **length)
+        return Schedule(optimizer, [_until(end, factor) for end in ends])
+    defaults = optimizer.defaults
+    return OneCycle(
+        optimizer,
+        ends,
+        max_lr=[group["lr"] for group in optimizer.param_groups],
+        total_steps=max(length["total_steps"], 2),
+        pct_start=config.rise_fraction * (1 - 1e-9),  # torch divides by 0 in a rise of one step
+        div_factor=1 / config.start_factor,
+        final_div_factor=config.start_factor / config.end_factor,
+        cycle_momentum=bool(defaults.get("momentum") or defaults.get("betas")),
     )
-    ends = [_end(group, steps_per_epoch) for group in optimizer.param_groups]
-    if isinstance(config, groups.OneCycle):
-        return OneCycle(
-            optimizer,
-            ends,
-            max_lr=[group["lr"] for group in optimizer.param_groups],
-            total_steps=max(total_steps, 2),
-            pct_start=config.rise_fraction
-            * (1 - 1e-9),  # torch divides by zero where the rise is one step
-            div_factor=1 / config.start_factor,
-            final_div_factor=config.start_factor / config.end_factor,
-            cycle_momentum=bool(
-                optimizer.defaults.get("momentum") or optimizer.defaults.get("betas")
-            ),
-        )
-    factor = lr_factor(
-        config, rate_of(optimizer), steps_per_epoch=steps_per_epoch, total_steps=total_steps
-    )
-    return Schedule(optimizer, [factor if end is None else _until(end, factor) for end in ends])
 
 
-def _end(group: Mapping[str, Any], steps_per_epoch: int) -> int | None:
-    """Return the steps after which the learning rate of a group of parameters is 0."""
-    epochs = group.get(TRAINED_EPOCHS)
-    return None if epochs is None else round(epochs * steps_per_epoch)
-
-
-def _until(end: int, factor: Callable[[int], float]) -> Callable[[int], float]:
+def _until(end: float, factor: Callable[[int], float]) -> Callable[[int], float]:
     return lambda step: factor(step) if step < end else 0.0
 
 
 class Schedule(LambdaLR):
-    """torch's, without the checks that it makes in each step."""
+    """torch's, without the checks in each step."""
 
     def step(self, epoch: int | None = None) -> None:
         """Set the next step's learning rate."""
         self.last_epoch += 1
-        shared = self.lr_lambdas[0]
-        first_factor = shared(self.last_epoch)
-        for group, base_lr, own in zip(
-            self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True
-        ):
-            factor = first_factor if own is shared else own(self.last_epoch)
+        groups = self.optimizer.param_groups
+        for group, base_lr, factor in zip(groups, self.base_lrs, self.lr_lambdas, strict=True):
+            rate = base_lr * factor(self.last_epoch)
             if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(base_lr * factor)
+                group["lr"].fill_(rate)
             else:
-                group["lr"] = base_lr * factor
+                group["lr"] = rate
 
     def get_last_lr(self) -> list[float | torch.Tensor]:
         """Return the rate of each group."""
@@ -189,7 +169,7 @@ class Schedule(LambdaLR):
 class OneCycle(OneCycleLR):
     """torch's, which stays at its end when the run continues, and ends sooner for some groups."""
 
-    def __init__(self, optimizer: Optimizer, ends: Sequence[int | None], **settings: Any) -> None:
+    def __init__(self, optimizer: Optimizer, ends: Sequence[float], **settings: Any) -> None:
         self._ends = [*ends]  # first, for torch's takes the first step
         super().__init__(optimizer, **settings)
 
@@ -200,7 +180,7 @@ class OneCycle(OneCycleLR):
         else:
             self.last_epoch += 1
         for group, end in zip(self.optimizer.param_groups, self._ends, strict=True):
-            if end is not None and self.last_epoch >= end:
+            if self.last_epoch >= end:
                 group["lr"] = 0.0
 
 
@@ -223,23 +203,20 @@ class Plateau(ReduceLROnPlateau):
 
 
 def _custom_scheduler(
-    config: groups.TargetScheduler, optimizer: Optimizer, *, steps_per_epoch: int, total_steps: int
+    config: groups.TargetScheduler, optimizer: Optimizer, **length: int
 ) -> LRScheduler:
     """Build a custom schedule; refuse an interval that does not fit its class."""
-    epochs = math.ceil(total_steps / steps_per_epoch)
-    counts = _step_counts(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+    counts = _step_counts(config, **length)
     scheduler = user_class.build(config.target, LRScheduler, optimizer, **counts, **config.kwargs)
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(f"{where} needs the metrics of an evaluation; use interval: epoch")
-    if (
-        config.interval == "epoch"
-        and isinstance(scheduler, OneCycleLR)
-        and scheduler.total_steps != epochs
-    ):
+    epochs = math.ceil(length["total_steps"] / length["steps_per_epoch"])
+    given = scheduler.total_steps if isinstance(scheduler, OneCycleLR) else epochs
+    if config.interval == "epoch" and given != epochs:
         raise ConfigError(
-            f"{where} has total_steps={scheduler.total_steps}, but the run has {epochs} epochs;"
-            " if total_steps counts optimiser steps, use interval: step"
+            f"{where} has total_steps={given}, but the run has {epochs} epochs; if total_steps"
+            " counts optimiser steps, use interval: step"
         )
     return scheduler
 
@@ -248,35 +225,20 @@ def _step_counts(
     config: groups.TargetScheduler, *, steps_per_epoch: int, total_steps: int
 ) -> dict[str, int]:
     """Return the numbers of steps that its constructor names, and its YAML does not give."""
-    by_epoch, epochs = config.interval == "epoch", math.ceil(total_steps / steps_per_epoch)
-    known = {
-        "total_steps": epochs if by_epoch else total_steps,
-        "steps_per_epoch": 1 if by_epoch else steps_per_epoch,
-    }
+    known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
+    if config.interval == "epoch":
+        known = {"total_steps": math.ceil(total_steps / steps_per_epoch), "steps_per_epoch": 1}
     parameters = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
-    lacking = [
-        key
-        for key in known
-        if key in parameters and parameters[key].default in (inspect.Parameter.empty, None)
-    ]
-    return {} if known.keys() & config.kwargs.keys() else {key: known[key] for key in lacking}
+    open_ = {name for name, one in parameters.items() if one.default in (one.empty, None)}
+    return {key: known[key] for key in known if key in open_ and not known.keys() & config.kwargs}
 
 
-def plan(config: groups.Scheduler, *, steps_per_epoch: int, total_steps: int) -> int | None:
+def plan(config: groups.Scheduler, **length: int) -> int | None:
     """Return how often the schedule is advanced to the end of its plan; None without an end."""
     if not isinstance(config, groups.TargetScheduler):
-        return groups.planned_steps(
-            config, steps_per_epoch=steps_per_epoch, total_steps=total_steps
-        )
-    counts = _step_counts(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
-    given: int | None = counts.get("total_steps", config.kwargs.get("total_steps"))
-    return given
-
-
-def advance_after_epoch(scheduler: LRScheduler) -> None:
-    """Advance a schedule that counts epochs."""
-    if not isinstance(scheduler, ReduceLROnPlateau):
-        scheduler.step()
+        return groups.planned_steps(config, **length)
+    total: int | None = {**config.kwargs, **_step_counts(config, **length)}.get("total_steps")
+    return total
 
 
 def advance_after_evaluation(
@@ -287,8 +249,8 @@ def advance_after_evaluation(
 ) -> None:
     """Advance a schedule that looks at metrics, by the `values` that an evaluation gave.
 
-    A plateau gets its metric of all that was `measured`, by tag; a custom ReduceLROnPlateau the
-    loss, with mode=max the first metric that is `better` so. Raises ConfigError if none is.
+    A plateau gets its metric from `measured`, by tag; a custom ReduceLROnPlateau the loss, with
+    mode=max the first metric that is better when higher. Raises ConfigError if none is.
     """
     if isinstance(scheduler, Plateau):
         scheduler.step(measured[scheduler.metric])
@@ -312,7 +274,9 @@ def lr_factor(
     """Return the function from steps done to the fraction of `peak_lr` that the next step uses."""
     warmup_steps = round(config.warmup_epochs * steps_per_epoch)
 
-    def after_warmup(step: int) -> float:
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
         if isinstance(config, groups.Cosine):
             progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
             floor = config.min_lr / peak_lr
@@ -322,19 +286,11 @@ def lr_factor(
             return config.gamma ** math.floor(step / (config.every_epochs * steps_per_epoch) + 1e-9)
         return 1.0
 
-    def factor(step: int) -> float:
-        return (step + 1) / (warmup_steps + 1) if step < warmup_steps else after_warmup(step)
-
     return factor
 
 
-Groups = list[dict[str, Any]]
-
-
-def build_muon(
-    config: groups.Muon, module: nn.Module, chosen: list[nn.Parameter] | Groups, *, unguarded: bool
-) -> Optimizer:
-    """Return Muon and AdamW over the `chosen` parameters of `module`, or groups of them.
+def build_muon(config: groups.Muon, module: nn.Module, chosen: Groups, guard: Guard) -> Optimizer:
+    """Return Muon and AdamW over the `chosen` groups of the parameters of `module`.
 
     Muon's update is as large as AdamW's, so one learning rate and weight decay serve both (Liu et
     al., 2025). Raises ConfigError where there is nothing for Muon to do.
@@ -345,27 +301,15 @@ def build_muon(
             "optimizer=muon: the model has no weight matrix but for its last layer and embeddings;"
             " use optimizer=adamw"
         )
-    muon, adamw = _class(optim.Muon, unguarded=unguarded), _class(optim.AdamW, unguarded=unguarded)
-    lr, decay = config.lr, config.weight_decay
-    of_muon, of_adamw = _parted(chosen, matrices)
-    return _class(MuonWithAdamW, unguarded=unguarded)(
-        muon(
-            of_muon,
-            lr=lr,
-            weight_decay=decay,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            adjust_lr_fn="match_rms_adamw",
-        ),
-        adamw(
-            of_adamw,
-            lr=lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=decay,
-            **fused_or_foreach(members(of_adamw)),
-        ),
+    of_muon, of_adamw = (_only(chosen, matrices, among) for among in (True, False))
+    both = {"lr": config.lr, "weight_decay": config.weight_decay}
+    muon = {"momentum": config.momentum, "nesterov": config.nesterov}
+    adamw = {"betas": config.betas, "eps": config.eps, **fused_or_foreach(members(of_adamw))}
+    combined: Optimizer = guard(MuonWithAdamW)(
+        guard(optim.Muon)(of_muon, **both, **muon, adjust_lr_fn="match_rms_adamw"),
+        guard(optim.AdamW)(of_adamw, **both, **adamw),
     )
+    return combined
 
 
 def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
@@ -373,33 +317,21 @@ def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
 
     Their rows are words and classes.
     """
-    embeddings = {
-        parameter
-        for layer in module.modules()
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
-        for parameter in layer.parameters()
-    }
+    layers = [one for one in module.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
+    embeddings = {parameter for layer in layers for parameter in layer.parameters()}
     # A last layer may share its weights with an embedding
     named = module.named_parameters(remove_duplicate=False)
-    matrices = [
-        parameter for name, parameter in named if name.endswith("weight") and parameter.dim() == 2
-    ]
+    matrices = [one for name, one in named if name.endswith("weight") and one.dim() == 2]
     return {*matrices} - embeddings - {*matrices[-1:]}
 
 
-def _parted(
-    chosen: list[nn.Parameter] | Groups, matrices: set[nn.Parameter]
-) -> tuple[Groups, Groups]:
-    """Return the groups for Muon, and those for AdamW."""
-    grouped = [one for one in chosen if isinstance(one, dict)]
-    parts: tuple[Groups, Groups] = ([], [])
-    for group in grouped or [{"params": chosen}]:
-        for part, wanted in zip(parts, (True, False), strict=True):
-            if members := [
-                parameter for parameter in group["params"] if (parameter in matrices) == wanted
-            ]:
-                part.append({**group, "params": members})
-    return parts
+def _only(chosen: Groups, parameters: set[nn.Parameter], among: bool) -> Groups:
+    """Return the groups with those of their members that are `among` the parameters, or not."""
+    every = (
+        {**group, "params": [one for one in group["params"] if (one in parameters) == among]}
+        for group in chosen
+    )
+    return [group for group in every if group["params"]]
 
 
 class MuonWithAdamW(Optimizer):
@@ -413,11 +345,9 @@ class MuonWithAdamW(Optimizer):
 
     def _share(self) -> None:
         """Let both work on the groups and the state that are here."""
-        first = len(self._parts[0].param_groups)
-        for part, own in zip(
-            self._parts, (self.param_groups[:first], self.param_groups[first:]), strict=True
-        ):
-            part.param_groups, part.state = own, self.state
+        (muon, adamw), first = self._parts, len(self._parts[0].param_groups)
+        muon.param_groups, adamw.param_groups = self.param_groups[:first], self.param_groups[first:]
+        muon.state = adamw.state = self.state
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

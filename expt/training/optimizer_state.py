@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.runs.checkpoint import map_leaves
-from expt.training.optim import OneCycle, Schedule
+from expt.training.optim import OneCycle, Schedule, fill_momentum
 from expt.training.parameter_groups import members
 from expt.training.sharding import is_sharded
 
@@ -146,7 +146,7 @@ def carry_over(
     indices = itertools.count()
     numbered = [{**group, "params": [next(indices) for _ in group["params"]]} for group in groups]
     optimizer.load_state_dict(adapted(optimizer, {"state": states, "param_groups": numbered}))
-    _fill_momentum(optimizer)
+    fill_momentum(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no step of the optimiser has come before
         if isinstance(scheduler, Schedule | OneCycle):
@@ -201,18 +201,6 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
     return bool(one == other)
-
-
-def _fill_momentum(optimizer: Optimizer) -> None:
-    """Keep buffers only where there is a momentum, as `build_optimizer` does."""
-    if not isinstance(optimizer, torch.optim.SGD):
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not group["momentum"]:
-                optimizer.state[parameter].pop("momentum_buffer", None)
-            elif optimizer.state[parameter].get("momentum_buffer") is None:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:

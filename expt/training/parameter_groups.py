@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from expt.config import secrets
-from expt.config.groups import ParameterGroup
+from expt.config import groups, secrets
 from expt.errors import ConfigError, did_you_mean, listed
+from expt.models.blocks import CONTAINERS
 
 LR_SCALE = "lr_scale"
 """Key of a group: its share of the optimizer's learning rate; a group without it has all."""
@@ -23,14 +23,12 @@ TRAINED_EPOCHS = "trained_epochs"
 SHOWN_NAMES = 3
 
 
-def parameter_groups(
-    module: nn.Module,
-    groups: Sequence[ParameterGroup],
-    *,
-    decay_biases_and_norms: bool = True,
-    layer_decay: float | None = None,
-) -> list[nn.Parameter] | list[dict[str, Any]]:
-    """Return what an optimizer takes: the parameters, or where they differ, torch's groups of them.
+Groups = list[dict[str, Any]]
+"""An optimizer's groups of parameters, as torch takes them."""
+
+
+def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
+    """Return a module's parameters in the groups that the settings of an optimizer ask for.
 
     First come those that no group matches, and of each group the parameters nearest to the head;
     empty groups are left out. Biases and norms, which are all parameters of fewer than two
@@ -38,33 +36,32 @@ def parameter_groups(
     multiplied by it once for each layer up to the head, see `depths`. Raises ConfigError for a
     group that matches nothing.
     """
-    named = dict(module.named_parameters())
-    if decay_biases_and_norms and not groups and layer_decay is None:
-        return list(named.values())
-    chosen = {name: _first_match(name, groups) for name in named}
-    _refuse_idle(named, chosen, groups)
-    depth = dict.fromkeys(named, 0) if layer_decay is None else depths(module)
-    found: list[dict[str, Any]] = []
+    named, every_decays = dict(module.named_parameters()), config.decay_biases_and_norms
+    if every_decays and not config.groups and config.layer_decay is None:
+        return [{"params": [*named.values()]}] if named else []
+    chosen = {
+        name: next((group for group in config.groups if re.search(group.match, name)), None)
+        for name in named
+    }
+    _refuse_idle(chosen, config.groups)
+    depth = dict.fromkeys(named, 0) if config.layer_decay is None else depths(module)
+    found: Groups = []
     for group, layer, decays in itertools.product(
-        (None, *groups), sorted({*depth.values()}), (True, False)
+        (None, *config.groups), sorted({*depth.values()}), (True, False)
     ):
-        members = [
-            parameter
-            for name, parameter in named.items()
+        part = [
+            one
+            for name, one in named.items()
             if chosen[name] is group and depth[name] == layer
+            if (every_decays or one.dim() >= 2) == decays
         ]
-        part = [one for one in members if (decay_biases_and_norms or one.dim() >= 2) == decays]
         if part:
-            scale = 1.0 if layer_decay is None else layer_decay**layer
-            found.append({"params": part, **_settings(group, scale=scale, decays=decays)})
+            scale = 1.0 if config.layer_decay is None else config.layer_decay**layer
+            found.append({"params": part, **_settings(group, scale, decays)})
     return found
 
 
-def _first_match(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup | None:
-    return next((group for group in groups if re.search(group.match, name)), None)
-
-
-def _settings(group: ParameterGroup | None, *, scale: float, decays: bool) -> dict[str, float]:
+def _settings(group: groups.ParameterGroup | None, scale: float, decays: bool) -> dict[str, float]:
     weight_decay = 0.0 if not decays else group.weight_decay if group else None
     settings = {LR_SCALE: scale * (group.lr_scale if group else 1.0)}
     if group and group.epochs:
@@ -72,19 +69,15 @@ def _settings(group: ParameterGroup | None, *, scale: float, decays: bool) -> di
     return settings if weight_decay is None else {**settings, "weight_decay": weight_decay}
 
 
-def _refuse_idle(
-    names: Mapping[str, object],
-    chosen: Mapping[str, ParameterGroup | None],
-    groups: Sequence[ParameterGroup],
-) -> None:
-    problems = []
-    for index, group in enumerate(groups):
-        if not any(one is group for one in chosen.values()):
-            hint = did_you_mean(group.match, [name for name in names if chosen[name] is None])
-            problems.append(
-                f"optimizer.groups.{index}.match={group.match}: matches no parameter of the model"
-                f" that no group before it has; there are {listed(names, SHOWN_NAMES)}.{hint}"
-            )
+def _refuse_idle(chosen: Mapping[str, object], wanted: Sequence[groups.ParameterGroup]) -> None:
+    left = [name for name, group in chosen.items() if group is None]
+    problems = [
+        f"optimizer.groups.{index}.match={group.match}: matches no parameter of the model that no"
+        f" group before it has; there are {listed(chosen, SHOWN_NAMES)}."
+        f"{did_you_mean(group.match, left)}"
+        for index, group in enumerate(wanted)
+        if not any(one is group for one in chosen.values())
+    ]
     if problems:
         raise ConfigError(problems)
 
@@ -119,11 +112,10 @@ def rate_of(optimizer: Optimizer) -> float:
     if others:
         group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
     lr, scale = group["lr"], group.get(LR_SCALE, 1.0)
-    rate = lr if scale == 1.0 else lr / scale
-    return rate if type(rate) is float else float(rate)
+    return float(lr if scale == 1.0 else lr / scale)
 
 
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+OPENED = (nn.Sequential, *CONTAINERS)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -137,9 +129,8 @@ def depths(module: nn.Module) -> dict[str, int]:
     opened module itself holds (class tokens) belong to the layer before; before the first, to the
     first. Raises ConfigError where that is a single layer.
     """
-    layers = (
-        _as_the_model_says(module) if hasattr(module, "group_matcher") else _by_registration(module)
-    )
+    by = _as_the_model_says if hasattr(module, "group_matcher") else _by_registration
+    layers = by(module)
     last = max(layers.values(), default=0)
     if last == 0:
         raise ConfigError(
@@ -150,20 +141,15 @@ def depths(module: nn.Module) -> dict[str, int]:
 
 
 def _as_the_model_says(module: Any) -> Mapping[str, int]:
+    which = f"optimizer.layer_decay: {type(module).__name__}.group_matcher is"
     try:
         timm: Any = importlib.import_module("timm.models")
+        matcher = module.group_matcher(coarse=False)
+        found: Mapping[str, int] = timm.group_parameters(module, matcher, reverse=True)
     except ModuleNotFoundError:
-        raise ConfigError(
-            f"optimizer.layer_decay: {type(module).__name__}.group_matcher is read by timm; pip"
-            " install 'expt[timm]'"
-        ) from None
-    try:
-        found: Mapping[str, int] = timm.group_parameters(
-            module, module.group_matcher(coarse=False), reverse=True
-        )
+        raise ConfigError(f"{which} read by timm; pip install 'expt[timm]'") from None
     except (TypeError, ValueError, re.error) as error:
-        which, why = f"{type(module).__name__}.group_matcher", secrets.said(error)
-        raise ConfigError(f"optimizer.layer_decay: {which} is not as timm's are ({why})") from error
+        raise ConfigError(f"{which} not as timm's are ({secrets.said(error)})") from error
     return found
 
 
@@ -172,8 +158,7 @@ def _by_registration(module: nn.Module) -> dict[str, int]:
     found: dict[nn.Parameter, int] = {}
     number, begun_by = -1, None
     for part, parameters in _parts(module):
-        # a weight may be used twice
-        new = [parameter for parameter in parameters if parameter not in found]
+        new = [one for one in parameters if one not in found]  # a weight may be used twice
         another_embedding = isinstance(part, _EMBEDDINGS) and isinstance(begun_by, _EMBEDDINGS)
         if part is not None and any(one.dim() >= 2 for one in new) and not another_embedding:
             number, begun_by = number + 1, part
@@ -184,19 +169,11 @@ def _by_registration(module: nn.Module) -> dict[str, int]:
 def _parts(module: nn.Module) -> Iterator[tuple[nn.Module | None, list[nn.Parameter]]]:
     """Yield what may be a layer with its parameters; None with those of an opened module itself."""
     yield None, list(module.parameters(recurse=False))
-    children = list(module.children())
-    of_class = Counter(map(type, children))
-    for child in children:
-        is_trunk = (
-            not isinstance(module, CONTAINERS)
-            and of_class[type(child)] == 1
-            and _holds_container(child)
-        )
-        if isinstance(child, CONTAINERS) or is_trunk:
+    of_class = Counter(map(type, module.children()))
+    for child in module.children():
+        is_alone = of_class[type(child)] == 1 and not isinstance(module, OPENED)
+        below = child.modules() if is_alone else [child]
+        if any(isinstance(part, OPENED) for part in below):
             yield from _parts(child)
         else:
             yield child, list(child.parameters())
-
-
-def _holds_container(module: nn.Module) -> bool:
-    return any(isinstance(below, CONTAINERS) for below in module.modules())

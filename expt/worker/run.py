@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from expt import progress
 from expt.config import constraints, own_code
@@ -299,8 +300,10 @@ class Run:
             shards = self.learner.strategy.shards
             self.record.log(rank_health.scalars(self.health.readings, shards), all_of="ranks/")
         self.observer.end_epoch()
-        if self.learner.scheduler_interval == "epoch":
-            optim.advance_after_epoch(self.learner.scheduler)
+        scheduler = self.learner.scheduler
+        by_epoch = self.learner.scheduler_interval == "epoch"
+        if by_epoch and not isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step()
 
     def _note_step(self) -> None:
         self.steps.done()

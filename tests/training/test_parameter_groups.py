@@ -56,7 +56,7 @@ def grouped(optimizer: optim.Optimizer, module: nn.Module) -> list[tuple[list[st
 def test_without_groups_torch_is_given_what_it_always_was(make: Any) -> None:
     module = net()
     optimizer = build_optimizer(make(), module)
-    assert parameter_groups(module, ()) == list(module.parameters())
+    assert parameter_groups(module, make()) == [{"params": [*module.parameters()]}]
     (group,) = optimizer.param_groups
     assert "lr_scale" not in group, "nor is it in a checkpoint"
     assert all(
