@@ -173,6 +173,11 @@ def _uuid(gpu: str, uuids: Sequence[str]) -> str:
     return found[0] if len(found) == 1 else gpu
 
 
+def instead(gpus: Sequence[int]) -> str:
+    """Return the setting that takes the GPUs of these numbers; for none the CPU's."""
+    return f"gpus=[{','.join(map(str, gpus))}]" if gpus else "gpus=0"
+
+
 def mps_runs() -> bool:
     """Return whether a daemon of NVIDIA's Multi-Process Service runs for this environment.
 
