@@ -51,10 +51,9 @@ class Machine:
     own_gpus: bool = False
     """True if Slurm has given this worker GPUs of its own, which others don't see."""
     workers: int | None = None
-    """How many torchrun or Slurm has started in all, and on this machine; None where expt is to
-    start them.
-    """
+    """How many torchrun or Slurm has started; None where expt starts them."""
     local_workers: int | None = None
+    """Those of them on this machine."""
 
 
 def detect() -> Machine:

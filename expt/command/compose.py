@@ -36,12 +36,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from expt.command.conf_files import (
-    as_config_error,
-    groups,
-    refuse_misread,
-    unknown_key,
-)
+from expt.command.conf_files import as_config_error, groups, refuse_misread, unknown_key
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
 from expt.config.parse import plain, with_value

@@ -209,7 +209,7 @@ def _datasets(root: str | None) -> Iterator[Finding]:
     for name, kind in GROUPS["dataset"].items():
         if kind is not Downloaded:
             continue
-        dataset: Downloaded = kind(name=name, **of_all)
+        dataset = kind(**{**of_all, "name": name})
         if (folder := dataset.folder()) is None:
             missing.append(name)
             continue
