@@ -231,8 +231,7 @@ MISTAKES = frozenset(
         " UnboundLocalError ValueError ZeroDivisionError"
     ).split()
 )
-"""Errors that the same code raises again: no network, disk or memory has a part in them.
-"""
+"""Errors that the same code raises again: no network, disk or memory has a part in them."""
 
 
 WARNING = "warning: "

@@ -51,10 +51,9 @@ class Machine:
     own_gpus: bool = False
     """True if Slurm has given this worker GPUs of its own, which others don't see."""
     workers: int | None = None
-    """How many torchrun or Slurm has started in all, and on this machine; None where expt is to
-    start them.
-    """
+    """How many torchrun or Slurm has started; None where expt starts them."""
     local_workers: int | None = None
+    """Those of them on this machine."""
 
 
 def detect() -> Machine:
@@ -171,6 +170,11 @@ def _uuid(gpu: str, uuids: Sequence[str]) -> str:
         return dict(enumerate(uuids)).get(int(gpu), gpu)
     found = [uuid for uuid in uuids if gpu.startswith("GPU-") and uuid.startswith(gpu)]
     return found[0] if len(found) == 1 else gpu
+
+
+def instead(gpus: Sequence[int]) -> str:
+    """Return the setting that takes the GPUs of these numbers; for none the CPU's."""
+    return f"gpus=[{','.join(map(str, gpus))}]" if gpus else "gpus=0"
 
 
 def mps_runs() -> bool:

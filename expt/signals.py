@@ -25,9 +25,7 @@ ASK_WORKER = signal.SIGUSR1
 DUMP_STACKS = signal.SIGUSR2
 """The signal by which a worker writes the Python stack of every thread to its log."""
 GRACE_S, IMPATIENT_S = 30.0, 8.0
-"""How long workers that were asked get to finish their step and to save: by a scheduler, and by a
-person's Ctrl-C.
-"""
+"""Seconds in which workers finish their step and save: asked by a scheduler, and by Ctrl-C."""
 
 # Of the whole process, as signals are: the kernel asks a process, not one of its runs.
 _received: list[signal.Signals] = []

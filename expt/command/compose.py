@@ -34,21 +34,15 @@ from hydra.core.override_parser.types import (
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from expt.command.conf_files import (
-    as_config_error,
-    cannot_set,
-    groups,
-    quoted_form,
-    refuse_misread,
-)
+from expt.command.conf_files import as_config_error, groups, refuse_misread, unknown_key
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
 from expt.config.parse import plain, with_value
-from expt.errors import ConfigError
+from expt.errors import ConfigError, first_line
 from expt.runs.paths import make_unused_folder
-from expt.runs.request import joined, quoted
+from expt.runs.request import quoted
 from expt.runs.sweep import run_name
 
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
@@ -78,11 +72,8 @@ def parse_one(word: str) -> Override:
         try:
             return _parser().parse_overrides([word])[0]
         except OverrideParseException as error:
-            fix = "quote values with spaces or brackets"
-            with contextlib.suppress(OverrideParseException):
-                _parser().parse_overrides([fixed := quoted_form(word)])
-                fix = f"quote values that are texts: {joined([fixed])}"
-            raise ConfigError(f"{word}: not of the form key=value; {fix}") from error
+            fix = "quote each text in it: \"key=['a (b)',c]\""
+            raise ConfigError(f"{word}: {first_line(error)}; {fix}") from error
 
 
 @functools.cache
@@ -220,14 +211,15 @@ class Composer:
     def _set(self, composed: DictConfig, value: Override) -> None:
         try:
             OmegaConf.update(composed, value.key_or_group, value.value(), merge=True)
-        except OmegaConfBaseException as error:
+        except (ConfigAttributeError, ConfigKeyError) as error:
+            key = value.key_or_group
             if not _may_be_added(value, composed):
-                group = value.key_or_group.partition(".")[0]
-                choice = str(composed.hydra.runtime.choices.get(group) or "")
-                is_class = _is_of_a_class(composed, group)
-                word = str(value.input_line)
-                raise cannot_set(error, word, None if is_class else choice) from error
-            OmegaConf.update(composed, value.key_or_group, value.value(), force_add=True)
+                group, inner = key.partition(".")[0], str(error.full_key or "")
+                chosen = str(composed.hydra.runtime.choices.get(group) or "")
+                choice = None if _is_of_a_class(composed, group) else chosen
+                key = inner if inner.startswith(f"{key}.") else key
+                raise ConfigError(unknown_key(str(value.input_line), key, choice)) from error
+            OmegaConf.update(composed, key, value.value(), force_add=True)
 
     @contextlib.contextmanager
     def _initialized(self) -> Iterator[ConfigLoader]:

@@ -11,10 +11,9 @@ from typing import Any
 
 import yaml
 
-from expt.config import keys as schema
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError, did_you_mean, first_line
-from expt.runs.request import key_of, literal, quoted, unquoted
+from expt.runs.request import key_of
 
 
 @functools.cache
@@ -119,35 +118,22 @@ def as_config_error(
     if missing := getattr(error, "missing_cfg_file", None):
         options = getattr(error, "options", None)
         return ConfigError(unknown_option(str(missing), options, folders or [conf_dir()]))
-    cause = error.__cause__ if error.__cause__ is not None else error
-    text = " ".join(str(error).split()) or first_line(cause)
-    if "Could not override '" in text and "To append to your config use" in text:
-        key = text.split("'")[1]
-        word = next((each for each in words if each.partition("=")[0] == key), key)
+    unknown = re.match(r"Could not override '(.*?)'", str(error))
+    key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
+    word = next((each for each in reversed(words) if key_of(each) == key), key)
+    if unknown:
         return ConfigError(unknown_key(word, key, ""))
-    if isinstance(error, UnicodeDecodeError):
-        text = f"{', '.join(map(str, folders))}: a YAML file there is not UTF-8: {text}"
-    elif isinstance(error, ValueError):  # a number for a choice; Hydra says no more
-        text = f"{' '.join(words)}: {text}"
-    if cause is not error and first_line(cause) not in text:
-        text = f"{text}: {first_line(cause)}"
-    full_key = getattr(error, "full_key", None)
     if type(error).__name__ == "MissingMandatoryValue":
-        return ConfigError(f"{full_key}: has no value; set {full_key}=...")
-    if not full_key:
-        return ConfigError(text)
-    word = next((each for each in reversed(words) if key_of(each) == full_key), str(full_key))
-    is_set = "; name a key or a variable that is set" * ("Interpolation" in type(error).__name__)
-    return ConfigError(f"{word}: {first_line(error)}{is_set}")
-
-
-def cannot_set(error: Exception, word: str, choice: str | None) -> ConfigError:
-    """Return the error of OmegaConf's for a value; `choice` as for `unknown_key`."""
-    key = word.partition("=")[0]
-    if type(error).__name__ not in ("ConfigAttributeError", "ConfigKeyError"):
-        return ConfigError(f"{word}: {first_line(error)}")
-    inner = str(getattr(error, "full_key", None) or "")
-    return ConfigError(unknown_key(word, inner if inner.startswith(f"{key}.") else key, choice))
+        return ConfigError(f"{key}: has no value; set {key}=...")
+    if key:
+        is_unset = "Interpolation" in type(error).__name__
+        fix = "; name a key or a variable that is set" * is_unset
+        return ConfigError(f"{word}: {first_line(error)}{fix}")
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError):  # of a choice, or of a file that is not UTF-8; it has no name
+        text = f"{' '.join([*words, *map(str, folders)])}: {text}"
+    cause = first_line(error.__cause__ or error)
+    return ConfigError(text if cause in text else f"{text}: {cause}")
 
 
 def unknown_key(word: str, key: str, choice: str | None) -> str:
@@ -169,22 +155,10 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
 
 def nearest(key: str) -> str:
     """Return a hint at the key that was meant, or nothing."""
-    last, group = key.rpartition(".")[2], key.partition(".")[0]
-    is_null = group not in schema.holders() and schema.names_beside([group, ""], {})
-    if "." in key and is_null and (example := schema.meaning(group).example):
-        return f" Type its keys together, e.g. '{example}'"
+    last = key.rpartition(".")[2]
     same = [name for name in keys() if name.rpartition(".")[2] == last]
     meant = ELSEWHERE.get(last) or (same or [key])[0]
     return did_you_mean(meant, [*keys(), *ELSEWHERE.values()])
-
-
-def quoted_form(word: str) -> str:
-    """Return `word` with quotes around the texts of its value, as Hydra's grammar needs them."""
-    key, _, value = word.partition("=")
-    if listed := re.fullmatch(r"\[([^][{}]*)\]", value):
-        texts = re.findall(r"\s*('[^']*'|\"[^\"]*\"|[^,]+)", listed[1])
-        return f"{key}={literal([unquoted(each.strip()) for each in texts])}"
-    return word if re.search(r"[][{},]", value) else f"{key}={quoted(value)}"
 
 
 def unknown_option(

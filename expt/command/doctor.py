@@ -20,6 +20,7 @@ from rich.text import Text
 from expt import machine
 from expt.command import terminal
 from expt.command.words import Parser
+from expt.config.groups import GROUPS
 from expt.errors import ConfigError, ExptError, RunFailed, first_line
 from expt.launch import forkserver, processes
 from expt.runs import provenance
@@ -30,8 +31,6 @@ GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
 ENOUGH_DISK = GIB
 ENOUGH_SHARED_MEMORY = 64 * 2**20
-_DOWNLOADED: tuple[Literal["mnist", "fashion_mnist", "cifar10", "cifar100"], ...]
-_DOWNLOADED = ("mnist", "fashion_mnist", "cifar10", "cifar100")
 _QUICK = (
     *("world_size=2", "epochs=1", "max_steps=2", "dataset.train_limit=256", "timeout_s=60"),
     *("tensorboard.images=false", "tensorboard.norms=false"),
@@ -185,35 +184,32 @@ def _gpu(index: int, name: str) -> Finding:
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:  # CUDA's first call on this device
-        fix = f"see nvidia-smi; {_others(index)}"
+        fix = f"see nvidia-smi; take others: {_others(index)}"
         return Finding("fail", what, f"{uuid}: {first_line(error)}", fix)
-    model, free_gib = (
-        torch.cuda.get_device_name(index),
-        f"{free / GIB:.0f} of {total / GIB:.0f} GiB",
-    )
-    found = f"{uuid}: {model}, {free_gib} free"
-    fix = f"another program holds the rest, see nvidia-smi; {_others(index)}"
+    model, room = torch.cuda.get_device_name(index), f"{free / GIB:.0f} of {total / GIB:.0f} GiB"
+    found = f"{uuid}: {model}, {room} free"
+    fix = f"another program holds the rest, see nvidia-smi; take others: {_others(index)}"
     half = free >= total / 2
     return Finding("pass", what, found) if half else Finding("note", what, found, fix)
 
 
 def _others(index: int) -> str:
-    """Return how to leave out a GPU."""
+    """Return the setting without that GPU."""
     import torch
 
-    others = [each for each in range(torch.cuda.device_count()) if each != index]
-    return f"take others: 'gpus={others}'" if others else "or use the CPU: gpus=0"
+    return machine.instead([each for each in range(torch.cuda.device_count()) if each != index])
 
 
 def _datasets(root: str | None) -> Iterator[Finding]:
     from expt.data.kinds.originals import Downloaded
 
-    yield Finding("pass", "digits", "come with expt")
     missing = []
     of_all: Any = {"root": root, "download": False, "val_fraction": 0.0}
     of_all |= dict.fromkeys(("train_limit", "mean", "std"))
-    for name in _DOWNLOADED:
-        dataset = Downloaded(name=name, **of_all)
+    for name, kind in GROUPS["dataset"].items():
+        if kind is not Downloaded:
+            continue
+        dataset = kind(**{**of_all, "name": name})
         if (folder := dataset.folder()) is None:
             missing.append(name)
             continue

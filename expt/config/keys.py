@@ -242,9 +242,9 @@ def varying(*by: str) -> tuple[str, ...]:
     return tuple(key for key, meant in all_keys().items() if meant.varies in by)
 
 
-def described(key: str, member: str | None = None) -> str:
+def described(key: str) -> str:
     """Return in words what a change of the setting does; nothing where it makes another run."""
-    meant = meaning(key, member)
+    meant = meaning(key)
     of_results = {"none": "changes no number", "rounding": "changes rounding only"}
     of_forks = {False: "kept by a fork", "epoch": "in a fork from an epoch's end"}
     parts = [of_results.get(str(meant.result))]

@@ -373,11 +373,7 @@ class Stream:
     """
 
     def __init__(
-        self,
-        reading: Reading,
-        seed: int = 0,
-        epoch: int = 0,
-        begin: tuple[int, Any] | None = None,
+        self, reading: Reading, seed: int = 0, epoch: int = 0, begin: tuple[int, Any] | None = None
     ) -> None:
         self._reading, self._seed, self.epoch = reading, seed, epoch
         self._kept = begin or (0, reading.start)

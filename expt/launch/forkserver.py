@@ -259,9 +259,7 @@ class Work(NamedTuple):
     kept: Sequence[Kept] = ()
     title: str = "expt worker"
     frees_at_end: bool = False
-    """True if it is finished only once it is gone, since others wait for memory that it frees then;
-    else it is as soon as its work is done.
-    """
+    """True if it is finished only once it is gone, since others wait for the memory it frees."""
 
 
 class Surroundings(NamedTuple):

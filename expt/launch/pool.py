@@ -27,7 +27,7 @@ from expt.launch.job import (
 from expt.launch.packing import Demand, GpuLocks, Packing, demand_of
 from expt.launch.workers import Workers
 from expt.launch.workers import start as start_workers
-from expt.machine import Machine, gpu_uuid
+from expt.machine import Machine, gpu_uuid, instead
 from expt.runs.attempt import Attempt, record_end, take_back
 from expt.runs.paths import PATIENCE_S, FolderLock, is_held
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, read_result
@@ -167,9 +167,14 @@ class Pool:
 
     def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
         """Take the next job; return whether there may be more, and whether there is none now."""
-        job = "no more" if self.is_closed else next(source, "no more")
-        if job is None or isinstance(job, str):
-            return job is None, True
+        if self.is_closed:
+            return False, True
+        try:
+            job = next(source)
+        except StopIteration:
+            return False, True
+        if job is None:
+            return True, True
         number = self._numbers.setdefault(job, len(self._numbers))
         self._jobs[number] = job
         if job.status == COMPLETED:
@@ -357,7 +362,7 @@ class Pool:
         able = [gpu for gpu in every if gpu in {*self._gpus.devices} - demand.avoided]
         able.sort(key=lambda gpu: gpu not in wanted)
         chosen = sorted(map(every.index, able[: demand.count]))
-        fix = f"use gpus=[{','.join(map(str, chosen))}]" if chosen else "`expt doctor` says more"
+        fix = f"use {instead(chosen)}" if chosen else "`expt doctor` says more"
         of = f"{len(wanted)} named" if demand.devices else len(wanted)
         text = f"{demand.count} of {of} GPUs needed, {len({*able} & {*wanted})} can be used; {fix}"
         faults = {gpu: self._faults[gpu] for gpu in wanted if gpu in {*self._faults} - {*able}}

@@ -43,9 +43,7 @@ GRACE_S = 0.3
 be compared.
 """
 LATE_S = 1.0
-"""After a worker has waited in vain, or lost another, how long the others get to notice, and to say
-why.
-"""
+"""The seconds that others get to say why, after a worker has waited in vain or lost another."""
 
 
 @dataclass
@@ -57,13 +55,9 @@ class Workers:
     timeout_s: float
     processes: list[Process]
     saves: bool = True
-    """True if they have something to save before they end; an evaluation and a preflight have
-    nothing.
-    """
+    """True if they save before they end; an evaluation and a preflight have nothing to save."""
     _ended: set[int] = field(default_factory=set)
-    """The ranks of those that `poll` has found so: what is ready for ever would keep the driver
-    awake.
-    """
+    """The ranks whose end `poll` has seen: a sentinel that stays ready would keep the driver awake."""
 
     @property
     def sentinels(self) -> list[int]:

@@ -13,12 +13,7 @@ from expt.config.kinds import metrics_of
 from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.request import unquoted
-from expt.runs.result import (
-    FoundRecord,
-    Record,
-    objective_of,
-    results,
-)
+from expt.runs.result import FoundRecord, Record, objective_of, results
 
 T = TypeVar("T")
 LEFT_OUT = ("git", "versions", "hardware", "hosts")

@@ -20,7 +20,7 @@ from expt.errors import is_out_of_memory, sized_by
 from expt.tasks.sums import Averages, Sums, check_loss
 from expt.tasks.task import PhasedTask, Sum, Task
 from expt.training import sharding
-from expt.training.collectives import gather_across_workers, sum_across_workers
+from expt.training.collectives import broadcast, gather_across_workers, sum_across_workers
 from expt.training.learner import Add, Evaluator, Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.parameter_groups import members
@@ -236,12 +236,12 @@ def evaluate(
 ) -> Averages:
     """Return averages over every sample of every worker's `batches`, and draw no random number.
 
-    One collective, and two more for metrics that are not sums. `observe` gets each batch and the
-    model's outputs. A batch for which memory does not suffice is halved until it does, and so are
-    those after it.
+    A collective. All have rank 0's buffers, since workers differ in statistics of batches.
+    `observe` gets each batch and the model's outputs. A batch for which memory does not suffice is
+    halved until it does, and so are those after it.
     """
     sums = Sums(learner.task, device, learns=False)
-    learner.evaluated.eval()
+    broadcast(learner.evaluated.eval().buffers())
     most = math.inf
     for whole in learner.strategy.batches(batches, learner.evaluated):
         left = in_parts(whole, most)

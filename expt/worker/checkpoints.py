@@ -236,10 +236,7 @@ class Snapshot:
 
 
 def read_together(
-    path: Path,
-    worker: Worker,
-    read: Callable[[Like], State],
-    like: Like = lambda _: None,
+    path: Path, worker: Worker, read: Callable[[Like], State], like: Like = lambda _: None
 ) -> State:
     """Return what `read` reads of rank 0's file, with shards; a collective.
 

@@ -17,7 +17,7 @@ import gc
 import io
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from expt.machine import available_memory
 from expt.runs import checkpoint
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.sums import Sums
-from expt.training import collectives, loop, patches, random_state, sharding
+from expt.training import collectives, loop, random_state, sharding
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
@@ -46,8 +46,8 @@ from expt.worker import build, custom_code
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
 
-LARGER = 100.0
-"""The factor of the second step's gradients: a clip, for instance, has an effect on large ones."""
+SCALE = 100.0
+"""The factor of gradients: a clip, for instance, has an effect on large ones."""
 FEW = 8
 """The samples of each worker in a step."""
 GRADIENTS, UPDATES = {"cpu": 1e-5, "cuda": 1e-4}, {"cpu": 1e-4, "cuda": 1e-3}
@@ -223,13 +223,13 @@ class _Comparison:
         self._begin()
         self._samples = self._taken()
         total_steps = self._config.total_steps(len(self._data.train))
-        self._step(1.0, advances=total_steps > 0)
+        self._step(advances=total_steps > 0)
         beat()
         self._when = ", after it was saved and loaded"
         with self._failing():
             self._resume()
         self._check_weights("weights")
-        self._step(LARGER, advances=total_steps > 1)
+        self._step(advances=total_steps > 1)
         beat()
         if self._config.is_sharded:
             self._check_outputs()
@@ -267,18 +267,16 @@ class _Comparison:
         for _, buffer, own in self._buffers():
             own.copy_(buffer)
 
-    def _step(self, scale: float, *, advances: bool) -> None:
+    def _step(self, *, advances: bool) -> None:
         starts = [one.detach().clone() for one in self._whole.module.parameters()]
-        versions = [patches.version(one) for one in self._whole.module.parameters()]
         self._gradients(self._whole)
         if self._config.is_sharded:
-            self._refuse_writes(versions)
             with self._failing():
                 self._gradients(self._tested)
-            self._check_gradients(scale)
+            self._check_gradients()
         else:  # an optimizer is compared, not a model
             for _, full, mine in self._parameters():
-                mine.grad = None if full.grad is None else full.grad.mul_(scale).clone()
+                mine.grad = None if full.grad is None else full.grad.mul_(SCALE).clone()
         self._update(self._whole, advances)
         with self._failing(KEEP_STATE if self._when else ""):
             self._update(self._tested, advances)
@@ -294,15 +292,6 @@ class _Comparison:
         self._seed()
         loop.accumulate_gradients(learner, self._batch, lambda *_: None)
 
-    def _refuse_writes(self, versions: Sequence[int]) -> None:
-        """Raise where a pass has written to weights, which is lost on gathered ones."""
-        for (name, one, _), before in zip(self._parameters(), versions, strict=True):
-            if patches.version(one) != before:
-                raise ConfigError(
-                    f"{_where(self._config)}: the model writes to {name} in a forward or backward"
-                    " pass, where it is a temporary copy, so the change is lost; use strategy=ddp"
-                )
-
     def _update(self, learner: Learner, advances: bool) -> None:
         self._seed()
         switch(learner.optimizer, "train")
@@ -316,8 +305,8 @@ class _Comparison:
             learner.ema.update_parameters(learner.module)
 
     @torch.no_grad()
-    def _check_gradients(self, scale: float) -> None:
-        """Raise where gradients differ; then give both models the same, `scale` times as large."""
+    def _check_gradients(self) -> None:
+        """Raise where gradients differ; then give both models the same, SCALE times as large."""
         gradients = (full.grad for _, full, _ in self._parameters())
         largest = max((_size(one) for one in gradients if one is not None), default=0.0)
         for name, full, mine in self._parameters():
@@ -327,9 +316,9 @@ class _Comparison:
                 held, allowed = _as_held(expected, grad), self._share(full, GRADIENTS) * largest
                 self._expect(f"gradient of {name}", local(grad), held, allowed)
                 if mine.grad is not None:
-                    local(grad).copy_(held * scale)
+                    local(grad).copy_(held * SCALE)
                 if full.grad is not None:
-                    full.grad.mul_(scale)
+                    full.grad.mul_(SCALE)
         self._agree()
 
     @torch.no_grad()

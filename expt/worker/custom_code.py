@@ -295,14 +295,7 @@ def _sums(task: Task, module: Any, batch: Batch, *, predicted: bool) -> dict[str
 
 
 def _compare(
-    method: str,
-    whole: _Sum,
-    twice: _Sum,
-    one: _Sum,
-    other: _Sum,
-    *,
-    near: float,
-    warns: bool,
+    method: str, whole: _Sum, twice: _Sum, one: _Sum, other: _Sum, *, near: float, warns: bool
 ) -> None:
     if not whole[0].shape == one[0].shape == other[0].shape:
         return  # no sums, which the first step refuses

@@ -83,7 +83,8 @@ def _known(error: Exception, text: str, config: RunConfig, trains: bool) -> Expt
             " --shm-size), or do without: dataset.num_workers=0, or NCCL_SHM_DISABLE=1 for NCCL"
         )
     if isinstance(error, ValueError) and "more than 1 value per channel" in text:
-        return ConfigError(_single_sample(config))
+        fix = "use drop_last=true, or a larger batch_size"
+        return ConfigError(f"batch_size={config.batch_size}: {first_line(error)}; {fix}")
     if found := re.search(r"DataParallel' object has no attribute '(\w+)'", text):
         return ConfigError(
             f"model.{found[1]}: several workers average gradients of model(...) only; let its"
@@ -105,17 +106,6 @@ def _known(error: Exception, text: str, config: RunConfig, trains: bool) -> Expt
         layers = f"; with strategy={config.strategy} all must call the same layers in each step"
         return TimedOut(text + layers * config.is_sharded)
     return None
-
-
-def _single_sample(config: RunConfig) -> str:
-    parts = config.world_size * config.micro_batches
-    fix = f"drop_last=true, or a batch_size that leaves more than one of {config.batch_size} over"
-    if config.batch_size // parts == 1 or config.drop_last:
-        fix = f"batch_size={2 * parts} or more"
-    return (
-        f"batch_size={config.batch_size}: a batch norm of the model can't train on one sample by"
-        f" itself; use {fix}"
-    )
 
 
 def _is_lack_of_shared_memory(error: Exception) -> bool:

@@ -21,14 +21,7 @@ from expt.data.build import DataInfo
 from expt.errors import CheckpointError, ConfigError, DataError, listed, warn
 from expt.inference import load
 from expt.models import named
-from expt.models.partial_load import (
-    SHOWN,
-    is_of_run,
-    load_some,
-    renumbered,
-    weights_in,
-    what_fits,
-)
+from expt.models.partial_load import SHOWN, is_of_run, load_some, renumbered, weights_in, what_fits
 from expt.runs import checkpoint, checkpoint_file, safetensors
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths

@@ -235,7 +235,7 @@ def _is_custom(config: RunConfig) -> bool:
 def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
     """Return whether training may read a buffer, which each step then broadcasts from rank 0.
 
-    Only evaluations read those of batch norms, and `worker.run` broadcasts them before.
+    Only evaluations read those of batch norms, and broadcast them before.
     """
     if _is_custom(config):
         return True

@@ -21,13 +21,7 @@ from expt.runs import provenance, tags
 from expt.runs.attempt import accept
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
-from expt.runs.result import (
-    COMPLETED,
-    Best,
-    cost_until_now,
-    read_result,
-    update_result,
-)
+from expt.runs.result import COMPLETED, Best, cost_until_now, read_result, update_result
 from expt.tasks.sums import Averages
 from expt.training.learner import Position
 

@@ -24,7 +24,7 @@ from expt.runs import tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
-from expt.training import collectives, optim, random_state
+from expt.training import optim, random_state
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
 from expt.training.optimizer_state import in_use, switch
@@ -371,7 +371,6 @@ class Run:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
         began = time.perf_counter()
-        collectives.broadcast(self.learner.evaluated.buffers())  # ranks differ in statistics
         review = self.observer.review()
         batches = build.with_beats(loader, split, self.worker, self.beat)
         values = evaluate(self.learner, batches, self.worker.device, review)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -185,12 +184,7 @@ def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> N
 @pytest.mark.parametrize(
     ("word", "part"),
     [
-        ("a=b=c", "quote values"),
-        ("a=[", "quote values"),
-        ("x y=3", "quote values"),
-        ("a={b: é}", "quote values with"),
-        ("a=[[é],b]", "quote values with"),
-        ("a=[é,'b,c']", "quote values that are texts: .*'b,c'"),
+        *((word, "quote") for word in ("a=b=c", "a=[", "x y=3", "a=[é,'b,c']", "a=[wing (mm),b]")),
         ("model.widths=[3]", "model=mlp has no key .* model=convnet or"),
         ("epochs.x=3", "epochs"),
         ("+epochs=3", "epochs"),
@@ -212,15 +206,6 @@ def test_a_mistake_is_told_in_a_line(word: str, part: str) -> None:
 def test_a_key_of_another_option_is_told_with_the_one_that_is_meant() -> None:
     with pytest.raises(ConfigError, match=r"mean 'dataset\.targets'.* dataset=huggingface"):
         composer().compose(["dataset=table", "dataset.target=y"])
-
-
-@pytest.mark.parametrize("value", ["[Flügel,Masse]", "[wing (mm),'a b',mass]", "é", "body (kg)"])
-def test_texts_without_quotes_are_told_with_them(value: str) -> None:
-    with pytest.raises(ConfigError, match="quote values") as caught:
-        compose.parse_one(f"dataset.features={value}")
-    (typed,) = shlex.split(str(caught.value).rpartition(": ")[2])
-    read = compose.parse_one(typed).value()
-    assert read == (value.strip("[]").replace("'", "").split(",") if "[" in value else value)
 
 
 def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> None:

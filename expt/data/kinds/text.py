@@ -54,6 +54,10 @@ class Text(DatasetConfig):
     default_split = "all"
     has_tokens = True
 
+    @property
+    def counted_as(self) -> Mapping[str, str]:
+        return {} if self.tokens == "bytes" else {"tokens": "tokenizer"}
+
     @classmethod
     def noun(cls, settings: Mapping[str, Any]) -> str:
         return "window"

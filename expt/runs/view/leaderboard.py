@@ -138,10 +138,7 @@ def wide_console() -> Console:
 
 
 def leaderboard(
-    runs: Sequence[FoundRecord],
-    sort: str | None = None,
-    *,
-    stale: Collection[Path] = (),
+    runs: Sequence[FoundRecord], sort: str | None = None, *, stale: Collection[Path] = ()
 ) -> Table:
     """Return the first of `rows` as a table; `stale` are folders of runs of other code."""
     found = rows(runs, sort)
