@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import itertools
 import math
 import time
@@ -110,8 +109,8 @@ def _by_closure(
             if begins_step:
                 sum_and_weight.clear()
             if not part.weightless:
-                both = (loss[0].detach(), to_device(torch.as_tensor(loss[1]), loss[0].device))
-                sum_and_weight.append(torch.stack([each.double() for each in both]))
+                weight = to_device(torch.as_tensor(loss[1]), loss[0].device)
+                sum_and_weight.append(torch.stack([loss[0].detach().double(), weight.double()]))
 
         accumulate_gradients(learner, batch, add)
         if is_first:
@@ -163,37 +162,34 @@ def accumulate_gradients(
     `add` gets the loss and the outputs of each micro-batch, and whether it is the first, which may
     come again. Waits for nothing else.
     """
-    passes = functools.partial(_passes, learner, batch, add, phase)
-    weights = learner.strategy.gradients(passes, batch, phase.trained if phase else ())
-    if not learner.task.weight_is_samples:
-        _divide_by_weight(learner, batch.global_size, weights)
-
-
-def _passes(
-    learner: Learner, batch: Batch, add: Add, phase: _Phase | None, count: int
-) -> list[Tensor | float]:
-    """Run forward and backward on each of `count` micro-batches; return their weights."""
-    task, strategy = learner.task, learner.strategy
-    parts = phase.parts if phase else strategy.cut(batch, count)
+    task, strategy, trained = learner.task, learner.strategy, phase.trained if phase else ()
     # Gradients are averaged over workers, whose parts may differ in size: weighted so, the mean is
     # the global batch's.
     whole_weight = strategy.world_size / batch.global_size
-    weights = list[Tensor | float]()
-    for index, part in enumerate(parts):
-        with strategy.accumulate(index, len(parts)):
-            with learner.precision.autocast():
-                if phase is not None:
-                    outputs = phase.outputs[index]
-                    loss = cast(PhasedTask, task).phase(phase.name, strategy.model, part, outputs)
-                else:
-                    outputs = task.forward(strategy.model, part)
-                    loss = task.training_loss(outputs, part)
-            check_loss(loss, task)
-            weight = 0.0 if part.weightless else whole_weight
-            learner.precision.backward(loss[0], weight, phase.trained if phase else ())
-        add(loss, outputs, part, index == 0)
-        weights.append(0.0 if part.weightless else loss[1])
-    return weights
+
+    def passes(count: int) -> list[Tensor | float]:
+        """Run them on each of `count` micro-batches; return the weights of the losses."""
+        weights = list[Tensor | float]()
+        parts = phase.parts if phase else strategy.cut(batch, count)
+        for index, part in enumerate(parts):
+            with strategy.accumulate(index, len(parts)):
+                with learner.precision.autocast():
+                    if phase is None:
+                        outputs = task.forward(strategy.model, part)
+                        loss = task.training_loss(outputs, part)
+                    else:
+                        outputs, phased = phase.outputs[index], cast(PhasedTask, task)
+                        loss = phased.phase(phase.name, strategy.model, part, outputs)
+                check_loss(loss, task)
+                weight = 0.0 if part.weightless else whole_weight
+                learner.precision.backward(loss[0], weight, trained)
+            add(loss, outputs, part, index == 0)
+            weights.append(0.0 if part.weightless else loss[1])
+        return weights
+
+    weights = strategy.gradients(passes, batch, trained)
+    if not task.weight_is_samples:
+        _divide_by_weight(learner, batch.global_size, weights)
 
 
 @torch.no_grad()
@@ -236,9 +232,9 @@ def evaluate(
 ) -> Averages:
     """Return averages over every sample of every worker's `batches`, and draw no random number.
 
-    A collective. All have rank 0's buffers, since workers differ in statistics of batches.
-    `observe` gets each batch and the model's outputs. A batch for which memory does not suffice is
-    halved until it does, and so are those after it.
+    A collective. All workers use rank 0's buffers, since they differ in statistics of batches.
+    `observe` gets each batch and the model's outputs. A batch that needs too much memory is halved
+    until it fits, as are later ones.
     """
     sums = Sums(learner.task, device, learns=False)
     broadcast(learner.evaluated.eval().buffers())

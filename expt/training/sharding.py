@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
@@ -22,7 +21,7 @@ from expt.data.loading import Batch, leaves, named_leaves, to_device
 from expt.errors import ConfigError, listed
 from expt.models.blocks import CONTAINERS, blocks, matching
 from expt.runs.checkpoint import Like, map_leaves
-from expt.training import batch_norm, collectives, random_state
+from expt.training import collectives, random_state
 from expt.training.collectives import Worker, from_rank_0, max_across_workers, sum_across_workers
 
 LEAST_SHARE = 0.02
@@ -48,19 +47,14 @@ def whole(tensor: Tensor) -> Tensor:
     return cast(Tensor, part.to(part.device_mesh.device_type).full_tensor())  # it may be offloaded
 
 
-def shard_as(parameter: Tensor, full: Tensor) -> Tensor:
+def shard_as(parameter: Any, full: Tensor) -> Tensor:
     """Return this worker's shard of `full`, placed as `parameter` is; `full` if that is whole."""
     if not is_sharded(parameter):
         return full
     from torch.distributed.tensor import distribute_tensor
 
-    pattern: Any = parameter
-    return distribute_tensor(
-        full.to(local(parameter).device),
-        pattern.device_mesh,
-        pattern.placements,
-        src_data_rank=None,
-    )
+    given, mesh = full.to(local(parameter).device), parameter.device_mesh
+    return distribute_tensor(given, mesh, parameter.placements, src_data_rank=None)
 
 
 def sum_over_shards(values: Tensor, shards: int, world_size: int) -> Tensor:
@@ -88,12 +82,11 @@ def shard(
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    replicas = worker.world_size // shards
-    mesh = _mesh(worker.device.type, replicas, shards, dist.group.WORLD)
+    mesh = _mesh(worker.device.type, worker.world_size // shards, shards, dist.group.WORLD)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     attributes = {name: dict(vars(one)) for name, one in module.named_parameters()}
     for unit in [*units, module]:
-        fill(unit, [one for one in unit.parameters() if not is_sharded(one)], worker)
+        fill([one for one in unit.parameters() if not is_sharded(one)], worker)
         # The root's own parameters are needed again at once, at the start of the backward pass.
         after = None if unit is module and reshard_after_forward else reshard_after_forward
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=after)
@@ -116,8 +109,8 @@ def _mesh(device_type: str, replicas: int, shards: int, _: dist.ProcessGroup | N
 
 
 @torch.no_grad()
-def fill(module: nn.Module, tensors: Sequence[Tensor], worker: Worker) -> None:
-    """Give these parameters or buffers of `module` rank 0's values on the device; a collective."""
+def fill(tensors: Sequence[Tensor], worker: Worker) -> None:
+    """Give parameters or buffers rank 0's values on the device; a collective."""
     full = [
         torch.empty(one.shape, dtype=one.dtype, device=worker.device)
         if worker.rank or one.is_meta
@@ -125,22 +118,13 @@ def fill(module: nn.Module, tensors: Sequence[Tensor], worker: Worker) -> None:
         for one in tensors
     ]
     collectives.broadcast(full)
-    replaced = dict[Tensor, Tensor]()  # of meta tensors, which take no data of another device
     for one, values in zip(tensors, full, strict=True):
         if not one.is_meta:
             one.data = values
-        elif isinstance(one, nn.Parameter):
-            replaced[one] = nn.Parameter(values, requires_grad=one.requires_grad)
-        else:
-            replaced[one] = values
-    for part in module.modules():
-        own = (
-            *part.named_parameters(recurse=False, remove_duplicate=False),
-            *part.named_buffers(recurse=False, remove_duplicate=False),
-        )
-        for name, one in own:
-            if one in replaced:
-                setattr(part, name, replaced[one])
+        else:  # which takes no data of another device
+            is_parameter = isinstance(one, nn.Parameter)
+            new = nn.Parameter(values, requires_grad=one.requires_grad) if is_parameter else values
+            torch.utils.swap_tensors(one, new)
 
 
 def build_empty(make: Callable[[], nn.Module], device: torch.device) -> nn.Module:
@@ -158,13 +142,11 @@ def build_empty(make: Callable[[], nn.Module], device: torch.device) -> nn.Modul
 
 
 def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield what attributes of modules and parameters hold that torch does not know of."""
+    """Yield the tensors in attributes of modules and parameters that torch does not know of."""
     for part in (*module.modules(), *module.parameters()):
-        own = {name: value for name, value in vars(part).items() if name not in _KNOWN}
+        known = {"_parameters", "_buffers", "_modules"}
+        own = {name: value for name, value in vars(part).items() if name not in known}
         yield from (tensor for _, tensor in named_leaves(own, ""))
-
-
-_KNOWN = ("_parameters", "_buffers", "_modules")
 
 
 def units_of(module: nn.Module) -> dict[str, Any]:
@@ -177,12 +159,8 @@ def units_of(module: nn.Module) -> dict[str, Any]:
 @torch.no_grad()
 def copy_shards(source: nn.Module, target: nn.Module) -> None:
     """Copy this worker's shards and buffers from `source` to `target`, sharded in the same way."""
-    pairs = zip(
-        itertools.chain(source.parameters(), source.buffers()),
-        itertools.chain(target.parameters(), target.buffers()),
-        strict=True,
-    )
-    for mine, other in pairs:
+    both = ((*one.parameters(), *one.buffers()) for one in (source, target))
+    for mine, other in zip(*both, strict=True):
         local(other).copy_(local(mine))
 
 
@@ -221,14 +199,6 @@ def own_parameters(module: nn.Module, units: Sequence[nn.Module]) -> list[list[n
     return [own[part] for part in module.modules() if part in own]
 
 
-def gathered_dtype(module: nn.Module, dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return what param_dtype=auto means where mixed precision computes in `dtype`.
-
-    None, the parameters' own, for a model with batch norms: their statistics are float32.
-    """
-    return None if batch_norm.is_in(module) else dtype
-
-
 def _blocks_and_large_layers(module: nn.Module) -> dict[str, nn.Module]:
     chosen = blocks(module)
     least = LEAST_SHARE * num_parameters(module)
@@ -238,10 +208,9 @@ def _blocks_and_large_layers(module: nn.Module) -> dict[str, nn.Module]:
         if is_layer and not name.startswith(within_blocks) and num_parameters(layer) >= least:
             chosen[name] = layer
     # Attention computes with the weights of its layers by itself.
+    attention = nn.MultiheadAttention
     within_attention = tuple(
-        f"{name}."
-        for name, part in module.named_modules()
-        if isinstance(part, nn.MultiheadAttention)
+        f"{name}." for name, part in module.named_modules() if isinstance(part, attention)
     )
     return {
         name: unit
@@ -256,9 +225,7 @@ def _with_size(module: nn.Module, least: int) -> dict[str, nn.Module]:
     def rest(name: str, part: nn.Module) -> int:
         """Choose within `part`; return its numbers that are in no unit."""
         size = sum(parameter.numel() for parameter in part.parameters(recurse=False))
-        size += sum(
-            rest(f"{name}.{child}".lstrip("."), module) for child, module in part.named_children()
-        )
+        size += sum(rest(f"{name}.{at}".lstrip("."), one) for at, one in part.named_children())
         can_be = name and not isinstance(part, CONTAINERS) and not _shared_name(module, name)
         if size < least or not can_be:
             return size
@@ -278,11 +245,12 @@ def _matching(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module
     chosen: dict[str, nn.Module] = {}
     for pattern in patterns:
         found = matching(module, [pattern], "sharding.wrap")
-        if not any(map(num_parameters, found.values())):
+        found = {name: part for name, part in found.items() if num_parameters(part)}
+        if not found:
             raise ConfigError(
                 f"sharding.wrap=[{pattern}]: matches only modules without parameters; leave it out"
             )
-        chosen |= {name: part for name, part in found.items() if num_parameters(part)}
+        chosen |= found
     for name in chosen:
         if shared := _shared_name(module, name):
             raise ConfigError(
@@ -381,11 +349,9 @@ class Unused:
                 " the same order; name layers that every batch calls in sharding.wrap, such as"
                 " those around experts, or use strategy=ddp with ddp.find_unused_parameters=true"
             )
-        for (name, parameter), here, anywhere in zip(
-            self._parameters.items(), used, by_others, strict=True
-        ):
+        for name, here, anywhere in zip(self._parameters, used, by_others, strict=True):
             if not anywhere:
-                parameter.grad = None
+                self._parameters[name].grad = None
             elif not here and not self._gives_zeros:
                 raise ConfigError(
                     f"the parameter {name} was used by some workers only in a step, which torch"
@@ -430,12 +396,10 @@ def scattered(state: Any, like: Like, device: torch.device) -> Any:
         if not isinstance(empty, Tensor):
             return empty
         mine = next(next_of_rank_0, None)
-        # Contiguous on all workers: sent is the memory as it lies.
-        full = (
-            torch.empty(empty.shape, dtype=empty.dtype, device=device)
-            if mine is None
-            else mine.to(device, copy=True).contiguous()
-        )
+        if mine is None:
+            full = torch.empty(empty.shape, dtype=empty.dtype, device=device)
+        else:  # contiguous: the memory is sent as it lies
+            full = mine.to(device, copy=True).contiguous()
         if dist.is_initialized():
             dist.broadcast(full, src=0)
         found = shard_of(full, like(key))

@@ -200,8 +200,8 @@ class Fitting(Strategy):
 
     def __post_init__(self) -> None:
         """Give all workers rank 0's weights; a collective."""
-        is_alone = self.world_size == 1
-        if not is_alone and any(isinstance(one, nn.SyncBatchNorm) for one in self.model.modules()):
+        is_alone, layers = self.world_size == 1, self.model.modules()
+        if not is_alone and any(isinstance(one, nn.SyncBatchNorm) for one in layers):
             raise ConfigError(
                 "gradient_accumulation=auto: in the model's SyncBatchNorm workers wait for one"
                 " that may lack memory; give a number"
@@ -231,8 +231,7 @@ class Fitting(Strategy):
             (lacks,) = collectives.max_across_workers([lack is not None], cpu, self._group)
             if found is not None and not lacks:
                 break
-            lacking = collectives.gather_across_workers(lack, self._group)
-            first = next(one for one in lacking if one)
+            first = next(filter(None, collectives.gather_across_workers(lack, self._group)))
             self.at_a_time = -(-size // 2)
             self.optimizer.zero_grad(set_to_none=True)
             restore()
@@ -252,13 +251,10 @@ class Fitting(Strategy):
 
     def _noted(self) -> Callable[[], None]:
         """Copy what a forward pass may change, as checkpoints have it; return what restores it."""
-        random = random_state.state_dict(self.worker.device)
-        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
-        model = {
-            name: copy.deepcopy(one)
-            for name, one in self.model.state_dict().items()
-            if name not in parameters
-        }
+        random, state = random_state.state_dict(self.worker.device), self.model.state_dict()
+        for name, _ in self.model.named_parameters(remove_duplicate=False):
+            state.pop(name, None)
+        model = copy.deepcopy(state)
 
         def restore() -> None:
             random_state.load_state_dict(random, self.worker.device)

@@ -83,8 +83,8 @@ def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lam
 
 def num_readers(config: RunConfig) -> int:
     """Return the number of processes that read for each worker."""
-    number: int | str = getattr(config.dataset, "num_workers", "auto")
-    return number if isinstance(number, int) else config.threads
+    number = getattr(config.dataset, "num_workers", "auto")
+    return config.threads if number == "auto" else int(number)
 
 
 @contextlib.contextmanager
@@ -94,21 +94,12 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
     One worker of a machine constructs a custom one before all others, and one looks at pictures.
     """
     custom = config.dataset.custom_class
-    if not (custom or config.dataset.looks_when_opened):
+    with contextlib.ExitStack() as stack:
+        if custom or config.dataset.looks_when_opened:
+            meet = stack.enter_context(patiently(config, worker, beat))
+        if custom:
+            stack.enter_context(_turn(custom, worker, meet))
         yield
-        return
-    with (
-        patiently(config, worker, beat) as meet,
-        _turn(custom, worker, meet) if custom else contextlib.nullcontext(),
-    ):
-        yield
-
-
-def catch_up(config: RunConfig, loader: Loader, worker: Worker, beat: Callable[[], None]) -> None:
-    """Have a stream go to where a checkpoint was written, as long as it takes; a collective."""
-    if isinstance(loader, UncountedLoader):
-        with patiently(config, worker, beat):
-            loader.catch_up()
 
 
 @contextlib.contextmanager
@@ -211,7 +202,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
 
 
 def _build_model(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) -> parallel.Built:
-    """Build the model on its devices, sharded where it is to be; a collective."""
+    """Build the model on its devices; a collective."""
     make = module_maker(config, data, fetch=fetch)
     if config.is_sharded:  # no device is to have the whole
         module = sharding.build_empty(make, worker.device) if worker.rank else make()
@@ -227,7 +218,7 @@ def _build_model(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) 
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))
     compile_module(module, compiled)
-    precision, outline, ema = _precision(config, worker, module), None, None
+    precision, outline, ema = _precision(config, worker), None, None
     if config.is_sharded:
         outline = sharding.outline(module) if config.callbacks else None
         ema = parallel.shard_model(config, module, worker, precision)
@@ -250,20 +241,13 @@ def build_scheduler(
 
 
 def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], nn.Module]:
-    """Return what builds the model on the CPU."""
+    """Return a function that builds the model on the CPU."""
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
-    shapes = model_build.offered(config, data.info.shapes)
-    return functools.partial(
-        model_build.build, config.model, config.init, shapes, example, fetch=fetch
-    )
+    about = config.model, config.init, model_build.offered(config, data.info.shapes), example
+    return functools.partial(model_build.build, *about, fetch=fetch)
 
 
-def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precision:
-    if config.gradient_clip_value and any(one.is_complex() for one in module.parameters()):
-        raise ConfigError(
-            "gradient_clip_value: does not work with the model's complex parameters; use"
-            " gradient_clip"
-        )
+def _precision(config: RunConfig, worker: Worker) -> Precision:
     is_first = worker.rank == 0 and worker.device.type == "cpu"
     if is_first and config.amp in (True, "bf16") and machine.slow_in_bfloat16():
         warn(
@@ -294,8 +278,8 @@ def _build_task(config: RunConfig, info: DataInfo) -> Task:
     if (number := config.gradient_accumulation) != 1 and task_state(task):
         raise ConfigError(
             f"gradient_accumulation={number}: {type(task).__name__}.state_dict carries a state from"
-            " batch to batch, and a micro-batch has other samples; use gradient_accumulation=1,"
-            " with a smaller batch_size or more workers to save memory"
+            " batch to batch, and micro-batches are others; use 1, with a smaller batch_size or"
+            " more workers to save memory"
         )
     return task
 
@@ -338,40 +322,27 @@ def _has_closure(
 
 def build_position(config: RunConfig, data: Data) -> Position:
     """Build the position at the begin of the run, with its length."""
-    each = len(data.train)
-    total = config.total_steps(each)
-    return Position(each, total, epochs=config.epochs, max_steps=config.max_steps)
+    length = len(data.train), config.total_steps(len(data.train))
+    return Position(*length, epochs=config.epochs, max_steps=config.max_steps)
 
 
-def build_observer(
-    config: RunConfig,
-    paths: RunPaths,
-    data: Data,
-    learner: Learner,
-    position: Position,
-    worker: Worker,
-    resumed_at: int | None,
-    is_done: bool,
-) -> Dashboard:
-    """Build what TensorBoard shows of a run resumed after `resumed_at`, which may be done.
-
-    Rank 0 writes it; the other ranks take part in it.
-    """
-    events = None
-    if worker.rank == 0:
-        of_task, sharded = metrics_of(config.task), config.is_sharded
-        charts = tags.layout(config.eval_split, worker.world_size, of_task, is_sharded=sharded)
-        settings = shown(config) | ({"resume": None} if config.resume == "auto" else {})
-        typed = typed_hyperparameters(settings, read_result(paths).get("overrides", {}))
-        pictures = {"end_pictures": config.tensorboard.images == "end", "is_done": is_done}
-        events = writer(paths, typed, charts, resumed_at=resumed_at, **pictures)
-    return build_dashboard(config, events, data, learner, position)
+def build_events(
+    config: RunConfig, paths: RunPaths, resumed_at: int | None, is_done: bool
+) -> Writer:
+    """Build what writes TensorBoard's file of a run resumed after `resumed_at`, or done."""
+    charts = tags.layout(
+        config.eval_split, config.world_size, metrics_of(config.task), is_sharded=config.is_sharded
+    )
+    settings = shown(config) | ({"resume": None} if config.resume == "auto" else {})
+    typed = typed_hyperparameters(settings, read_result(paths).get("overrides", {}))
+    ends = {"end_pictures": config.tensorboard.images == "end", "is_done": is_done}
+    return writer(paths, typed, charts, resumed_at=resumed_at, **ends)
 
 
 def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
-    """Build what is drawn into `events`; the other ranks take part in it."""
+    """Build what is drawn into rank 0's `events`; the other ranks take part in it."""
     info = data.info
     pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
     return Dashboard(events, learner, position, pictures, settings=config.tensorboard)
@@ -391,7 +362,7 @@ def with_beats(
 def build_pictures(
     config: RunConfig, shapes: Mapping[str, Any], class_names: Sequence[str], *, are_images: bool
 ) -> RunPictures | None:
-    """Build what draws samples and mistakes of an image classifier; None for another task."""
+    """Build the pictures of an image classifier's samples and mistakes; None for another task."""
     if not are_images or config.task.TARGETS != "class":
         return None
     channels, dataset = shapes["channels"], config.dataset
@@ -413,11 +384,9 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
 
     def check(_: nn.Module, __: object, output: object) -> None:
         hook.remove()
-        where = f"model._target_={target}: gives"
+        where, fix = f"model._target_={target}: gives", "return one tensor, [samples, num_classes]"
         if not isinstance(output, torch.Tensor) or output.dim() != 2:
-            raise ConfigError(
-                f"{where} {described(output)}; return one tensor, [samples, num_classes]"
-            )
+            raise ConfigError(f"{where} {described(output)}; {fix}")
         outputs = output.shape[1]
         gives = f"{where} {outputs} outputs for each sample, and there are {num_classes} classes"
         fix = "give its last layer num_classes outputs; a constructor with that parameter gets it"

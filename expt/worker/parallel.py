@@ -68,7 +68,7 @@ def lay_out_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> Non
     if worker.world_size > 1 and config.strategy != "dp":
         _lay_out(module, worker)
     if config.is_sharded:
-        sharding.fill(module, [*module.buffers()], worker)
+        sharding.fill([*module.buffers()], worker)
 
 
 def with_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> list[Callable[[], None]]:
@@ -329,11 +329,11 @@ def shard_model(
 
 def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> torch.dtype | None:
     """Return the dtype in which parameters are gathered; None is their own, with autocast."""
-    wanted = config.sharding.param_dtype
-    if wanted == "auto":
-        return sharding.gathered_dtype(module, precision.dtype)
+    wanted, has_norms = config.sharding.param_dtype, batch_norm.is_in(module)
+    if wanted == "auto":  # statistics of batch norms are float32
+        return None if has_norms else precision.dtype
     dtype = _DTYPES[wanted]
-    if dtype and batch_norm.is_in(module):
+    if dtype and has_norms:
         raise ConfigError(
             f"sharding.param_dtype={wanted}: the model has batch norms, which need float32; use"
             " auto"

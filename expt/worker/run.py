@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.loading import TimedBatches
+from expt.data.samples import UncountedLoader
 from expt.errors import DataError, sized_by
 from expt.runs import tags
 from expt.runs.request import RunRequest
@@ -38,7 +39,7 @@ from expt.worker.record import EarlyStop, History, Record, tagged
 from expt.worker.steps import Agreement, StepProfiler, Steps, Times
 
 Observe = Callable[..., Dashboard]
-"""Builds the observer, with the arguments of worker.build.build_observer."""
+"""Builds the observer, with the arguments of worker.build.build_dashboard."""
 
 
 class Run:
@@ -102,24 +103,24 @@ class Run:
         )
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
-    def train(self, source: Path | None = None, observe: Observe = build.build_observer) -> str:
+    def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
-        begun: Mapping[str, Any] = {}
-        if source is not None:
-            self._resume(source)
-            if not self.is_done:
-                build.catch_up(self.config, self.data.train, self.worker, self.beat)
+        config, told = self.config, self.data.info.told
+        if source is None:
+            begun = first_weights.begin_with(config, self.learner.module, self.worker, told)
         else:
-            told, module = self.data.info.told, self.learner.module
-            begun = first_weights.begin_with(self.config, module, self.worker, told)
+            begun = {}
+            self._resume(source)
+            if isinstance(self.data.train, UncountedLoader) and not self.is_done:
+                with build.patiently(config, self.worker, self.beat):
+                    self.data.train.catch_up()
         self.snapshot.refuse_unreadable()
         self._has_probed = self.position.step > 0
         self._begin(observe, resumed_at=None if source is None else self.position.step)
         if begun:
-            file = {"file": str(self.config.weights), "identity": None}
-            self.record.result(
-                weights_from={**read_result(self.paths).get("weights_from", file), **begun}
-            )
+            file = {"file": str(config.weights), "identity": None}
+            known = read_result(self.paths).get("weights_from", file)
+            self.record.result(weights_from={**known, **begun})
         while not (self.is_done or self.is_pruned or self.agreement.stopping):
             self._train_on()
             self._take_stock()
@@ -175,17 +176,12 @@ class Run:
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
         """Begin to observe and to record."""
-        position, worker = self.position, self.worker
-        built = self.config, self.paths, self.data, self.learner
-        self.observer = observe(*built, position, worker, resumed_at, self.is_done)
-        self.record = Record(
-            self.paths,
-            position,
-            self.history,
-            self.observer,
-            writes=worker.rank == 0,
-            classes=own_code.targets(self.config),
-        )
+        config, position, writes = self.config, self.position, self.worker.rank == 0
+        begun = config, self.paths, resumed_at, self.is_done
+        events = build.build_events(*begun) if writes else None
+        self.observer = observe(config, events, self.data, self.learner, position)
+        classes, known = own_code.targets(config), (self.history, self.observer)
+        self.record = Record(self.paths, position, *known, writes=writes, classes=classes)
         compared = {"compared": self.compared} if self.compared else {}
         self.record.begin(**position.length, data=self.data.info.told, **compared)
         self.beat()

@@ -58,7 +58,7 @@ def train_alone(
         *overrides: str,
         name: str = "run",
         source: Path | None = None,
-        observe: Any = build.build_observer,
+        observe: Any = build.build_dashboard,
         before: Callable[[Run], None] = lambda run: None,
     ) -> Trained:
         paths = RunPaths(tmp_path / name)
