@@ -34,14 +34,6 @@ def paths(tmp_path: Path) -> RunPaths:
     return found
 
 
-def test_an_abort_is_named(paths: RunPaths) -> None:
-    paths.stderr(0, 0).write_text(NCCL)
-    last_word.write_end(paths.folder, 0)
-    record = read_result(paths)
-    assert record["status"] == "failed"
-    assert record["error"] == f"rank 0 of 2 was killed by SIGABRT\nlog: {paths.stderr(0, 0)}"
-
-
 def test_the_error_of_another_comes_before_an_abort_by_nccl(paths: RunPaths) -> None:
     paths.stderr(0, 0).write_text(NCCL)
     leave_error(paths, 1, ValueError("its own"), 10)

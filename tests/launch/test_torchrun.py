@@ -41,17 +41,6 @@ def listening(
     return threads.submit(meeting.listen)
 
 
-def test_all_hear_what_rank_0_tells(store: dist.HashStore, threads: ThreadPoolExecutor) -> None:
-    others = [listening(threads, store, rank, 3) for rank in (1, 2)]
-    first = Rendezvous(store, rank=0, world_size=3, arrive_s=20)
-    arrivals = first.gather()
-    assert [arrival.rank for arrival in arrivals] == [0, 1, 2]
-    first.tell(arrivals, {"folder": "/runs/a", "attempt": 0})
-    assert [
-        (told["folder"], told["attempt"]) for told in (other.result(20) for other in others)
-    ] == [("/runs/a", 0)] * 2
-
-
 @pytest.mark.parametrize(
     ("world_size", "rest"), [(12, " and 3 more"), (10, " and 1 more"), (9, "")]
 )

@@ -76,10 +76,6 @@ def test_a_run_that_is_long_enough_is_compiled(
     assert build_learner(made, data, worker()).compiled == compiled
 
 
-def test_the_length_of_a_fork_counts_what_came_before() -> None:
-    assert config("epochs=3").total_steps(20, offset=5) == 3 * 20 + 5
-
-
 def test_the_initialisation() -> None:
     _, learner = built("init=normal", "init.std=0.001")
     weights = [

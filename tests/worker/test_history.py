@@ -22,31 +22,6 @@ def test_what_was_finite_once_has_a_best() -> None:
     assert never.why_no_best(2) is None, "it is told once"
 
 
-def test_the_time_of_an_epoch_counts_both_attempts() -> None:
-    now = 100.0
-    first = History("loss/val", "min", clock=lambda: now)
-    first.begin_epoch()
-    now = 103.0
-    assert first.end_epoch() == 3.0
-    first.begin_epoch()
-    now = 105.0
-    first.last, first.eval_s = {"loss/val": 1.0}, 0.5
-    state = first.state_dict()
-    assert state["elapsed_s"] == 2.0
-    second = History("loss/val", "min", clock=lambda: now)
-    second.load_state_dict(state)
-    now = 1000.0
-    second.begin_epoch()
-    now = 1004.0
-    assert second.end_epoch() == 6.0
-    assert (second.epoch_s, second.eval_s, second.last) == ([3.0, 6.0], 0.5, {"loss/val": 1.0})
-    second.begin_epoch()
-    now = 1005.0
-    assert second.end_epoch() == 1.0, "the epoch after counts from zero"
-    assert second.state_dict()["elapsed_s"] == 0.0
-    assert first.epoch_s == [3.0], "the second has a list of its own"
-
-
 def test_a_best_whose_weights_are_gone_is_no_best() -> None:
     before, history = History("loss/val", "min"), History("loss/val", "min")
     before.last = {"loss/val": 0.5}
