@@ -17,7 +17,7 @@ from expt.command.words import WORDS
 from expt.errors import ConfigError
 from expt.launch import forkserver
 from tests.command.test_help import help_text
-from tests.conftest import environment, run
+from tests.facade import environment, run
 
 
 @pytest.fixture(autouse=True)

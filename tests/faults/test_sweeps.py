@@ -21,7 +21,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 import expt
 from expt.errors import ConfigError, Interrupted, RunFailed
 from scripts.stress import carried
-from tests.conftest import Process, RunFolder, alive, as_typed, children_of, descendants, run, start
+from tests.facade import Process, RunFolder, alive, as_typed, children_of, descendants, run, start
 from tests.faults.running import wait_until
 from tests.integration.test_resume import assert_equal
 from tests.integration.test_sweep import SMALL, results, spans

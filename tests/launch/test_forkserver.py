@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from expt.launch import forkserver
-from tests.conftest import as_typed, children_of, environment
+from tests.facade import as_typed, children_of, environment
 
 ALONE = """
 import os, signal, socket, sys, time

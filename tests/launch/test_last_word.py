@@ -14,7 +14,7 @@ from expt.launch import last_word
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import COMPLETED, create_result, read_result
 from expt.worker.fault import VARIABLE
-from tests.conftest import environment
+from tests.facade import environment
 from tests.faults.running import wait_until
 from tests.launch.test_workers import leave_error
 

@@ -18,7 +18,7 @@ from expt.runs.failure import LOG, RAISED
 from expt.runs.named_checkpoint import Checkpoint
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
-from tests.requests import request
+from tests.facade import request
 
 OWN = """
 import torch

@@ -45,7 +45,7 @@ from expt.runs.result import (
     update_result,
 )
 from tests.data.test_build import folder_config
-from tests.requests import request
+from tests.facade import request
 
 
 class Clock:

@@ -20,7 +20,7 @@ from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
 from expt.launch.torchrun import ROUND, Arrival, Rendezvous, hosts, interface_towards
 from expt.runs.paths import RunPaths
-from tests.requests import request
+from tests.facade import request
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from expt.runs.attempt import Attempt, accept, record_end, take_back
 from expt.runs.paths import EVENT_FILES, RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import create_result, read_result, result_of_any, update_result
-from tests.requests import checkpoint_state, record_points, request
+from tests.facade import checkpoint_state, record_points, request
 
 
 def attempt(asked: RunRequest, number: int = 0) -> Attempt:

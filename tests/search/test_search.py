@@ -35,7 +35,7 @@ from expt.search.rungs import Halving, Median
 from expt.search.search import Budget, Search
 from expt.search.space import Parameter, Space, Values
 from expt.search.trial import Goal, Limit, Reader, Trial
-from tests.requests import record_points, request
+from tests.facade import record_points, request
 
 SPACE = Space((Parameter("optimizer.lr", "float", 0.001, 1.0, log=True),))
 LIMIT = Limit("memory/gpu_mib<100", "memory/gpu_mib", True, 100.0, True)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from expt.data import indexing
 from expt.data.kinds.originals import Digits
 from expt.worker import parallel
-from tests.conftest import as_typed
+from tests.facade import as_typed
 from tests.worker.conftest import TrainAlone, TrainTogether
 
 STEPS, SEED = 8, 3

@@ -25,7 +25,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.worker.build import build_data, build_learner, check_first_output
 from tests.composing import composed
-from tests.conftest import as_typed
+from tests.facade import as_typed
 
 
 def config(*overrides: str) -> RunConfig:

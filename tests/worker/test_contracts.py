@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from expt.worker.contracts import check_sums
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -18,8 +18,8 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from expt.worker import first_weights
 from expt.worker.run import Run
-from tests.conftest import Configured, RunFolder, run
-from tests.requests import request_of
+from tests.conftest import Configured
+from tests.facade import RunFolder, request_of, run
 from tests.worker.conftest import ALONE, TrainAlone
 from tests.worker.sharded import Observer
 

@@ -6,7 +6,8 @@ import math
 
 from expt.worker.record import History
 from expt.worker.steps import Times
-from tests.conftest import Configured, as_typed
+from tests.conftest import Configured
+from tests.facade import as_typed
 
 
 def test_what_was_finite_once_has_a_best() -> None:
