@@ -6,12 +6,11 @@ import atexit
 import ctypes
 import functools
 import gc
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,25 @@ from hypothesis import HealthCheck, settings
 
 import expt
 from expt import signals
-from expt.command.rerun import NOT_REPEATED
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.launch import forkserver
-from expt.runs.paths import RunPaths
 from tests import on_cards, soft_gpu, warm
 from tests.composing import composed, share
+from tests.facade import RunFolder as RunFolder
+from tests.facade import alive as alive
+from tests.facade import as_typed as as_typed
+from tests.facade import children_of as children_of
+from tests.facade import descendants as descendants
+from tests.facade import ended as ended
+from tests.facade import environment as environment
+from tests.facade import python as python
+from tests.facade import run as run
+from tests.facade import start as start
+from tests.facade import usual
 from tests.faults.cases import TESTS
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-TIMEOUT_S = 100
-# torchrun and schedulers set these; a test session inside one must not look like a worker.
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-OF_TESTS = ("PYTEST_CURRENT_TEST", warm.FOLDER)
 
 # A machine that is busy is not a failure.
 settings.register_profile(
@@ -153,112 +157,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         gc.unfreeze()  # or triton tells at the end of all its parts that nobody has collected
 
 
-def environment(**extra: str) -> dict[str, str]:
-    """The environment of a command under test: no launcher's variables, one terminal width."""
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in (*LAUNCHER_VARIABLES, *OF_TESTS)
-    }
-    return {**kept, "COLUMNS": "100", **extra}
-
-
-Process = warm.Command | subprocess.Popen[str]
-
-
-def as_typed(words: str) -> tuple[str, ...]:
-    """Return the words of a command, none of which has a space in it."""
-    return tuple(words.split())
-
-
-def start(*arguments: str, cwd: Path, **extra: str) -> Process:
-    """`python -m expt ARGUMENTS` in a session of its own, forked from a process that has its
-    imports already.
-    """
-    return warm.Command(arguments, cwd, environment(**extra))
-
-
-def start_cold(*arguments: str, cwd: Path, **extra: str) -> Process:
-    """`python -m expt ARGUMENTS` as a person starts it, which takes three seconds more."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "expt", *arguments],
-        cwd=cwd,
-        env=environment(**extra),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def run(*arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    """As `start`, to its end."""
-    return ended(start(*arguments, cwd=cwd, **extra))
-
-
-def python(
-    program: str, *arguments: str, cwd: Path, **extra: str
-) -> subprocess.CompletedProcess[str]:
-    """`python -c PROGRAM ARGUMENTS` in a process that has torch and expt imported already."""
-    return ended(warm.Command(arguments, cwd, environment(**extra), program))
-
-
-def ended(process: Process) -> subprocess.CompletedProcess[str]:
-    """What came of the command, which may take no longer than TIMEOUT_S from now."""
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode is not None
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-class RunFolder:
-    """What a run left in its folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @property
-    def paths(self) -> RunPaths:
-        return RunPaths(self.folder)
-
-    def state(self, which: str = "last") -> dict[str, Any]:
-        """Of a checkpoint."""
-        from expt.runs import checkpoint  # which imports torch
-
-        return checkpoint.load(self.paths.checkpoint(which))
-
-    @property
-    def result(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
-        return content
-
-    def curve(self, tag: str) -> list[tuple[int, float]]:
-        """(step, value) of every point of `tag` in metrics.jsonl."""
-        points = [
-            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
-        ]
-        return [(point["step"], point["value"]) for point in points if point["tag"] == tag]
-
-    @property
-    def points(self) -> list[str]:
-        """The lines of metrics.jsonl, but for those that tell of the machine."""
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        return [line for line in lines if not json.loads(line)["tag"].startswith(NOT_REPEATED)]
-
-
-def usual(words: Sequence[str]) -> tuple[str, ...]:
-    """`words`, of a run on the digits without pictures, which take half as long as a short run.
-
-    A test of what is drawn says `tensorboard.images=auto`, the default. What other data is drawn as
-    is always drawn."""
-    others = ("dataset=", "task=", "experiment=", "_target_", "tensorboard.images=")
-    return (
-        tuple(words)
-        if any(other in word for word in words for other in others)
-        else (NO_PICTURES, *words)
-    )
-
-
-NO_PICTURES = "tensorboard.images=false"
 Trained = Callable[..., RunFolder]
 
 
@@ -371,41 +269,6 @@ def sweep_of_six(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 1, done.stderr
     assert done.stderr == "error: 1 of 6 runs failed\n"
     return folder / "sweep"
-
-
-def children_of(pid: int) -> set[int]:
-    """The processes that `pid` has started."""
-    found: set[int] = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[1]) == pid:
-            found.add(int(path.parent.name))
-    return found
-
-
-def descendants(pid: int) -> set[int]:
-    """The processes that `pid` has started, and those that they have."""
-    return {found for child in children_of(pid) for found in {child, *descendants(child)}}
-
-
-def state(pid: int) -> str:
-    """As in /proc: R runs, S sleeps, T is stopped, Z is a zombie."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def alive(pids: set[int]) -> set[int]:
-    """Those of `pids` that still run; a zombie does not."""
-
-    def runs(pid: int) -> bool:
-        try:
-            return state(pid) != "Z"
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-
-    return {pid for pid in pids if runs(pid)}
 
 
 @pytest.fixture

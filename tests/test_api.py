@@ -22,7 +22,7 @@ import expt
 from expt import api
 from expt.errors import SweepFailed
 from expt.python.results import FailedResult, SweepResult
-from tests.conftest import python
+from tests.facade import python
 
 
 @pytest.mark.usefixtures("_forkserver")

@@ -13,7 +13,7 @@ import pytest
 from expt.config.groups import GROUPS
 from scripts import architecture
 from scripts.architecture import Module
-from tests.conftest import python
+from tests.facade import python
 
 # What is imported before a run's workers are started: torch is imported beside it, by a forkserver.
 DOORS = (

@@ -16,7 +16,8 @@ from scripts.benchmarks import gpu
 from scripts.benchmarks.links import Cluster, Link, all_reduce_s, step_s
 from scripts.benchmarks.memory import Peak
 from scripts.benchmarks.systems import Output
-from tests.conftest import FASHION_MNIST, as_typed, environment
+from tests.conftest import FASHION_MNIST
+from tests.facade import as_typed, environment
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 

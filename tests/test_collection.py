@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import as_typed
+from tests.facade import as_typed
 
 HERE = Path(__file__).parent
 WITH_GPUS = """

@@ -12,7 +12,8 @@ import pytest
 
 from scripts.cards.command import SOFTWARE, Table, run_part
 from scripts.cards.parts import PARTS, Row
-from tests.conftest import Cards, alive, environment
+from tests.conftest import Cards
+from tests.facade import alive, environment
 
 FIRST_CARD = Path(__file__).parents[1] / "scripts" / "first_card"
 HANGS = """

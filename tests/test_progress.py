@@ -12,8 +12,9 @@ import pytest
 
 from expt import progress
 from expt.command import export, predict, report
-from tests.conftest import Trained, as_typed, run
+from tests.conftest import Trained
 from tests.data.test_build import write_folder
+from tests.facade import as_typed, run
 
 SLOW = """
 import time

@@ -6,7 +6,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from tests.conftest import ended, environment
+from tests.facade import ended, environment
 from tests.warm import Command
 
 

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, read_result
-from tests.conftest import Cards, ended, run, start
+from tests.conftest import Cards
+from tests.facade import ended, run, start
 
 QUICK = ("max_steps=2", "tensorboard.images=false", "hydra.run.dir=r")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Cards, python, run
+from tests.conftest import Cards
+from tests.facade import python, run
 
 QUICK = ("max_steps=2", "tensorboard.images=false", "dataset.train_limit=256")
 FAULTY = """

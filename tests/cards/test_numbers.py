@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from expt.command.rerun import NOT_REPEATED
-from tests.conftest import NO_PICTURES, Cards, RunFolder, Trained, as_typed
+from tests.conftest import Cards, Trained
+from tests.facade import NO_PICTURES, RunFolder, as_typed
 
 WITHIN = 1e-5
 FEW = (

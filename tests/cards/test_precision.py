@@ -9,7 +9,8 @@ import pytest
 
 from tests.cards.plain import BATCH, CLIP, LR, MOMENTUM, SEED, STEPS
 from tests.cards.test_numbers import WITHIN
-from tests.conftest import NO_PICTURES, Cards, Trained, as_typed, python
+from tests.conftest import Cards, Trained
+from tests.facade import NO_PICTURES, as_typed, python
 
 BY_HAND = """
 import json, sys

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cards.test_numbers import raced
-from tests.conftest import NO_PICTURES, Cards, Trained, as_typed
+from tests.conftest import Cards, Trained
+from tests.facade import NO_PICTURES, as_typed
 from tests.integration.test_resume import assert_equal, kill_at
 
 WORDS = as_typed(

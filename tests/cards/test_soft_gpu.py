@@ -11,7 +11,8 @@ import pytest
 
 from tests import soft_gpu
 from tests.cards import checks, numbers
-from tests.conftest import Cards, Trained, python, run
+from tests.conftest import Cards, Trained
+from tests.facade import python, run
 
 SEEN: list[tuple[Callable[[], None], dict[str, object]]] = [
     (checks.the_visible_cards_are_listed, {"count": 3, "memory": 1e9, "capability": "7.5"}),

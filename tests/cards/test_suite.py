@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.conftest import Cards, environment
+from tests.conftest import Cards
+from tests.facade import environment
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("faults", "gpu", "inference", "integration", "training", "worker")

@@ -16,8 +16,8 @@ from expt.training import collectives
 from expt.worker.run import Run
 from tests.cards.ranks import ranks
 from tests.composing import composed
-from tests.conftest import Cards, RunFolder, Trained, as_typed, run
-from tests.requests import request_of
+from tests.conftest import Cards, Trained
+from tests.facade import RunFolder, as_typed, request_of, run
 from tests.worker.conftest import assert_same
 
 SHORT = as_typed("dataset.train_limit=128 batch_size=32 epochs=2 log_every=1")

@@ -31,8 +31,8 @@ from expt.worker import steps as worker_steps
 from tests import soft_gpu
 from tests.cards.ranks import ranks
 from tests.composing import composed
-from tests.conftest import Cards, as_typed
-from tests.requests import request_of
+from tests.conftest import Cards
+from tests.facade import as_typed, request_of
 
 STEPS, BEFORE = 80, {1: 2, 2: 12}
 """The steps in which waits count, and by the number of workers those before, in which torch chooses

@@ -17,7 +17,7 @@ from expt.launch.job import QUEUED, Job
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Objective
-from tests.conftest import run
+from tests.facade import run
 
 
 def test_a_launcher_in_another_process_gets_a_task_of_its_own() -> None:

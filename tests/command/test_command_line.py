@@ -141,21 +141,6 @@ def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path) -> None:
     assert settings(*words) == ["seed=0,1", "hydra.sweep.dir=outputs/sweeps/b"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["resume=auto", "hydra.run.dir=nowhere"],
-        ["resume=auto", "hydra.run.dir=."],
-        ["hydra.run.dir=written"],
-    ],
-)
-def test_what_would_lose_or_miss_something_is_refused(words: list[str]) -> None:
-    Path("written").mkdir()
-    Path("written/metrics.jsonl").touch()
-    with pytest.raises(ConfigError):
-        settings(*words)
-
-
 def test_a_new_folder_beside_resume_is_only_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     settings("resume=auto", "hydra.run.dir=new", "epochs=2")
     assert "hydra.run.dir=new" in capsys.readouterr().err

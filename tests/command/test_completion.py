@@ -8,7 +8,7 @@ import pytest
 
 from expt.command.help import completed
 from expt.command.words import WORDS
-from tests.conftest import run
+from tests.facade import run
 
 
 @pytest.mark.parametrize(

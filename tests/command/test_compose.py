@@ -24,7 +24,7 @@ from expt.config.kinds import conf_dir
 from expt.config.parse import plain
 from expt.errors import ConfigError
 from tests.composing import composer
-from tests.conftest import as_typed
+from tests.facade import as_typed
 
 WORDS = (
     *as_typed("model=mlp model=convnet optimizer=adamw optimizer.lr=0.3"),

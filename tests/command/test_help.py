@@ -17,7 +17,7 @@ from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
 from expt.launch import forkserver
 from expt.runs.view.text import Console
-from tests.conftest import run
+from tests.facade import run
 
 
 @pytest.fixture(autouse=True)

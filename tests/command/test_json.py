@@ -14,8 +14,8 @@ import pytest
 
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import FoundRecord
-from tests.conftest import ended, python, run, start
 from tests.dashboards.folders import measure, record, sweep
+from tests.facade import ended, python, run, start
 
 QUICK = ("model=mlp", "epochs=1", "dataset.train_limit=128")
 

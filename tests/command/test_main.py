@@ -17,7 +17,7 @@ from expt.command.words import WORDS
 from expt.errors import ConfigError
 from expt.launch import forkserver
 from tests.command.test_help import help_text
-from tests.conftest import environment, run
+from tests.facade import environment, run
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,11 @@ def test_each_subcommand_has_help_of_its_own(word: str, capsys: pytest.CaptureFi
         ["epochs=1", "report"],
         ["hydra.run.dir="],
         ["-m", "seed=1,2", "hydra.sweep.dir=''"],
+        ["-m", "seed=1,2", "hydra.launcher.max_concurrent=0"],
+        ["-m", "seed=1,2", "hydra.launcher.retries=-1"],
+        ["-m", "seed=1,2", "hydra.launcher.stagger_s=nan"],
+        ["resume=auto", "hydra.run.dir=nowhere"],
+        ["resume=auto", "hydra.run.dir=."],
         ["-m", "search=tpe,random", "seed=1,2"],
         ["modle=mlp"],
         ["model=mpl"],

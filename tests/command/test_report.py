@@ -23,8 +23,8 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, update_result
 from expt.runs.view import leaderboard
 from expt.runs.view.text import Console
-from tests.conftest import environment
 from tests.dashboards.folders import record
+from tests.facade import environment
 from tests.runs.test_leaderboard import leave_run
 
 Told = Callable[..., list[str]]

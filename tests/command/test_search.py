@@ -22,7 +22,7 @@ from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.search.space import Parameter
 from tests.composing import composed, composer
-from tests.conftest import as_typed, run
+from tests.facade import as_typed, run
 
 SMALL = {
     "epochs": 1,

@@ -16,7 +16,7 @@ from expt.launch.job import Job
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.result import COMPLETED, PRUNED, RUNNING, create_result, update_result
 from expt.runs.view.text import Console
-from tests.requests import request
+from tests.facade import request
 
 LONG = (
     "rank 0 of 2 raised\n\nTraceback (most recent call last):\nValueError: bad\n\nlog: x/stderr.log"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from expt.command import terminal
-from tests.conftest import environment
+from tests.facade import environment
 
 PRINTS = """
 import os, sys

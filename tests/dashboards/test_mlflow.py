@@ -12,8 +12,8 @@ import pytest
 from expt.dashboards import trackers
 from expt.dashboards.sender import Sender, runs_in
 from expt.runs.paths import RunPaths
-from tests.conftest import RunFolder, run
 from tests.dashboards.folders import measure, record, sweep
+from tests.facade import RunFolder, run
 from tests.late import Late
 
 mlflow: Any = Late("mlflow")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RunFolder, python, run
+from tests.facade import RunFolder, python, run
 
 pytest.importorskip("trackio", exc_type=ImportError)
 

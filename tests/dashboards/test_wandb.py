@@ -15,7 +15,7 @@ import pytest
 
 from expt.dashboards.trackers import WandbCopy
 from expt.runs.metrics_file import Point
-from tests.conftest import RunFolder, as_typed, run
+from tests.facade import RunFolder, as_typed, run
 
 HEADER, BLOCK = 7, 32768
 WHOLE, LAST = 1, 4

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from scripts.documents.following import ROOT
-from tests.conftest import Configured, RunFolder, environment
+from tests.conftest import Configured
+from tests.facade import RunFolder, environment
 
 PAGE = (ROOT / "docs/clusters.md").read_text()
 SKY, KUBEFLOW = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.S))

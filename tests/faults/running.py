@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests.conftest import Process, descendants, start
+from tests.facade import Process, descendants, start
 
 LONG = ("epochs=100000", "log_every=5", "hydra.run.dir=here")
 

@@ -19,7 +19,7 @@ from PIL import Image
 import expt
 from expt.command import main as command
 from expt.launch import forkserver
-from tests.conftest import environment, run
+from tests.facade import environment, run
 from tests.faults.test_disk import _fill
 
 

@@ -18,7 +18,7 @@ from expt.errors import ExptError
 from expt.launch import forkserver, one_run
 from expt.machine import Machine
 from tests.composing import composed
-from tests.requests import request_of
+from tests.facade import request_of
 
 OWN = """
 import torch

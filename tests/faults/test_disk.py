@@ -19,7 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from expt.launch import forkserver, processes
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
-from tests.conftest import RunFolder, Trained, as_typed, run, start
+from tests.conftest import Trained
+from tests.facade import RunFolder, as_typed, run, start
 from tests.faults.running import LONG, ranks, training, wait_until
 
 DISK_MB = 16

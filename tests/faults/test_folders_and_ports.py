@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from expt.launch.workers import bind_free_port
-from tests.conftest import RunFolder, run
 from tests.data.test_files import config, write_idx_set
+from tests.facade import RunFolder, run
 from tests.faults.running import listening
 
 

@@ -13,7 +13,8 @@ import pytest
 from expt.runs import checkpoint_file
 from expt.signals import ASK_WORKER, GRACE_S, IMPATIENT_S
 from expt.worker.fault import VARIABLE
-from tests.conftest import Process, RunFolder, Trained, alive, run, start, start_cold, state
+from tests.conftest import Trained
+from tests.facade import Process, RunFolder, alive, run, start, start_cold, state
 from tests.faults.running import ranks, training, wait_until, waits_for
 from tests.integration.test_resume import assert_equal
 

@@ -21,7 +21,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 import expt
 from expt.errors import ConfigError, Interrupted, RunFailed
 from scripts.stress import carried
-from tests.conftest import Process, RunFolder, alive, as_typed, children_of, descendants, run, start
+from tests.facade import Process, RunFolder, alive, as_typed, children_of, descendants, run, start
 from tests.faults.running import wait_until
 from tests.integration.test_resume import assert_equal
 from tests.integration.test_sweep import SMALL, results, spans
@@ -134,6 +134,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
     assert statuses(folder) == {f"seed={seed}": "completed" for seed in range(5)}
     assert again.stdout.count("] done before ") == len(left)
+    assert again.stdout.count("] done ") == 5, "each once"
     for name, result in results(folder).items():
         files_of_events = list((folder / name).glob("events.out.tfevents.*"))
         assert len(files_of_events) == 1 + ("resumed_from" in result), (

@@ -11,7 +11,8 @@ import pytest
 from expt.data.indexing import permutation, split
 from expt.worker.fault import VARIABLE
 from tests import on_cards
-from tests.conftest import RunFolder, Trained, run, start
+from tests.conftest import Trained
+from tests.facade import RunFolder, run, start
 from tests.faults.conftest import Failing
 from tests.faults.running import wait_until
 

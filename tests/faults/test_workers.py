@@ -12,7 +12,7 @@ import pytest
 
 from expt.runs.paths import RunPaths, is_held
 from expt.worker.fault import VARIABLE
-from tests.conftest import Process, RunFolder, alive, as_typed, children_of, run, start, start_cold
+from tests.facade import Process, RunFolder, alive, as_typed, children_of, run, start, start_cold
 from tests.faults.conftest import Failing
 from tests.faults.running import LONG, listening, ranks, training, wait_until
 

@@ -14,7 +14,8 @@ from expt.config import groups
 from expt.machine import visible_gpus
 from expt.training.optim import build_optimizer
 from expt.training.precision import Precision
-from tests.conftest import Trained, run
+from tests.conftest import Trained
+from tests.facade import run
 
 pytestmark = [
     pytest.mark.gpu,

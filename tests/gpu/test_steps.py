@@ -23,7 +23,8 @@ from expt.training.loop import train_epoch
 from expt.training.precision import set_precision
 from expt.worker import build
 from tests.composing import composed
-from tests.conftest import Trained, as_typed
+from tests.conftest import Trained
+from tests.facade import as_typed
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.conftest import as_typed
+from tests.facade import as_typed
 from tests.worker.conftest import TrainTogether
 from tests.worker.conftest import train_together as train_together  # the fixture
 

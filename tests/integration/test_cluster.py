@@ -14,7 +14,8 @@ import pytest
 
 import expt
 from expt.runs.result import COMPLETED, INTERRUPTED, read_result, results
-from tests.conftest import RunFolder, Trained, environment, run, start
+from tests.conftest import Trained
+from tests.facade import RunFolder, environment, run, start
 from tests.faults.running import wait_until
 
 SBATCH = Path(__file__).parents[2] / "scripts/slurm.sbatch"

@@ -20,7 +20,7 @@ from expt.command.help import EXAMPLES
 from expt.command.words import WORDS, options_of
 from scripts.documents.pages import Command, File, steps
 from tests.composing import composer
-from tests.conftest import as_typed, run
+from tests.facade import as_typed, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import expt
-from tests.conftest import RunFolder, Trained, as_typed
+from tests.conftest import Trained
+from tests.facade import RunFolder, as_typed
 
 pytestmark = [
     pytest.mark.slow,

@@ -23,7 +23,8 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 from expt.config.identity import typed_hyperparameters
 from expt.dashboards.hparams import Value, columns
 from expt.errors import RunFailed
-from tests.conftest import Trained, as_typed
+from tests.conftest import Trained
+from tests.facade import as_typed
 
 SUCCESS, FAILURE = 1, 2
 ODD_ONE_OUT = """

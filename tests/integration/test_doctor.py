@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from expt.command import doctor
-from tests.conftest import as_typed, ended, environment, run, start_cold
+from tests.facade import as_typed, ended, environment, run, start_cold
 
 TIMEOUT_S = 60
 

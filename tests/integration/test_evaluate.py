@@ -15,7 +15,8 @@ from expt.command import evaluate
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from tests.conftest import Trained, as_typed, ended, start
+from tests.conftest import Trained
+from tests.facade import as_typed, ended, start
 
 DATA = """
 from torch.utils.data import Dataset

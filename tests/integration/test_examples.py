@@ -26,7 +26,7 @@ from torch.utils.data import default_collate
 from expt.data import indexing
 from expt.data.stream import seeded
 from scripts.documents.following import ROOT
-from tests.conftest import RunFolder, as_typed, run
+from tests.facade import RunFolder, as_typed, run
 
 DIGITS = "dataset=digits dataset.mean=[0.1307] dataset.std=[0.3081] dataset.train_limit=40"
 EXAMPLES = ROOT / "scripts" / "examples"

@@ -18,7 +18,8 @@ from expt.errors import ConfigError
 from expt.machine import Machine
 from tests import on_cards
 from tests.composing import composed
-from tests.conftest import Trained, run
+from tests.conftest import Trained
+from tests.facade import run
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 # What the sources say, on a machine with two GPUs.

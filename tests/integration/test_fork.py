@@ -14,8 +14,8 @@ import expt
 from expt.command.report import parse, report
 from expt.errors import ConfigError, RunFailed
 from expt.runs.view.text import Console
-from tests.bits import same
-from tests.conftest import RunFolder, Trained, as_typed
+from tests.conftest import Trained
+from tests.facade import RunFolder, as_typed, same
 
 SHORT = as_typed(
     "dataset.train_limit=320 batch_size=32 log_every=5 tensorboard.images=false checkpoint.keep=9"

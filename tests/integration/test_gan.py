@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import as_typed
+from tests.facade import as_typed
 from tests.worker.conftest import TrainAlone, TrainTogether, train_alone, train_together
 
 __all__ = ["train_alone", "train_together"]

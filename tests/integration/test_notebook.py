@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import environment
+from tests.facade import environment
 from tests.late import Late
 
 nbformat: Any = Late("nbformat")

@@ -11,7 +11,8 @@ from expt.data import indexing
 from expt.data.cache import Arrays
 from expt.data.kinds.originals import Digits
 from expt.models.vision import MLP
-from tests.conftest import Trained, as_typed
+from tests.conftest import Trained
+from tests.facade import as_typed
 
 SEED, BATCH, STEPS, LR, MOMENTUM, EVERY = 3, 48, 30, 0.05, 0.9, 11
 MEAN, STD = 0.3053, 0.3760

@@ -11,7 +11,8 @@ import expt
 from expt.command import plan
 from expt.errors import ConfigError
 from tests import on_cards
-from tests.conftest import Configured, as_typed, run
+from tests.conftest import Configured
+from tests.facade import as_typed, run
 
 OWN = """
 import torch

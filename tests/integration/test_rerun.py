@@ -13,7 +13,8 @@ import pytest
 
 import expt
 from expt.errors import ConfigError
-from tests.conftest import RunFolder, Trained, as_typed, run
+from tests.conftest import Trained
+from tests.facade import RunFolder, as_typed, run
 from tests.integration.test_resume import assert_equal
 
 SETTINGS = ("model.dropout=0.2", "epochs=2", "log_every=5", "threads=1")

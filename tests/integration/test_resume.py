@@ -18,8 +18,8 @@ from expt.errors import ConfigError
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from scripts.stress import carried
-from tests.bits import same
-from tests.conftest import RunFolder, Trained, as_typed, start
+from tests.conftest import Trained
+from tests.facade import RunFolder, as_typed, same, start
 
 # scripts/stress_resume asks for more, and other seeds
 KILLS = int(os.environ.get("EXPT_KILLS", "3"))

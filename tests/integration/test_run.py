@@ -12,7 +12,8 @@ import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import on_cards
-from tests.conftest import RunFolder, Trained, as_typed, ended, environment, run, start, start_cold
+from tests.conftest import Trained
+from tests.facade import RunFolder, as_typed, ended, environment, run, start, start_cold
 
 EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/accuracy/val"}
 EPOCH_TAGS |= {

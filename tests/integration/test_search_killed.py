@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import as_typed, ended, run, start
+from tests.facade import as_typed, ended, run, start
 
 SPACE = ("optimizer.lr=tag(log,interval(1e-4,1))", "optimizer.weight_decay=interval(0,0.5)")
 ALONE = ("world_size=1", "threads=1", "hydra.launcher.max_concurrent=1")

@@ -15,7 +15,7 @@ from expt.command.hydra_files import about_run
 from expt.errors import ConfigError
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
-from tests.conftest import as_typed, run
+from tests.facade import as_typed, run
 
 SHORT = as_typed(
     "dataset.train_limit=64 batch_size=32 world_size=1 threads=1 tensorboard.images=false"

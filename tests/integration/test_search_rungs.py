@@ -11,8 +11,8 @@ import pytest
 
 import expt
 from expt.runs import checkpoint
-from tests.bits import same
-from tests.conftest import RunFolder, Trained, as_typed, run
+from tests.conftest import Trained
+from tests.facade import RunFolder, as_typed, run, same
 
 SHORT = as_typed(
     "dataset.train_limit=320 batch_size=32 optimizer.momentum=0.9 model.dropout=0.3 ema=0.9"

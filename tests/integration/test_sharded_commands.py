@@ -14,7 +14,7 @@ import torch
 import expt
 from expt.runs import checkpoint_file
 from expt.runs.paths import RunPaths
-from tests.conftest import RunFolder, as_typed, environment, run
+from tests.facade import RunFolder, as_typed, environment, run
 
 MINE = """
 import torch

@@ -19,7 +19,7 @@ from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composer
-from tests.conftest import run, start
+from tests.facade import run, start
 
 SMALL = ("epochs=1", "dataset.train_limit=320")
 GRID = ("model=mlp,convnet", "optimizer.lr=0.1,0.01", "world_size=1", *SMALL)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from expt.runs import checkpoint_file
-from tests.conftest import RunFolder, Trained, alive, as_typed, descendants, environment
+from tests.conftest import Trained
+from tests.facade import RunFolder, alive, as_typed, descendants, environment
 from tests.faults.running import wait_until
 from tests.integration.test_resume import assert_equal
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from expt.launch import forkserver
-from tests.conftest import as_typed, children_of, environment
+from tests.facade import as_typed, children_of, environment
 
 ALONE = """
 import os, signal, socket, sys, time
@@ -282,22 +282,6 @@ def test_no_import_waits_for_the_thread_that_loads_torch() -> None:
     program = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(program, check=True, capture_output=True, text=True, env=environment())
     assert done.stdout == "[]\n"
-
-
-def test_one_that_was_killed_is_started_again_and_its_processes_died_with_it(
-    tmp_path: Path,
-) -> None:
-    code = """
-        first, waits = server(), start("time:sleep", 60)
-        sleeper = start("time:sleep", 60)
-        os.kill(first, signal.SIGKILL)
-        until(lambda: sleeper.exitcode is not None)
-        until(lambda: not (alive(sleeper.pid) or alive(waits.pid)))
-        print(sleeper.exitcode)
-        again = start("os:getpid")
-        print(again.result() != sleeper.pid, server() != first)
-    """
-    assert python(code, tmp_path) == ["255", "True True"]
 
 
 def test_one_that_dies_of_its_imports_is_told_in_words(tmp_path: Path) -> None:

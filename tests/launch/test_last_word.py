@@ -14,7 +14,7 @@ from expt.launch import last_word
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import COMPLETED, create_result, read_result
 from expt.worker.fault import VARIABLE
-from tests.conftest import environment
+from tests.facade import environment
 from tests.faults.running import wait_until
 from tests.launch.test_workers import leave_error
 
@@ -32,14 +32,6 @@ def paths(tmp_path: Path) -> RunPaths:
         found.stderr(0, rank).parent.mkdir(parents=True)
         found.stderr(0, rank).write_text("")
     return found
-
-
-def test_an_abort_is_named(paths: RunPaths) -> None:
-    paths.stderr(0, 0).write_text(NCCL)
-    last_word.write_end(paths.folder, 0)
-    record = read_result(paths)
-    assert record["status"] == "failed"
-    assert record["error"] == f"rank 0 of 2 was killed by SIGABRT\nlog: {paths.stderr(0, 0)}"
 
 
 def test_the_error_of_another_comes_before_an_abort_by_nccl(paths: RunPaths) -> None:

@@ -22,7 +22,7 @@ from expt.launch.launcher import (
     refuse_in_torchrun,
     tasks_per_node,
 )
-from tests.conftest import environment, run
+from tests.facade import environment, run
 
 TORCHRUN = {
     "LOCAL_RANK": "0",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,15 @@ import pytest
 import expt
 from expt.errors import ConfigError, DataError, Diverged, RunFailed
 from expt.launch import one_run
-from expt.launch.job import Job, Options
+from expt.launch.job import Options
 from expt.launch.one_run import Tried, together_s
 from expt.machine import Machine
 from expt.runs import continuing
 from expt.runs.failure import LOG, RAISED
 from expt.runs.named_checkpoint import Checkpoint
 from expt.runs.result import create_result, update_result
-from expt.runs.view.text import Console
 from tests.conftest import Configured
-from tests.requests import request
+from tests.facade import request
 
 OWN = """
 import torch
@@ -95,12 +93,3 @@ def test_a_run_takes_as_long_as_its_steps_from_where_it_begins(
     source = continuing.Source("resume", Checkpoint(tmp_path, {"position": {"step": 20}}))
     monkeypatch.setattr(continuing, "find", lambda *_, **__: source)
     assert seconds(epochs=3) == pytest.approx(1 + 0.5 + 9 * 0.1 + 2)
-
-
-def test_the_names_of_evaluated_runs_are_shown_as_they_are(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    asked = request(tmp_path / "freeze=[head]" / "evaluations" / "test")
-    with console.status("starting") as status:
-        one_run._ShownEvaluations(console, status).tick([Job(asked.paths, asked)])
-        console.print(status.renderable)
-    assert "evaluating freeze=[head]" in console.file.getvalue()  # type: ignore[attr-defined]

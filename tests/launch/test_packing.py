@@ -169,16 +169,6 @@ def test_of_gpus_that_are_shared_the_least_loaded_come_first() -> None:
     assert [packing.start_next(), packing.start_next()] == [(3, ("a",)), (4, ("a",))]
 
 
-def test_two_runs_of_two_gpus_each_share_evenly() -> None:
-    packing = Packing(["a", "b", "c", "d"], share=2)
-    packing.add([Demand(0, 2), Demand(1, 2), Demand(2, 2)])
-    assert [packing.start_next() for _ in range(3)] == [
-        (0, ("a", "b")),
-        (1, ("c", "d")),
-        (2, ("a", "b")),
-    ]
-
-
 def test_a_claim_on_a_gpu_that_is_in_other_hands_is_given_up() -> None:
     """A run of two was passed over, and claimed a and b; then b turns out to be another
     command's."""

@@ -23,6 +23,7 @@ from expt.errors import (
     ExptError,
     Interrupted,
     Killed,
+    OutOfMemory,
     RunFailed,
     WorkersLost,
 )
@@ -33,7 +34,7 @@ from expt.launch.pool import LOCKED_ELSEWHERE_S, Pool
 from expt.machine import Machine
 from expt.runs import paths, result
 from expt.runs.attempt import Attempt
-from expt.runs.paths import at_work, is_held
+from expt.runs.paths import is_held
 from expt.runs.result import (
     COMPLETED,
     FAILED,
@@ -44,7 +45,7 @@ from expt.runs.result import (
     update_result,
 )
 from tests.data.test_build import folder_config
-from tests.requests import request
+from tests.facade import request
 
 
 class Clock:
@@ -215,13 +216,6 @@ def test_the_next_run_is_made_ready_while_another_is_under_way(
     assert (world.names, told) == (["a", "b", "c"], ["b", "c", "c"])
 
 
-def test_a_refused_job_never_starts(world: World) -> None:
-    job = Job(world.job("a").paths, None, error=ConfigError("lr=x: not a number"))
-    world.run(job)
-    assert (job.status, job.refused, world.started) == (FAILED, True, [])
-    assert world.told.events == [("ended", "a", FAILED)]
-
-
 @pytest.mark.parametrize(
     ("there", "options", "text"),
     [
@@ -247,38 +241,6 @@ def test_a_missing_part_of_a_folder_is_told_before_any_image_is_decoded(
     assert re.search(text, str(job.error))
 
 
-def test_a_job_that_is_done_is_left_alone(world: World) -> None:
-    job = world.job("a")
-    job.status = COMPLETED
-    world.run(job)
-    assert (world.started, world.told.events) == ([], [])
-
-
-def test_a_job_whose_folder_is_another_runs_fails_alone(world: World) -> None:
-    taken, other = world.job("a"), world.job("b")
-    Attempt(request=request(taken.paths.folder, typed_at=1.0), devices=()).begin()
-    world.run(taken, other)
-    assert isinstance(taken.error, ConfigError)
-    assert (taken.status, other.status) == (FAILED, COMPLETED)
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_full_disk_fails_the_run_and_names_the_file(
-    begun: bool, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = world.job("a")
-
-    def start(attempt: Attempt) -> Any:
-        if begun:
-            create_result(attempt.paths)
-        raise OSError(28, "No space left on device", "result")
-
-    monkeypatch.setattr(world, "start", start)
-    world.run(job)
-    assert str(job.error) == "result: No space left on device"
-    assert read_result(job.paths).get("status") == (FAILED if begun else None)
-
-
 def test_runs_wait_for_gpus_and_start_when_they_are_free(world: World) -> None:
     world.plans = {"a": [{"looks": 5}]}
     world.run(world.job("a", gpus=2), world.job("b", gpus=1), world.job("c", gpus=2), gpus=2)
@@ -292,23 +254,11 @@ def test_runs_wait_for_gpus_and_start_when_they_are_free(world: World) -> None:
     ]
 
 
-def test_chosen_gpus_are_those_of_the_machine(world: World) -> None:
-    job = world.job("a", gpus=(2,))
-    world.run(job, gpus=4)
-    assert job.devices == ("2",)
-
-
 def test_cores_are_shared_out_by_workers_and_threads(world: World) -> None:
     world.plans = {"a": [{"looks": 4}]}
     world.run(world.job("a", world_size=2, threads=2), world.job("b"), cpus=4)
     assert world.told.events[:2] == [("starting", "a"), ("ended", "a", COMPLETED)]
     assert world.names == ["a", "b"]
-
-
-def test_no_more_than_max_concurrent_run_at_a_time(world: World) -> None:
-    world.plans = {"a": [{"looks": 4}]}
-    world.run(world.job("a"), world.job("b", gpus=1), gpus=1, max_concurrent=1)
-    assert [event[0] for event in world.told.events] == ["starting", "ended"] * 2
 
 
 def test_starts_are_staggered(world: World) -> None:
@@ -318,14 +268,6 @@ def test_starts_are_staggered(world: World) -> None:
     jobs = [world.job("a"), world.job("b")]
     world.run(*jobs, stagger_s=2.0)
     assert jobs[1].started_at >= jobs[0].started_at + 2.0
-
-
-def test_a_gpu_in_other_hands_is_passed_over_in_silence(world: World) -> None:
-    others = GpuLocks()
-    others.acquire(["0"])
-    world.run(world.job("a", gpus=1), gpus=2)
-    others.release(["0"])
-    assert world.told.events[0] == ("starting", "a", "1")
 
 
 def test_a_gpu_in_other_hands_is_tried_again_after_a_while(world: World) -> None:
@@ -366,19 +308,6 @@ def test_a_gpu_that_another_run_shares_stays_locked(world: World) -> None:
     assert missed == [["0"]] * 6
 
 
-@pytest.mark.parametrize(("option", "config"), [({"retries": 1}, {}), ({}, {"max_restarts": 1})])
-def test_a_failed_run_starts_again(
-    world: World, option: dict[str, int], config: dict[str, int]
-) -> None:
-    job = world.job("a", **config)
-    world.plans["a"] = [{"error": RunFailed("first")}, {}]
-    world.run(job, **option)
-    assert (job.status, job.retries) == (COMPLETED, 1)
-    assert [workers.attempt.number for workers in world.started] == [0, 1]
-    assert read_result(job.paths)["attempts"] == 2
-    assert ("retrying", "a", "first") in world.told.events
-
-
 def test_the_time_of_a_run_that_starts_again_counts_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,6 +327,8 @@ def test_the_time_of_a_run_that_starts_again_counts_once(
     ("error", "starts"),
     [
         (RunFailed("again"), 3),
+        (RunFailed("rank 0 raised\n\nx\nConnectionError: a\n\nlog: 1"), 3),
+        (RunFailed("rank 0 raised\n\nx\nKeyError: a\n\nlog: 1"), 2),
         (ConfigError("bad"), 1),
         (Diverged("nan"), 1),
         (Interrupted("asked"), 1),
@@ -433,20 +364,6 @@ def test_a_run_is_its_commands_own_until_all_know_what_became_of_it(world: World
     assert held == [True] * 5
     assert not is_held(job.paths)
     assert all(workers.closed and workers.attempt.lock for workers in world.started)
-
-
-def test_a_folder_in_which_another_command_is_at_work_is_left_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("expt.runs.paths.PATIENCE_S", 0.0)
-    taken, other = world.job("a"), world.job("b")
-    with at_work(taken.paths):
-        world.run(taken, other)
-    assert taken.status == FAILED
-    assert str(taken.error).partition(": ")[2] == "another command is at work there; wait for it"
-    assert other.status == COMPLETED
-    assert world.names == ["b"]
-    assert os.listdir(taken.paths.folder) == [".lock"]
 
 
 def test_what_another_command_has_completed_meanwhile_is_done(world: World) -> None:
@@ -535,7 +452,7 @@ def test_a_run_that_lost_its_workers_before_it_began_starts_again(world: World) 
     assert [(one.status, one.retries) for one in (job, begun)] == [(COMPLETED, 1), (FAILED, 0)]
 
 
-@pytest.mark.parametrize("error", [Killed("by SIGKILL"), WorkersLost("all")])
+@pytest.mark.parametrize("error", [Killed("by SIGKILL"), WorkersLost("all"), OutOfMemory("x")])
 def test_a_trial_that_was_killed_is_tried_again_before_it_is_judged(
     world: World, error: RunFailed
 ) -> None:
@@ -574,19 +491,6 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     assert {number: signal.getsignal(number) for number in signals.ASKING} == before
     signals._received.clear()
-
-
-@pytest.mark.usefixtures("heard")
-def test_when_asked_all_save_and_no_other_starts(world: World) -> None:
-    jobs = [world.job("a"), world.job("b")]
-    world.plans["a"] = [
-        {"looks": 9, "on_poll": lambda: None if signals.asked() else press(signal.SIGTERM)}
-    ]
-    with pytest.raises(KeyboardInterrupt):
-        world.run(*jobs, cpus=1)
-    assert [job.status for job in jobs] == [INTERRUPTED, "queued"]
-    assert [(workers.asked, workers.stopped) for workers in world.started] == [(1, False)]
-    assert read_result(jobs[0].paths)["status"] == INTERRUPTED
 
 
 @pytest.mark.usefixtures("heard")

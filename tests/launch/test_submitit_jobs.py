@@ -30,7 +30,7 @@ from expt.machine import Machine
 from expt.runs.request import received
 from expt.runs.result import COMPLETED, INTERRUPTED, RUNNING, create_result, update_result
 from expt.signals import Heeded
-from tests.requests import request
+from tests.facade import request
 
 
 class Submitted:

@@ -20,7 +20,7 @@ from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
 from expt.launch.torchrun import ROUND, Arrival, Rendezvous, hosts, interface_towards
 from expt.runs.paths import RunPaths
-from tests.requests import request
+from tests.facade import request
 
 
 @pytest.fixture
@@ -39,17 +39,6 @@ def listening(
 ) -> Future[dict[str, Any]]:
     meeting = Rendezvous(store, rank=rank, world_size=size, arrive_s=20)
     return threads.submit(meeting.listen)
-
-
-def test_all_hear_what_rank_0_tells(store: dist.HashStore, threads: ThreadPoolExecutor) -> None:
-    others = [listening(threads, store, rank, 3) for rank in (1, 2)]
-    first = Rendezvous(store, rank=0, world_size=3, arrive_s=20)
-    arrivals = first.gather()
-    assert [arrival.rank for arrival in arrivals] == [0, 1, 2]
-    first.tell(arrivals, {"folder": "/runs/a", "attempt": 0})
-    assert [
-        (told["folder"], told["attempt"]) for told in (other.result(20) for other in others)
-    ] == [("/runs/a", 0)] * 2
 
 
 @pytest.mark.parametrize(

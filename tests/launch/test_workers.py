@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import shutil
 import signal
-from collections import namedtuple
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from expt.errors import ConfigError, DataError, Diverged, Interrupted, RunFailed, TimedOut
+from expt.errors import ConfigError, DataError, Interrupted, RunFailed, TimedOut
 from expt.launch import processes
 from expt.launch.forkserver import FINISHED
-from expt.launch.workers import LATE_S, Aftermath, Workers, bind_free_port
+from expt.launch.workers import LATE_S, Aftermath, Workers
 from expt.runs.failure import write_error
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
@@ -104,27 +100,6 @@ def test_who_knows_why_others_were_lost_is_waited_for(
         found.poll()
 
 
-CLONE_NEWNET = 0x40000000
-"""A network of its own, in which nothing is up."""
-
-
-def test_workers_that_cannot_meet_are_not_started() -> None:
-    bind_free_port().close()
-
-    def told_without_network() -> str:
-        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):  # of this thread alone
-            return ""
-        with pytest.raises(RunFailed) as raised:
-            bind_free_port()
-        return str(raised.value)
-
-    with ThreadPoolExecutor(1) as thread:
-        told = thread.submit(told_without_network).result()
-    if not told:
-        pytest.skip("may not take the network away, as root may")
-    assert told.startswith("127.0.0.1: Network is unreachable; ")
-
-
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path)
@@ -201,48 +176,6 @@ def test_who_has_finished_has_not_failed(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        (0, "exited with code 0 before it had completed"),
-        (-signal.SIGSEGV, "was killed by SIGSEGV"),
-        (-signal.SIGKILL, "was killed by SIGKILL (out of memory?)"),
-    ],
-)
-def test_an_end_without_a_word(paths: RunPaths, code: int, says: str) -> None:
-    found = Aftermath(paths, 0, [code]).in_words(60)
-    assert str(found) == f"rank 0 of 1 {says}\nlog: {paths.stderr(0, 0)}"
-
-
-def test_a_full_disk_is_the_reason_where_nothing_was_said(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9, 500_000))
-    found = str(Aftermath(paths, 0, [1]).in_words(60))
-    assert (
-        f"before it had completed; no space is left on the disk of {paths.folder} (0.5 MB)\n"
-        in found
-    )
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
-    [
-        (ConfigError("optimizer.lr=9: too large"), ConfigError, "optimizer.lr=9: too large"),
-        (Diverged("the loss is nan in step 3"), Diverged, "the loss is nan in step 3\nlog: LOG"),
-        (RunFailed("no memory"), RunFailed, "rank 0 of 1: no memory\nlog: LOG"),
-    ],
-    ids=["configuration", "diverged", "expected"],
-)
-def test_what_is_meant_for_a_person_comes_without_a_traceback(
-    paths: RunPaths, error: Exception, kind: type[Exception], text: str
-) -> None:
-    leave_error(paths, 0, error, 10, getattr(error, "exit_code", 1))
-    found = Aftermath(paths, 0, [getattr(error, "exit_code", 1)]).in_words(60)
-    assert (type(found), str(found)) == (kind, text.replace("LOG", str(paths.stderr(0, 0))))
-
-
-@pytest.mark.parametrize(
     ("raised", "code", "log", "expected"),
     [
         (TimedOut("waited for 60 s"), 1, "", True),
@@ -265,21 +198,6 @@ def test_whether_someone_waited_in_vain(
     if raised:
         leave_error(paths, 0, raised, 10)
     assert Aftermath(paths, 0, [code, None]).timed_out() is expected
-
-
-def test_the_late_are_named_with_the_stack_of_the_first(paths: RunPaths) -> None:
-    for rank in (1, 2):
-        leave_log(paths, rank, "")
-    leave_error(paths, 0, TimedOut("waited"), 10)
-    after = Aftermath(paths, 0, [1, None, None])
-    after._stacks = {2: "stack of 2", 1: "stack of 1"}
-    found = after.in_words(2.5)
-    assert isinstance(found, TimedOut)
-    assert (
-        str(found)
-        == "rank 1, 2 of 3 did not arrive within 2.5 s (timeout_s), where the others waited; rank"
-        f" 1 was here\n\nstack of 1\n\nlog: {paths.stderr(0, 1)}"
-    )
 
 
 def test_a_worker_that_is_gone_can_dump_nothing(paths: RunPaths) -> None:

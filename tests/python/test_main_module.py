@@ -19,7 +19,7 @@ import expt
 from expt.config import own_code
 from expt.errors import ConfigError
 from expt.python import main_module
-from tests.conftest import environment, python
+from tests.facade import environment, python
 
 Script = Callable[..., types.ModuleType]
 

@@ -13,11 +13,11 @@ from expt.config.identity import VERSION, Content
 from expt.data.fingerprint import identity_of
 from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
 from expt.runs import checkpoint, continuing
-from expt.runs.attempt import Attempt, accept, record_end, record_refusal, take_back
+from expt.runs.attempt import Attempt, accept, record_end, take_back
 from expt.runs.paths import EVENT_FILES, RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import create_result, read_result, result_of_any, update_result
-from tests.requests import checkpoint_state, record_points, request
+from tests.facade import checkpoint_state, record_points, request
 
 
 def attempt(asked: RunRequest, number: int = 0) -> Attempt:
@@ -75,16 +75,6 @@ def test_one_worker_needs_no_backend_and_what_was_typed_counts(tmp_path: Path) -
     assert found["started"] == pytest.approx(time.time() - 60, abs=10)
 
 
-def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
-    asked = dataclasses.replace(request(tmp_path), hydra={"overrides": "theirs"})
-    attempt(request(tmp_path)).begin()
-    leave_metrics(asked.paths)
-    with pytest.raises(ConfigError, match="holds a run already"), attempt(asked).recorded():
-        raise AssertionError
-    assert not asked.paths.hydra.exists()
-    assert asked.paths.metrics.exists()
-
-
 def test_without_a_checkpoint_it_starts_from_the_beginning_with_an_empty_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,15 +106,6 @@ def test_numbers_of_no_run_are_left_alone(
     assert theirs.read_text() == "mine\n"
     assert record is None or asked.paths.result.read_text() == record
     assert capsys.readouterr().err == "", "nothing is said to begin"
-
-
-def test_to_train_in_this_process_is_recorded_to_its_end(tmp_path: Path) -> None:
-    asked = dataclasses.replace(request(tmp_path), hydra={"overrides": "mine"})
-    with attempt(asked).recorded() as source:
-        assert (source, read_result(asked.paths)["status"]) == (None, "running")
-        assert asked.paths.overrides.read_text() == "mine"
-        update_result(asked.paths, status="completed")
-    assert read_result(asked.paths)["status"] == "completed"
 
 
 @pytest.mark.parametrize(
@@ -180,19 +161,6 @@ def test_a_record_that_cannot_be_written_hides_no_error(
     assert capsys.readouterr().err.startswith(
         f"warning: {asked.paths.result}: could not be written ("
     )
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_refusal_is_recorded_with_what_is_known(tmp_path: Path, known: bool) -> None:
-    asked = dataclasses.replace(request(tmp_path / "lr=x"))
-    record_refusal(
-        asked.paths, asked.about, asked if known else None, ConfigError("lr=x: no number")
-    )
-    found = read_result(asked.paths)
-    assert found["status"] == "failed"
-    assert found["error"] == "lr=x: no number"
-    assert found["arguments"] == ["seed=0"]
-    assert ("identity" in found, "config" in found) == (known, known)
 
 
 def test_a_run_that_goes_on_keeps_where_its_weights_came_from(tmp_path: Path) -> None:
@@ -318,3 +286,13 @@ def test_of_a_run_that_is_still_under_way_one_is_told_whose_weights_are_wanted(
     attempt(asked).begin()
     assert capsys.readouterr().err.startswith(f"warning: weights={paths.folder}: ")
     assert read_result(RunPaths(tmp_path / "run"))["weights_from"]["identity"] == "abc"
+
+
+def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
+    asked = dataclasses.replace(request(tmp_path), hydra={"overrides": "theirs"})
+    attempt(request(tmp_path)).begin()
+    leave_metrics(asked.paths)
+    with pytest.raises(ConfigError, match="holds a run already"), attempt(asked).recorded():
+        raise AssertionError
+    assert not asked.paths.hydra.exists()
+    assert asked.paths.metrics.exists()

@@ -16,7 +16,7 @@ from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.attempt import Attempt
 from expt.runs.continuing import of_fork
-from tests.requests import checkpoint_state, request
+from tests.facade import checkpoint_state, request
 
 RUN: dict[str, Any] = {"position": {"step": 1}, "config": {}}
 

@@ -18,7 +18,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, FoundRecord
 from expt.runs.view import comparison
 from expt.runs.view.text import Console
-from tests.requests import record_points
+from tests.facade import record_points
 
 A = [0.90, 0.91, 0.93, 0.92, 0.94]
 B = [0.89, 0.91, 0.90, 0.90, 0.93]

@@ -17,8 +17,8 @@ from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
-from tests.conftest import Configured, as_typed
-from tests.requests import checkpoint_state, continued, resumed
+from tests.conftest import Configured
+from tests.facade import as_typed, checkpoint_state, continued, resumed
 
 
 def state(config: RunConfig, step: int, best: int | None, **more: Any) -> dict[str, Any]:

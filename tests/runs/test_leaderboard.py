@@ -15,7 +15,7 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, create_resu
 from expt.runs.view import leaderboard
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import Console
-from tests.requests import record_points
+from tests.facade import record_points
 
 
 def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any) -> None:

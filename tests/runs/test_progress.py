@@ -16,7 +16,7 @@ from expt.runs.view import progress
 from expt.runs.view.progress import MAX_LAST_BYTES, Printed, RunDisplay, RunState, found_in, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import Console, shown_path
-from tests.requests import record_points
+from tests.facade import record_points
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
 OF_EPOCH = {

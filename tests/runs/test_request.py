@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.runs.request import joined, quoted, received, setting_word, unquoted
-from tests.requests import request
+from tests.facade import request
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from expt.runs.result import (
     results_below,
     update_result,
 )
-from tests.requests import record_points
+from tests.facade import record_points
 
 
 @pytest.fixture

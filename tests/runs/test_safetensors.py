@@ -24,7 +24,7 @@ from torch.optim import lr_scheduler
 
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, safetensors
-from tests.bits import differing
+from tests.facade import differing
 
 TIED = torch.rand(3, 3)
 STATE: dict[str, Any] = {

@@ -20,7 +20,7 @@ from expt.search.search import Budget
 from expt.search.space import Parameter, Space
 from expt.search.trial import Goal, Reader, Trial, best, goals_of, limits_of, value_of
 from tests.conftest import Configured
-from tests.requests import record_points
+from tests.facade import record_points
 
 NOWHERE = RunPaths(Path("no such run"))
 RECORD: Record = {

@@ -35,7 +35,7 @@ from expt.search.rungs import Halving, Median
 from expt.search.search import Budget, Search
 from expt.search.space import Parameter, Space, Values
 from expt.search.trial import Goal, Limit, Reader, Trial
-from tests.requests import record_points, request
+from tests.facade import record_points, request
 
 SPACE = Space((Parameter("optimizer.lr", "float", 0.001, 1.0, log=True),))
 LIMIT = Limit("memory/gpu_mib<100", "memory/gpu_mib", True, 100.0, True)
@@ -391,18 +391,6 @@ def test_a_search_that_is_killed_at_any_moment_comes_to_the_same_end(
             kills += 1
     assert kills >= 5
     assert (machine.outcome, machine.kept) == (whole.outcome, whole.kept)
-
-
-def test_paused_trials_continue_in_a_later_command_with_more_trials(tmp_path: Path) -> None:
-    first = Machine(tmp_path, runs=4, keep_checkpoints=True).run()
-    begun = [(0, 1), (0, 1), (0, 1), (1, 3), (0, 1)]
-    assert [(done, until) for _, done, until in first.starts[:5]] == begun
-    assert first.kept == {f"run{number}" for number in range(4)}
-    later = Machine(tmp_path, runs=12, keep_checkpoints=True).run()
-    assert later.starts[0] == ("run4", 0, 1), "no other may continue before there are more"
-    assert {until for _, _, until in later.starts} == {1, 3, None}
-    assert all(done in (0, 1, 3) for _, done, _ in later.starts)
-    assert any(name in first.kept and done for name, done, _ in later.starts), "from its checkpoint"
 
 
 def test_a_promoted_trial_is_not_promoted_once_more_while_it_runs(tmp_path: Path) -> None:

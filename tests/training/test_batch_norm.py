@@ -131,17 +131,6 @@ def test_a_layer_in_groups_may_be_of_any_kind(options: dict[str, Any]) -> None:
     torch.testing.assert_close(layer(images), torch.cat(expected))
 
 
-def test_one_group_is_torchs_own_layer() -> None:
-    grouped, alone = net(), net()
-    batch_norm.group(grouped, 24)
-    learn(grouped)
-    learn(alone)
-    for mine, theirs in zip(grouped.buffers(), alone.buffers(), strict=True):
-        torch.testing.assert_close(mine, theirs)
-    assert torch.equal(grouped.train()(IMAGES), alone.train()(IMAGES))
-    torch.testing.assert_close(grouped.eval()(IMAGES), alone.eval()(IMAGES))
-
-
 def test_what_is_left_over_makes_no_tiny_group() -> None:
     layer = nn.Sequential(nn.BatchNorm1d(3, affine=False))
     batch_norm.group(layer, 8)
@@ -150,20 +139,6 @@ def test_what_is_left_over_makes_no_tiny_group() -> None:
     torch.testing.assert_close(
         found[5:], functional.batch_norm(values[5:], None, None, training=True)
     )
-
-
-def test_statistics_are_averaged_over_workers() -> None:
-    mine, other = net(), net()
-    for module, images in ((mine, IMAGES[:12]), (other, IMAGES[12:])):
-        batch_norm.group(module, 6)
-        learn(module, images, WEIGHTS[:12])
-    theirs = torch.cat([buffer for buffer in other.buffers() if buffer.dim()])
-    expected = [
-        (ours + others) / 2 for ours, others in zip(mine.buffers(), other.buffers(), strict=True)
-    ]
-    batch_norm.averaging_of_statistics(mine, lambda values: torch.stack((values, theirs)))()
-    for buffer, mean in zip(mine.buffers(), expected, strict=True):
-        torch.testing.assert_close(buffer.to(mean.dtype), mean)
 
 
 def test_a_batch_of_one_value_is_refused_as_torch_does() -> None:

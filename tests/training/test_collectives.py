@@ -60,13 +60,6 @@ class Net(nn.Module):
         ]
 
 
-def test_tensors_are_sent_as_many_at_a_time_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "BUCKET_BYTES", 40)
-    tensors = [torch.zeros(numbers) for numbers in (4, 6, 0, 1, 20, 3)]
-    found = [[tensor.numel() for tensor in bucket] for bucket in collectives._in_buckets(tensors)]
-    assert found == [[4, 6, 0], [1], [20], [3]]
-
-
 def all_of_them(worker: Worker) -> dict[str, Any]:
     """Each collective once, and what became of what was given."""
     with worker.device:  # on which tensors are made

@@ -49,22 +49,6 @@ def trained(subject: Learner, steps: int, **hooks: Any) -> None:
     )
 
 
-def test_the_average_keeps_its_share_in_each_step() -> None:
-    subject = learner()
-    seen = list[nn.Module]()
-    trained(subject, 4, on_step=lambda: seen.append(copy.deepcopy(subject.module)))
-    assert subject.ema
-    for name, average in subject.ema.module.named_parameters():
-        expected = seen[0].get_parameter(name).detach()
-        for module in seen[1:]:
-            expected = DECAY * expected + (1 - DECAY) * module.get_parameter(name).detach()
-        torch.testing.assert_close(average, expected)
-        assert not torch.equal(average, subject.module.get_parameter(name))
-        assert not average.requires_grad
-    for ours, theirs in zip(subject.ema.module.buffers(), subject.module.buffers(), strict=True):
-        assert torch.equal(ours, theirs), "a batch norm's statistics are those of the model"
-
-
 class Odd(nn.Module):
     """Parameters of several types, one of which is not trained, and a buffer."""
 

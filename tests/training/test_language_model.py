@@ -8,32 +8,12 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional
 
 from expt.data.loading import Batch
-from expt.data.memory import NO_TARGET
 from expt.errors import DataError
 from expt.tasks.language_model import LanguageModel
 
 VOCAB = 11
-
-
-def test_padding_counts_nothing() -> None:
-    task, logits = (
-        LanguageModel(),
-        torch.randn(2, 5, VOCAB, generator=torch.Generator().manual_seed(0)),
-    )
-    targets = torch.tensor([[1, 2, 3, 4, 5], [6, 7, NO_TARGET, NO_TARGET, NO_TARGET]])
-    total, weight = task.loss(logits, Batch(None, targets, 2))
-    kept = torch.cat([logits[0], logits[1, :2]]), torch.cat([targets[0], targets[1, :2]])
-    assert total.item() == pytest.approx(
-        functional.cross_entropy(*kept, reduction="sum").item(), rel=1e-6
-    )
-    assert int(weight) == 7
-    hits, of = task.measure(logits, Batch(None, targets, 2))["accuracy"]
-    assert (int(hits), int(of)) == (int((kept[0].argmax(-1) == kept[1]).sum()), 7)
-    nothing, of_none = task.loss(logits, Batch(None, torch.full_like(targets, NO_TARGET), 2))
-    assert (nothing.item(), int(of_none)) == (0.0, 0)
 
 
 def test_a_model_for_other_targets_is_told() -> None:

@@ -210,14 +210,6 @@ def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: pytest.Monke
     assert found == [12 / 2.0, 8 / 4.0]
 
 
-def test_it_ends_with_the_runs_last_step_or_when_told() -> None:
-    position = train(learner(plain()), 10, Position(10, 3))
-    assert (position.step, position.step_in_epoch) == (3, 3)
-    told = Position(10, 30)
-    train(learner(plain()), 10, told, between_steps=lambda: told.step == 2)
-    assert told.step == 2
-
-
 class Unaveraged(DDP):
     accumulate = Strategy.accumulate  # type: ignore[assignment]
 

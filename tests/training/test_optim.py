@@ -23,7 +23,7 @@ from expt.training.optim import (
 )
 from expt.training.parameter_groups import rate_of
 from expt.training.patches import without_guards
-from tests.conftest import python
+from tests.facade import python
 
 CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
     "sgd": (

@@ -8,7 +8,8 @@ import platform
 import pytest
 
 import expt
-from tests.conftest import RunFolder, Trained
+from tests.conftest import Trained
+from tests.facade import RunFolder
 
 SMALL = ("epochs=1", "dataset.train_limit=640", "log_every=2", "ddp.shared_memory=false")
 UNGUARDED = (

@@ -20,10 +20,9 @@ from expt.training.collectives import Worker
 from expt.worker import build, comparison
 from expt.worker.run import Run
 from tests import on_cards
-from tests.bits import same
-from tests.conftest import Configured, RunFolder, usual
+from tests.conftest import Configured
+from tests.facade import RunFolder, request_of, same, usual
 from tests.ranks import together
-from tests.requests import request_of
 from tests.worker.sharded import Configs, Observer
 
 ALONE = Worker(

@@ -19,8 +19,7 @@ from expt.training.learner import Position
 from expt.training.strategy import Strategy
 from expt.worker.run import Run
 from tests import ranks
-from tests.conftest import RunFolder
-from tests.requests import request_of
+from tests.facade import RunFolder, request_of
 
 Configs = Callable[..., RunConfig]
 

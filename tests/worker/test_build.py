@@ -3,7 +3,6 @@ by hand."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,9 +17,8 @@ from torch.nn import functional
 from expt.data import indexing
 from expt.data.kinds.originals import Digits
 from expt.worker import parallel
-from expt.worker.build import build_data, build_learner
-from tests.conftest import Configured, as_typed
-from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
+from tests.facade import as_typed
+from tests.worker.conftest import TrainAlone, TrainTogether
 
 STEPS, SEED = 8, 3
 MEAN, STD = 0.3053, 0.3760
@@ -123,17 +121,6 @@ def test_a_setting_changes_the_curve_as_it_should(
     assert found == pytest.approx(expected, abs=3e-4 if setting == "amp" else 1e-4)
     ((_, of_epoch),) = done.curve("loss/train")
     assert of_epoch == pytest.approx(np.mean(expected), abs=1e-3)
-
-
-def test_dataparallel_gets_the_gpus_of_its_process_and_averages_nothing(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = dataclasses.replace(configured(), strategy="dp")
-    worker = dataclasses.replace(ALONE, gpus=(1, 3))
-    monkeypatch.setattr(torch.nn, "DataParallel", lambda module, gpus: gpus)
-    learner = build_learner(config, build_data(config, worker), worker)
-    gpus: Any = learner.strategy.model
-    assert gpus == [1, 3]
 
 
 @pytest.mark.parametrize("leaves_out", [False, True])

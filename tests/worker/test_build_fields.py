@@ -25,7 +25,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.worker.build import build_data, build_learner, check_first_output
 from tests.composing import composed
-from tests.conftest import as_typed
+from tests.facade import as_typed
 
 
 def config(*overrides: str) -> RunConfig:
@@ -74,10 +74,6 @@ def test_a_run_that_is_long_enough_is_compiled(
     made = dataclasses.replace(config("batch_size=64", "epochs=1"), compile=wanted)  # as on a GPU
     data = build_data(made, worker())
     assert build_learner(made, data, worker()).compiled == compiled
-
-
-def test_the_length_of_a_fork_counts_what_came_before() -> None:
-    assert config("epochs=3").total_steps(20, offset=5) == 3 * 20 + 5
 
 
 def test_the_initialisation() -> None:

@@ -14,7 +14,7 @@ from expt.errors import ConfigError, RunFailed
 from expt.runs import tags
 from expt.training.learner import Position
 from expt.worker.callbacks import Callbacks, as_bytes
-from tests.conftest import as_typed
+from tests.facade import as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
 from tests.worker.looking_on import Busy, Noting
 from tests.worker.test_run import TURNING, measured, values

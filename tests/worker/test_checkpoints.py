@@ -15,7 +15,7 @@ from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
 from expt.worker.checkpoints import Checkpoints
 from expt.worker.run import Run
-from tests.conftest import as_typed
+from tests.facade import as_typed
 from tests.worker.conftest import TrainAlone
 from tests.worker.sharded import Configs, together
 

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from expt.errors import ConfigError
 from expt.worker import build
-from tests.conftest import Configured, as_typed
+from tests.conftest import Configured
+from tests.facade import as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
 from tests.worker.test_run import values
 

@@ -17,8 +17,8 @@ from expt.training.collectives import Worker
 from expt.worker import comparison
 from expt.worker.build import build_data
 from expt.worker.diagnosis import in_words
-from tests.bits import same
-from tests.conftest import Configured, as_typed
+from tests.conftest import Configured
+from tests.facade import as_typed, same
 from tests.worker.conftest import ALONE, TrainAlone
 from tests.worker.sharded import Configs, together, trained
 

@@ -14,11 +14,10 @@ import expt
 from expt.command.rerun import NOT_REPEATED
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from tests.bits import same
-from tests.conftest import Configured, RunFolder, as_typed
+from tests.conftest import Configured
 from tests.conftest import Trained as TrainInWorkers
+from tests.facade import RunFolder, as_typed, continued, same
 from tests.integration.test_resume import kill_at
-from tests.requests import continued
 from tests.worker.conftest import TrainAlone, Trained
 
 SHORT = ("dataset.train_limit=320", "log_every=2", "optimizer.lr=0.2", "batch_size=32")

@@ -16,7 +16,6 @@ import expt
 from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.training.precision import Precision
-from expt.worker.build import check_metrics
 from expt.worker.custom_code import check_sums
 from tests.worker.stateful import Warm
 
@@ -230,19 +229,3 @@ def test_changes_in_place_are_of_copies(size: int) -> None:
     assert batch.inputs["x"] is inputs
     after = inputs, batch.targets, module.bias
     assert all(map(torch.equal, after, before))
-
-
-def test_metrics_are_tried_on_a_copy_of_the_task() -> None:
-    task, batch = Warm(), Batch(torch.randn(2, 6), torch.arange(2), 2)
-    tried = list[expt.Task]()
-    metrics = SimpleNamespace(names=["f1"], try_out=lambda task, *_: tried.append(task))
-    module, precision = nn.Linear(6, 4).double(), Precision(False, CPU)
-    models = {"module": module, "evaluated": module}
-    learner: Any = SimpleNamespace(
-        **models, task=task, extra_metrics=metrics, compiled=False, precision=precision
-    )
-    batches = iter([batch._replace(inputs=batch.inputs.double())])
-    loader: Any = SimpleNamespace(is_stream=False, first=lambda number: batches)
-    check_metrics(learner, loader)
-    assert loader.stay_double, "before anything is read"
-    assert tried[0] is not task

@@ -14,7 +14,8 @@ from expt.runs.paths import RunPaths
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
 from expt.worker.custom_code import FirstSteps
-from tests.conftest import Configured, usual
+from tests.conftest import Configured
+from tests.facade import usual
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stopped_and_resumed
 from tests.worker.stateful import Half, Saved, Warm
 from tests.worker.test_run import values

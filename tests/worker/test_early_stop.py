@@ -10,7 +10,7 @@ from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
 from expt.runs import checkpoint
 from expt.worker.record import EarlyStop
-from tests.conftest import RunFolder, run
+from tests.facade import RunFolder, run
 from tests.worker.conftest import TrainAlone
 from tests.worker.test_run import TURNING
 

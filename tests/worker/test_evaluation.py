@@ -30,8 +30,8 @@ from expt.tasks.custom import Config as TargetTask
 from expt.worker import evaluation
 from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
-from tests.conftest import Configured, as_typed
-from tests.requests import request_of
+from tests.conftest import Configured
+from tests.facade import as_typed, request_of
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 

@@ -13,9 +13,9 @@ import expt
 from expt.runs.named_checkpoint import whole
 from expt.runs.paths import RunPaths
 from expt.worker.run import Run
-from tests.bits import same
-from tests.conftest import Configured, as_typed
+from tests.conftest import Configured
 from tests.conftest import Trained as TrainInWorkers
+from tests.facade import as_typed, same
 from tests.integration.test_resume import assert_equal, kill_at
 from tests.worker.conftest import TrainAlone, TrainTogether
 from tests.worker.test_continue import SHORT, _assert_same, _longer

@@ -18,9 +18,9 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
 from expt.worker import fault
 from expt.worker.run import Run
-from tests.conftest import Configured, RunFolder
+from tests.conftest import Configured
 from tests.every_task import CASES, config_of
-from tests.requests import request_of
+from tests.facade import RunFolder, request_of
 from tests.worker.conftest import ALONE
 from tests.worker.sharded import Observer
 from tests.worker.test_evaluation import metrics

@@ -14,13 +14,12 @@ from torch import nn
 from expt.errors import ConfigError
 from expt.models.partial_load import weights_in
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from expt.worker import first_weights
 from expt.worker.run import Run
-from tests.conftest import Configured, RunFolder, run
-from tests.requests import request_of
+from tests.conftest import Configured
+from tests.facade import RunFolder, request_of, run
 from tests.worker.conftest import ALONE, TrainAlone
 from tests.worker.sharded import Observer
 
@@ -176,24 +175,6 @@ def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path,
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"^weights=.*best.safetensors: .*damaged"):
         first_weights.load_weights(net(), str(path), ALONE)
-
-
-@pytest.mark.parametrize(
-    ("objective", "best"), [("accuracy/val", "seed=1"), ("loss/val", "seed=0")]
-)
-def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: str) -> None:
-    (tmp_path / "multirun.yaml").touch()
-    with pytest.raises(ConfigError, match="is a sweep"):
-        chosen(str(tmp_path))
-    for seed, value in enumerate((0.2, 0.9, None, float("nan"))):
-        paths = RunPaths(tmp_path / f"seed={seed}")
-        task = {"task": {"name": "classification"}}
-        create_result(paths, objective={"name": objective, "value": value}, config=task)
-        paths.checkpoints.mkdir()
-        paths.best.touch()
-    with pytest.raises(ConfigError) as refused:
-        _ = chosen(f"{tmp_path}@last").file
-    assert f"'weights=\"{tmp_path}/{best}@last\"', which is the best" in str(refused.value)
 
 
 def test_what_is_frozen_stays_as_it_was_loaded_and_a_resume_does_not_load_it_again(

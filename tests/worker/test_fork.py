@@ -15,9 +15,8 @@ import torch
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from tests.bits import same
-from tests.conftest import Configured, as_typed
-from tests.requests import begun
+from tests.conftest import Configured
+from tests.facade import as_typed, begun, same
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.sharded import Observer
 

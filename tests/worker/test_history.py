@@ -6,7 +6,8 @@ import math
 
 from expt.worker.record import History
 from expt.worker.steps import Times
-from tests.conftest import Configured, as_typed
+from tests.conftest import Configured
+from tests.facade import as_typed
 
 
 def test_what_was_finite_once_has_a_best() -> None:
@@ -20,31 +21,6 @@ def test_what_was_finite_once_has_a_best() -> None:
     never.last["acc/val"] = math.inf
     assert "acc/val is inf after epoch 1: no epoch" in (never.why_no_best(1) or "")
     assert never.why_no_best(2) is None, "it is told once"
-
-
-def test_the_time_of_an_epoch_counts_both_attempts() -> None:
-    now = 100.0
-    first = History("loss/val", "min", clock=lambda: now)
-    first.begin_epoch()
-    now = 103.0
-    assert first.end_epoch() == 3.0
-    first.begin_epoch()
-    now = 105.0
-    first.last, first.eval_s = {"loss/val": 1.0}, 0.5
-    state = first.state_dict()
-    assert state["elapsed_s"] == 2.0
-    second = History("loss/val", "min", clock=lambda: now)
-    second.load_state_dict(state)
-    now = 1000.0
-    second.begin_epoch()
-    now = 1004.0
-    assert second.end_epoch() == 6.0
-    assert (second.epoch_s, second.eval_s, second.last) == ([3.0, 6.0], 0.5, {"loss/val": 1.0})
-    second.begin_epoch()
-    now = 1005.0
-    assert second.end_epoch() == 1.0, "the epoch after counts from zero"
-    assert second.state_dict()["elapsed_s"] == 0.0
-    assert first.epoch_s == [3.0], "the second has a list of its own"
 
 
 def test_a_best_whose_weights_are_gone_is_no_best() -> None:

@@ -21,9 +21,9 @@ from expt.training import devices, random_state
 from expt.training.precision import Autocast, Precision, precision_kept, set_precision
 from expt.worker import main
 from tests.composing import composed
-from tests.conftest import Configured, RunFolder, as_typed, python
+from tests.conftest import Configured
+from tests.facade import RunFolder, as_typed, python, request_of
 from tests.models.test_named import fetched
-from tests.requests import request_of
 from tests.worker.conftest import ALONE as ONE
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}

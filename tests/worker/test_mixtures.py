@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests import on_cards
-from tests.conftest import as_typed
+from tests.facade import as_typed
 from tests.worker.conftest import TrainAlone, assert_same, stopped_and_resumed
 from tests.worker.test_callbacks import words
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import expt
-from tests.conftest import as_typed
+from tests.facade import as_typed
 from tests.worker.conftest import TrainAlone
 
 

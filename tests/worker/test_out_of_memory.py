@@ -19,7 +19,8 @@ from expt.training.strategy import Fitting
 from expt.worker import build, comparison
 from expt.worker.diagnosis import in_words
 from tests import on_cards
-from tests.conftest import Configured, RunFolder, Trained, as_typed
+from tests.conftest import Configured, Trained
+from tests.facade import RunFolder, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stop_at
 from tests.worker.odd_models import Hungry
 

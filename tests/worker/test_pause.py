@@ -13,7 +13,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from expt.worker.run import Run
 from tests.conftest import Configured
-from tests.requests import continued
+from tests.facade import continued
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.test_callbacks import words as with_callbacks
 from tests.worker.test_continue import ALL_AT_ONCE, SHORT, _assert_same

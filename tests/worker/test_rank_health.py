@@ -6,25 +6,16 @@ import contextlib
 import io
 import math
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import torch
 from torch import nn
 
-from expt.errors import RunFailed
-from expt.tasks.classification import Classification
-from expt.tasks.sums import Sums
 from expt.training.collectives import Worker
 from expt.training.learner import Position
-from expt.training.loop import train_epoch
-from expt.training.shared_memory import SharedMemory
-from expt.training.strategy import Strategy
 from expt.worker import rank_health
 from tests.ranks import together
-from tests.training.test_loop import DEVICE, batches, learner, plain
-from tests.worker.conftest import ALONE
+from tests.training.test_loop import learner, plain
 
 CPU = torch.device("cpu")
 
@@ -90,18 +81,6 @@ def test_the_checksum_knows_every_bit(dtype: torch.dtype) -> None:
     assert rank_health.checksum([]) == 0
 
 
-def test_unequal_weights_end_the_run_with_the_ranks_named() -> None:
-    found = table({}, {"weights": 2.0**47}, {}, {"weights": 5.0})
-    assert rank_health.scalars(found)["ranks/unequal_weights"] == 2
-    health = rank_health.RankHealth(learner(plain()), Position(4, 8), ALONE, check_weights=True)
-    health.readings = table({}, {})
-    health.refuse_unequal()
-    health.readings = found
-    said = "after epoch 0 the weights of ranks 1, 3 differ from those of rank 0"
-    with pytest.raises(RunFailed, match=said):
-        health.refuse_unequal()
-
-
 def warned_of(worker: Worker) -> int:
     """How often unequal weights of ranks on unlike devices are warned of, in two epochs."""
     torch.backends.cpu.get_cpu_capability = lambda: f"kind {worker.rank}"
@@ -123,25 +102,3 @@ def test_the_checksum_knows_the_order_of_parameters_and_not_that_in_memory() -> 
     assert rank_health.checksum([first, second]) != rank_health.checksum([second, first])
     last = nn.Parameter(first.detach().clone().to(memory_format=torch.channels_last))
     assert rank_health.checksum([last]) == rank_health.checksum([first])
-
-
-def test_an_epochs_sums_come_with_every_ranks_reading() -> None:
-    module, memory, position = plain(), SimpleNamespace(spent_s=0.0), Position(4, 8)
-    strategy = Strategy(module, memory=cast(SharedMemory, memory))
-    subject = learner(module, strategy=strategy)
-    health = rank_health.RankHealth(subject, position, ALONE, check_weights=True)
-    for _ in range(2):
-        health.begin_epoch()
-        sums = Sums(Classification(), DEVICE)
-        train_epoch(subject, batches(4), position, sums, log_every=100)
-        memory.spent_s += 0.001
-        assert torch.equal(
-            health.end_epoch(sums.values, wish=lambda: position.step == 8), sums.values
-        )
-        (reading,) = health.readings
-        assert reading.wish == (position.step == 8)
-        assert reading.all_reduce_share > 0
-        assert 0 <= reading.step_ms < 1000
-        assert reading.weights == 0, "a single worker has none to compare with"
-        health.refuse_unequal()
-    assert 0 < health.spent_s < 10

@@ -20,9 +20,9 @@ from expt.errors import ConfigError, Diverged
 from expt.worker import build
 from expt.worker.run import Run
 from tests import on_cards
-from tests.conftest import Configured, RunFolder, as_typed
+from tests.conftest import Configured
 from tests.data.test_build import write_folder
-from tests.requests import request_of
+from tests.facade import RunFolder, as_typed, request_of
 from tests.worker.conftest import (
     ALONE,
     TrainAlone,

@@ -19,8 +19,7 @@ from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
 from expt.worker import fault, first_weights
 from tests import ranks
-from tests.conftest import RunFolder, as_typed
-from tests.requests import resumed
+from tests.facade import RunFolder, as_typed, resumed
 from tests.worker.conftest import ALONE
 from tests.worker.sharded import Configs, apart, losses, together, trained
 

@@ -9,8 +9,7 @@ import pytest
 from expt.config.schema import RunConfig
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
-from tests.conftest import RunFolder, as_typed
-from tests.requests import begun, continued
+from tests.facade import RunFolder, as_typed, begun, continued
 from tests.worker.conftest import assert_same
 from tests.worker.sharded import Configs, apart, losses, together, trained
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from expt.errors import Diverged
 from expt.runs import checkpoint
-from tests.conftest import as_typed
+from tests.facade import as_typed
 from tests.worker.conftest import TrainAlone, TrainTogether, stop_at
 
 

@@ -69,28 +69,6 @@ def test_a_checkpoint_is_mapped_and_what_trains_on_is_not_in_its_file(tmp_path: 
     trained(resumed, 4)
 
 
-def test_float16s_scale_is_kept() -> None:
-    first = snapshot(amp="fp16")
-    scaler = first.learner.precision.scaler
-    scaler.load_state_dict({**scaler.state_dict(), "scale": 512.0, "_growth_tracker": 7})
-    second = snapshot(amp="fp16")
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    assert second.state_dict()["scaler"] == first.state_dict()["scaler"]
-    assert second.learner.precision.scaler.get_scale() == 512.0
-
-
-def test_one_cycle_stretches_over_more_epochs() -> None:
-    state = trained(snapshot(total=20, cycle=True), 4)
-    longer, reference = snapshot(total=60, cycle=True), snapshot(total=60, cycle=True)
-    longer.load_state_dict(state)
-    rates = []
-    for subject, steps in ((reference, 10), (longer, 6)):
-        trained(subject, steps)
-        rates.append(subject.learner.scheduler.get_last_lr())
-    assert rates[0] == pytest.approx(rates[1])
-    trained(longer, 45)  # 20 steps are behind it: the old length would have raised
-
-
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_another_number_of_workers_shares_the_sums_out(rank: int) -> None:
     """Their total is what counts; random numbers are kept by those who had some."""

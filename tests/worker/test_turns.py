@@ -10,7 +10,8 @@ import pytest
 from filelock import FileLock
 
 from expt.worker.build import in_turn, lock_of
-from tests.conftest import Configured, as_typed, run
+from tests.conftest import Configured
+from tests.facade import as_typed, run
 from tests.worker.conftest import ALONE
 from tests.worker.test_own_outputs import WORDS
 

@@ -17,7 +17,7 @@ from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.training import sharding
 from expt.training.collectives import Worker
-from tests.conftest import as_typed
+from tests.facade import as_typed
 from tests.worker.odd_models import Apart, Centred, Mixture
 from tests.worker.sharded import Configs, apart, together, trained
 

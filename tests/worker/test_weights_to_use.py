@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from expt.training.loop import evaluate
-from tests.conftest import as_typed
+from tests.facade import as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 from tests.worker.test_run import TURNING, measured
 
