@@ -57,7 +57,7 @@ class Workers:
     saves: bool = True
     """True if they save before they end; an evaluation and a preflight have nothing to save."""
     _ended: set[int] = field(default_factory=set)
-    """The ranks whose end `poll` has seen: a sentinel that stays ready would keep the driver awake."""
+    """The ranks whose end `poll` has seen, as their sentinels stay ready."""
 
     @property
     def sentinels(self) -> list[int]:
