@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from expt.command.rerun import NOT_REPEATED
 from expt.config.identity import VERSION, Content, Identity, shown
@@ -29,6 +29,9 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from tests import warm
 from tests.composing import composed
+
+if TYPE_CHECKING:
+    from expt.data.build import Data
 
 TIMEOUT_S = 100
 
@@ -226,7 +229,7 @@ def dataset(words: str, **changes: Any) -> Any:
     return dataclasses.replace(_dataset(words), **changes)
 
 
-def built(dataset: Any, task: Any = None, **options: Any) -> Any:
+def built(dataset: Any, task: Any = None, **options: Any) -> Data:
     """The loaders of a dataset, of one CPU worker where `options` say nothing else."""
     import torch  # late: see conftest.py
 
