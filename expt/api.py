@@ -38,13 +38,13 @@ def run(
     quiet: bool = False,
     **settings: Any,
 ) -> Result:
-    """Train one run, and wait for it: what `python -m expt` does.
+    """Train one run, and wait for it, as `python -m expt` does.
 
     Settings are keywords: `epochs=3`, a dict for keys below one (`optimizer={"lr": 0.1}`), and with
     the choice of a group as its `name` (`dataset={"name": "mnist", "root": "~/data"}`). A class of
-    your own stands for what is built of it: `model=Net`, with arguments `model={"_target_": Net,
+    your own stands for an instance of it: `model=Net`, with arguments `model={"_target_": Net,
     "width": 16}` or `functools.partial(Net, width=16)`. Texts are taken as they stand. `arguments`
-    are words of the command (`"optimizer.lr=0.1"`) or dicts of dotted keys; what is named later
+    are words of the command (`"optimizer.lr=0.1"`) or dicts of dotted keys; of equal keys the last
     counts.
 
     The run is in `folder`, or a new one of `outputs`; `quiet` keeps all but warnings from being
@@ -72,7 +72,7 @@ def sweep(
     quiet: bool = False,
     **settings: Any,
 ) -> SweepResult:
-    """Train every combination of values, and wait for all: what `python -m expt -m` does.
+    """Train every combination of values, and wait for all, as `python -m expt -m` does.
 
     Arguments are those of `run`, and a list, a range or an array is an axis. A tuple is one value,
     as is a list inside an axis: `model={"hidden": [(), (64,), (64, 64)]}` has three models.
@@ -107,8 +107,8 @@ def sweep(
 def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     """Repeat the run of `folder`, one of a sweep too, with its recorded settings in a new folder.
 
-    The numbers are the same to the last bit on the same machine with the same code. Warns of what
-    differs now, and where the numbers do. Raises as `run` does.
+    The numbers are the same to the last bit on the same machine with the same code. Warns of
+    differences in versions, data and code, and in the numbers. Raises as `run` does.
 
     >>> again = expt.rerun(result.folder)
     1,293 train, 144 val, 360 test; 10 classes
@@ -148,10 +148,10 @@ def predict(
     top: int | None = None,
     trust_code: bool = False,
 ) -> Predictions:
-    """Return what `python -m expt predict RUN PATHS` does: `predict("RUN", "photos")[0]["class"]`.
+    """Return predictions, as `python -m expt predict`: `predict("RUN", "photos")[0]["class"]`.
 
     Warns of each file that can't be read. `trust_code` is that of expt.load. Raises ConfigError for
-    what the run's model can't be asked about.
+    samples that the run's model can't take.
     """
     from expt.inference.plan import Plan
 

@@ -50,13 +50,13 @@ class ConfigError(ExptError):
 
 
 class DataError(ConfigError):
-    """A dataset's files are missing or not what they should be."""
+    """A dataset's files are missing or malformed."""
 
     where = "data"
 
 
 def collected(function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
-    """Return what a function returns for each item. Raise all DataErrors as one."""
+    """Return the result of a function for each item. Raise all DataErrors as one."""
     found, problems = list[Found](), list[str]()
     for item in items:
         try:
@@ -69,7 +69,7 @@ def collected(function: Callable[[Item], Found], items: Iterable[Item]) -> list[
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint is not what was written, or there is no room to read it."""
+    """A checkpoint has changed since it was written, or there is no room to read it."""
 
 
 class FolderInUse(ConfigError):

@@ -353,7 +353,7 @@ def _status() -> dict[str, str]:
 
 @contextlib.contextmanager
 def not_world_writable() -> Iterator[None]:
-    """Let only owner and group write to what is created while entered, whatever the umask.
+    """Let only owner and group write to files that are created while entered, whatever the umask.
 
     That is the process's: of several threads the first sets it and the last one sets it back.
     """

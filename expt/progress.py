@@ -1,4 +1,4 @@
-"""Report every ten seconds what this process is doing, if that takes longer."""
+"""Report the phase of this process every ten seconds, if it takes longer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Phase:
 
 @contextlib.contextmanager
 def phase(name: str, total: int = 0) -> Iterator[Phase]:
-    """Have `name` reported until the end; the caller counts what is `done`, if it can."""
+    """Have `name` reported until the end; the caller may count the samples that are `done`."""
     _under_way.append(found := Phase(name, total))
     try:
         yield found
@@ -52,7 +52,7 @@ def phase(name: str, total: int = 0) -> Iterator[Phase]:
 
 @contextlib.contextmanager
 def reported(say: Callable[[str], object]) -> Iterator[None]:
-    """Say what is under way where nothing was said for EVERY_S seconds; only the innermost does."""
+    """Say which phase is under way after EVERY_S silent seconds; only the innermost does."""
     done, num_before = threading.Event(), len(_under_way)
     _sayers.append(say)
     threading.Thread(target=_report, args=(say, done), name="progress", daemon=True).start()

@@ -104,7 +104,7 @@ def exit_code() -> int:
 
 
 def interruption() -> str:
-    """Return what has asked this process to stop; a KeyboardInterrupt alone is Ctrl-C."""
+    """Return which signal has asked this process to stop; a KeyboardInterrupt alone is Ctrl-C."""
     first = _received[0] if _received else signal.SIGINT
     return f"interrupted ({'Ctrl-C' if first == signal.SIGINT else first.name})"
 

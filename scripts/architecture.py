@@ -9,11 +9,13 @@ import ast
 import functools
 import graphlib
 import inspect
+import io
 import itertools
 import pydoc
 import re
 import statistics
 import sys
+import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +48,13 @@ MAX_LINES = {
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys
+ODD_WORDS = re.compile(  # "what is missing" is better "missing files"
+    r"\b(what|told|so many|of which|anew|alike|besides?|go(es)? on|comes? to|came to)\b", re.I
+)
+NOT_REWORDED = {
+    *("data", "inference", "models", "tasks", "training", "worker"),
+    *("command.evaluation_settings", "command.predict"),
+}
 ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")
 DOCUMENTED = {"planning.plan": {"_subclasses", "_python_dispatch"}}  # of torch, by its own pages
 STRATEGIES = ("Strategy", "DDP", "Phased", "Sharded", "Fitting")
@@ -256,6 +265,24 @@ def words(module: Module) -> Iterator[str]:
             yield f"a docstring begins with {found[0]}: {value.partition(chr(10))[0]}"
 
 
+def plain_words(module: Module) -> Iterator[str]:
+    """Hold docstrings and comments free of odd words, in the packages that have been reworded."""
+    for text in () if {module.component, module.name} & NOT_REWORDED else prose(module):
+        if found := ODD_WORDS.search(re.sub("`.*?`", "", text)):
+            yield f"{found[0]!r} is not plain in: {' '.join(text.split())}"
+
+
+def prose(module: Module) -> Iterator[str]:
+    """Yield every docstring and comment."""
+    for node in nodes(module.tree):
+        value = getattr(node.value, "value", None) if isinstance(node, ast.Expr) else None
+        if isinstance(value, str):
+            yield value
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
 def private_parts(module: Module) -> Iterator[str]:
     """Hold private parts of torch in one module, which is looked at where torch changes."""
     if module.name != "training.patches" and any(map(is_torch, imported(module.tree))):
@@ -340,7 +367,7 @@ def assigned_of_others(tree: ast.AST) -> Iterator[str]:
 
 
 EACH: Sequence[Callable[[Module], Iterator[str]]] = (
-    *(imports_go_down, imports_of_others, sizes, names, explanations, words),
+    *(imports_go_down, imports_of_others, sizes, names, explanations, words, plain_words),
     *(private_parts, replacements, strategies, no_pickle),
 )
 

@@ -53,6 +53,9 @@ RULES: list[tuple[Callable[[Module], Iterator[str]], str, str]] = [
     (architecture.no_pickle, "runs.x", "class Reader(pickle.Unpickler):\n    pass"),
     (architecture.no_pickle, "runs.x", "state = pickle.load(file)"),
     (architecture.words, "runs.x", "def f():\n    'Whether it is.'"),
+    (architecture.plain_words, "runs.x", "'''Two files are alike.'''"),
+    (architecture.plain_words, "runs.x", "a = 1  # of which there is one"),
+    (architecture.plain_words, "runs.x", "'''Return what is missing.'''"),
     *(
         (architecture.private_parts, "data.x", f"import torch\n{source}")
         for source in (

@@ -30,7 +30,7 @@ class HydraTask:
         self._sweep: Sweep | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process."""
+        """Leave out the state of this process."""
         return {"_command": None, "_sweep": None}
 
     def __call__(self, composed: DictConfig) -> float | None:

@@ -14,7 +14,7 @@ from expt.runs.view.text import Console, say
 
 
 def main(words: Sequence[str]) -> int:
-    """List what is there, or remove it. Raises ConfigError for words that are not understood."""
+    """List the datasets, or remove them. Raises ConfigError for other words."""
     about = "List datasets decoded for later runs; those not used for longest go if space is short."
     parser, clears = Parser("cache", about), "remove all of them, except those being written"
     parser.add_argument("--clear", action="store_true", help=clears)

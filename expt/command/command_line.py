@@ -124,7 +124,7 @@ def readable(word: str) -> str:
 
 
 def _as_text(part: str, *, of_group: bool) -> str:
-    """Quote what Hydra does not read as a text: 2024_01, which is 202401, or what it can't read.
+    """Quote a text that Hydra reads as another value, as 2024_01 as 202401, or can't read.
 
     An integer stays one in a group, where texts may be integers (see Name): a custom class may have
     a parameter of that name, which is a number.
@@ -195,8 +195,8 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
     """Put the settings of the run that is resumed or forked before those that are typed.
 
     Returns the folders of custom YAML that it was started with, too. The runs of a sweep get the
-    settings of their parents one by one, see `Parents`. Raises ConfigError where what is forked is
-    no run.
+    settings of their parents one by one, see `Parents`. Raises ConfigError where the value of
+    `fork` is no run.
     """
     folder = last_value(settings, f"hydra.{'sweep' if sweep else 'run'}.dir")
     paths = None if sweep or folder is None else RunPaths(Path(folder))
@@ -224,7 +224,7 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
 
 
 def _values(override: Override) -> list[str]:
-    """Return what it names; of several values Hydra's grammar has escaped texts."""
+    """Return its values; of several ones Hydra's grammar has escaped the texts."""
     several = [override]
     if override.is_sweep_override():
         several = [parse_one(f"fork={text}") for text in override.sweep_string_iterator()]
@@ -262,6 +262,6 @@ class Parents:
     def of_fork(self, config: RunConfig, before: Record) -> Content:
         """Return the digests of a fork, at the checkpoint that the first fork of the sweep had.
 
-        Raises ConfigError where what is forked is not a run.
+        Raises ConfigError where the value of `fork` is not a run.
         """
         return continuing.of_fork(config, self._known.get(config.fork or "", before))

@@ -1,7 +1,7 @@
 """Compose configurations: the only module that imports Hydra.
 
-Hydra is called through its public functions, under one lock: its state, and what interpolations
-are resolved by, belong to the process.
+Hydra is called through its public functions, under one lock: its state, and the resolvers of
+interpolations, belong to the process.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Composer:
             return settings_of(composed, sweep=sweep)
 
     def options(self, group: str) -> list[str]:
-        """Return what may be chosen of a group; nothing for a key that is none."""
+        """Return the choices of a group; nothing for a key that is none."""
         if group not in self._options:
             with _lock, self._initialized() as loader:
                 self._options[group] = loader.get_group_options(
@@ -187,7 +187,7 @@ class Composer:
         return [f"{override.get_key_element()}={text}" for text in texts]
 
     def _split(self, words: Sequence[str]) -> tuple[_Base, list[Override]]:
-        """Return what is composed of the words that choose, and those that set a plain value."""
+        """Return the composition of the words that choose, and the words that set a plain value."""
         overrides = [parse_one(word) for word in with_classes_added(words)]
         for each in overrides:
             refuse_no_choice(each)
@@ -241,7 +241,7 @@ class Composer:
 
     @contextlib.contextmanager
     def explained(self, words: Sequence[str]) -> Iterator[None]:
-        """Raise ConfigError for what Hydra raises of these words."""
+        """Raise ConfigError for errors of Hydra about these words."""
         try:
             yield
         except COMPOSING as error:
@@ -333,7 +333,7 @@ def hydra_files(composed: DictConfig, words: Sequence[str]) -> dict[str, str]:
 
 
 def _yaml(content: object) -> str:
-    """Return what OmegaConf.to_yaml does, by libyaml in a tenth of its time."""
+    """Return YAML as OmegaConf.to_yaml does, by libyaml in a tenth of its time."""
     return str(yaml.dump(content, Dumper=_Dumper, allow_unicode=True, sort_keys=False))
 
 

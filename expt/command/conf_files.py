@@ -111,7 +111,7 @@ ELSEWHERE = {
 def as_config_error(
     error: BaseException, words: Sequence[str], folders: Sequence[Path] = ()
 ) -> ConfigError:
-    """Return the error for what Hydra or OmegaConf raised while composing `words`.
+    """Return the error for one of Hydra or OmegaConf that composing `words` has raised.
 
     `folders` are those that YAML was searched in.
     """
@@ -137,7 +137,7 @@ def as_config_error(
 
 
 def unknown_key(word: str, key: str, choice: str | None) -> str:
-    """Return what is wrong with `word` if this is the choice of its group; None: a custom class."""
+    """Return the error of `word` if this is the choice of its group; None: a custom class."""
     group = key.partition(".")[0]
     if choice is None:
         return f"{word}: nothing sets '{key}' yet; type +{word}, or add it to the class's YAML"
@@ -164,7 +164,7 @@ def nearest(key: str) -> str:
 def unknown_option(
     missing: str, options: Sequence[str] | None, folders: Sequence[Path] = ()
 ) -> str:
-    """Return what is wrong with a choice of a group for which there is no file."""
+    """Return the error of a choice of a group for which there is no file."""
     group, _, name = missing.rpartition("/")
     files = (path for folder in folders for path in (folder / group).glob("*.yaml"))
     choices = sorted({*(options or ()), *(path.stem for path in files)})

@@ -1,4 +1,4 @@
-"""`expt doctor`: try what a run needs of this machine, and name the fix of what fails."""
+"""`expt doctor`: try the parts of this machine that a run needs, and name fixes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STYLES = {"pass": "green", "fail": "bold red", "note": "dim"}
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check; a `note` is about what no run needs."""
+    """The outcome of one check; a `note` is about a part that no run needs."""
 
     outcome: Literal["pass", "fail", "note"]
     what: str
@@ -114,7 +114,7 @@ def _findings(root: str | None) -> Iterator[Finding]:
 
 
 def _in_another_process() -> Iterator[Finding]:
-    """Yield what needs torch, which the forkserver has imported and this process need not."""
+    """Yield the findings of torch, which the forkserver has imported and this process need not."""
     try:
         (found,) = processes.call_each("expt.command.doctor:_of_torch", [()])
     except RunFailed as error:  # torch's import, or its use, has ended the process

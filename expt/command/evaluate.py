@@ -41,7 +41,7 @@ examples
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what `words` ask for.
+    """Evaluate the runs of `words`.
 
     Raises as `evaluate`, and RunFailed where one of several has failed.
     """
@@ -99,7 +99,7 @@ def evaluate(
 
 
 def _chosen(folder: Path, best: int | None) -> list[Path]:
-    """Return the run, or the best ones of a sweep; `found` refuses what is neither."""
+    """Return the run, or the best ones of a sweep; `found` refuses anything else."""
     if not is_sweep(folder) and (best is None or not folder.exists()):
         return [folder]
     if RunPaths(folder).result.exists():

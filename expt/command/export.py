@@ -30,9 +30,9 @@ NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 @machine.not_world_writable()
 def main(words: Sequence[str]) -> int:
-    """Do what `words` ask for.
+    """Carry out the command of `words`.
 
-    Raises ConfigError for what cannot be done, RunFailed where the check fails.
+    Raises ConfigError for a model that cannot be exported so, RunFailed where the check fails.
     """
     parser = Parser("export", ABOUT, EXAMPLES)
     add = parser.add_argument

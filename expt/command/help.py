@@ -58,7 +58,7 @@ WHEN = " When: "
 
 
 def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
-    """Print what most people use, or what `arguments` ask for: a choice, keys, or `all`.
+    """Print common settings, or those that `arguments` name: a choice, keys, or `all`.
 
     Raises ConfigError for a word that it has nothing to say about.
     """
@@ -79,7 +79,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
         (title, [(row, meaning.partition(WHEN)[0]) for row, meaning in rows])
         for title, rows in (*sections(conf_dir() / "config.yaml"), *_of_choices(words, folders))
     ]
-    if words:  # what they name, and nothing else
+    if words:  # only those that they name
         named = (word.partition("=") for word in words)
         choices = {f"{group}={each}" for group, _, value in named for each in value.split(",")}
         for title, rows in every:
@@ -114,7 +114,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
 def _of_choices(
     words: Sequence[str], folders: Sequence[Path]
 ) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield the chosen option of each group, with what it is, and its rows."""
+    """Yield the chosen option of each group with its description, and its rows."""
     chosen = ((group, name) for group, each in _chosen(words).items() for name in each.split(","))
     for group, name in chosen:
         paths = (folder / group / f"{name}.yaml" for folder in folders)
@@ -213,7 +213,7 @@ def _table(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def print_completions() -> None:
-    """Print what the line in the environment of Hydra's completion script may become."""
+    """Print completions of the line in the environment of Hydra's completion script."""
     line = os.environ.get("COMP_LINE", "")
     words = line.split(maxsplit=3 if line.startswith("python") else 1)
     print("\n".join(completed(words[-1] if len(words) in (2, 4) else "")))
@@ -230,7 +230,7 @@ def completed(line: str) -> list[str]:
 
 
 def _settings(word: str) -> list[str]:
-    """Return what a setting may become: a key up to its next dot, or its values."""
+    """Return completions of a setting: a key up to its next dot, or its values."""
     key, equals, _ = word.partition("=")
     if equals:
         found = dict.fromkeys(f"{key}={value}" for value in (*choices_of(key), *_options(key)))

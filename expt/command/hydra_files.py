@@ -67,7 +67,7 @@ def named_axes(composed: DictConfig) -> list[str]:
 
 
 def of_all_runs(composed: DictConfig) -> dict[str, Any]:
-    """Return what a sweep has once: its grid, its search, how its runs are started."""
+    """Return the settings that a sweep has once: its grid, its search, its launcher."""
     found: Any = OmegaConf.to_container(composed)
     of_hydra = {f"hydra.{key}": value for key, value in found["hydra"].items()}
     keys = [f"hydra.{key}" for key in ("sweeper", "launcher", "callbacks", "mode")]
@@ -92,7 +92,7 @@ def refuse_unused(composed: DictConfig, typed: Sequence[str], *, sweep: bool) ->
 
 
 def launcher_options(composed: DictConfig) -> dict[str, Any]:
-    """Return the keys of `hydra.launcher`, without what names a folder, which is made at once."""
+    """Return the keys of `hydra.launcher`, without that of a folder, which is made at once."""
     found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
     return {
         key: value for key, value in found.items() if key not in ("_target_", "submitit_folder")
@@ -105,7 +105,7 @@ def launcher_name(composed: DictConfig) -> str:
 
 
 def needs_hydra(composed: DictConfig) -> str:
-    """Return what Hydra itself has to run: its own callbacks, other sweepers and launchers."""
+    """Return the part that needs Hydra itself: its callbacks, another sweeper or launcher."""
     choices = composed.hydra.runtime.choices
     if (sweeper := choices.get("hydra/sweeper")) not in (None, "basic"):
         return f"hydra/sweeper={sweeper}"
@@ -125,14 +125,14 @@ def own_folders_of(hydra_yaml: Path) -> list[str]:
 
 
 def about_run(name: str, words: Sequence[str], config: object = None) -> Record:
-    """Return the fields of result.json that say what the run is called, and what asks for it."""
+    """Return the fields of result.json with the name of the run and the words of its command."""
     typed = as_dict([word for word in words if word != "resume=auto"])
     overrides = {key: _of_kind(config, key, value) for key, value in typed.items()}
     return {"name": name, "overrides": overrides, "arguments": list(words)}
 
 
 def _of_kind(config: Any, key: str, value: Any) -> Any:
-    """Return 1 as 1.0 where the key has that: what was typed 1 and 1.0 is one setting."""
+    """Return 1 as 1.0 where the key has that: typed as 1 or 1.0 it is one setting."""
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
     return config if type(value) is int and type(config) is float and config == value else value

@@ -22,7 +22,7 @@ USE_SWEEP = "use expt.sweep, which returns a list of results"
 def command(
     options: Options, *, typed_at: float, may_sweep: bool = True, from_python: bool = False
 ) -> list[RunPaths]:
-    """Train what is asked for; returns the folders of the runs that have completed or were pruned.
+    """Carry out a command; returns the folders of the runs that have completed or were pruned.
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
@@ -117,7 +117,7 @@ def _split(this: Command) -> tuple[list[str], list[compose.Override]]:
 def _refuse_several(
     this: Command, composed: DictConfig, fixed: Sequence[str], axes: Sequence[compose.Override]
 ) -> None:
-    """Raise ConfigError for choices that differ in what a sweep has once, such as its grid."""
+    """Raise ConfigError for choices that differ in settings a sweep has once, such as its grid."""
     once = hydra_files.of_all_runs(composed)
     for axis in (each for each in axes if this.composer.is_group(each.key_or_group)):
         first, *others = this.composer.values(axis)

@@ -28,7 +28,7 @@ AGAIN = "interrupted; type the command again"
 
 
 def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
-    """Do what `python -m expt ARGUMENTS` does, and exit.
+    """Carry out `python -m expt ARGUMENTS`, and exit.
 
     The exit code is 0 where all is done, 1 where a run failed, 2 for wrong input, and 130 (143)
     where it was interrupted. With `--json` it is in the document that is printed, too.
@@ -134,7 +134,7 @@ def _help(arguments: Sequence[str]) -> int:
 
 
 def _progressed(line: str) -> None:
-    if os.environ.get("RANK", "0") == "0":  # else a worker of torchrun, of which one reports
+    if os.environ.get("RANK", "0") == "0":  # of several workers of torchrun one reports
         print(line, file=sys.stderr, flush=True)
 
 

@@ -84,7 +84,7 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     composed = compose.Composer(own_folders(options.config_dir, words)).compose(words)
     with open_dict(composed):
         if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
-            composed.dataset.root = "."  # a plan reads only what its settings don't say
+            composed.dataset.root = "."  # a plan reads files only for facts that its settings lack
     settings = compose.settings_of(composed) | {"weights": None}
     vocabulary, tokenizer = options.vocabulary, str((settings.get("dataset") or {}).get("tokens"))
     if vocabulary is None and tokenizer.endswith(".json") and not Path(tokenizer).exists():
@@ -127,7 +127,7 @@ def _show(console: Console, config: RunConfig, found: Planned) -> None:
 def preflight(
     jobs: Sequence[Job], machine: Machine, options: Options, total: int | None = None
 ) -> None:
-    """Try out a run of each kind among those that are not complete, and print what they take.
+    """Try out a run of each kind among those that are not complete, and print their costs.
 
     With a `total` they are samples of a search with that many trials left. Raises
     ConfigError where some can't run by their settings, RunFailed where one can't for another

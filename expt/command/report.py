@@ -58,7 +58,7 @@ EXAMPLES = """examples
 @progress.phase("reading the runs")
 @machine.seldom_collecting()
 def main(words: Sequence[str]) -> int:
-    """Print what `words` ask for.
+    """Print the report that `words` name.
 
     Raises ConfigError for an option that there is not, and where there is no run.
     """
@@ -294,7 +294,7 @@ def _put(folder: Path, runs: Sequence[FoundRecord], sort: str | None) -> None:
 
 
 def _pruned(runs: Sequence[FoundRecord]) -> Iterator[str]:
-    """Yield how many runs are pruned at a rung, and what resumes one; best first."""
+    """Yield how many runs are pruned at a rung, and the command that resumes the best."""
     pruned = [run for run in runs if run["status"] == PRUNED]
     if not pruned:
         return
@@ -330,7 +330,7 @@ def _write_summary(folder: Path, runs: Sequence[FoundRecord]) -> bool:
 
 
 def print_lost(console: Console, folders: Sequence[Path]) -> None:
-    """Say what became of runs that were killed, and how to resume them."""
+    """Name runs that were killed, and how to resume them."""
     for folder in folders:
         lost = "says that it is running, but has no process; it was killed"
         say(console, f"lost         {shown_path(folder)} {lost}")

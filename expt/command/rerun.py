@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
 
 @machine.not_world_writable()
 def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
-    """Train what the run of `folder` trained, in `into` or a new folder; return that.
+    """Repeat the run of `folder` in `into` or a new folder; return that.
 
     Raises ConfigError where that is not a run's folder or it can't run here, RunFailed or
     Interrupted as any run.
@@ -107,7 +107,7 @@ def settings_of(then: Record, run_paths: RunPaths) -> RunConfig:
     config = parsing.parse(parsing.settings_of(then["config"]), machine.detect())
     if config.resume != "auto":
         return config
-    # It was interrupted and resumed; what it began from is in the overrides typed at first.
+    # It was interrupted and resumed; its source is in the overrides typed at first.
     words = OmegaConf.load(run_paths.overrides) if run_paths.overrides.exists() else ()
     typed = [str(word).partition("=") for word in words]
     begun = [value.strip("'\"") for key, _, value in typed if key == "resume"]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """The runs of one command, by what became of them."""
+    """The runs of one command, by their outcomes."""
 
     ended: dict[RunPaths, str] = field(default_factory=dict)
     """The completed, the pruned and the failed, in the order of the grid."""
@@ -56,7 +56,7 @@ class Outcome:
             self.errors[run_paths.folder] = error
 
     def add_jobs(self, jobs: Collection[Job], spared: tuple[type[ExptError], ...] = ()) -> None:
-        """Take in what became of a sweep's runs.
+        """Take in the outcomes of a sweep's runs.
 
         An error that is `spared` is not a failure if any run completed or was pruned.
         """

@@ -101,7 +101,7 @@ class SearchCommand:
         return fixed, [str(each.input_line) for each in several]
 
     def _search(self) -> Search:
-        """Return the search as its folder has it. Raises ConfigError for what can't work."""
+        """Return the search as its folder has it. Raises ConfigError for impossible settings."""
         sweep, settings = self._sweep, self._settings
         objective = _plain(self._config.objective)
         if isinstance(objective, list):
@@ -245,7 +245,7 @@ def _plain(node: Any) -> Any:
 
 
 def _objective_of_runs(tags: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
-    """Return the override for what each run itself chooses its checkpoint by.
+    """Return the override of the objective by which each run chooses its checkpoint.
 
     It is the first of several goals that an evaluation measures.
     """
@@ -271,7 +271,7 @@ def space_of(
 ) -> Space:
     """Return the space of the axes among `words`, and of those that conditions of `when` give.
 
-    Raises ConfigError for what can't be searched.
+    Raises ConfigError for an axis that can't be searched.
     """
     axes = [_parameter(each, composer) for each in parse(words) if each.is_sweep_override()]
     first = [each.word(each.choices[0]) for each in axes if each.choices]
@@ -402,7 +402,7 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
 def _interval(name: str, word: str, sweep: Any, log: bool, typed: str) -> Parameter:
     low, high = sweep.start, sweep.end
     is_int = isinstance(low, int) and isinstance(high, int)  # by int(interval(1,8))
-    if re.search(_WHOLE, word):  # whole numbers, of which Hydra makes floats
+    if re.search(_WHOLE, word):  # whole numbers, which Hydra reads as floats
         low, high = int(low), int(high)
     return Parameter(name, "int" if is_int else "float", low, high, log, typed=typed)
 
@@ -428,7 +428,7 @@ def _typed(
     """Return the parameter, of integers where its key takes no other number.
 
     So it is for an argument of a custom class that has an integer, with whole ends. Raises
-    ConfigError for values that the key can't have, and what Hydra does where there is no such key.
+    ConfigError for values that the key can't have, and Hydra's error where there is no such key.
     """
     settings = settings_of(words)
     if not _has(settings, parameter.name):

@@ -1,4 +1,4 @@
-"""`expt send`: what a dashboard does not have yet of runs, sent afterwards."""
+"""`expt send`: the parts of runs that a dashboard does not have yet, sent afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Send what `words` ask for. Raises ConfigError, and ExptError where it can't be sent."""
+    """Send the runs of `words`. Raises ConfigError, and ExptError where one can't be sent."""
     parser = Parser(
         "send", "Send runs, or what is missing of them, to MLflow, W&B or trackio.", EXAMPLES
     )
@@ -84,7 +84,7 @@ def _send(name: str, runs: Sequence[RunPaths], asked: argparse.Namespace) -> Non
     try:
         sender.send(runs, last=True)
         sender.end()
-    except Exception as error:  # what these clients raise is of many kinds
+    except Exception as error:  # errors of these clients are of many classes
         why = in_a_line(error)
         raise ExptError(f"{name}: {why}; type it again later, nothing is sent twice") from error
     finally:

@@ -114,7 +114,7 @@ class Sweep:
     def run_batch(
         self, batch: Sequence[Sequence[str]], first: int, observer: SweepObserver
     ) -> list[Job]:
-        """Run what one of Hydra's sweepers asks for; returns the job of each."""
+        """Run the batch of one of Hydra's sweepers; returns the job of each."""
         folder, keys = self.open(), self._command.swept
         found = [folder.run(words, number, keys) for number, words in enumerate(batch, first)]
         self.carry_out(lambda *_: [self._jobs(found, observer)], observer)
@@ -128,13 +128,13 @@ class Sweep:
     def carry_out(
         self, rounds: Rounds, observer: SweepObserver, spared: tuple[type[ExptError], ...] = ()
     ) -> None:
-        """Run the jobs of one round after another; what is `spared` is not a failure of the sweep.
+        """Run the jobs of one round after another. Raises Interrupted on Ctrl-C.
 
-        Raises Interrupted on Ctrl-C.
+        Errors that are `spared` are not failures of the sweep.
         """
         runs, self._command.began = observer.runs, True
         runner = self._runner(observer)
-        record = OmegaConf.to_yaml(self.config)  # what was asked for, as Hydra writes it
+        record = OmegaConf.to_yaml(self.config)  # the settings, as Hydra writes them
         paths.write_atomically(self.folder / paths.SWEEP_RECORD, record)
         try:
             with observer:
@@ -207,7 +207,7 @@ class Sweep:
 
 
 class SweepObserver(SweepDisplay):
-    """Keeps the records and the terminal up to date with what happens to a sweep's runs."""
+    """Keeps the records and the terminal up to date with the events of a sweep's runs."""
 
     def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
         super().__init__(console, total=total, folder=folder, what=what)
@@ -225,7 +225,7 @@ class SweepObserver(SweepDisplay):
         return run.job if is_new else None
 
     def job_next(self, job: Job) -> None:
-        """Prepare what is to be in the run's folder, which takes a moment."""
+        """Prepare the files of the run's folder, which takes a moment."""
         _ = self.runs[job][0].hydra_files
 
     def job_starting(self, job: Job) -> None:
@@ -264,7 +264,7 @@ def _tasks_per_node(options: Mapping[str, Any]) -> int:
 
 
 def _node(options: Mapping[str, Any]) -> Machine:
-    """Return what a job of the cluster will find, to check settings before it is queued."""
+    """Return the machine of a job of the cluster, to check settings before it is queued."""
     here, tasks = machine.detect(), _tasks_per_node(options)
     workers = tasks * options["nodes"]
     return dataclasses.replace(
@@ -308,8 +308,8 @@ class Grid:
     def check(self, machine: Machine) -> None:
         """Compose every choice, and look at every value, with the first of all other axes.
 
-        Raises ConfigError for what no run of the grid can have; that two of them do not fit is
-        said when their run's turn comes.
+        Raises ConfigError for values that no run of the grid can have; that two of them do not fit
+        is said when their run's turn comes.
         """
         first, chosen = [values[0] for values in self._lists], dict[str, list[object]]()
         several = {each.key_or_group for each, _ in self._axes if self._chooses(each)}

@@ -37,7 +37,7 @@ Line: TypeAlias = tuple[str | tuple[str, str], ...]
 
 
 class SweepDisplay(Observer):
-    """A sweep that is under way, and what its workers print; plain lines without a terminal."""
+    """A sweep that is under way, and the lines of its workers; plain without a terminal."""
 
     def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
         self._console, self.total, self._folder, self._what = console, total, folder, what
@@ -89,13 +89,13 @@ class SweepDisplay(Observer):
         self._line("named twice", job, "", may_wait=True)
 
     def data_found(self, about: str) -> None:
-        """Say once what runs take of their files."""
+        """Print once which parts of their files runs take."""
         if about not in self._found:
             self._found.add(about)
             say(self._console, about)
 
     def job_starting(self, job: Job) -> None:
-        """Note that a run's workers are about to start: what its logs hold was printed before."""
+        """Note that a run's workers are about to start: lines in its logs were printed before."""
         self._printed[job] = Printed(job.paths)
         self._pruned.discard(job.paths.folder)
 
@@ -139,7 +139,7 @@ class SweepDisplay(Observer):
         self.moved[why] += 1
 
     def tick(self, active: Sequence[Job]) -> None:
-        """Read what the running ones have written, and show it."""
+        """Read new lines of the running ones, and show them."""
         now = time.monotonic()
         if now >= self._next_lines:
             self._print_lines()
@@ -255,7 +255,7 @@ def _at_rung(job: Job) -> str:
 
 
 def show_dry_run(runs: Iterable[SweepRun]) -> None:
-    """Print which runs would be started, and what they need."""
+    """Print which runs would be started, and their needs."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("#", "run", "identity", "needs", "would"):
         table.add_column(column)

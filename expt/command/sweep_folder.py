@@ -36,7 +36,7 @@ ASKED = "asked:"
 
 @dataclass(eq=False)
 class SweepRun:
-    """One run of a sweep: the job that the pool runs, and what is recorded of it."""
+    """One run of a sweep: the job that the pool runs, and its record."""
 
     number: int
     words: list[str]
@@ -81,7 +81,7 @@ class SweepFolder:
                 warn(f"{paths.result}: is damaged; a run of its settings gets a new folder")
             asked = _asked(found.get("arguments", ()))
             key = found.get("identity", asked)
-            if own_code.changed(found):  # what it has run is not there any more
+            if own_code.changed(found):  # its source is not there any more
                 self._by_words.setdefault(asked, paths)
                 continue
             self._records.append((paths, found))

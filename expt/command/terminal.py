@@ -132,7 +132,7 @@ def unwritten() -> str:
 
 
 def _open_closed() -> None:
-    """Open what `>&-` closed: the next file would get its number, and what is printed."""
+    """Open streams that `>&-` closed: the next file would get their numbers and lines."""
     for number in range(3):
         try:
             os.fstat(number)

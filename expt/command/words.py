@@ -23,16 +23,16 @@ WORDS = {
     "cache": "show the disk space of decoded datasets, or free it",
     "doctor": "test whether this machine can train: torch, GPUs, memory, data, two workers",
 }
-"""Subcommands, each with what it does; all else is a run or a sweep."""
+"""Subcommands, each with its purpose; all else is a run or a sweep."""
 
 
 def call(word: str, arguments: Sequence[str]) -> int:
-    """Do what a subcommand does, and return the exit code; its module is imported only now."""
+    """Carry out a subcommand, and return the exit code; its module is imported only now."""
     return int(importlib.import_module(f"expt.command.{word}").main(arguments))
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of what follows a subcommand; ConfigError for what it does not understand."""
+    """Parser of the words after a subcommand; raises ConfigError for others."""
 
     def __init__(self, word: str, description: str, epilog: str = "") -> None:
         super().__init__(

@@ -35,7 +35,7 @@ def fill_auto(node: Node, machine: Machine) -> dict[str, Any]:
 
 
 def fill_auto_of_a_sweep(node: Node) -> dict[str, Any]:
-    """Return `node` with what `auto` means in a sweep on every machine, whoever launches its runs.
+    """Return `node` with the values of `auto` in a sweep, the same on every machine.
 
     Runs share a CPU's cores, so each takes one: their numbers are then equal. Pictures are drawn in
     the time to spare.
@@ -135,7 +135,7 @@ def _with_size(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _filled_below(node: Node, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `node` with `values` for what is `auto` below `key`."""
+    """Return `node` with `values` for the keys below `key` that are `auto`."""
     below = node.get(key)
     if not isinstance(below, Mapping):
         return dict(node)

@@ -1,4 +1,4 @@
-"""The types of settings, what a key means, and how a member of a group is chosen. Free of torch."""
+"""Types of settings, the meaning of a key, the choice of a group. Free of torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ IS_GIVEN = "is given"
 class Key:
     """The meaning of a setting, as an annotation at its field; expt.config.keys reads it.
 
-    What is None is as for the key above, or else as said here.
+    A field that is None is as for the key above, or else as said here.
     """
 
     result: Literal["changes", "rounding", "none"] | None = None
@@ -98,7 +98,7 @@ def kind(node: Any) -> str | None:
 
 
 def word(member: Any) -> str:
-    """Return what chose the `member` of a group: its name, or the class of `_target_`."""
+    """Return the word that chose the `member` of a group: its name, or the class of `_target_`."""
     return str(member.target if member.name == "_target_" else member.name)
 
 
@@ -112,7 +112,7 @@ SCALARS = {str, int, float, bool, type(None)}
 
 
 def plain(value: Any) -> Any:
-    """Return what dataclasses.asdict does, of any value, in a fifth of its time."""
+    """Return any value as dataclasses.asdict does, in a fifth of its time."""
     if type(value) in SCALARS:
         return value
     if isinstance(value, dict):

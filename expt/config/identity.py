@@ -25,7 +25,7 @@ LENGTH = (*keys.varying("length"), "scheduler.kwargs.total_steps")
 
 
 class Content(TypedDict, total=False):
-    """Digests of what a run is made of besides its settings; None where there is nothing."""
+    """Digests of the parts of a run other than its settings; None for a part that it lacks."""
 
     data: str | None
     """The digest of the dataset's files; see expt.data.fingerprint."""
@@ -64,7 +64,7 @@ def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) ->
         found["fork"] = seedless
     for part, value in found.items():
         if value:
-            settings.pop(part, None)  # a path: what lies there counts, wherever it lies
+            settings.pop(part, None)  # a path: the content there counts, wherever it lies
             settings[f"content.{part}"] = value
     if config.resume not in (None, "auto"):
         settings["resume"] = config.resume
@@ -75,7 +75,7 @@ def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) ->
 
 
 def shown(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration as it is written to disk: without what came from the environment."""
+    """Return the configuration as it is written to disk: without values from the environment."""
     settings = {name: value for name, value in plain(config).items() if name != "secrets"}
     hidden: dict[str, Any] = secrets.hidden(settings, config.secrets)
     return hidden

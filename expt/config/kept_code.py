@@ -45,7 +45,7 @@ def _written() -> Path:
 
 
 def keep(config: RunConfig, folder: Path) -> None:
-    """Copy what a run's classes need of such modules into `folder`, for whoever comes later."""
+    """Copy the modules of this kind that a run's classes need into `folder`, for later commands."""
     for name, file in own_modules([*filter(is_of_main, targets(config))]).items():
         if is_of_main(name) and file.parent != folder:
             folder.mkdir(parents=True, exist_ok=True)
@@ -54,9 +54,9 @@ def keep(config: RunConfig, folder: Path) -> None:
 
 
 def find_kept(folder: Path, *, trust: bool = False) -> None:
-    """Let this process, and those it starts, import what `keep` has copied into `folder`.
+    """Let this process, and those it starts, import modules that `keep` has copied.
 
-    Raises ConfigError for what this user has not written there, unless it is trusted.
+    Raises ConfigError for files that this user has not written there, unless they are trusted.
     """
     if os.path.isdir(folder) and (path := str(folder.absolute())) not in sys.path:
         if not (trust or os.environ.get(TRUST) == "1" or is_signed(folder)):

@@ -1,6 +1,6 @@
 """The meaning of each setting for a run, as annotated in the schema.
 
-What a key does to a run's numbers, whether it may differ when a run is resumed, forked or
+The effect of a key on a run's numbers, whether it may differ when a run is resumed, forked or
 evaluated, and under which other settings it has no effect. Free of torch.
 """
 
@@ -82,7 +82,7 @@ def meaning_in(settings: Mapping[str, Any], key: str) -> Key:
 
 @functools.cache
 def meaning(key: str, member: str | None = None) -> Key:
-    """Return what the dotted `key` means, every field of it filled in.
+    """Return the meaning of the dotted `key`, every field of it filled in.
 
     `member` is the chosen member of its group, without which the group's first that has the key
     counts. A key that is not in the schema, such as a custom class's argument, is as the one above.
@@ -149,7 +149,7 @@ _DEFAULT = Key(result="changes", resume=False, fork=True, evaluate=False, cost=T
 
 
 def _below(above: Key, own: Key | None) -> Key:
-    """Return `own` with what it leaves open taken from the key above it."""
+    """Return `own`, its empty fields filled in from the key above it."""
     if own is None:
         return above
     inherited = {
@@ -243,7 +243,7 @@ def varying(*by: str) -> tuple[str, ...]:
 
 
 def described(key: str) -> str:
-    """Return in words what a change of the setting does; nothing where it makes another run."""
+    """Return in words the effect of a change of the setting; nothing where it makes another run."""
     meant = meaning(key)
     of_results = {"none": "changes no number", "rounding": "changes rounding only"}
     of_forks = {False: "kept by a fork", "epoch": "in a fork from an epoch's end"}
@@ -255,7 +255,7 @@ def described(key: str) -> str:
 
 def _conditions(key: str, meant: Key) -> Iterator[str]:
     for other, wanted in meant.only_if.items():
-        if other == key:  # whose default is what earlier runs, without the key, have done
+        if other == key:  # its default is the behaviour of earlier runs, which lack the key
             continue
         if wanted is IS_SET:
             yield f"only if {other} is set"

@@ -56,7 +56,7 @@ class TaskConfig:
         return {name: better for name, better in self.metrics.items() if isinstance(better, str)}
 
     def problems(self, config: RunConfig) -> list[str]:
-        """Return what of the run's other settings does not go with the task, one line each."""
+        """Return a line for each of the run's other settings that does not go with the task."""
         return []
 
     def build(self, facts: Any) -> Any:
@@ -123,7 +123,7 @@ CUSTOM_DATASET_KEYS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
-    """How training images are moved; conf/dataset says what each key means."""
+    """How training images are moved; conf/dataset has the meaning of each key."""
 
     crop_padding: Annotated[int, Field(ge=0)] = 0
     padding_mode: Annotated[
@@ -139,7 +139,7 @@ class Augment:
 
 
 def noun_of(record: Mapping[str, Any]) -> str:
-    """Return what a sample is called of the dataset of a run, from its record."""
+    """Return the name of a sample of a run's dataset, from its record."""
     dataset = (record.get("config") or {}).get("dataset") or {}
     cls = registry.groups()["dataset"].get(str(dataset.get("name")))
     return cls.noun(dataset) if cls else "image"

@@ -1,8 +1,8 @@
-"""A person's own modules: which they are, a digest of their source, and what is imported of them.
+"""A person's own modules: which they are, a digest of their source, and those that are imported.
 
-A class's code is its module, and what that imports of the person's own. What is reached otherwise,
-as by importlib.import_module, is seen only by the run, which records what it has imported. Free of
-torch.
+A class's code is its module, and the person's own modules that it imports. Modules that are reached
+otherwise, as by importlib.import_module, are seen only by the run, which records its imports. Free
+of torch.
 """
 
 from __future__ import annotations
@@ -140,13 +140,13 @@ def _imports(path: Path, module: str) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # an extension module, or what the worker will complain of
+        return  # an extension module, or one that the worker will refuse
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            with contextlib.suppress(ImportError):  # beyond the top: what the worker will say
+            with contextlib.suppress(ImportError):  # beyond the top: the worker will say so
                 name = "." * node.level + (node.module or "")
                 base = importlib.util.resolve_name(name, package)
                 yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
@@ -155,7 +155,7 @@ def _imports(path: Path, module: str) -> Iterator[str]:
 def fingerprint(names: Sequence[str]) -> str | None:
     """Return a hash of the source of the classes `names`; None where all are of installed packages.
 
-    That is their modules, and what these import of the person's own, however deep.
+    That is their modules, and the person's own modules that these import, however deep.
     """
     found = own_modules(names)
     if not found:
@@ -193,7 +193,7 @@ def _has_checksum(file: Path) -> bool:
 
 
 def hash_now(path: str) -> str | None:
-    """Return the hash of what a file holds, or of the modules in a folder; None without either."""
+    """Return the hash of a file, or of the modules in a folder; None without either."""
     try:
         if os.path.isdir(path):
             names = sorted(module.name for module in pkgutil.iter_modules([path]))
@@ -210,7 +210,7 @@ def _hash(source: bytes) -> str:
 def own_files() -> dict[str, str]:
     """Return the person's own modules that are imported, by name, and the absolute file of each.
 
-    Left out are `__main__`, what is made of its classes, and what is not in `sys.modules`.
+    Left out are `__main__`, modules made of its classes, and those that are not in `sys.modules`.
     """
     found, installed = dict[str, str](), _installed(tuple(map(str, sys.path)))
     for name, module in sys.modules.copy().items():  # a thread may import meanwhile
@@ -294,7 +294,7 @@ def has_other_source(
 
 
 def is_imported(record: Mapping[str, Any]) -> bool:
-    """Return whether this process has imported what a run has, and from the same source."""
+    """Return whether this process has imported the modules of a run, and from the same source."""
     ran, here = record.get("imported", {}), as_imported()
     return bool(ran) and all(
         name in here and here[name]["hash"] == ran[name]["hash"] for name in ran

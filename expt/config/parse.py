@@ -74,7 +74,7 @@ def wrong_values(
 ) -> list[str]:
     """Return which of the `values` have a wrong type or are out of range, each by itself.
 
-    `composed` has the keys beside them. Whether they can run together is not checked.
+    `composed` has the other settings. Combinations are not checked.
     """
     found = list[str]()
     for key, several in values.items():
@@ -158,7 +158,7 @@ def _as_json(node: Mapping[str, Any]) -> str | bytes:
 def _untarget(node: Any, cls: Any, members: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Return `{_target_: a.B, x: 1}` as `{name: _target_, target: a.B, kwargs: {x: 1}}`.
 
-    A `name` before `_target_` that is one of `members` chose what the class takes the place of; any
+    A `name` before `_target_` that is one of `members` is the choice that the class replaces; any
     other is an argument.
     """
     if cls is None or not isinstance(node, Mapping) or "_target_" not in node:
@@ -267,7 +267,7 @@ def _value_at(node: Any, path: list[str]) -> Any:
 
 
 def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
-    """Return `loc` without what pydantic adds for the members of a union."""
+    """Return `loc` without the parts that pydantic adds for the members of a union."""
     path: list[str] = []
     for part in loc[:-1]:
         is_there = part in node if isinstance(node, Mapping) else isinstance(part, int)
@@ -284,7 +284,7 @@ SamplerName = Literal["random", "tpe", "gp", "cmaes", "qmc", "nsga2"]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Search:
-    """The keys below `search`; conf/search says what each means."""
+    """The keys below `search`; conf/search has the meaning of each."""
 
     name: SamplerName
     runs: Count = 64
@@ -335,7 +335,7 @@ def parse_search(node: Mapping[str, Any]) -> Search:
 
 
 def _ignored(search: Search) -> Iterator[str]:
-    """Yield what is wrong with keys that were changed and have no effect in this search."""
+    """Yield a line for each key that was changed and has no effect in this search."""
     chosen = {"search": search.name, "search.rungs": search.rungs}
     unchanged = {field.name: field.default for field in fields(search)}
     for key, (by, kinds) in _USED_BY.items():

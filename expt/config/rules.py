@@ -1,6 +1,6 @@
-"""Settings that cannot run together, or on a machine: what nothing else would report in time.
+"""Settings that cannot run together, or on a machine, and that nothing else would report in time.
 
-A rule yields the key at fault, what is wrong with its value, and how to fix it.
+A rule yields the key at fault, the problem with its value, and how to fix it.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class EarlyStop:
 class RunConfig:
     """One run, resolved and checked.
 
-    conf/config.yaml says what each key is for, its `Key` what changes with it.
+    conf/config.yaml has the meaning of each key, its `Key` the effects of a change.
     """
 
     model: Annotated[group(**GROUPS["model"]), Key(fork=False)]  # type: ignore[valid-type]
@@ -289,7 +289,7 @@ class RunConfig:
 
 
 def problems_of_trackers(mlflow: MLflow, read: dict[str, str]) -> Sequence[str]:
-    """Return what is wrong with where copies go; `read` are the keys read from variables."""
+    """Return the problems with the addresses of copies; `read` are the keys read from variables."""
     uri = mlflow.tracking_uri
     if uri is None or without_password(uri) == uri or "mlflow.tracking_uri" in read:
         return ()
@@ -300,7 +300,7 @@ def problems_of_trackers(mlflow: MLflow, read: dict[str, str]) -> Sequence[str]:
 
 
 def without_password(uri: str) -> str:
-    """Return the address without what is between `://` and `@`, and what follows a `?`."""
+    """Return the address without the part between `://` and `@`, and the part after a `?`."""
     return re.sub(r"(://)[^/@]*@|\?.*", lambda found: found[1] or "", uri)
 
 

@@ -1,7 +1,7 @@
-"""Keep what `${oc.env:NAME}` stands for out of records and logs: it may be a secret.
+"""Keep values of `${oc.env:NAME}` out of records and logs: they may be secrets.
 
-A record has the interpolation in its place, which is resolved again where the record is used. What
-a custom resolver makes of another key that holds a variable is not found. Free of torch.
+A record has the interpolation in its place, which is resolved again where the record is used. A
+value that a custom resolver makes of another key with a variable is not found. Free of torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from expt.errors import ConfigError, first_line
 MIN_LENGTH, MIN_DIGITS = 4, 8
 """Shorter texts, and shorter numbers, are in too many others to be hidden."""
 _texts: dict[str, str] = {}
-"""From what is hidden to what is written. One for the process, since excepthooks write too."""
+"""From hidden texts to written ones. One for the process, since excepthooks write too."""
 _VARIABLE = re.compile(r"\$\{\s*oc\.env:\s*(\w+)[^{}]*\}")
 _REFERENCE = re.compile(r"\$\{[^:{}$]*\}")
 
@@ -86,7 +86,7 @@ def said(error: BaseException) -> str:
 
 
 def restored(value: Any) -> Any:
-    """Return what was hidden, of today's environment. Raises ConfigError for a missing variable."""
+    """Return hidden values, of today's environment. Raises ConfigError for a missing one."""
     if isinstance(value, Mapping):
         return {restored(key): restored(below) for key, below in value.items()}
     if isinstance(value, list | tuple):

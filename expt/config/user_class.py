@@ -68,7 +68,7 @@ _GROUPS = {
 
 
 def construct(whose: str, cls: type[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
-    """Return an instance of the class; what its arguments name by `_target_` is built before it.
+    """Return an instance of the class; arguments with a `_target_` are built before it.
 
     Raises ConfigError, which begins with `whose`, for a mistake that another try would repeat.
     """
@@ -118,8 +118,8 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `arguments` with an instance for each `{_target_: a.B, ...}`, however deep.
 
-    All are found before anything is called. Raises ConfigError for what is not a class, or one of
-    Python's library.
+    All are found before anything is called. Raises ConfigError for a name that is no class, or one
+    of Python's library.
     """
     for path in named_in(arguments):
         _nested_class(path)

@@ -38,9 +38,9 @@ def writer(
 ) -> Writer:
     """Return the writer of a run that continues after the step `resumed_at`.
 
-    What was written until then is copied to a new file, in place of the earlier ones, but for the
-    settings and the end of the run, to which with `end_pictures` pictures of evaluations belong,
-    unless the run `is_done`: it draws none again. A fork has the curves of its parent.
+    Events until then are copied to a new file, in place of the earlier ones, but for the settings
+    and the end of the run, to which with `end_pictures` pictures of evaluations belong, unless the
+    run `is_done`: it draws none again. A fork has the curves of its parent.
     """
     events = Writer(paths.folder, hyperparameters, charts)
     if resumed_at is None:
@@ -59,7 +59,7 @@ def writer(
 
 
 def _earlier(paths: RunPaths) -> tuple[Sequence[Path], bool]:
-    """Return the event files of what is continued, and whether that is a fork's parent."""
+    """Return the event files of the run that is continued, and whether that is a fork's parent."""
     own, result = paths.event_files(), read_result(paths)
     if not own and (resumed := result.get("resumed_from")):
         return RunPaths(Path(resumed["checkpoint"]).parent.parent).event_files(), False
@@ -92,14 +92,14 @@ def _until(
     is_done: bool,
     only_curves: bool,
 ) -> Sequence[tuple[Event, bytes]]:
-    """Return a run's events up to `step`, without its settings and what it drew at its end.
+    """Return a run's events up to `step`, without its settings and the pictures of its end.
 
-    `measured` are the tags of the curves that have a point of that step. What comes after the first
-    other one is of the end.
+    `measured` are the tags of the curves that have a point of that step. Events after the first
+    other one are of the end.
     """
     found, ended = list[tuple["Event", bytes]](), False
     for event, record in records(files):
-        if event.HasField("session_log"):  # hides what files before it have from its step on
+        if event.HasField("session_log"):  # hides events of earlier files from its step on
             found = [each for each in found if each[0].step < event.step]
         kinds = {value.tag: value.WhichOneof("value") for value in event.summary.value}
         if (
@@ -186,12 +186,12 @@ class Writer:
         self._open().add_histogram(tag, values.detach().float().cpu(), step)
 
     def flush(self) -> None:
-        """Let a running TensorBoard see what was written."""
+        """Let a running TensorBoard see all that was written."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self, *, complete: bool = True) -> None:
-        """Write what is left; the HPARAMS tab then says that the run is `complete`."""
+        """Write all that is left; the HPARAMS tab then says that the run is `complete`."""
         if complete and self._hyperparameters is not None:
             self._add(hparams.end("success", time.time()))
         if self._writer is not None:

@@ -1,4 +1,4 @@
-"""TensorBoard's HPARAMS tab: what a run's event file says of its settings, and of its end.
+"""TensorBoard's HPARAMS tab: the settings and the end of a run in its event file.
 
 Each run describes only itself. Without an experiment's description next to it, TensorBoard makes
 the columns from all runs that it is shown: every setting of every model has one, those in which the
@@ -43,7 +43,7 @@ def columns(hyperparameters: Mapping[str, Value]) -> dict[str, Value]:
     """Return the settings by the names of their columns, such as `mlp.hidden` of a model.
 
     TensorBoard shows five until others are chosen, first those in which runs differ: under common
-    names what distinguishes models would fill them. A custom class is shown by its name.
+    names the settings of models would fill them. A custom class is shown by its name.
     """
     shown = dict(hyperparameters)
     for group in ("model", "dataset", "optimizer", "scheduler"):
@@ -75,7 +75,7 @@ def _summary(tag: str, **content: Any) -> Summary:
 
     data = HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **content)
     about = metadata.create_summary_metadata(data)
-    # The empty tensor is what TensorBoard's own writer adds.
+    # TensorBoard's own writer adds the empty tensor.
     value = Summary.Value(tag=tag, metadata=about, tensor=metadata.NULL_TENSOR)
     return Summary(value=[value])
 
@@ -93,7 +93,7 @@ def append(file: IO[bytes], *events: Event) -> None:
 
 
 def add_failure(folder: Path, hyperparameters: Mapping[str, Value]) -> None:
-    """Say that the run of `folder` has failed; where it has no event file yet, also what it was."""
+    """Say that a run has failed; where it has no event file yet, also its settings."""
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
 
     now = time.time()

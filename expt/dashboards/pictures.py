@@ -86,7 +86,7 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Ima
     margin = max(18, longest + 8) if classes <= _NAMED else 2
     cell = _cell(classes, margin)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    # The root: what is confused now and then is to be seen.
+    # The root: rare confusions are to be seen.
     shades = (np.sqrt(shares) * 255).astype(np.uint8)
     # Grey levels that a palette turns blue: text in the ramp's own colours stays smooth.
     width = max(WIDTH, margin + classes * cell + 2)
@@ -258,11 +258,11 @@ class RunPictures:
         yield from batches
 
     def review(self) -> Review:
-        """Return what observes an evaluation."""
+        """Return the observer of an evaluation."""
         return Review(len(self._names), keep=MISTAKES)
 
     def draw(self, seen: Seen | None, split: str, events: Writer | None, step: int) -> None:
-        """Add what all workers have `seen`, see Review.gathered, to rank 0's `events`."""
+        """Draw the mistakes that all workers have `seen` into rank 0's `events`."""
         if events is None or seen is None:
             return
         total, mistakes = seen
@@ -301,7 +301,7 @@ def all_names(names: Sequence[str], outputs: int) -> list[str]:
 
 
 def by_class(counts: Tensor, names: Sequence[str]) -> dict[str, ByClass]:
-    """Return what a confusion matrix [true class, predicted class] says of each class.
+    """Return the shares of each class by a confusion matrix [true class, predicted class].
 
     A share of no sample is None.
     """

@@ -70,7 +70,7 @@ class _Sent:
 
 
 class Sender:
-    """Sends runs to the dashboard `name`, by what each has recorded, and by `settings` first."""
+    """Sends runs to the dashboard `name`, by `settings` and else by their recorded ones."""
 
     def __init__(self, name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._name, self._settings = name, settings
@@ -81,7 +81,7 @@ class Sender:
         """The addresses of the copies, in order."""
 
     def send(self, folders: Sequence[RunPaths], *, last: bool = False) -> None:
-        """Send what is new of these runs. Raise what the dashboard's client raises.
+        """Send new points of these runs. Raise the errors of the dashboard's client.
 
         A run that may still be refused, and its folder removed, waits for the `last` time.
         """
@@ -121,7 +121,7 @@ class Sender:
     def _copy(self, run: _Run, sent: _Sent, found: Snapshot, settings: Any) -> None:
         is_new, create = run.copy is None, COPIES[self._name][1]
         run.copy = run.copy or create(found, sent.state, settings, self._key_of)
-        if is_new or found.has_ended:  # all of it once more: the dashboard says what is new
+        if is_new or found.has_ended:  # all of it: the dashboard has a part
             run.copy.describe(found)
             run.reader = MetricsReader(run.paths)
         self.addresses[run.copy.address] = None
@@ -135,7 +135,7 @@ class Sender:
         return str(self._sweeps[sweep].state["key"])
 
     def end(self) -> None:
-        """Let go of all. Raises what the dashboard's client raises."""
+        """Let go of all. Raises the errors of the dashboard's client."""
         for run in self._runs.values():
             if run.copy is not None:
                 run.copy.leave()
@@ -161,7 +161,7 @@ class _Run:
 
 
 def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> Any:
-    """Return how the run's configuration says that it is sent; what is `chosen` comes first.
+    """Return how a run is sent: as it was `chosen`, else as its configuration says.
 
     Raise ConfigError for a variable that is not set.
     """
@@ -201,7 +201,7 @@ def _listen(has_ended: threading.Event) -> None:
 
 
 def main(name: str, folder: Path) -> None:
-    """Send until the command ends, and then what is left."""
+    """Send until the command ends, and then the rest."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     has_ended, sender, failures = threading.Event(), Sender(name), 0
@@ -212,7 +212,7 @@ def main(name: str, folder: Path) -> None:
         try:
             sender.send(runs_in(folder))
             failures = 0
-        except Exception as error:  # what these clients raise is of many kinds
+        except Exception as error:  # errors of these clients are of many classes
             failures += 1
             if failures == 1:
                 warn(f"{name}: {in_a_line(error)}; runs train on, it is tried again")
@@ -236,7 +236,7 @@ if __name__ == "__main__":
     from setproctitle import setproctitle
 
     setproctitle(f"expt send {sys.argv[1]} {sys.argv[2]}")
-    sys.stderr = sys.stdout  # for warnings; what libraries print there is dropped by the reader
+    sys.stderr = sys.stdout  # for warnings; the reader drops lines of libraries
     main(sys.argv[1], Path(sys.argv[2]))
     os._exit(0)  # no atexit hook of a library is waited for
 
@@ -272,7 +272,7 @@ class Sending:
             process.tell_end(patience_s)
 
     def wait(self) -> None:
-        """Wait for them, as long as `close` has said, and print what they report."""
+        """Wait for them, as long as `close` has said, and print their reports."""
         for process in self._processes.values():
             process.wait(self._end)
         self._processes = {}
@@ -316,7 +316,7 @@ class _Process:
                 self._process.wait(max(0.0, end + 0.5 - time.monotonic()))
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # and what its client has started
+                os.killpg(self._process.pid, signal.SIGKILL)  # and the processes of its client
             self._process.wait()
         self._reader.join(1.0)
         for line in self._said:

@@ -92,13 +92,13 @@ class Dashboard:
             self._events.flush()
 
     def review(self) -> Review | None:
-        """Return what counts the model's mistakes, on every rank, where pictures are due."""
+        """Return the counter of the model's mistakes, on every rank, where pictures are due."""
         reviews = self._reviews or self._reviews_end
         self._review = self._pictures.review() if self._pictures and reviews else None
         return self._review
 
     def end_evaluation(self, split: str, *, is_last: bool = False) -> None:
-        """Draw what the review has seen, a collective, and flush."""
+        """Draw the mistakes of the review, a collective, and flush."""
         if self._pictures and self._review is not None and (self._reviews or is_last):
             before = self.spent_s
             with self._timed():
@@ -150,7 +150,7 @@ class LayerValues:
             self._gradients = {name: gradient / scale for name, gradient in gradients.items()}
 
     def show(self, events: Writer | None, step: int) -> None:
-        """Add what was noted, and the weights; of a sharded model a collective of all ranks."""
+        """Add the noted gradients, and the weights; a collective of a sharded model's ranks."""
         if self._gradient_norms is not None:
             weights = norms([[p.detach() for _, p in own] for own in self._layers.values()])
             both, strategy = torch.stack([self._gradient_norms, weights]), self._learner.strategy

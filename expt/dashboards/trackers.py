@@ -39,7 +39,7 @@ _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", PRUNED: "SCHEDULED"}
 
 
 class Copy(Protocol):
-    """A run's copy in a tracker, made of a snapshot, what is kept of it here, and settings."""
+    """A run's copy in a tracker, made of a snapshot, its state that is kept here, and settings."""
 
     address: str
     """Its address for a person."""
@@ -58,13 +58,13 @@ class Copy(Protocol):
 
 
 class MLflowCopy(Copy):
-    """A run's copy there, found by its key; the server says what it has of the points."""
+    """A run's copy there, found by its key; the server says which points it has."""
 
     def __init__(
         self, run: Snapshot, state: dict[str, Any], settings: MLflow, key_of: Callable[[Path], str]
     ) -> None:
         """Find or create the run of the key, below that of its sweep."""
-        # Give up soon: the sender tries again later, and asks what has arrived.
+        # Give up soon: the sender tries again later, and asks which points have arrived.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         from mlflow import MlflowClient
@@ -182,7 +182,7 @@ _REFUSED = set[str]()
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return what a library raised, cut to what a person reads: its innermost reason."""
+    """Return the innermost reason of a library's error, in a line."""
     while (inner := error.__cause__ or error.__context__) is not None and str(inner):
         error = inner
     text = " ".join(without_password(str(error) or type(error).__name__).split())
@@ -240,12 +240,12 @@ class WandbCopy(Copy):
                 disable_git=True,
             ),
         )  # fmt: skip
-        self._state = state  # offline nobody else knows what is there
+        self._state = state  # offline nobody else knows the points there
         self._next: int = self._run.step if self._run.url else self._state.get("next_step", 0)
         self.address = self._run.url or f"kept offline in {run.paths.folder / 'wandb'}"
 
     def describe(self, run: Snapshot) -> None:
-        """Send the settings as W&B's config, and with them what W&B has no other place for."""
+        """Send the settings as W&B's config, and facts that W&B has no other place for."""
         update = functools.partial(self._run.config.update, allow_val_change=True)
         self._each({**run.settings, **run.tags}, update)
 
@@ -323,7 +323,7 @@ class TrackioCopy(Copy):
         self.leave()
 
     def leave(self) -> None:
-        """Wait until what was logged is there."""
+        """Wait until all that was logged is there."""
         if self._run is not None:
             with contextlib.redirect_stdout(None):
                 self._run.finish()
@@ -366,7 +366,7 @@ class Snapshot(NamedTuple):
 
     @property
     def settings(self) -> dict[str, bool | int | float | str]:
-        """The configuration, flat; what was typed, where the run was refused."""
+        """The configuration, flat; the typed settings, where the run was refused."""
         return hyperparameters(self.record.get("config") or self.record.get("overrides") or {})
 
     @property
@@ -392,7 +392,7 @@ class Snapshot(NamedTuple):
 
     @property
     def summary(self) -> dict[str, float]:
-        """Results of the run besides the last value of each tag."""
+        """Results of the run other than the last value of each tag."""
         record, best, objective = self.record, self.record.get("best"), self.record.get("objective")
         found: dict[str, Any] = {
             "objective": objective["value"] if objective else None,
@@ -406,7 +406,7 @@ class Snapshot(NamedTuple):
         }
 
     def files(self, *, checkpoints: bool) -> list[Path]:
-        """Return what a dashboard keeps of it as files."""
+        """Return the files that a dashboard keeps of it."""
         paths = self.paths
         found = [paths.result, paths.metrics, *sorted(paths.hydra.glob("*.yaml"))]
         found += [paths.best, paths.last] if checkpoints else []
@@ -423,7 +423,7 @@ _TAGGED = "identity seedless_identity command attempts rerun_of error until_epoc
 
 
 def snapshot(paths: RunPaths, *, even_lost: bool = True) -> Snapshot | None:
-    """Return what the folder holds; None where there is no run whose record can be read.
+    """Return the run of a folder; None where there is none whose record can be read.
 
     Whether a run that says running is lost is looked up if `even_lost`.
     """

@@ -57,7 +57,7 @@ def _ignored() -> tuple[signal.Signals, ...]:
 
 
 def launch(control: int, alive: int, modules: Sequence[str]) -> Callable[[], object]:
-    """Start the program with these two descriptors; return what waits for its end.
+    """Start the program with these two descriptors; return a function that waits for its end.
 
     It has a session of its own, where Ctrl-C does not reach it before it can ignore that, and
     imports from where this process does. The order of a set is the same in all commands.
@@ -103,7 +103,7 @@ class Server:
         self._wait()
 
     def forget(self) -> None:
-        """Close what this process has of it."""
+        """Close this process's ends of it."""
         self._control.close()
         os.close(self._alive)
 
@@ -114,7 +114,7 @@ _lock = threading.Lock()
 
 
 def warm(extra_modules: Sequence[str] = ()) -> None:
-    """Start importing what workers need, in the background, unless that has been started."""
+    """Start importing workers' modules, in the background, unless that has been started."""
     global _modules
     if _server is None:
         _modules = (*WORKER_MODULES, *extra_modules)
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     set_title(f"expt forkserver of {os.getppid()}")
     gc.disable()  # a fifth of the time goes to it else
     for module in modules:
-        # A worker that needs it says what is wrong with it.
+        # A worker that needs it reports its error.
         with contextlib.suppress(Exception):
             load(module)
     gc.freeze()  # collections in workers pass these objects by, so that their pages stay shared
@@ -273,7 +273,7 @@ class Surroundings(NamedTuple):
 
 
 def print_to(stdout: Path, stderr: Path) -> None:
-    """Let what this process prints from now on, C and C++ code too, go to the ends of these files.
+    """Let this process print to the ends of these files from now on, C and C++ code too.
 
     Raises OSError, with nothing changed, where one of them can't be written.
     """
@@ -285,7 +285,7 @@ def print_to(stdout: Path, stderr: Path) -> None:
 
 
 def _work_through(line: Connection) -> NoReturn:
-    """Do in this process, which was just forked, what comes by the line, and end with it."""
+    """Do the work that comes by the line in this process, which was just forked, and end."""
     code = 1
     try:
         with contextlib.suppress(OSError):  # the driver has closed it
@@ -342,7 +342,7 @@ def send(line: Connection, work: Work, surroundings: Surroundings) -> None:
 
 
 class _Packer(pickle.Pickler):
-    """Leaves out what only the kernel can hand over, and says what it was."""
+    """Leaves out objects that only the kernel can hand over, and names their kinds."""
 
     descriptors: list[int]
 

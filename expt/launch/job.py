@@ -1,4 +1,4 @@
-"""A run in the pool, what is reported of it, and how the pool uses its machine."""
+"""A run in the pool, its observer, and how the pool uses its machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ QUEUED = "queued"
 class DataCheck:
     """A check of data in a thread, while a run trains on it; dropped where a command ends first."""
 
-    _one_at_a_time = threading.Lock()  # the next one on the same files finds what was noted
+    _one_at_a_time = threading.Lock()  # the next one on the same files finds the notes
 
     def __init__(self, check: Check) -> None:
         self.error: DataError | None = None
@@ -70,7 +70,7 @@ class DataCheck:
 
 @dataclass(eq=False)
 class Job:
-    """A run in the pool: what is asked for, and what has become of it so far.
+    """A run in the pool: its request, and its state so far.
 
     Only the pool changes it.
     """
@@ -162,8 +162,8 @@ class Job:
 def prepared(request: RunRequest) -> tuple[str, Check | None]:
     """Prepare the data.
 
-    Return a line on what a run takes of its files, empty for no run, and what is left to check.
-    Raises ConfigError where that can't be trained on.
+    Return a line on the parts of its files that a run takes, empty for no run, and the check that
+    is left. Raises ConfigError where that can't be trained on.
     """
     dataset, task = request.config.dataset, request.config.task
     if learns := not isinstance(request.instead, Evaluation):
@@ -180,7 +180,7 @@ class Observer:
     """
 
     def data_found(self, about: str) -> None:
-        """React to what a job takes of its files, in a line; called once for each job."""
+        """React to the line on the data that a job takes; called once for each job."""
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """React to a job whose `devices` another command holds; called once for each job."""

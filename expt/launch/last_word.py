@@ -3,7 +3,7 @@
 Under torchrun or Slurm rank 0 keeps the record itself. NCCL's watchdog may end all ranks by
 SIGABRT, in C, and the system any by SIGKILL: the record would say "running" for ever. This process,
 `python -m expt.launch.last_word FOLDER ATTEMPT`, waits for the end of rank 0 by a pipe, and records
-what ended the run. It imports nothing before.
+the cause. It imports nothing before.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(folder: Path, attempt: int) -> None:
 
 
 def write_end(folder: Path, attempt: int) -> None:
-    """Record what ended the run, where result.json says that it runs and nobody works there."""
+    """Record how the run ended, where result.json says that it runs and nobody works there."""
     from expt.errors import ConfigError
     from expt.runs.attempt import record_end
     from expt.runs.paths import RunPaths, at_work

@@ -33,7 +33,7 @@ class Launcher:
         return None
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """While entered, decide what is trained; who waits for it hears if that is refused."""
+        """While entered, decide for all workers; they hear if the configuration is refused."""
         return contextlib.nullcontext()
 
     def earlier_folder(self) -> Path | None:
@@ -41,7 +41,7 @@ class Launcher:
         return None
 
     def carry_out(self, request: RunRequest, console: Console | None = None) -> None:
-        """Train what is asked for. Raises ConfigError, RunFailed or Interrupted."""
+        """Carry out the request. Raises ConfigError, RunFailed or Interrupted."""
         from expt.launch import one_run
 
         one_run.run(request, console)

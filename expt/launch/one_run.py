@@ -49,7 +49,7 @@ from expt.runs.view.text import Console, cells, resume_command, say, shown_path
 
 
 def run(request: RunRequest, console: Console | None = None) -> None:
-    """Train what is asked for, in its folder. Raises ConfigError, RunFailed or Interrupted.
+    """Carry out the request, in its folder. Raises ConfigError, RunFailed or Interrupted.
 
     A new folder of a run that is refused is removed, so that the fixed command may name it again.
     """
@@ -142,7 +142,7 @@ def _run_in_process(request: RunRequest, display: RunDisplay, console: Console) 
 def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:
     """Run the evaluations and return the failures.
 
-    Of what is refused or interrupted nothing is left. Raises Interrupted, and ConfigError where the
+    Nothing is left of refused and interrupted ones. Raises Interrupted, and ConfigError where the
     only one is refused.
     """
     jobs = [Job(request.paths, request) for request in requests]

@@ -1,6 +1,6 @@
 """Which waiting run starts next, and on which devices: list scheduling with backfill.
 
-Larger runs come first; what is left over goes to the first that fits. The first run that does not
+Larger runs come first; devices that are left go to the first that fits. The first run that does not
 fit keeps a claim on as many devices as it needs, busy ones before idle ones: smaller runs may use
 the idle ones meanwhile, but nothing new starts on a claimed device, so no run starves.
 """
@@ -42,7 +42,7 @@ class Demand:
 
 
 def demand_of(run: int, config: RunConfig, machine: Machine) -> Demand:
-    """Return what a run takes: GPUs, or cores of the machine where it uses none."""
+    """Return the demand of a run: GPUs, or cores of the machine where it uses none."""
     if not config.num_gpus:
         return Demand(run, min(config.world_size * config.threads, machine.cpus))
     named = None if isinstance(config.gpus, int) else config.gpus

@@ -192,7 +192,7 @@ class Pool:
         except ExptError as error:
             self._end(number, error)
         except KeyboardInterrupt:
-            pass  # the loop stops what runs, see signals.asked
+            pass  # the loop stops all runs, see signals.asked
         return True, False
 
     def _queue(self, number: int, job: Job) -> None:

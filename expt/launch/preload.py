@@ -1,8 +1,8 @@
 """Imports and objects that the forkserver makes, so that no worker has to.
 
 The imports of this module are for every run. Torch's libraries are loaded by a thread, while Python
-imports what needs none of them: 0.3 s. No other library can be loaded meanwhile, nor used for the
-first time: those of Python and pydantic's are before.
+imports modules that need none of them: 0.3 s. No other library can be loaded meanwhile, nor used
+for the first time: those of Python and pydantic's are before.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _import_all()
 
 
 def for_sweep() -> None:
-    """Load what many runs need besides: else each worker would, in 40 ms."""
+    """Load more modules that many runs need: else each worker would, in 40 ms."""
     import encodings.ascii
     import encodings.latin_1  # noqa: F401
 
@@ -81,7 +81,7 @@ def for_sweep() -> None:
 
 
 def for_sharding() -> None:
-    """Load what sharded models need: else each worker would, in 2 seconds of a core."""
+    """Load the modules of sharded models: else each worker would, in 2 seconds of a core."""
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.tensor

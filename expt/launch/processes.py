@@ -36,7 +36,7 @@ class Process:
     def __init__(self, line: Connection, *, frees_at_end: bool = False) -> None:
         self._line, self._frees_at_end = line, frees_at_end
         self._heard: dict[str, Any] = {}
-        """Its pid; what it has done or raised; the exit code."""
+        """Its pid; its result or error; the exit code."""
 
     @property
     def pid(self) -> int:
@@ -66,7 +66,7 @@ class Process:
         return "exit" in self._heard
 
     def result(self) -> Any:
-        """Wait for what its function returns; raise what that raises, or RunFailed."""
+        """Wait for the result of its function; raise the error of that, or RunFailed."""
         while self.exitcode is None:
             wait([self._line])
         if "raised" in self._heard:
@@ -82,7 +82,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Give back what is held of it and of earlier ones; of one about to end once it is gone."""
+        """Close the sockets of it and of earlier ones; of one about to end once it is gone."""
         for one in [self, *_taken()]:
             if one.is_gone:
                 one._line.close()
@@ -135,9 +135,9 @@ def start(work: Work) -> Process:
 
 
 def call_each(function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return what `function` returns of each of these, every one in a process of its own.
+    """Return the results of `function` for each of these, every one in a process of its own.
 
-    Raises what one of them raises, or RunFailed, with all of them ended.
+    Raises the error of one of them, or RunFailed, with all of them ended.
     """
     nowhere, processes = Path(os.devnull), list[Process]()
     try:

@@ -26,7 +26,7 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_resul
 
 POLL_S = 0.2
 RESULT_S = 5.0
-"""How long what a job has left may take to be seen here, where it has ended on another node."""
+"""The seconds that the files of a job which ended on another node may take to be seen here."""
 PREEMPTED = signal.SIGUSR2
 """The signal that submitit has Slurm send before a job's end; its handler queues the job again."""
 MOST_MOVES = 3
@@ -251,7 +251,7 @@ class ClusterJob:
         return str(read_result(RunPaths(Path(self.sent["folder"]))).get("status"))
 
     def checkpoint(self) -> Any:
-        """Return what submitit puts into the queue when the job has to make room."""
+        """Return the job that submitit puts into the queue when this one has to make room."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)

@@ -2,7 +2,7 @@
 
 They meet at a store they all know, before they have a process group. It may outlive a round of
 workers (torchrun starts them again next to it), so the keys of each round have a name of its own,
-and a worker believes only what answers its own hello.
+and a worker believes only an answer to its own hello.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def check(environment: Mapping[str, str]) -> None:
 
 
 def _started_again(meeting: Rendezvous) -> bool:
-    # Torchrun's count is this node's own, and starts at 0 with a new torchrun: what the store knows
+    # Torchrun's count is this node's own, and starts at 0 with a new torchrun: that of the store
     # counts too.
     return (
         meeting.earlier() is not None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
@@ -306,7 +306,7 @@ class Rendezvous:
         self._store.set(self._key("decided"), json.dumps({**content, "tokens": tokens}))
 
     def listen(self) -> dict[str, Any]:
-        """Return what rank 0 sends in this round. Raises RunFailed if it does not arrive."""
+        """Return the message of rank 0 in this round. Raises RunFailed if it does not arrive."""
         token, pause_s, end = uuid.uuid4().hex, 0.01, time.monotonic() + self._arrive_s
         while time.monotonic() < end:
             current = self._store.get(ROUND).decode() if self._store.check([ROUND]) else ""
@@ -382,7 +382,7 @@ def _say_waiting(what: str, within_s: float) -> None:
 def interface_towards(address: str) -> str | None:
     """Return the network interface by which other machines are reached, as that of `address` is.
 
-    The table of routes has no loopback, which is what a machine's own name may stand for.
+    The table of routes has no loopback, for which a machine's own name may stand.
     """
     with contextlib.suppress(OSError):
         packed = socket.inet_aton(socket.gethostbyname(address))

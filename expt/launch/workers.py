@@ -39,9 +39,7 @@ from expt.worker import watchdog
 
 LOOPBACK = "127.0.0.1"
 GRACE_S = 0.3
-"""After a worker's end, how long its peers get to end by themselves, so that their exit codes can
-be compared.
-"""
+"""The seconds that others get to end after a worker, so that their exit codes can be compared."""
 LATE_S = 1.0
 """The seconds that others get to say why, after a worker has waited in vain or lost another."""
 
@@ -95,11 +93,11 @@ class Workers:
             self.stop()
 
     def stop(self, timeout_s: float = 5) -> None:
-        """End all of them, now: what they write is whole at any moment."""
+        """End all of them, now: their files are whole at any moment."""
         processes.end(self.processes, signal.SIGKILL, timeout_s)
 
     def close(self) -> None:
-        """Give back what is held of them: two descriptors each."""
+        """Close their sockets: two descriptors each."""
         for worker in self.processes:
             worker.close()
 
@@ -273,7 +271,7 @@ class Aftermath:
         return dict(pair for found in raised for pair in found.gpus.items())
 
     def _of_cpp(self, rank: int) -> str:
-        """Return what an exception of C++ said that has ended a worker, such as one of gloo."""
+        """Return the text of an exception of C++ that has ended a worker, such as one of gloo."""
         if not (found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank))):
             return ""
         is_mismatch = "collective mismatch" in found[1]

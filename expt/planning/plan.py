@@ -47,8 +47,8 @@ class Plan:
     states: float
     """The optimiser's states."""
     activations: float
-    """The larger of what a forward and a backward pass hold of a micro-batch, and what the update
-    takes."""
+    """The bytes of a forward and a backward pass of a micro-batch, or of the update if that takes
+    more."""
 
     @property
     def total(self) -> float:
@@ -57,7 +57,7 @@ class Plan:
 
 
 class Sample(NamedTuple):
-    """A sample of a dataset, and what its model and task get to know of the data."""
+    """A sample of a dataset, and the facts of the data that its model and task are given."""
 
     shapes: dict[str, Any]
     inputs: Any
@@ -83,7 +83,7 @@ class Planned(NamedTuple):
 
 
 def planned(config: RunConfig, vocabulary: int | None = None) -> Planned:
-    """Return what `config` takes under each strategy, with and without activation checkpointing.
+    """Return the memory of `config` under each strategy, with and without activation checkpointing.
 
     Args:
         config: the run; its strategy is not looked at.
@@ -145,7 +145,7 @@ def _gathered(config: RunConfig, units: Sequence[int], total: int) -> float:
 def _activations(
     config: RunConfig, sample: Sample, size: int, wanted: Sequence[str] | Literal["auto"]
 ) -> int:
-    """Return the bytes that a step on `size` samples holds besides parameters and gradients."""
+    """Return the bytes of a step on `size` samples, without parameters and gradients."""
     with _fake(config, sample) as module:
         if wanted:
             checkpoint_activations(module, wanted, compiled=False)
@@ -196,8 +196,8 @@ class _Peak(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _fake(config: RunConfig, sample: Sample) -> Iterator[nn.Module]:
-    """Build the model of tensors without data; what it raises is a ConfigError."""
-    logger = logging.getLogger(FakeTensorMode.__module__)  # logs the traceback of what it raises
+    """Build the model of tensors without data. Raise ConfigError for any error of its code."""
+    logger = logging.getLogger(FakeTensorMode.__module__)  # logs the traceback of an error
     before, logger.disabled = logger.disabled, True
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -222,7 +222,7 @@ def _fake(config: RunConfig, sample: Sample) -> Iterator[nn.Module]:
 
 
 def _update(optimizer: Optimizer, trained: Sequence[nn.Parameter]) -> tuple[int, int]:
-    """Return the bytes of the optimiser's states, and what it takes for a moment in its step."""
+    """Return the bytes of the optimiser's states, and those that its step takes for a moment."""
     if isinstance(optimizer, torch.optim.LBFGS):  # its step reads the numbers of gradients
         vectors = 2 * optimizer.param_groups[0]["history_size"] + 2
         return vectors * _bytes(trained), 2 * _bytes(trained)

@@ -32,7 +32,7 @@ def words_of(
 ) -> list[str]:
     """Return the overrides for the arguments of expt.run or expt.sweep.
 
-    Raises ConfigError for what no override can hold.
+    Raises ConfigError for a value that no override can hold.
     """
     words = list[str]()
     for argument in (*arguments, settings):
@@ -63,7 +63,7 @@ class _Setting:
         self._is_open = self._is_group or key in holders() or key.partition(".")[0] == "hydra"
 
     def words(self, value: Any) -> Iterator[str]:
-        """Yield the words for `value`; a group's choice comes before what is set of it."""
+        """Yield the words for `value`; a group's choice comes before its keys."""
         value = self._with_class(value)
         if self._key == "search.when" and isinstance(value, Mapping):
             value = [f"{condition}: {axis}" for condition, axis in value.items()]
@@ -90,7 +90,7 @@ class _Setting:
             return
         if self._is_group and "name" in values:
             yield from _Setting(self._key, self._sweep).words(values["name"])
-        sweep = self._sweep and self._key != "search"  # of which a list is not an axis
+        sweep = self._sweep and self._key != "search"  # a list there is not an axis
         for name, value in values.items():
             if not (self._is_group and name == "name"):
                 yield from _Setting(f"{self._key}.{name}", sweep).words(value)
@@ -132,10 +132,11 @@ _KEY = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNOREC
 
 
 def text_of(key: str, value: Any) -> str:
-    """Return `value` in Hydra's grammar; `key` is what an error calls it.
+    """Return `value` in Hydra's grammar; errors call it `key`.
 
     Texts are taken as they stand, never for an interpolation or a list. A path is its text, an
-    enum's member its value; tuples and arrays are lists. Raises ConfigError for what no YAML holds.
+    enum's member its value; tuples and arrays are lists. Raises ConfigError for a value that YAML
+    has no form for.
     """
     return literal(_plain(key, value))
 
@@ -190,8 +191,8 @@ def _name(key: str, name: object) -> str:
 def dotted(key: str, cls: Any) -> str:
     """Return the name of `cls`, e.g. `mine.Net`.
 
-    Raises ConfigError for what a worker could not import: a function, a class within another or
-    within a function, and one of `__main__` whose source is not known.
+    Raises ConfigError if a worker could not import it: a function, a class within another or within
+    a function, and one of `__main__` whose source is not known.
     """
     name = getattr(cls, "__qualname__", str(cls))
     if not isinstance(cls, type):

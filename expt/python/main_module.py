@@ -59,13 +59,13 @@ import cloudpickle
 def dotted(key: str, cls: type) -> str:
     """Return the name by which workers import `cls` of `__main__`.
 
-    Raises ConfigError where it uses what cannot be pickled.
+    Raises ConfigError where it uses an object that cannot be pickled.
     """
     walk = _Walk()
     try:
         digest = hashlib.sha256("\n".join(walk.of(cls)).encode()).hexdigest()
         pickled = base64.b85encode(_by_value(cls)).decode()
-    except Exception as error:  # what a person's objects raise is of many kinds
+    except Exception as error:  # objects of a person's raise errors of many classes
         raise ConfigError(
             f"{key}={cls.__name__}: cannot be sent to workers ({type(error).__name__}: {error});"
             " put it into a file, as with %%writefile mine.py at the top of a cell, and import it"
@@ -83,7 +83,7 @@ def dotted(key: str, cls: type) -> str:
 class _Pickler(cloudpickle.Pickler):
     """Leaves out the id by which cloudpickle finds a class that this process has.
 
-    It would set what was pickled on that one. Without the id each module has its own class.
+    It would set the pickled attributes on that one. Without the id each module has its own class.
     """
 
     def reducer_override(self, obj: Any) -> Any:

@@ -148,7 +148,7 @@ class FailedResult(Result):
 
     @property
     def metrics(self) -> Metrics:
-        """Raises RunFailed. What the run had measured until then is in `history`."""
+        """Raises RunFailed. Its numbers until then are in `history`."""
         raise RunFailed(
             f"{self.folder.name} failed, and has no metrics: {in_one_line(self.error or '')}"
         )
@@ -164,7 +164,7 @@ class SweepResult(Runs):
 
     @classmethod
     def of(cls, folders: Iterable[Path]) -> SweepResult:
-        """Return the result of runs, none of which has failed."""
+        """Return the result of runs that have not failed."""
         return cls(map(Result.of, folders))
 
     @classmethod
@@ -185,7 +185,7 @@ class SweepResult(Runs):
 
     @property
     def pruned(self) -> Runs:
-        """Those that a search has stopped early, for now: they can go on."""
+        """The runs that a search has stopped early, and may continue."""
         return Runs(result for result in self if result.status == PRUNED)
 
     @property

@@ -165,8 +165,8 @@ def _kept(record: Record, *keys: str) -> Record:
 def _back_up(paths: RunPaths) -> None:
     """Keep the record and numbers as they are, in case the workers refuse to continue.
 
-    Both files are replaced as a whole, so links are enough. What an attempt that was killed before
-    it was accepted has kept counts.
+    Both files are replaced as a whole, so links are enough. The copy of an attempt that was killed
+    before it was accepted counts.
     """
     if paths.before.exists():
         return
@@ -187,7 +187,7 @@ def accept(paths: RunPaths) -> None:
 
 
 def put_back(paths: RunPaths) -> bool:
-    """Put back what was in the folder before; return whether that was a run's."""
+    """Put the earlier content of the folder back; return whether that was a run's."""
     if not paths.before.exists():
         return False
     was_run = (paths.before / paths.result.name).exists()
@@ -224,7 +224,7 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
             return
         record = read_result(paths)
         reached = so_far(paths, record)
-        if record.get("status") == RUNNING:  # else it has said itself what it has cost
+        if record.get("status") == RUNNING:  # else it has recorded its cost itself
             reached |= cost_until_now(record)
         reached["status"], reached["error"] = status, str(error) or signals.interruption()
         reached["error_kind"] = type(error).__name__

@@ -1,6 +1,6 @@
 """Checkpoints with their tensors: written in a thread, and loaded.
 
-A sharded checkpoint is a file as any other, but for tensors of which each worker holds a part: in
+A sharded checkpoint is a file as any other, but for tensors that workers hold in parts: in
 their places it has keys into a folder next to it, written by torch.distributed.checkpoint. Torch's
 own description of the parts is a pickle, so it is never read: a file of JSON says the same.
 """
@@ -148,7 +148,7 @@ def _is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def _memory_of(value: Tensor) -> Any:
-    """Return what is equal for tensors that have the same numbers in the same memory."""
+    """Return a key that is equal for tensors that have the same numbers in the same memory."""
     if hasattr(value, "to_local") or not value.numel():
         return id(value)
     how = value.dtype, value.shape, value.stride(), value.is_conj(), value.is_neg()
@@ -213,7 +213,7 @@ def tensor_of(stored: safetensors.Tensor) -> Tensor:
 
 
 class Writer:
-    """Writes checkpoints in a thread, one at a time; the next call raises what went wrong.
+    """Writes checkpoints in a thread, one at a time; the next call raises its error.
 
     A sharded one is a folder of parts, and a file that names them, which rank 0 writes last: until
     then the one before it counts.
@@ -229,7 +229,7 @@ class Writer:
         self._error: Exception | None = None
 
     def wait(self) -> None:
-        """Return when nothing is being written any more. Raises what went wrong."""
+        """Return when nothing is being written any more. Raises the error of the last file."""
         if self._thread:
             self._thread.join()
             self._thread = None

@@ -1,6 +1,6 @@
 """A checkpoint's files, without torch: their names, whether they are whole, all but the tensors.
 
-What each worker has written of a sharded checkpoint, its parts, is in a folder that it names.
+The parts of a sharded checkpoint, one by each worker, are in a folder that it names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what a run's checkpoint says of it, without weights and states.
+    """Return the header of a run's checkpoint, without weights and states.
 
     Raises CheckpointError for another file, or a damaged header; see `check`.
     """
@@ -68,7 +68,7 @@ def check(path: Path) -> None:
 
 
 def damage_of(path: Path) -> CheckpointError | None:
-    """Return what `check` raises; None where the file is what was written."""
+    """Return the error of `check`; None where the file is as it was written."""
     try:
         check(path)
     except CheckpointError as error:
@@ -77,9 +77,9 @@ def damage_of(path: Path) -> CheckpointError | None:
 
 
 def read_steady(path: Path, read: Callable[[Path], T]) -> T:
-    """Return what `read` does of `path`; read again where a run has replaced that file meanwhile.
+    """Return the result of `read` for `path`; read again if a run has replaced the file meanwhile.
 
-    Raises what `read` does for a file that stays, or is replaced each time.
+    Raises the error of `read` for a file that stays, or is replaced each time.
     """
     for _ in range(TRIES):
         before = stamp(path)
@@ -92,7 +92,7 @@ def read_steady(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def stamp(path: Path) -> tuple[int, int]:
-    """Return what differs between two files of one name; zeros where there is none."""
+    """Return numbers that differ between two files of one name; zeros where there is none."""
     with contextlib.suppress(FileNotFoundError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns
@@ -133,7 +133,7 @@ def candidates(last: Path) -> list[Path]:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename what is damaged, so that nothing takes it for what it was; return its new name."""
+    """Rename a damaged file, so that nothing reads it; return its new name."""
     names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
     new = next(name for name in names if not name.exists())
     path.rename(new)
@@ -237,7 +237,7 @@ def sha256_of(path: Path) -> str:
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of the parts in `folder`."""
+    """Return the entry of a checkpoint for the parts in `folder`."""
     files = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
     return {"folder": folder.name, "files": files}
 
@@ -248,7 +248,7 @@ def bring(last: Path, target: Path) -> None:
     files = parts_of(last, parts)
     if parts is None or (goal := target / parts["folder"]).exists():
         return
-    beside = goal.with_name(f".{goal.name}")  # what is cut short is not a folder of parts
+    beside = goal.with_name(f".{goal.name}")  # until it is whole it is no folder of parts
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
@@ -272,7 +272,7 @@ def free_folder(checkpoints: Path, step: int) -> str:
 def remove_unnamed(checkpoints: Path) -> None:
     """Remove the folders of parts that no checkpoint names; none where a checkpoint is damaged.
 
-    A checkpoint that is set aside keeps its own, for what was missing may come back.
+    A checkpoint that is set aside keeps its own, for missing ones may come back.
     """
     with contextlib.suppress(CheckpointError):
         found = [read(path).get(PARTS) for path in checkpoints.glob("*.safetensors")]

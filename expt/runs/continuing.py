@@ -1,8 +1,8 @@
 """Continue from a run: `resume` is the same run further, `fork` another from all of its state.
 
-Both begin from a checkpoint, which is found, compared by the rule of the word (what may differ is
-at each key in expt.config.schema), and brought into the run's folder. All of it happens before
-workers start, and free of torch. What a run comes from is part of its identity.
+Both begin from a checkpoint, which is found, compared by the rule of the word (each key in
+expt.config.schema says when it may differ), and brought into the run's folder. All of it happens
+before workers start, and free of torch. The origin of a run is part of its identity.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}
 _OF_PLAN = ("scheduler.epochs", "scheduler.kwargs.total_steps")
 _OF_END = ("epochs", "max_steps", *_OF_PLAN)
 _TRIES = 3
-"""Attempts to read what a run that is under way may replace meanwhile."""
+"""Attempts to read a file that a run under way may replace meanwhile."""
 
 
 class Source(NamedTuple):
@@ -45,11 +45,11 @@ class Source(NamedTuple):
 
 
 def find(request: RunRequest) -> Source | None:
-    """Return what the run begins from; None for a new start.
+    """Return the checkpoint that the run begins from; None for a new start.
 
-    Its own newest checkpoint if it resumes, else the one that `resume` names, else that of
-    `fork`. Damaged checkpoints of its own are set aside. Raises CheckpointError if none of them is
-    left, ConfigError where the run cannot begin from what is there.
+    Its own newest checkpoint if it resumes, else the one that `resume` names, else that of `fork`.
+    Damaged checkpoints of its own are set aside. Raises CheckpointError if none of them is left,
+    ConfigError where the run cannot begin from it.
     """
     config, paths = request.config, request.paths
     if request.resumes and (own := _own(paths)) is not None:
@@ -108,7 +108,7 @@ def _taken(paths: RunPaths) -> Checkpoint | None:
     if not paths.forked.exists():
         return None
     if damage := checkpoint_file.damage_of(paths.forked):
-        warn(f"{damage}; it is taken anew")
+        warn(f"{damage}; it is taken again")
         return None
     return read(paths.forked)
 
@@ -142,7 +142,7 @@ def _refuse(source: Source, request: RunRequest) -> None:
             fix = f"type its settings with resume={run} to continue in a new folder"
             if is_trained:
                 fix = f"test it by {program} evaluate {run}"
-            raise ConfigError(f"{other}; {fix}, or train it anew by {program} rerun {run}")
+            raise ConfigError(f"{other}; {fix}, or train it again by {program} rerun {run}")
         warn(f"{other}; the continued run is trained with both versions")
 
 
@@ -200,7 +200,7 @@ def _of_length(source: Source, config: RunConfig) -> Iterator[str]:
     ):
         if asked is not None and asked < done + more:
             yield (
-                f"{key}={asked}: {found.run} has come to {found} already; give {key}={done + more}"
+                f"{key}={asked}: {found.run} has reached {found} already; give {key}={done + more}"
                 " or more, or an earlier checkpoint"
             )
 
@@ -254,7 +254,7 @@ def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:
 
 
 def take(source: Source, paths: RunPaths) -> Path:
-    """Make the run's folder what it was when the checkpoint was written; return its file there.
+    """Put the run's folder back to the moment of the checkpoint; return its file there.
 
     From then on the run has no need of the other's folder. Raises CheckpointError if it is damaged.
     """
@@ -295,7 +295,7 @@ def _bring(found: Checkpoint, target: Path) -> None:
 
 
 def _bring_bests(found: Checkpoint, paths: RunPaths) -> None:
-    """Make the best checkpoints what they were when this one was written."""
+    """Put the best checkpoints back to the moment when this one was written."""
     of, bests = RunPaths(found.run), found.state["bests"]
     has_best = bool(bests) and _is_of(paths.best, bests[0])
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
@@ -304,7 +304,7 @@ def _bring_bests(found: Checkpoint, paths: RunPaths) -> None:
     wanted = [*zip((paths.best, *others), bests, strict=False)][has_best:]
     places = (each for last in (paths.best, of.best, of.last) for each in candidates(last))
     known = [found.file, *places]
-    # The best one last: what is in its place may be another of them.
+    # The best one last: the file in its place may be another of them.
     for file, best in reversed(wanted):
         source = next((each for each in (file, *known) if _is_of(each, best)), None)
         if source not in (None, file):
@@ -339,7 +339,7 @@ def continued(config: RunConfig, paths: RunPaths | None = None) -> Record:
     """
     if paths and (candidates(paths.last) or paths.forked.exists()):
         return result_of_any(paths)
-    with contextlib.suppress(ConfigError):  # what is wrong there is said later
+    with contextlib.suppress(ConfigError):  # the error there is reported later
         if config.resume not in (None, "auto"):
             return result_of_any(RunPaths(named("resume", str(config.resume))[0]))
     return Record()
@@ -372,7 +372,7 @@ def of_fork(config: RunConfig, before: Record) -> Content:
     try:
         record, found = record_of(config.fork), forked(config.fork)
     except ConfigError:
-        if config.resume is not None:  # its own checkpoint has what came of it
+        if config.resume is not None:  # its own checkpoint has continued it
             return {}
         raise
     if record.get("status") == RUNNING and (named("fork", config.fork)[1] or "last") in WHICH:
@@ -399,7 +399,7 @@ def record_of(given: str) -> Record:
 
 
 def forked_from(config: RunConfig, found: Checkpoint) -> Forked:
-    """Return what result.json says of the other run's checkpoint."""
+    """Return the entry of result.json for the other run's checkpoint."""
     record = result_of_any(RunPaths(found.run))
     then, now = keys.flat(found.state["config"]), keys.flat(shown(config))
     begun = keys.varying("source")

@@ -23,7 +23,7 @@ LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe"),
     *("timed out after", "communicator was aborted", "remote process exit", "ncclRemoteError"),
 )
-"""Texts of what a collective of gloo, NCCL or torch's store raises if another worker is gone."""
+"""Texts in errors of collectives of gloo, NCCL or torch's store if another worker is gone."""
 
 
 def write_error(path: Path, error: BaseException, exit_code: int) -> None:
@@ -92,7 +92,7 @@ def faults_in(error: str) -> list[str]:
 
 
 def in_one_line(error: str, *, with_log: bool = True) -> str:
-    """Return the text of a run's error: what went wrong, its cause, and where the log is."""
+    """Return the text of a run's error in one line: the problem, its cause, and the log."""
     first, _, rest = error.strip().partition("\n")
     cause = _cause(rest)
     log = next((f"  ({line})" for line in rest.splitlines() if line.startswith(LOG)), "")

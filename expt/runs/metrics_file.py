@@ -36,7 +36,7 @@ class MetricsWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Size of what was written."""
+        """Size of the file so far."""
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ _REMEMBERED = 256  # bytes: some three lines
 
 
 class MetricsReader:
-    """Reads what has been added to metrics.jsonl since the last call, while a worker writes it."""
+    """Reads lines added to metrics.jsonl since the last call, while a worker writes it."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._path = paths.metrics

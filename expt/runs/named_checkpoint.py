@@ -91,7 +91,7 @@ def checkpoints(run: Path) -> Iterator[Checkpoint]:
 
 
 def parted(given: str, key: str = "") -> tuple[Path, str]:
-    """Return the folder or file of `RUN`, `RUN@best`, `RUN@40`, ..., and what follows the @.
+    """Return the folder or file of `RUN`, `RUN@best`, `RUN@40`, ..., and the part after the @.
 
     That is the name of a checkpoint's file, a step, epoch:N, or "". Raises ConfigError for another.
     """
@@ -107,7 +107,7 @@ def parted(given: str, key: str = "") -> tuple[Path, str]:
 def named(word: str, given: str) -> tuple[Path, str]:
     """Return the run that `word=given` names, and the checkpoint, as `parted`.
 
-    Raises ConfigError for what is not a folder of a run.
+    Raises ConfigError for a path that is no folder of a run.
     """
     path, which = parted(given, f"{word}=")
     if path.is_file():
@@ -161,7 +161,7 @@ class Weights(NamedTuple):
 def chosen(given: str) -> Weights:
     """Return a file, or a run's best checkpoint or else the last, or the one after the @.
 
-    Raises ConfigError for what is none of these.
+    Raises ConfigError for anything else.
     """
     run, which = named("weights", given)
     paths = RunPaths(run)
@@ -172,9 +172,9 @@ def chosen(given: str) -> Weights:
 
 
 def begun_from(given: str, checksum: str | None) -> Begun:
-    """Return what result.json says of the weights `given`.
+    """Return the entry of result.json for the weights `given`.
 
-    Warns where the run that writes them is under way: what is loaded is of now.
+    Warns where the run that writes them is under way: its present file is loaded.
     """
     try:
         file, run = chosen(given)
@@ -215,7 +215,7 @@ def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
 
 
 def no_run(folder: Path) -> str:
-    """Return what to say of a folder that is not that of a run which has begun to train."""
+    """Return the message for a folder without a run that has begun to train."""
     if not folder.exists():
         return "there is no such folder; give that of a run"
     below = [paths.folder for paths, _ in results_below(folder)] if folder.is_dir() else []

@@ -86,9 +86,9 @@ class RunPaths:
     lock = _Place(".lock")
     """Held by the command that is at work in this folder."""
     sent = _Place(".sent")
-    """The folder of what other dashboards have of the run, a file for each."""
+    """The folder of the state of other dashboards, a file for each."""
     before = _Place(".before")
-    """The folder of what was there before the run is resumed, until its workers accept it."""
+    """The folder of the files before a resume, until the workers accept it."""
     checkpoints = _Place("checkpoints")
     """The folder of `last` and `best`."""
     last = _Place("checkpoints", "last.safetensors")
@@ -120,7 +120,7 @@ class RunPaths:
 
     @property
     def parts(self) -> list[Path]:
-        """The folders of what each worker has written of checkpoints."""
+        """The folders of the parts of checkpoints that each worker has written."""
         return sorted(self.checkpoints.glob("step-*.parts"))
 
     def checkpoint(self, which: str) -> Path:
@@ -150,11 +150,11 @@ class RunPaths:
         return self.folder / "logs" / str(attempt)
 
     def stdout(self, attempt: int, rank: int) -> Path:
-        """Return the file of what a worker printed."""
+        """Return the file of lines that a worker printed."""
         return self.logs(attempt) / str(rank) / "stdout.log"
 
     def stderr(self, attempt: int, rank: int) -> Path:
-        """Return the file of what a worker printed to stderr, its traceback included."""
+        """Return the file of lines that a worker printed to stderr, its traceback included."""
         return self.logs(attempt) / str(rank) / "stderr.log"
 
     def error(self, attempt: int, rank: int) -> Path:
@@ -179,12 +179,12 @@ class RunPaths:
         return self.metrics.stat().st_size if self.metrics.exists() else 0
 
     def clear_records(self) -> None:
-        """Remove what earlier attempts recorded, but their logs, for a new beginning."""
+        """Remove the records of earlier attempts, but their logs, for a new beginning."""
         for path in (self.metrics, *self.event_files()):
             path.unlink(missing_ok=True)
 
     def remove_refused(self) -> None:
-        """Remove what a run in a new folder has left that was refused before it began."""
+        """Remove the files of a run in a new folder that was refused before it began."""
         for folder in (self.logs(0).parent, self.sent, self.code):
             shutil.rmtree(folder, ignore_errors=True)
         self.result.unlink(missing_ok=True)
@@ -195,7 +195,7 @@ class RunPaths:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
-# JSON has no words for numbers that are not finite: nan is null, and infinity a number beyond what
+# JSON has no words for numbers that are not finite: nan is null, and infinity a number larger than
 # a float holds, which is read as such. The words stand for them while all else is written.
 _INFINITE = {"\0inf": "1e999", "\0-inf": "-1e999"}
 

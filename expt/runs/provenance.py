@@ -50,7 +50,7 @@ def of(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(then: Provenance) -> list[str]:
-    """Return what has changed since the run whose result.json is `then`, a line each."""
+    """Return the changes since the run whose result.json is `then`, a line each."""
     now, found = describe(), []
     kinds: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         "versions": (then.get("versions") or {}, now["versions"]),
@@ -95,7 +95,7 @@ def _after_colon(path: Path, name: str) -> str | None:
 
 
 def command() -> str:
-    """Return what was typed, for a shell."""
+    """Return the typed command, for a shell."""
     path = Path(sys.argv[0])
     program = f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
     return " ".join([program, *map(shlex.quote, sys.argv[1:])])

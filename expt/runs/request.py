@@ -168,12 +168,12 @@ def unquoted(text: str) -> str:
             lambda found: found[1][: len(found[1]) // 2] + found[2],
             text[1:-1],
         )
-    # What Hydra escapes in each of several values.
+    # Signs that Hydra escapes in each of several values.
     return re.sub(r"\\([\\()[\]{}:=, \t])", r"\1", text)
 
 
 def joined(words: Iterable[str]) -> str:
-    """Return the words for a shell; what has quotes of its own gets double ones."""
+    """Return the words for a shell; those that have quotes of their own get double ones."""
     return " ".join(
         f'"{word}"' if "'" in word and not _IN_QUOTES.search(word) else shlex.quote(word)
         for word in words
@@ -191,7 +191,7 @@ def key_of(word: str) -> str:
 
 
 def values_of(text: str) -> list[str]:
-    """Return what is between commas; parts that together name a run, as `s/a=1,b=2`, are one."""
+    """Return the values between commas; parts that together name a run, as `s/a=1,b=2`, are one."""
     parts, found = text.split(","), list[str]()
     if all(map(is_there, parts)):
         return parts
@@ -215,7 +215,7 @@ def is_there(given: str) -> bool:
 def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
     """Return the words of a run's command that its fork has too, next to those `typed`.
 
-    What is set of a group whose choice is typed is left out: it may not be there.
+    Keys of a group whose choice is typed are left out: they may not be there.
     """
     keys = {*map(key_of, typed)} | _NOT_INHERITED
     mappings = {key_of(word) for word in typed if _names_keys(word)}

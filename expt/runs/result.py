@@ -106,7 +106,7 @@ class EvaluationOf(TypedDict):
 
 
 class Begun(TypedDict):
-    """The file of a run's first weights, and what is known of the run that wrote it."""
+    """The file of a run's first weights, and facts of the run that wrote it."""
 
     file: str
     identity: str | None
@@ -125,7 +125,7 @@ class Begun(TypedDict):
 
 
 class Forked(TypedDict):
-    """The checkpoint of another run that this one is a fork of, and what has changed."""
+    """The checkpoint of another run that this one is a fork of, and the changed settings."""
 
     given: str
     """The value of `fork`."""
@@ -228,7 +228,7 @@ class FoundRecord(Record, total=False):
 
 @functools.cache
 def as_written() -> TypeAdapter[Record]:
-    """Return what checks a record; it takes 10 ms to make."""
+    """Return the validator of a record; it takes 10 ms to make."""
     from pydantic import TypeAdapter  # late: not for `expt --help`
 
     return TypeAdapter(Record)
@@ -328,7 +328,7 @@ def results_below(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
     paths = RunPaths(folder)
     if found := result_of_any(paths):
         yield paths, found
-        return  # what is inside a run is no other
+        return  # a folder inside a run is no other
     with contextlib.suppress(PermissionError):
         for path in sorted(folder.iterdir()):
             if path.is_dir() and not path.is_symlink():

@@ -193,7 +193,7 @@ def _mapped(path: Path) -> memoryview:
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise _Wrong("is empty")
-        # Private: what is changed in place changes no file.
+        # Private: a change in place changes no file.
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 

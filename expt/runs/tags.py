@@ -1,4 +1,4 @@
-"""The tags of what is measured, and the charts that TensorBoard makes of them. Free of torch."""
+"""The tags of measurements, and the charts that TensorBoard makes of them. Free of torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OF_EXPT |= {"best", "confusion", "mistakes", "memory", "ranks", "weights", "grad
 
 WORKER_MIB, GPU_MIB = "memory/worker_mib", "memory/gpu_mib"
 COMPARABLE = (SAMPLES_PER_S, EPOCH_S, DATA_WAIT_S, SKIPPED_STEPS, WORKER_MIB, GPU_MIB)
-"""Numbers of a run, besides its metrics, by which runs may be chosen."""
+"""Numbers of a run, other than its metrics, by which runs may be chosen."""
 HIGHER_IS_BETTER = (SAMPLES_PER_S, RUNNING_SAMPLES_PER_S)
 """All other tags but those of metrics are the better the lower they are."""
 

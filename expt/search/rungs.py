@@ -46,7 +46,7 @@ class Rungs(ABC):
     def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
         """Return the pruned trials that can't continue, whatever comes of all others.
 
-        So many further trials are `planned`.
+        `planned` is the number of further trials.
         """
 
     @abstractmethod

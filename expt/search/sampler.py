@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 REDRAWS = 10
 """Draws of the sampler until a new point is taken at random."""
 FURTHER_DRAWS = 200
-"""Draws in all, of a space with too many points to list what is left."""
+"""Draws in all, of a space with too many points to list those that are left."""
 POPULATION = 16
 """The default size of a generation of NSGA-II."""
 STARTUP = 10
@@ -36,7 +36,7 @@ RANDOM_FRACTION = {"tpe": 0.25}
 TPE by itself may never leave the first good choice that it met (Falkner et al. 2018, "BOHB").
 """
 PACKAGES = {"qmc": "scipy", "cmaes": "cmaes", "gp": "scipy"}
-"""The packages that a sampler needs besides Optuna."""
+"""The packages that a sampler needs in addition to Optuna."""
 GENERATION = "NSGAIISampler:generation"
 """The key under which Optuna's NSGA-II keeps a trial's generation."""
 

@@ -270,7 +270,7 @@ class Search(Iterator[Job | None]):
             self._remove_checkpoints()
 
     def _read(self, paths: RunPaths) -> Trial | None:
-        """Read again what became of a run."""
+        """Read the trial of a run again."""
         before, trial = self._trials.get(paths.folder), self._reader.trial(paths)
         if trial is None:
             return before
@@ -291,7 +291,7 @@ class Search(Iterator[Job | None]):
 
 
 def _device_s(record: Record) -> float:
-    """Return what a run's devices were busy for, up to now where it runs."""
+    """Return the seconds that a run's devices were busy, up to now where it runs."""
     if record.get("status") == RUNNING:
         return cost_until_now(record).get("device_s", 0.0)
     return device_s(record)

@@ -35,7 +35,7 @@ def print_listing(
 
 
 def _listing(runs: Sequence[ListedRun], stale: Collection[Path], *, narrow: bool) -> Table:
-    """Return a row for each run; in a narrow terminal without what all runs have."""
+    """Return a row for each run; in a narrow terminal without columns that are equal."""
     objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
     metric = best_first([run.result for run in runs])[0]

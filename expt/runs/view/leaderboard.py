@@ -115,7 +115,7 @@ def _experiments(runs: Sequence[FoundRecord]) -> list[list[FoundRecord]]:
 
 
 def seed_and_fold(run: FoundRecord) -> tuple[Any, ...]:
-    """Return what tells the runs of an experiment apart, and pairs them with those of another."""
+    """Return the key that distinguishes the runs of an experiment, and pairs those of two."""
     if config := run.get("config"):
         return config.get("seed"), (config.get("dataset") or {}).get("fold")
     overrides = run.get("overrides") or {}
@@ -123,7 +123,7 @@ def seed_and_fold(run: FoundRecord) -> tuple[Any, ...]:
 
 
 def without_seed(run: FoundRecord) -> str:
-    """Return what is equal for runs that differ by their seed and fold only."""
+    """Return a key that is equal for runs that differ by their seed and fold only."""
     if "seedless_identity" in run:
         ran = sorted(module["hash"] for module in run.get("imported", {}).values())
         return " ".join([run["seedless_identity"], *ran])
@@ -133,7 +133,7 @@ def without_seed(run: FoundRecord) -> str:
 
 
 def wide_console() -> Console:
-    """Return the terminal; without one, lines are as long as what they hold."""
+    """Return the terminal; without one, lines are as long as their text."""
     return Console() if sys.stdout.isatty() else Console(width=1000)
 
 
@@ -284,7 +284,7 @@ def _mean(row: Row, key: str) -> Any:
 
 
 def objective_of(runs: Sequence[FoundRecord]) -> str:
-    """Return the name of what the runs are chosen by."""
+    """Return the name of the objective of the runs."""
     return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
 
 

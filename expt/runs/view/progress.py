@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class RunState:
-    """How far a run has come, by what it has written so far."""
+    """The progress of a run, by its files so far."""
 
     def __init__(self, paths: RunPaths, *, epochs: int) -> None:
         self._paths, self.epochs = paths, epochs
@@ -66,7 +66,7 @@ class RunState:
         self.step = self.epoch = self.total_steps = 0
 
     def read(self) -> None:
-        """Read what is new."""
+        """Read new points."""
         points, now = self._reader.read(), time.monotonic()
         if points and not self.total_steps:
             self._read_result()
@@ -120,7 +120,7 @@ class RunState:
         return ended
 
     def take_newest(self) -> Line | None:
-        """Return what the last step has so far, if it is of this attempt; more makes a new line."""
+        """Return the line of the last step so far, if of this attempt; more makes a new one."""
         values, self.of_step = self.of_step, {}
         return Line(self.epoch, self.step, values, False, False) if self._began else None
 
@@ -137,9 +137,9 @@ class RunState:
 class RunDisplay:
     """Shows a run that is under way; `update` is cheap and may be called at any rate.
 
-    Prints a line for each epoch that has ended, and what workers print; in a terminal the progress
-    below, if `live`: a debugger's prompt would be drawn over. Workers' warnings go to `errors`, or
-    to stderr.
+    Prints a line for each epoch that has ended, and the lines of workers; in a terminal the
+    progress below, if `live`: a debugger's prompt would be drawn over. Workers' warnings go to
+    `errors`, or to stderr.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class RunDisplay:
         self._console, self._print_every, self._errors = console, print_every, errors
         self._began = False
         self._next = self._line_at = time.monotonic()
-        self._unprinted: dict[str, float] = {}  # what is newest of each tag, since the last line
+        self._unprinted: dict[str, float] = {}  # the newest value of each tag since the last line
         live = live and console.is_terminal and not console.is_dumb_terminal
         self._bar = _progress_bar(console) if live else None
         self._task = self._bar.add_task("starting", total=None, text="") if self._bar else None
@@ -167,7 +167,7 @@ class RunDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._began:  # else the run was refused: what is in its folder is of before
+        if self._began:  # else the run was refused: its files are of before
             self._next = 0.0
             self.update(last=True)
         if self._bar:
@@ -180,7 +180,7 @@ class RunDisplay:
         say(self._console, f"waiting: {waiting_for(devices)}")
 
     def update(self, *, last: bool = False) -> None:
-        """Read what is new and show it; `last`: no more will come."""
+        """Read new lines and show them; `last`: no more will come."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -297,7 +297,7 @@ def found_in(data: Mapping[str, Any]) -> str:
 
 
 def encoded_in(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what columns of a table have become, where some are texts or have gaps, in lines."""
+    """Yield lines on the encoding of a table, where some columns are texts or have gaps."""
     encoded = data.get("encoded") or {}
     if not encoded:
         return
@@ -309,7 +309,7 @@ def encoded_in(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _become(how: Mapping[str, Any]) -> str:
-    """Return what a column of texts or with gaps has become."""
+    """Return the encoding of a column of texts or with gaps."""
     if texts := how.get("categories"):
         some = listed(("no value" if text is None else text for text in texts), 4)
         return f"{len(texts)} columns of 0 and 1: {some}"

@@ -56,7 +56,7 @@ class ListedRun:
         }
 
     def get(self, key: str) -> Any:
-        """Return the value to sort by: one of `values`, or what was typed, as a text."""
+        """Return the value to sort by: one of `values`, or the typed one, as a text."""
         return self.values.get(key, str(self.typed.get(key, "")))
 
     @property

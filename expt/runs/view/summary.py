@@ -1,4 +1,4 @@
-"""Summaries: final numbers, evaluations, ancestors, stale code, and what to do next."""
+"""Summaries: final numbers, evaluations, ancestors, stale code, and next commands."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _MOST_CLASSES = 20
 
 
 def print_summary(console: Console, paths: RunPaths) -> None:
-    """Print the final numbers, each with its epoch, and what to do next."""
+    """Print the final numbers, each with its epoch, and the next commands."""
     result = read_result(paths)
     is_pruned = result.get("status") == PRUNED
     resumed_at = result.get("resumed_from", {}).get("step")
@@ -64,7 +64,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         if f"loss/{split}" in values:
             numbers = (_number(values.get(f"{metric}/{split}", "")) for metric in metrics)
             table.add_row(*cells(split, *numbers, _epoch_of(split, result)))
-    if majority := (result.get("data") or {}).get("majority"):  # what a model has to be above
+    if majority := (result.get("data") or {}).get("majority"):  # a model has to be above it
         name, share = majority
         shares = (_number(share) if metric == "accuracy" else "" for metric in metrics)
         table.add_row(*cells("majority", *shares, f"the share of {name} in train"))
@@ -93,7 +93,7 @@ def _longer(paths: RunPaths, result: Record) -> str:
 
 
 def _number(value: Any) -> str:
-    """Return nothing for what was not measured; a nan is null in the record."""
+    """Return nothing for a value that was not measured; a nan is null in the record."""
     return f"{value:.4f}" if isinstance(value, int | float) else "nan" if value is None else ""
 
 
@@ -194,7 +194,7 @@ def _facts_of_evaluation(record: Record) -> Iterator[str]:
         yield "unit         targets are standardised, as in training: 1 is one standard deviation"
     then = read_result(RunPaths(Path(about["run"])))
     config, metrics, split = then.get("config") or {}, then.get("metrics") or {}, about["split"]
-    # What the run recorded of the same weights on the same samples.
+    # The numbers of the run for the same weights on the same samples.
     which = "last" if split == config.get("eval_split") else "best"
     same = about["own_data"] and split in ("val", "test") and about["checkpoint"] == which
     if same and then.get("status") == COMPLETED:
@@ -281,7 +281,7 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
 def print_stale(console: Console, folders: Sequence[Path]) -> None:
     """Print which runs are stale, with the commands that repeat the first of them."""
     if folders:
-        about = f"{len(folders)} {STALE}: their custom classes have other source now; to run anew"
+        about = f"{len(folders)} {STALE}: their custom classes have other source now; to run again"
         say(console, f"\n{about}", "bold yellow")
     for folder in folders[:_SHOWN]:
         say(console, f"      {provenance.program()} rerun {_quoted(folder)}")

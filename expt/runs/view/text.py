@@ -30,7 +30,7 @@ class Console(rich.console.Console):
         super().__init__(markup=False, emoji=False, **how)
 
     def on_broken_pipe(self) -> None:
-        """Raise what is being handled."""
+        """Raise the error that is being handled."""
         raise
 
 
@@ -101,7 +101,7 @@ def shown_path(folder: Path) -> str:
 
 
 def resume_command(paths: RunPaths, key: str = "") -> str:
-    """Return what to type to resume the run of that folder, which the value of `key` has ended."""
+    """Return the command that resumes the run of that folder, which `key` has ended."""
     from expt.runs import provenance  # late: the line of an early error needs neither
     from expt.runs.request import setting_word
 
