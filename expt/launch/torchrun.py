@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -240,8 +239,6 @@ def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
 
 ARRIVE_S = 300.0
 """How long workers wait for each other to say hello; torch's own default."""
-QUIET_S = 5.0
-"""How long rank 0 waits before it says for whom."""
 ROUTES = "/proc/net/route"
 ROUND, EARLIER = "expt/round", "expt/earlier"
 
@@ -283,20 +280,18 @@ class Rendezvous:
         """
         others = {rank: self._key(f"hello/{rank}") for rank in range(1, self._world_size)}
         arrive_s = min(at_most_s, self._arrive_s)
-        quiet_s = min(QUIET_S, arrive_s)
-        if missing := self._missing(others, quiet_s):
-            _say_waiting(missing, arrive_s)
-            # 0 would be for ever
-            if missing := self._missing(others, max(arrive_s - quiet_s, 0.001)):
-                raise RunFailed(f"{missing} did not arrive within {arrive_s:g} s")
+        with (
+            progress.phase(f"waiting for {len(others)} other workers"),
+            contextlib.suppress(dist.DistStoreError, dist.DistNetworkError),
+        ):
+            self._store.wait(list(others.values()), timedelta(seconds=arrive_s))
+        if missing := [rank for rank, key in others.items() if not self._store.check([key])]:
+            raise RunFailed(
+                f"rank {listed(map(str, missing))} of {self._world_size} did not arrive within"
+                f" {arrive_s:g} s; to train here alone: {alone(os.environ)}"
+            )
         hellos = [Arrival(**json.loads(self._store.get(key))) for key in others.values()]
         return [_arrival(0, ""), *hellos]
-
-    def _missing(self, others: Mapping[int, str], within_s: float) -> str:
-        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
-            self._store.wait(list(others.values()), timedelta(seconds=within_s))
-        missing = [rank for rank, key in others.items() if not self._store.check([key])]
-        return f"rank {listed(map(str, missing))} of {self._world_size}" if missing else ""
 
     def tell(self, arrivals: list[Arrival], content: Mapping[str, Any]) -> None:
         """Send `content`, which is JSON, to the workers that have arrived; for rank 0."""
@@ -357,26 +352,16 @@ def of_environment() -> Rendezvous:
         # all are here: nobody else is to reach them
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     where = f"MASTER_ADDR={address} MASTER_PORT={port}"
-    waiting = threading.Timer(QUIET_S, _say_waiting, (where, ARRIVE_S))
-    waiting.daemon = True
-    waiting.start()
-    try:  # of a store for one, rank 0 does not wait for the others: `gather` does, and says so
+    try:  # of a store for one, rank 0 does not wait for the others: `gather` does
         handler = dist.rendezvous("env://?world_size=1", timeout=timedelta(seconds=ARRIVE_S))
-        store, _, _ = next(handler)
+        with progress.phase(f"connecting to {where}"):
+            store, _, _ = next(handler)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
-        raise RunFailed(f"{where}: cannot be reached from here: {first_line(error)}") from None
-    finally:
-        waiting.cancel()
+        raise RunFailed(
+            f"{where}: cannot be reached from here: {first_line(error)}; to train here alone:"
+            f" {alone(os.environ)}"
+        ) from None
     return Rendezvous(store, rank=rank, world_size=world_size)
-
-
-def _say_waiting(what: str, within_s: float) -> None:
-    rank = f"this is rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')}"
-    print(
-        f"waiting for {what}, for {within_s:g} s at most; {rank} by its environment: to train here"
-        f" alone, {alone(os.environ)}",
-        flush=True,
-    )
 
 
 def interface_towards(address: str) -> str | None:
