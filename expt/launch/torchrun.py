@@ -281,7 +281,7 @@ class Rendezvous:
         others = {rank: self._key(f"hello/{rank}") for rank in range(1, self._world_size)}
         arrive_s = min(at_most_s, self._arrive_s)
         with (
-            progress.phase(f"waiting for {len(others)} other workers"),
+            progress.phase(f"waiting for {len(others)} of {self._world_size} workers"),
             contextlib.suppress(dist.DistStoreError, dist.DistNetworkError),
         ):
             self._store.wait(list(others.values()), timedelta(seconds=arrive_s))
