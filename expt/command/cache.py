@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.data import cache
-from expt.runs.view.text import Console, say
+from expt.runs.view.text import Console, cells, plain_table, say
 
 
 def main(words: Sequence[str]) -> int:
@@ -26,12 +24,10 @@ def main(words: Sequence[str]) -> int:
         removed = [entry for entry in found if cache.remove(entry.path)]
         say(console, f"removed {_size(removed)} in {len(removed)} of {len(found)} datasets")
         return 0
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("dataset", "size", "last used"):
-        table.add_column(column, justify="right" if column == "size" else "left", overflow="fold")
+    table = plain_table(("dataset", "size", "last used"), left=("dataset", "last used"))
     for entry in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_at))
-        table.add_row(entry.path.name, _size([entry]), used)
+        table.add_row(*cells(entry.path.name, _size([entry]), used))
     console.print(table)
     limit = f"{cache.limit_bytes() / 1e9:g} GB (EXPT_CACHE_GB)"
     say(console, f"{_size(found)} of at most {limit} in {cache.cache_dir()}")

@@ -110,16 +110,12 @@ def _show(console: Console, config: RunConfig, found: Planned) -> None:
     say(console, f"step    {samples}, {found.micro_batch} at a time on each")
     largest = max(plan.total for plan in found.plans)
     unit, size = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("strategy", no_wrap=True)
-    for title in ("parameters", "gradients", "states", "activations", f"all [{unit}]"):
-        table.add_column(title, justify="right", no_wrap=True)
+    parts = ("parameters", "gradients", "states", "activations")
+    table = plain_table(("strategy", *parts, f"all [{unit}]"), left=["strategy"])
     for plan in found.plans:
-        held = (plan.parameters, plan.gradients, plan.states, plan.activations, plan.total)
-        table.add_row(
-            f"{plan.strategy}, checkpointed" if plan.checkpointed else plan.strategy,
-            *(f"{each / size:,.2f}" for each in held),
-        )
+        held = (f"{getattr(plan, part) / size:,.2f}" for part in (*parts, "total"))
+        name = f"{plan.strategy}{', checkpointed' * plan.checkpointed}"
+        table.add_row(*cells(name, *held))
     console.print()
     console.print(table)
 

@@ -25,7 +25,7 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.progress import REFRESH_S, Printed, RunState, show_printed, waiting_for
 from expt.runs.view.summary import epochs_done
-from expt.runs.view.text import Console, cells, duration, say
+from expt.runs.view.text import Console, cells, duration, plain_table, say
 
 PRINTED_S = 1.0
 """How often the logs of all running workers are looked at."""
@@ -256,10 +256,8 @@ def _at_rung(job: Job) -> str:
 
 def show_dry_run(runs: Iterable[SweepRun]) -> None:
     """Print which runs would be started, and their needs."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("#", "run", "identity", "needs", "would"):
-        table.add_column(column)
-    listed = list[dict[str, str]]()
+    columns, listed = ("#", "run", "identity", "needs", "would"), list[dict[str, str]]()
+    table = plain_table(columns, left=columns)
     for place, run in enumerate(runs, start=1):
         job = run.job
         if job.request is None:
@@ -270,7 +268,7 @@ def show_dry_run(runs: Iterable[SweepRun]) -> None:
             would = "be skipped, it is complete" if job.status == COMPLETED else _begin(job)
             row = (job.name, job.request.identity.digest, needs, would)
         table.add_row(*cells(place, *row))
-        listed.append(dict(zip(("run", "identity", "needs", "would"), row, strict=True)))
+        listed.append(dict(zip(columns[1:], row, strict=True)))
     terminal.put(dry_run=listed)
     leaderboard.wide_console().print(table)
 

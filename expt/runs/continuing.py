@@ -12,7 +12,7 @@ import dataclasses
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -58,7 +58,8 @@ def find(request: RunRequest) -> Source | None:
         source = Source("resume", _elsewhere(request.source))
     elif config.fork is not None:
         step = request.identity.content.get("fork", "").rpartition("@")[2]
-        source = Source("fork", _taken(paths) or forked(config.fork, step))
+        taken = _first_whole(filter(Path.exists, [paths.forked]), "it is taken again")
+        source = Source("fork", taken or forked(config.fork, step))
     else:
         if request.resumes and paths.metrics.exists():
             warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
@@ -96,21 +97,18 @@ def _elsewhere(given: Path) -> Checkpoint:
     run, which = named("resume", str(given))
     if which:
         return whole("resume", str(given), run, which)
-    for file in candidates(RunPaths(run).last):
-        if (damage := checkpoint_file.damage_of(file)) is None:
-            return read(file)
-        warn(f"{damage}; passed over")
+    if found := _first_whole(candidates(RunPaths(run).last), "passed over"):
+        return found
     raise ConfigError(f"resume={given}: it has no checkpoint that is whole; give another run")
 
 
-def _taken(paths: RunPaths) -> Checkpoint | None:
-    """Return the checkpoint of the other run that is in a fork's folder already, and whole."""
-    if not paths.forked.exists():
-        return None
-    if damage := checkpoint_file.damage_of(paths.forked):
-        warn(f"{damage}; it is taken again")
-        return None
-    return read(paths.forked)
+def _first_whole(files: Iterable[Path], otherwise: str) -> Checkpoint | None:
+    """Return the first checkpoint that is whole; warn of damaged ones before it."""
+    for file in files:
+        if (damage := checkpoint_file.damage_of(file)) is None:
+            return read(file)
+        warn(f"{damage}; {otherwise}")
+    return None
 
 
 def _refuse(source: Source, request: RunRequest) -> None:
