@@ -133,21 +133,21 @@ def preflight(
     for job in jobs:
         if job.request is not None and job.status != COMPLETED:
             kinds.setdefault(_kind(job.request.config), []).append(job)
-    requests = [request_of(alike[0]) for alike in kinds.values()]
+    requests = [request_of(equal[0]) for equal in kinds.values()]
     try:
         found = try_out(requests, machine, options, Console(stderr=True))
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     tried = [*zip(kinds.values(), found, strict=True)]
     refused = {job: job.error for job in jobs if job.error}
-    refused |= {job: each.error for alike, each in tried if each.error for job in alike}
+    refused |= {job: each.error for equal, each in tried if each.error for job in equal}
     if len(jobs) == 1 and refused:
         raise refused[jobs[0]]
     console = wide_console()
-    if rows := [(alike, each) for alike, each in tried if not each.error]:
+    if rows := [(equal, each) for equal, each in tried if not each.error]:
         count = "runs" if total is None else "tried"
         console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
-    able = [(request_of(job), each) for alike, each in rows for job in alike]
+    able = [(request_of(job), each) for equal, each in rows for job in equal]
     lengths = [(request.config, each.seconds(request)) for request, each in able]
     named = [{"run": request.paths.folder.name, **each.record["metrics"]} for request, each in able]
     seconds = ({"seconds": length} for _, length in lengths)
@@ -171,18 +171,18 @@ def _kind(config: RunConfig) -> str:
 def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count: str) -> Table:
     needed = ("each needs", "memory of a worker", "a step", "an evaluation", "a run")
     table = plain_table(("runs like", count, *needed), left=["runs like"])
-    for alike, tried in rows:
-        config, found = request_of(alike[0]).config, tried.record["metrics"]
+    for equal, tried in rows:
+        config, found = request_of(equal[0]).config, tried.record["metrics"]
         cores = f"{config.world_size * config.threads} cores"
         needs = f"{config.num_gpus} GPU" if config.num_gpus else cores
         memory = mebibytes(found["memory/worker_mib"])
         if "memory/gpu_mib" in found:
             memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
-        lengths = sorted(tried.seconds(request_of(job)) for job in alike)
+        lengths = sorted(tried.seconds(request_of(job)) for job in equal)
         a_run = " to ".join(dict.fromkeys(about(length) for length in (lengths[0], lengths[-1])))
         step, evaluation = brief(found["step_s"]), brief(found["eval_s"])
-        name = alike[0].name if of_sweep else f"{word(config.model)} on {word(config.dataset)}"
-        table.add_row(*cells(name, len(alike), needs, memory, step, evaluation, a_run))
+        name = equal[0].name if of_sweep else f"{word(config.model)} on {word(config.dataset)}"
+        table.add_row(*cells(name, len(equal), needs, memory, step, evaluation, a_run))
     return table
 
 

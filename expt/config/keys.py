@@ -111,7 +111,7 @@ def _classes(path: Sequence[str], member: str | None, root: Any = RunConfig) -> 
     return kinds
 
 
-def names_beside(path: Sequence[str], node: Mapping[str, Any], root: Any = RunConfig) -> list[str]:
+def names_around(path: Sequence[str], node: Mapping[str, Any], root: Any = RunConfig) -> list[str]:
     """Return the keys that there are next to the last one of `path`, in a configuration `node`."""
     member = kind(node.get(path[0])) if path[0] in GROUPS else None
     return [name for cls in _classes(path[:-1], member, root) for name in names_of(cls)]

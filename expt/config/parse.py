@@ -213,7 +213,7 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
         value = _value_at(node, path)  # the whole list, not one of its elements
     shown = repr(value) if isinstance(value, float) else keys.typed(value)  # 1.0 is no integer
     if rule == "unexpected_keyword_argument":
-        near = did_you_mean(path[-1], keys.names_beside(path, node, root))
+        near = did_you_mean(path[-1], keys.names_around(path, node, root))
         if len(path) == 1 and isinstance(value, Mapping):
             begins = "a group's own YAML begins with # @package _global_"
             return f"{key}: there is no such key; {begins}"

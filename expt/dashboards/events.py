@@ -132,16 +132,16 @@ def _replace_files(paths: RunPaths, start: Summary, kept: Sequence[bytes]) -> No
     """Replace the event files of a run by one of these records, after those of its `start`."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[attr-defined]
 
-    earlier, beside = paths.event_files(), paths.folder / ".events"
+    earlier, temporary = paths.event_files(), paths.folder / ".events"
     _let_the_second_pass(earlier)
     now = time.time()
-    with written(beside) as file:
+    with written(temporary) as file:
         # A TensorBoard that has read the files before forgets them.
         forget = Event(wall_time=now, session_log=SessionLog(status=SessionLog.START))
         hparams.append(file, forget, Event(wall_time=now, summary=start))
         file.writelines(kept)
     name = f"{EVENT_FILES}{int(now):010d}.{socket.gethostname()}.{os.getpid()}.-1"  # before .0
-    there = beside.replace(paths.folder / name)
+    there = temporary.replace(paths.folder / name)
     for path in {*earlier} - {there}:
         path.unlink()
 

@@ -170,15 +170,15 @@ def _back_up(paths: RunPaths) -> None:
     """
     if paths.before.exists():
         return
-    beside = paths.before.with_name(f"{paths.before.name}.tmp")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    temporary = paths.before.with_name(f"{paths.before.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     for path in (paths.result, paths.metrics):
         if path.exists():
-            link(path, beside / path.name)
+            link(path, temporary / path.name)
     if paths.checkpoints.exists():
-        (beside / paths.checkpoints.name).touch()
-    beside.rename(paths.before)
+        (temporary / paths.checkpoints.name).touch()
+    temporary.rename(paths.before)
 
 
 def accept(paths: RunPaths) -> None:

@@ -45,17 +45,14 @@ def write(path: Path, by: Callable[[IO[bytes]], None], *, keep: int = 0) -> None
     as they were.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.tmp")
-    with full_disk_in_words(path), _removed_at_end(beside):
-        with beside.open("wb") as file:
+    with _replacing(path) as temporary:
+        with temporary.open("wb") as file:
             by(file)
             file.flush()
             os.fsync(file.fileno())
         for number in range(keep, 0, -1):
             if older(path, number - 1).exists():
                 keep_as(older(path, number - 1), older(path, number))
-        beside.replace(path)
-        _sync_folder(path.parent)
 
 
 def check(path: Path) -> None:
@@ -162,11 +159,21 @@ def not_written(path: Path, reason: str) -> RunFailed:
 
 
 @contextlib.contextmanager
-def _removed_at_end(path: Path) -> Iterator[None]:
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file that replaces the one at `path` if the block ends well."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        yield
+        with full_disk_in_words(path):
+            yield temporary
+            temporary.replace(path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     finally:
-        path.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def keep_as(last: Path, best: Path) -> None:
@@ -177,12 +184,8 @@ def keep_as(last: Path, best: Path) -> None:
     if last.parent != best.parent:
         with full_disk_in_words(best):
             bring(last, best.parent)
-    beside = best.with_name(f".{best.name}.tmp")
-    beside.unlink(missing_ok=True)
-    with full_disk_in_words(best), _removed_at_end(beside):
-        link(last, beside)
-        beside.replace(best)
-        _sync_folder(best.parent)
+    with _replacing(best) as temporary:
+        link(last, temporary)
 
 
 def keep_among(last: Path, step: int, best: Path, steps: Sequence[int]) -> None:
@@ -219,14 +222,6 @@ def older(path: Path, number: int) -> Path:
     return path.with_stem(f"{path.stem}-{number}") if number else path
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sha256_of(path: Path) -> str:
     """Return the checksum of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
@@ -248,19 +243,19 @@ def bring(last: Path, target: Path) -> None:
     files = parts_of(last, parts)
     if parts is None or (goal := target / parts["folder"]).exists():
         return
-    beside = goal.with_name(f".{goal.name}")  # until it is whole it is no folder of parts
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    temporary = goal.with_name(f".{goal.name}")  # until it is whole it is no folder of parts
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
         for file in files:
-            link(file, beside / file.name)
-        beside.rename(goal)
+            link(file, temporary / file.name)
+        temporary.rename(goal)
     except FileNotFoundError as error:  # a run under way has written another meanwhile
         raise CheckpointError(
             f"{error.filename}: is missing, which holds a part of a checkpoint"
         ) from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def free_folder(checkpoints: Path, step: int) -> str:

@@ -119,8 +119,8 @@ def named(word: str, given: str) -> tuple[Path, str]:
         such = f", such as '{word}=\"{ranked[0]}{at}\"', which is the best" if ranked else ""
         raise ConfigError(f"{word}={given}: is a sweep; name one of its runs{such}")
     if not path.exists():
-        beside = path.parent.glob("*") if path.parent.is_dir() else ()
-        near = did_you_mean(str(path), map(str, beside))
+        around = path.parent.glob("*") if path.parent.is_dir() else ()
+        near = did_you_mean(str(path), map(str, around))
         raise ConfigError(
             f"{word}={given}: there is no such file or folder; give that of a run.{near}"
         )

@@ -215,30 +215,30 @@ def written(path: Path, *, may_exist: bool = True) -> Iterator[IO[bytes]]:
 
     Raises FileExistsError then where there is an old one and none `may_exist`.
     """
-    beside = path.with_name(f".tmp.{os.getpid()}.{path.name}")  # torch looks at the suffix
+    temporary = path.with_name(f".tmp.{os.getpid()}.{path.name}")  # torch looks at the suffix
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         if may_exist:
-            beside.replace(path)
+            temporary.replace(path)
         else:
-            take_name(beside, path)
+            take_name(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def take_name(beside: Path, path: Path) -> None:
-    """Rename `beside` to `path`. Raises FileExistsError where there is such a file."""
+def take_name(temporary: Path, path: Path) -> None:
+    """Rename `temporary` to `path`. Raises FileExistsError where there is such a file."""
     try:
-        path.hardlink_to(beside)  # unlike a rename it replaces nothing
+        path.hardlink_to(temporary)  # unlike a rename it replaces nothing
     except FileExistsError:
         raise
     except OSError:  # a disk without hard links: the folder's lock has to do
         if path.exists():
             raise FileExistsError(path) from None
-        beside.replace(path)
+        temporary.replace(path)
 
 
 def dumps(content: Any, *, indent: int | None = None, ensure_ascii: bool = True) -> str:

@@ -71,13 +71,13 @@ def copies_among(runs: Iterable[tuple[RunPaths, Record]]) -> dict[Path, Path]:
     to an equal one, for each resume has its own beginning. The one under its own name counts, else
     the first: a folder that was only renamed is not a copy.
     """
-    alike: dict[tuple[object, object], list[tuple[bool, Path]]] = {}
+    equal: dict[tuple[object, object], list[tuple[bool, Path]]] = {}
     for paths, record in runs:
         own, identity = has_own_name(paths, record), record.get("identity")
         for shared in filter(None, (record.get("started"), identity and paths.folder.parent)):
-            alike.setdefault((shared, identity), []).append((own, paths.folder))
+            equal.setdefault((shared, identity), []).append((own, paths.folder))
     found = dict[Path, Path]()
-    for (shared, _), folders in alike.items():
+    for (shared, _), folders in equal.items():
         kept = next((folder for own, folder in folders if own), folders[0][1])
         others = [folder for own, folder in folders if not own or shared != kept.parent]
         found |= {folder: kept for folder in others if folder != kept}

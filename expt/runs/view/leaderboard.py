@@ -259,17 +259,17 @@ class _Settings:
 def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> list[str]:
     """Return the typed settings that differ, then others until no two rows are equal."""
 
-    def told_apart(*keys: str) -> int:
+    def distinguished(*keys: str) -> int:
         return len({tuple(str(known.get(key)) for key in keys) for known in settings})
 
     of_all = dict.fromkeys(key for words in typed for key in words)
     given = [key for key in of_all if key not in (*REPEATED, "sweep")]
-    keys = [key for key in given if told_apart(key) > 1] or given
-    if (apart := told_apart(*keys)) == len(settings):
+    keys = [key for key in given if distinguished(key) > 1] or given
+    if (apart := distinguished(*keys)) == len(settings):
         return keys
     of_some = dict.fromkeys(key for known in settings for key in known.all)
     for key in sorted(of_some, key=_LAST_RESORT.__eq__):
-        if key not in REPEATED and (more := told_apart(*keys, key)) > apart:
+        if key not in REPEATED and (more := distinguished(*keys, key)) > apart:
             keys.append(key)
             apart = more
         if apart == len(settings):
