@@ -78,7 +78,7 @@ def detect() -> Machine:
         own_gpus=is_task and 0 < len(shown["gpus"]) < (local_workers or 0),
         workers=workers,
         local_workers=local_workers,
-        **_cpu_facts(),
+        cpu_fp16=bool({"avx512_fp16", "amx_fp16"} & {*_cpu_flags()}),
     )
 
 
@@ -325,10 +325,6 @@ def slow_in_bfloat16() -> bool:
     """Return whether this CPU lacks arithmetic in bfloat16, which is then slower than float32."""
     flags = _cpu_flags()
     return bool(flags) and not any("bf16" in flag for flag in flags)
-
-
-def _cpu_facts() -> dict[str, Any]:
-    return {"cpu_fp16": bool({"avx512_fp16", "amx_fp16"} & {*_cpu_flags()})}
 
 
 def _cpu_flags() -> list[str]:

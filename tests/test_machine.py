@@ -367,7 +367,7 @@ def test_whether_a_cpu_has_short_floats(
     text = f"processor : 0\n{cpuinfo}\n\nprocessor : 1\nflags : bf16\n"
     monkeypatch.setattr(Path, "read_text", lambda _: text)
     assert machine.slow_in_bfloat16() == slow
-    assert machine._cpu_facts() == {"cpu_fp16": fp16}
+    assert machine.detect().cpu_fp16 == fp16
 
 
 @pytest.mark.parametrize("amp", [True, False, "bf16"])

@@ -54,9 +54,9 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
 
 
 def _reported(arguments: Sequence[str], typed_at: float) -> int:
-    debugs = "debug=true" in arguments  # where a breakpoint waits for a person
+    is_silent = "debug=true" in arguments  # a breakpoint may wait for a person
     try:
-        with machine.seldom_collecting(), progress.reported(_unsaid if debugs else _progressed):
+        with machine.seldom_collecting(), progress.reported(str if is_silent else _progressed):
             code = _do(arguments, typed_at)
             sys.stdout.flush()
             return code
@@ -136,10 +136,6 @@ def _help(arguments: Sequence[str]) -> int:
 def _progressed(line: str) -> None:
     if os.environ.get("RANK", "0") == "0":  # of several workers of torchrun one reports
         print(line, file=sys.stderr, flush=True)
-
-
-def _unsaid(_: str) -> None:
-    """Print nothing."""
 
 
 def _complain(error: ExptError) -> None:

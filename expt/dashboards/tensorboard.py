@@ -64,10 +64,8 @@ class Dashboard:
         self._trained_s += time.perf_counter() - self._epoch_began
         if self._images is False or not self._events:
             return False
-        return self._images is True or self._can_spare(self._pictures_s)
-
-    def _can_spare(self, seconds: float) -> bool:
-        return self.spent_s + seconds <= SHARE * self._trained_s
+        has_time = self.spent_s + self._pictures_s <= SHARE * self._trained_s
+        return self._images is True or has_time
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:

@@ -25,12 +25,8 @@ def print_listing(
     console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()
 ) -> None:
     """Print a line for each run; the terminal wraps one that is too long, so no path is cut."""
-    unlimited = console.options.update(max_width=10_000)
-    for narrow in (console.width < WIDE, True):
-        table = _listing(runs, stale, narrow=narrow)
-        table.width = console.measure(table, options=unlimited).maximum
-        if table.width <= console.width:
-            break
+    table = _listing(runs, stale, narrow=console.width < WIDE)
+    table.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
     console.print(table, soft_wrap=True)
 
 
