@@ -62,9 +62,8 @@ def process_group(
     """Have the run's process group within the body, unless there is a single worker.
 
     Workers meet in the `store`, or else at MASTER_ADDR and MASTER_PORT. Where the body raises, the
-    group is left as it is: NCCL would first wait for the peers' collectives, and they wait for this
-    worker. Gloo takes 10 ms and more to end its threads, so it is left where the group
-    `ends_with_process`.
+    group is left as it is: NCCL would first wait for the peers, and they for this worker. Gloo is
+    left where it `ends_with_process`: it takes 10 ms and more to end its threads.
     """
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
@@ -96,9 +95,9 @@ def alone() -> Iterator[None]:
 
 
 def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
-    """Return the sum of every worker's `values`, as a new tensor, in one collective.
+    """Return the sum of every worker's `values`, of the last `largest` the largest, in new memory.
 
-    Of the last `largest` it is the largest, in another.
+    One collective, or two.
     """
     if not dist.is_initialized():
         return values
@@ -127,7 +126,7 @@ def max_across_workers(
 
 
 def patient_barrier() -> Callable[[], object]:
-    """Return what waits for all workers as long as it takes; a collective."""
+    """Return a barrier without a limit in time; a collective."""
     if not dist.is_initialized():
         return lambda: None
     group = dist.new_group(backend="gloo", timeout=timedelta(days=365))
@@ -199,7 +198,7 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
 def average(
     tensors: Iterable[torch.Tensor], mean: Callable[[torch.Tensor], object] | None = None
 ) -> None:
-    """Replace `tensors` by their mean over all workers, such as `mean` makes of a vector."""
+    """Replace `tensors` by their mean over all workers; `mean` may compute that of a vector."""
     _change(tensors, mean or (lambda flat: dist.all_reduce(flat.div_(dist.get_world_size()))))
 
 
