@@ -120,9 +120,9 @@ def _measured(record: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, 
 
 
 def _warn_of_others(metrics: Mapping[str, float], known: Mapping[str, float], samples: int) -> None:
-    """Warn where numbers are others than those `known`, by more than rounding."""
+    """Warn where numbers differ from those `known`, by more than rounding."""
+    near = {"rel_tol": ROUNDING, "abs_tol": 2 / max(1, samples)}
     for tag, value in metrics.items():
-        near = {"rel_tol": ROUNDING, "abs_tol": 2 / max(1, samples)}
         if not math.isclose(value, was := known.get(tag, value), **near) and math.isfinite(was):
             warn(
                 f"{tag}: {value:.4f} here, and {was:.4f} where the run measured these weights; its"

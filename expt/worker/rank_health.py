@@ -98,7 +98,7 @@ class RankHealth:
     def refuse_unequal(self) -> None:
         """Raise RunFailed if the ranks have different weights; with unlike devices warn once.
 
-        A collective. Call it after rank 0 has shown the readings, with a collective in between.
+        A collective, and after another one that follows when rank 0 has shown the readings.
         """
         shards = self._learner.strategy.shards
         if not (ranks := unequal(self.readings, shards)) or self._rounds_differently:
