@@ -34,7 +34,7 @@ class Precision:
         skips_on_device: bool = False,
         short_backward: bool = False,
     ) -> None:
-        """With `skips_on_device` a fused optimizer leaves updates out by torch's `found_inf`.
+        """`skips_on_device`: a fused optimizer leaves updates out by torch's `found_inf`.
 
         `short_backward` is that of training/patches, where nothing scales the loss.
         """
