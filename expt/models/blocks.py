@@ -28,10 +28,7 @@ def blocks(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def matching(module: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
-    """Return the modules inside `module` whose whole names regular expressions match, in order.
-
-    Containers, which are never called, are left out. Raises ConfigError for what matches nothing.
-    """
+    """Return the modules whose names match, without CONTAINERS; raise ConfigError for no match."""
     every = module.named_modules()
     named = {name: one for name, one in every if name and not isinstance(one, CONTAINERS)}
     chosen = set[str]()

@@ -159,10 +159,7 @@ ALL_KINDS = (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
 
 
 def of_torch(module: nn.Module) -> list[Any]:
-    """Return the batch norms inside `module`.
-
-    Raises ConfigError for one of a custom class, which may compute anything.
-    """
+    """Return the batch norms inside `module`; raise ConfigError for one of a custom class."""
     layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, KINDS)]
     for name, layer in layers:
         if type(layer) not in (*KINDS, GroupedBatchNorm, SynchronisedBatchNorm):

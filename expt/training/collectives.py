@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,10 +94,7 @@ def alone() -> Iterator[None]:
 
 
 def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
-    """Return the sum of every worker's `values`, of the last `largest` the largest, in new memory.
-
-    One collective, or two.
-    """
+    """Return the sum of all workers' `values`, a new tensor; the maximum of the last `largest`."""
     if not dist.is_initialized():
         return values
     total = values.clone()
@@ -114,10 +110,7 @@ def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
 def max_across_workers(
     values: Sequence[float], device: torch.device, group: dist.ProcessGroup | None = None
 ) -> list[float]:
-    """Return the largest of every worker's `values`, element by element, in one collective.
-
-    Waits for the device.
-    """
+    """Return the largest of every worker's `values` by element, waiting for the device."""
     if not dist.is_initialized():
         return list(values)
     largest = torch.tensor(values, dtype=torch.float64, device=device)
@@ -253,19 +246,15 @@ def _moves(same: Sequence[torch.Tensor]) -> bool:
 
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """Yield tensors of one data type that are sent together."""
+    """Yield tensors of one data type that are sent together: up to BUCKET_BYTES, or one."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    return itertools.chain.from_iterable(map(_in_buckets, by_dtype.values()))
-
-
-def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """Yield as many at a time as BUCKET_BYTES has room for, or one."""
-    begin = size = 0
-    for index, tensor in enumerate(tensors):
-        if size and size + tensor.nbytes > BUCKET_BYTES:
-            yield tensors[begin:index]
-            begin, size = index, 0
-        size += tensor.nbytes
-    yield tensors[begin:]
+    for same in by_dtype.values():
+        begin = size = 0
+        for index, tensor in enumerate(same):
+            if size and size + tensor.nbytes > BUCKET_BYTES:
+                yield same[begin:index]
+                begin, size = index, 0
+            size += tensor.nbytes
+        yield same[begin:]

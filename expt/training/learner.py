@@ -168,10 +168,7 @@ Phases = Mapping[str, tuple[nn.Parameter, ...]]
 
 
 def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
-    """Return the parameters of each phase, which a regular expression finds by name.
-
-    Raises ConfigError for one that finds nothing, and for a parameter that no phase trains.
-    """
+    """Return each phase's parameters; raise ConfigError for one of none, or one in no phase."""
     named = {name: one for name, one in module.named_parameters() if one.requires_grad}
     found: dict[str, tuple[nn.Parameter, ...]] = {}
     for phase, pattern in phases.items():

@@ -29,10 +29,7 @@ def _toggles(optimizer: Optimizer) -> bool:
 
 
 def switch(optimizer: Optimizer, to: Literal["train", "eval"]) -> None:
-    """Call the method `to` of an optimizer that has `train` and `eval`.
-
-    A schedule-free one, for example, trains at other weights than those to be used.
-    """
+    """Call `train` or `eval` of an optimizer that trains at other weights than those to be used."""
     if _toggles(optimizer):
         getattr(optimizer, to)()
 
@@ -158,10 +155,7 @@ def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
 
 
 def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
-    """Return the group as it was saved, except for settings that have changed, and the keys `new`.
-
-    A group whose parameters were in several groups is new.
-    """
+    """Return the group with the values that continue, if one group had its parameters."""
     before = zip(
         earlier.optimizer.param_groups, earlier.optimizer_state["param_groups"], strict=True
     )
@@ -172,10 +166,7 @@ def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
 
 
 def _is_kept(key: str, now: Group, built: Group, new: Collection[str] = ()) -> bool:
-    """Return whether a saved value continues: one of a setting that is as before.
-
-    A value that neither has when built is the state of custom code.
-    """
+    """Return whether a saved value continues: of an unchanged setting, or of custom code."""
     if key in now:
         return key not in new and _equal(now[key], built.get(key))
     return key not in built
@@ -196,10 +187,7 @@ def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
 
 
 def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) -> None:
-    """Continue a schedule if only the learning rate has changed.
-
-    It applies to the new rate what it has done to the old one.
-    """
+    """Continue a schedule as if it had begun with the new learning rate."""
     new, built = scheduler.state_dict(), earlier.scheduler.state_dict()
     saved, before_groups = earlier.scheduler_state, earlier.optimizer_state["param_groups"]
     kept = {key: value for key, value in saved.items() if _is_kept(key, new, built)}

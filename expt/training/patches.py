@@ -149,10 +149,7 @@ def give_back_freed() -> None:
 
 
 def keep_freed() -> None:
-    """Use up to 256 MiB again rather than return them to the kernel; glibc only.
-
-    Each step frees its activations and takes as many again. See mallopt(3).
-    """
+    """Keep up to 256 MiB for the next step's activations, as by mallopt(3); glibc only."""
     _mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
     if not _mallopt(M_MMAP_THRESHOLD, KEPT_BYTES):
         _mallopt(M_MMAP_THRESHOLD, MMAP_LIMIT_BYTES)

@@ -125,10 +125,7 @@ class Precision:
 
 
 def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return whether all values are finite, as a bool [] on their device, without waiting.
-
-    A collective for sharded tensors.
-    """
+    """Return whether all are finite, as a bool []; a collective for sharded tensors."""
     given = list(tensors)
     parts = [one for one in map(local, given) if one.numel()]  # torch knows no largest of none
     finite = torch.isfinite(nn.utils.get_total_norm(parts, torch.inf, foreach=True))

@@ -277,10 +277,7 @@ def num_parameters(module: nn.Module) -> int:
 def in_step(
     batches: Iterable[Batch], module: nn.Module, blank: Callable[[int], Batch], device: torch.device
 ) -> Iterator[Batch]:
-    """Yield this worker's batches of an evaluation, then weightless ones until all workers end.
-
-    `blank` gives a batch of that many samples.
-    """
+    """Yield a worker's batches, then weightless ones by `blank`(samples) until all workers end."""
     iterator = iter(batches)
     try:
         while True:
@@ -360,11 +357,7 @@ class Unused:
 
 
 def gathered(state: Any, *, keep: bool) -> Any:
-    """Return `state` with whole tensors on the CPU, copies of those in use.
-
-    A collective, in which each worker holds one whole tensor at a time; without `keep` it keeps
-    none.
-    """
+    """Return `state` with whole tensors on the CPU, or none without `keep`; a collective."""
 
     def kept(_: str, value: Any) -> Any:
         if not isinstance(value, Tensor):

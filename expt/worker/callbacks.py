@@ -106,8 +106,10 @@ class Callbacks:
         except ExptError:
             raise
         except Exception as error:
-            whose = f"callbacks.{index}: {self._targets[index].target}.{moment}"
-            raise RunFailed(f"{whose} raised {secrets.said(error)}{_place(error)}") from error
+            whose, own = f"{self._targets[index].target}.{moment}", own_frame(error)
+            place = f" ({own.filename}, line {own.lineno})" if own else ""
+            what = f"{whose} raised {secrets.said(error)}{place}"
+            raise RunFailed(f"callbacks.{index}: {what}") from error
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the state of each with its class; raise ConfigError for what can't be saved."""
@@ -135,12 +137,6 @@ def _copy(model: nn.Module) -> nn.Module:
     copied = copy.deepcopy(model)
     batch_norm.part_from_workers(copied)
     return copied
-
-
-def _place(error: Exception) -> str:
-    """Return where in custom code it was raised, or an empty string."""
-    own = own_frame(error)
-    return f" ({own.filename}, line {own.lineno})" if own else ""
 
 
 @torch.no_grad()

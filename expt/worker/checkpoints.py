@@ -164,7 +164,11 @@ class Snapshot:
         learner = self.learner
         self.load_weights(state)
         learner.optimizer.load_state_dict(adapted(learner.optimizer, state["optimizer"]))
-        _load_schedule(learner, state["scheduler"])
+        schedule = dict(state["scheduler"])
+        if isinstance(learner.scheduler, OneCycleLR):  # this run may have more epochs
+            for key in ("total_steps", "_schedule_phases", "_ends"):
+                schedule.pop(key, None)
+        learner.scheduler.load_state_dict(schedule)
         if state["scaler"]:  # amp=true may have been bf16, which has none, and be fp16 here
             learner.precision.scaler.load_state_dict(state["scaler"])
         self.position.load_state_dict(state["position"])
@@ -203,10 +207,7 @@ class Snapshot:
         return found
 
     def _like(self, optimizer: Optimizer) -> Like:
-        """Return the sharded tensors by their keys in a state with that of `optimizer`.
-
-        A parameter stands for all values that the optimizer has of it.
-        """
+        """Return the sharded tensors by key; a parameter stands for its optimizer state."""
         parameters = enumerate(members(optimizer.param_groups))
         found: dict[str, Tensor] = {f"optimizer/state/{index}": one for index, one in parameters}
         for key, module in (("model", self.learner.module), ("ema", self.learner.ema)):
@@ -266,11 +267,3 @@ def _total(workers: Sequence[State]) -> dict[str, list[float]]:
     }
     peaks = [*map(max, zip(*(worker.get("peaks", ()) for worker in workers), strict=True))]
     return total | ({"peaks": peaks} if peaks else {})
-
-
-def _load_schedule(learner: Learner, saved: State) -> None:
-    kept = dict(saved)
-    if isinstance(learner.scheduler, OneCycleLR):  # this run may have more epochs
-        for key in ("total_steps", "_schedule_phases", "_ends"):
-            kept.pop(key, None)
-    learner.scheduler.load_state_dict(kept)

@@ -195,10 +195,7 @@ def fix_for(config: RunConfig) -> str:
 def stop_at_loss(
     sums: Sums, position: Position, loader: Loader, worker: Worker, fix: str = FIX
 ) -> None:
-    """Raise Diverged with the first step, rank and samples of a loss that is not finite.
-
-    Raises DataError where the samples are not finite. A collective.
-    """
+    """Raise Diverged, or DataError, where a loss was not finite first; a collective."""
     found = sums.first_not_finite()
     mine: tuple[int, int, float, list[int], str] | None = None
     if found is not None:

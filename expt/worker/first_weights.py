@@ -37,10 +37,7 @@ _FIX = "save it by torch.save(model.state_dict(), FILE)"
 
 
 def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:
-    """Load the run's `weights`, if it has any; return the entry of result.json.
-
-    `data` is what this run's record has of it.
-    """
+    """Load the run's `weights`, if it has any; return the entry of result.json."""
     if config.weights is None:
         if worker.rank == 0:
             warn_of_published(config, module)
@@ -68,10 +65,7 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
 
 
 def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, State]:
-    """Return the tensors of `given` that fit, and the rest as `load_weights`.
-
-    Raises ConfigError where no parameter fits, or the file holds no weights.
-    """
+    """Return the tensors of `given` that fit, and the rest as `load_weights`."""
     own, file = module.state_dict(), chosen(given).file
     content = _read(file, given)
     if not (every := weights_in(content, own.keys())):
@@ -193,10 +187,7 @@ def _shown(mean: Any, std: Any) -> str:
 
 
 def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
-    """Continue from another run's checkpoint, which rank 0 reads, and return it; a collective.
-
-    Raises ConfigError where its weights don't fit the model.
-    """
+    """Continue from another run's checkpoint, which rank 0 reads, and return it; a collective."""
     learner, position = snapshot.learner, snapshot.position
     settings = checkpoint_file.read(source)["config"] if snapshot.worker.rank == 0 else None
     before = recorded(collectives.from_rank_0(settings, snapshot.worker.device))

@@ -59,10 +59,7 @@ class Record:
         self._logged = position.step, time.monotonic()
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
-        """Log the value of each tag after the last step.
-
-        With `all_of` forget other tags of this prefix, such as those of ranks that are gone.
-        """
+        """Log each tag's value after the last step; forget other tags of prefix `all_of`."""
         self._wait()
         for tag in [tag for tag in self._history.last if all_of and tag.startswith(all_of)]:
             del self._history.last[tag]

@@ -54,11 +54,7 @@ class Run:
         resumes: bool = False,
         compares: bool = True,
     ) -> None:
-        """Build all that is trained.
-
-        A run that `resumes` loads no pretrained weights. `compares` runs the checks of
-        worker.comparison.
-        """
+        """Build all that is trained; without published weights if it `resumes`."""
         config, until = request.config, request.until_epoch
         self.config, self.paths, self.worker, self.beat = config, request.paths, worker, beat
         self.until_epoch = math.inf if until is None else until
