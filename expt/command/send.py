@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import logging
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.schema import TRACKERS, is_installed
 from expt.dashboards.sender import Sender
-from expt.dashboards.trackers import in_a_line, snapshot
+from expt.dashboards.trackers import COPIES, in_a_line, snapshot
 from expt.errors import ConfigError, ExptError
 from expt.runs.paths import RunPaths
 from expt.runs.result import results_below
@@ -26,16 +27,16 @@ Nothing is sent twice. The destination is in a run's configuration (send=[mlflow
 mlflow.experiment=...); options override it.
 """
 OPTIONS = {
-    "mlflow": ("tracking_uri", "experiment"),
-    "wandb": ("project", "entity"),
-    "trackio": ("project", "space_id"),
+    name: [field.name for field in dataclasses.fields(settings)][:2]
+    for name, (settings, _) in COPIES.items()
 }
+"""The destination in each tracker: its first two settings."""
 
 
 def main(words: Sequence[str]) -> int:
     """Send the runs of `words`. Raises ConfigError, and ExptError where one can't be sent."""
     parser = Parser(
-        "send", "Send runs, or what is missing of them, to MLflow, W&B or trackio.", EXAMPLES
+        "send", f"Send runs, or the rest of them, to a tracker: {', '.join(TRACKERS)}.", EXAMPLES
     )
     add = parser.add_argument
     about = "runs, sweeps, or folders of these"
@@ -54,7 +55,7 @@ def main(words: Sequence[str]) -> int:
               for name in names}  # fmt: skip
     if not any(chosen.values()):
         raise ConfigError(
-            f"these {len(runs)} runs name no dashboard; use --to mlflow, wandb or trackio"
+            f"these {len(runs)} runs name no dashboard; use --to {' or '.join(TRACKERS)}"
         )
     for name, some in chosen.items():
         if some and not is_installed(name):

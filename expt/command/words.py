@@ -17,7 +17,7 @@ WORDS = {
     "rerun": "repeat a run with all its settings and the same numbers",
     "evaluate": "measure a trained run on its test set, or on other data",
     "export": "write a run's model for other programs: torch.export or ONNX",
-    "send": "send runs, or what is missing of them, to MLflow, W&B or trackio",
+    "send": "send runs, or the rest of them, to a tracker such as MLflow",
     "predict": "predict for files, folders, or a split of the dataset",
     "plan": "show the memory of each GPU that a run would need",
     "cache": "show the disk space of decoded datasets, or free it",

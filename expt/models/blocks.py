@@ -20,21 +20,17 @@ def blocks(module: nn.Module) -> dict[str, nn.Module]:
     of one class and made of further modules: a transformer's blocks, the residual blocks of each
     stage of a ResNet.
     """
-    found: dict[str, nn.Module] = {}
-    _add(module, "", found)
-    return found
+    children = dict(module.named_children())
+    if isinstance(module, (nn.Sequential, *CONTAINERS)) and _are_blocks([*children.values()]):
+        return children
+    below = ((name, blocks(child)) for name, child in children.items())
+    return {f"{name}.{at}": one for name, found in below for at, one in found.items()}
 
 
 def matching(module: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
-    """Return the modules inside `module` whose whole names regular expressions match, in order.
-
-    Containers, which are never called, are left out. Raises ConfigError for what matches nothing.
-    """
-    named = {
-        name: part
-        for name, part in module.named_modules()
-        if name and not isinstance(part, CONTAINERS)
-    }
+    """Return the modules whose names match, without CONTAINERS; raise ConfigError for no match."""
+    every = module.named_modules()
+    named = {name: one for name, one in every if name and not isinstance(one, CONTAINERS)}
     chosen = set[str]()
     for pattern in patterns:
         found = [name for name in named if re.fullmatch(pattern, name)]
@@ -47,15 +43,6 @@ def matching(module: nn.Module, patterns: Sequence[str], key: str) -> dict[str, 
             )
         chosen.update(found)
     return {name: part for name, part in named.items() if name in chosen}
-
-
-def _add(module: nn.Module, prefix: str, found: dict[str, nn.Module]) -> None:
-    children = dict(module.named_children())
-    if isinstance(module, (nn.Sequential, *CONTAINERS)) and _are_blocks(list(children.values())):
-        found |= {prefix + name: child for name, child in children.items()}
-        return
-    for name, child in children.items():
-        _add(child, f"{prefix}{name}.", found)
 
 
 def _are_blocks(children: list[nn.Module]) -> bool:

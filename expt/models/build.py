@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import constraints, groups, user_class
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, did_you_mean, type_name
+from expt.errors import ConfigError, did_you_mean
 from expt.models import named
 from expt.models.transformer import Transformer
 from expt.models.vision import MLP, ConvNet, ResNet18, UNet
@@ -60,9 +60,9 @@ def build(
 ) -> nn.Module:
     """Return the model for data of these `shapes`, initialized from torch's global generator.
 
-    `example` is a blank batch of one sample, on the CPU, as the model is. Without `fetch` published
-    weights are left out, for others are to be loaded. Raises ConfigError if a custom class is no
-    Module or does not take the keywords.
+    `example` is the inputs of a blank sample, on the CPU, as the model is. Without `fetch`
+    published weights are left out: others will be loaded. Raises ConfigError if a custom class is
+    no Module or does not take the keywords.
     """
     if isinstance(config, constraints.Target):
         wanted = user_class.taken(user_class.resolve(config.target, nn.Module), shapes)
@@ -73,14 +73,13 @@ def build(
             )
         module: nn.Module = user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
     elif isinstance(config, groups.NamedModel):
-        wanted = _wanted(named.build, config.name, shapes, example)
+        wanted = _wanted(named.build, config.name, shapes)
         module = named.build(config, **wanted, fetch=fetch)
     else:
         kind: Any = type(config)
         names = (name for name in constraints.names_of(kind) if name not in NAMES)
         cls, own = _CLASSES[kind], {name: getattr(config, name) for name in names}
-        module = cls(**_wanted(cls, config.name, shapes, example), **own)
-    _refuse_sparse(module)
+        module = cls(**_wanted(cls, config.name, shapes), **own)
     _give_shapes(module, example)
     if isinstance(config, constraints.Target):
         _give_memory(module)
@@ -92,34 +91,24 @@ def build(
 def _give_memory(module: nn.Module) -> None:
     """Give expanded tensors memory for each element: else they can't be broadcast, nor loaded.
 
-    Not where another parameter or buffer shows the same memory: it is to follow that one.
+    One that shares its memory with another parameter or buffer stays as it is.
     """
     tensors = (*module.parameters(), *module.buffers())
     every = [one for one in tensors if one.layout == torch.strided]
     memory = [StorageWeakRef(one.untyped_storage()) for one in every]
     shown = Counter(memory)
     for tensor, its in zip(every, memory, strict=True):
-        if _is_expanded(tensor) and shown[its] == 1:
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        if shown[its] == 1 and any(size > 1 and not stride for size, stride in sizes):
             tensor.data = tensor.data.contiguous()
 
 
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    return any(
-        size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-
-
 def _wanted(
-    builder: Callable[..., nn.Module], model: str, shapes: Mapping[str, Any], example: Any
+    builder: Callable[..., nn.Module], model: str, shapes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return those of `shapes` that the builder needs.
-
-    Raises ConfigError where it takes other inputs than the `example`.
-    """
+    """Return those of `shapes` that the builder needs; raise ConfigError if some are missing."""
     parameters = inspect.signature(builder).parameters.values()
-    needs = [
-        each.name for each in parameters if each.default is each.empty and each.name != "config"
-    ]
+    needs = [one.name for one in parameters if one.default is one.empty and one.name != "config"]
     if missing := [name for name in needs if name not in shapes]:
         if "vocab_size" in shapes:
             why = "the dataset gives it tokens; use model=transformer"
@@ -128,38 +117,7 @@ def _wanted(
         else:
             why = "the dataset has not; let it have them, or use another model"
         raise ConfigError(f"model={model}: needs {', '.join(missing)}, and {why}")
-    if "channels" in needs:
-        _refuse_other_inputs(model, example)
     return {name: shapes[name] for name in needs}
-
-
-def _refuse_other_inputs(model: str, example: torch.Tensor) -> None:
-    """Raise ConfigError for what is not a batch of images, or for `mlp` no batch of numbers."""
-    if not example.is_floating_point():
-        raise ConfigError(
-            f"model={model}: takes float32, and a sample's inputs are {type_name(example)}; let the"
-            " dataset convert them"
-        )
-    if example.dim() != 4 and model != "mlp":
-        raise ConfigError(
-            f"model={model}: takes images [channels, height, width], and a sample's inputs are "
-            f"{list(example.shape[1:])}; use model=mlp, or a custom model"
-        )
-
-
-def _refuse_sparse(module: nn.Module) -> None:
-    """Raise ConfigError for sparse gradients, which neither optimizers nor sharded models take."""
-    embeddings = (nn.Embedding, nn.EmbeddingBag)
-    layers = [
-        name
-        for name, layer in module.named_modules()
-        if isinstance(layer, embeddings) and layer.sparse
-    ]
-    if layers:
-        raise ConfigError(
-            f"{type(module).__name__}: {', '.join(layers)} would have sparse gradients, which no"
-            " optimiser here takes; build it with sparse=False"
-        )
 
 
 def _give_shapes(module: nn.Module, example: Any) -> None:
@@ -193,9 +151,18 @@ INITIALISED = (
 
 def initialise(module: nn.Module, config: groups.Init) -> None:
     """Draw new weights of linear and convolution layers from torch's global generator."""
+    draw: Callable[[Tensor], Tensor]
     if isinstance(config, groups.DefaultInit):
         return
-    draw = _drawing(config)
+    if isinstance(config, groups.NormalInit):
+        draw = functools.partial(nn.init.normal_, std=config.std)
+    elif isinstance(config, groups.OrthogonalInit):
+        draw = functools.partial(nn.init.orthogonal_, gain=config.gain)
+    elif isinstance(config, groups.XavierInit):
+        draw = getattr(nn.init, f"xavier_{config.distribution}_")
+    else:
+        kaiming = getattr(nn.init, f"kaiming_{config.distribution}_")
+        draw = functools.partial(kaiming, mode=config.mode, nonlinearity="relu")
     for layer in module.modules():
         if isinstance(layer, INITIALISED):
             draw(layer.weight)
@@ -203,28 +170,11 @@ def initialise(module: nn.Module, config: groups.Init) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-def _drawing(
-    config: groups.NormalInit | groups.XavierInit | groups.KaimingInit | groups.OrthogonalInit,
-) -> _Draw:
-    if isinstance(config, groups.NormalInit):
-        return functools.partial(nn.init.normal_, std=config.std)
-    if isinstance(config, groups.OrthogonalInit):
-        return functools.partial(nn.init.orthogonal_, gain=config.gain)
-    uniform = config.distribution == "uniform"
-    if isinstance(config, groups.XavierInit):
-        return nn.init.xavier_uniform_ if uniform else nn.init.xavier_normal_
-    kaiming = nn.init.kaiming_uniform_ if uniform else nn.init.kaiming_normal_
-    return functools.partial(kaiming, mode=config.mode, nonlinearity="relu")
-
-
-_Draw = Callable[[Tensor], Tensor]
-
-
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
-    """Let no gradient reach the parameters in whose name one of the regular expressions is found.
+    """Freeze the parameters in whose names one of the regular expressions is found.
 
-    Their batch norms follow the images all the same. Raises ConfigError for one that is found
-    nowhere, and where nothing is left to train.
+    Their batch norms still follow the images. Raises ConfigError for an expression that is in no
+    name, and where nothing is left to train.
     """
     parameters = dict(module.named_parameters())
     for pattern in patterns:
@@ -237,7 +187,6 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
             )
         for name in found:
             parameters[name].requires_grad_(False)
-    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ConfigError(
-            f"freeze=[{','.join(patterns)}]: leaves no parameter to train; freeze fewer"
-        )
+    if patterns and not any(one.requires_grad for one in parameters.values()):
+        wanted = ",".join(patterns)
+        raise ConfigError(f"freeze=[{wanted}]: leaves no parameter to train; freeze fewer")

@@ -9,10 +9,7 @@ from torch import nn
 
 
 class GAN(nn.Module):
-    """A generator of images [B, 1, H, W] in [0, 1] from noise [B, noise], and a discriminator.
-
-    The discriminator gives logits [B]; `expt.tasks.gan.Adversarial` calls both.
-    """
+    """A generator of images [B, 1, H, W] from noise [B, N], and a discriminator [B]."""
 
     def __init__(self, image_size: Sequence[int], noise: int, width: int) -> None:
         super().__init__()

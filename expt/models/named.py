@@ -35,9 +35,9 @@ def build(
 ) -> nn.Module:
     """Return the classifier `config.arch` for images of `channels` x `image_size`.
 
-    It is drawn from torch's global generator. Without `fetch` it is the same network without the
-    published weights. Raises ConfigError for a name that the library does not have, images that the
-    network can't take, and published weights that can't be fetched.
+    It is drawn from torch's global generator; without `fetch` it has no published weights. Raises
+    ConfigError for an unknown name, images that the network can't take, and published weights that
+    can't be fetched.
     """
     fetches = config.pretrained and fetch
     build_one = _torchvision if config.name == "torchvision" else _timm
@@ -126,9 +126,8 @@ def _adapt_first_convolution(module: nn.Module, channels: int) -> None:
     """Let the first convolution compute for `channels` what it computed for three.
 
     Its weights for red, green and blue are added up for one channel, as if a grey image were
-    repeated three times, at a third of the cost; for others they are repeated and scaled, as timm
-    does. So an architecture keeps its way to draw first weights, and published ones keep their
-    meaning.
+    repeated three times; for others they are repeated and scaled, as timm does. So published
+    weights keep their meaning, and new ones their distribution.
     """
     layer = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
     weight = layer.weight.detach()  # [out, 3, height, width]

@@ -30,9 +30,9 @@ class Found(NamedTuple):
 def weights_in(content: Any, names: Collection[str]) -> list[Found]:
     """Return the state_dicts in a file, those first that have most of a model's `names`.
 
-    The names in each are without the prefix under which most of them are the model's. Of equal ones
-    a moving average is first, and what an optimizer keeps by the parameters' names is last. In a
-    run's checkpoint custom code may keep any: only `model` and `ema` count there.
+    The names in each are without the prefix under which most of them are the model's. Among equals
+    a moving average is first, and an optimizer's state by the parameters' names last. In a run's
+    checkpoint only `model` and `ema` count: custom code may keep others.
     """
     if is_of_run(content):
         content = {key: content[key] for key in ("model", "ema") if key in content}
@@ -86,7 +86,8 @@ def _without_prefix(key: str, state: dict[str, Tensor], names: Collection[str]) 
 def renumbered(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `state` by the names that a model's `own` has for the same layers in order.
 
-    Layers without weights, as dropout is, are numbered too. As it is where the layers differ.
+    Layers without weights, such as dropout, have numbers too. `state` stays as it is where the
+    layers differ.
     """
     theirs, ours = _in_order(state), _in_order(own)
     same = theirs.keys() == ours.keys() and all(

@@ -12,9 +12,7 @@ from torch.nn import functional
 from expt.errors import DataError
 
 INIT_STD = 0.02
-"""GPT-2's, of all weight matrices; those that end in the residual stream are smaller by the root of
-their number.
-"""
+"""GPT-2's, for matrices; those that end in the residual stream have it by their number's root."""
 ROTARY_BASE = 10_000.0
 """The base of rotary positions (Su et al., 2021): the longest wavelength is 2 pi times it."""
 NORM_EPS = 1e-5
@@ -62,9 +60,8 @@ class Transformer(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 is_last = name.endswith(("project.weight", "shrink.weight"))
-                nn.init.normal_(
-                    parameter, std=INIT_STD / math.sqrt(2 * layers) if is_last else INIT_STD
-                )
+                std = INIT_STD / math.sqrt(2 * layers) if is_last else INIT_STD
+                nn.init.normal_(parameter, std=std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -137,10 +134,7 @@ class _Attention(nn.Module):
 
 
 def swiglu_width(width: int) -> int:
-    """Return the hidden width at which three matrices have the weights of GELU's two.
-
-    It is rounded up to a multiple of 64.
-    """
+    """Return the width, of 64s, at which three matrices have as many weights as GELU's two."""
     return -(-8 * width // 3 // 64) * 64
 
 
@@ -165,8 +159,6 @@ def rotated(channels: Tensor, rotation: Tensor) -> Tensor:
 
 
 def _norm(kind: Norm, width: int, bias: bool) -> nn.Module:
-    return (
-        nn.RMSNorm(width, eps=NORM_EPS)
-        if kind == "rms"
-        else nn.LayerNorm(width, eps=NORM_EPS, bias=bias)
-    )
+    if kind == "rms":
+        return nn.RMSNorm(width, eps=NORM_EPS)
+    return nn.LayerNorm(width, eps=NORM_EPS, bias=bias)

@@ -63,10 +63,7 @@ class ConvNet(nn.Sequential):
         hidden: int | None = 256,
         dropout: float = 0.5,
     ) -> None:
-        pads = [
-            _padding(kernel, stride, name)
-            for kernel, stride, name in zip(kernels, strides, paddings, strict=True)
-        ]
+        pads = [*map(_padding, kernels, strides, paddings)]
         height, width = (_side_after(side, kernels, strides, pads, pool) for side in image_size)
         if not (height and width):
             raise ConfigError(
@@ -74,9 +71,8 @@ class ConvNet(nn.Sequential):
                 f" {image_size[0]}x{image_size[1]}; use smaller ones, or model=mlp"
             )
         layers: list[nn.Module] = []
-        for index, (out, kernel, stride, pad) in enumerate(
-            zip(widths, kernels, strides, pads, strict=True)
-        ):
+        every = zip(widths, kernels, strides, pads, strict=True)
+        for index, (out, kernel, stride, pad) in enumerate(every):
             # As in the guide, only the last convolution has a bias before its batch norm.
             bias = not batch_norm or index == len(widths) - 1
             layers.append(nn.Conv2d(channels, out, kernel, stride=stride, padding=pad, bias=bias))
@@ -104,9 +100,8 @@ def _side_after(
     """Return a side of the image after all convolutions; 0 where one does not fit."""
     for kernel, stride, pad in zip(kernels, strides, pads, strict=True):
         if pad != "same":
-            side = (
-                (side + 2 * int(pad) - kernel) // stride + 1 if side + 2 * int(pad) >= kernel else 0
-            )
+            over = side + 2 * int(pad) - kernel
+            side = over // stride + 1 if over >= 0 else 0
         side //= pool
     return side
 
@@ -166,12 +161,10 @@ class _Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1) -> None:
         super().__init__()
-        same = stride == 1 and inputs == outputs
-        shortcut = (
-            None
-            if same
-            else nn.Sequential(_conv(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
-        )
+        shortcut = None
+        if stride != 1 or inputs != outputs:
+            convolution = _conv(inputs, outputs, 1, stride=stride)
+            shortcut = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
         self.conv1 = _conv(inputs, outputs, 3, stride=stride)
         self.bn1 = nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU(inplace=True)
@@ -247,9 +240,5 @@ def _convolutions(channels: int, width: int, batch_norm: bool) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before in (channels, width):
         layers.append(nn.Conv2d(before, width, 3, padding=1, bias=not batch_norm))
-        layers += (
-            [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
-            if batch_norm
-            else [nn.ReLU(inplace=True)]
-        )
+        layers += [nn.BatchNorm2d(width)] * batch_norm + [nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)

@@ -7,8 +7,9 @@ al., 2017), for which no worker waits.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +41,7 @@ def part_from_workers(module: nn.Module) -> None:
     """Have batch norms that `synchronise` has changed normalize by this worker's images only."""
     for layer in module.modules():
         if isinstance(layer, SynchronisedBatchNorm):
-            layer.gather = _of_one
-
-
-def _of_one(values: Tensor) -> Tensor:
-    return values[None]
+            layer.gather = lambda values: values[None]
 
 
 def group(module: nn.Module, size: int) -> None:
@@ -55,20 +52,13 @@ def group(module: nn.Module, size: int) -> None:
 
 
 def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], None]:
-    """Return a function that replaces the running statistics by their mean over all workers.
-
-    It is to be called after each step.
-    """
-    buffers = [
-        buffer for layer in of_torch(module) for buffer in (layer.running_mean, layer.running_var)
-    ]
-    tracked: list[Tensor] = [buffer for buffer in buffers if buffer is not None]
+    """Return a function that ends a step by averaging running statistics over all workers."""
+    both = ((layer.running_mean, layer.running_var) for layer in of_torch(module))
+    tracked: list[Tensor] = [one for one in itertools.chain(*both) if one is not None]
 
     def average() -> None:
         means = gather(torch.cat(tracked)).mean(0)
-        for buffer, mean in zip(
-            tracked, means.split([len(buffer) for buffer in tracked]), strict=True
-        ):
+        for buffer, mean in zip(tracked, means.split([*map(len, tracked)]), strict=True):
             buffer.copy_(mean)
 
     return average if tracked else lambda: None
@@ -106,12 +96,10 @@ class SynchronisedBatchNorm(nn.BatchNorm2d):
         """Normalize [B, C, ...], where B may differ between workers."""
         if not self.training:
             return _evaluated(self, input)
-        output: Tensor
-        output, mean, variance = _AcrossWorkers.apply(
-            input, self.weight, self.bias, self.eps, self.gather
-        )
+        settings = self.weight, self.bias, self.eps, self.gather
+        output, mean, variance = _AcrossWorkers.apply(input, *settings)
         _remember(self, mean, variance)
-        return output
+        return cast(Tensor, output)
 
 
 class _AcrossWorkers(torch.autograd.Function):
@@ -129,17 +117,13 @@ class _AcrossWorkers(torch.autograd.Function):
         pixels, dims, features = at_least_single(input), _all_but_channels(input), input.shape[1]
         variance, mean = torch.var_mean(pixels, dims, correction=0)
         count = mean.new_tensor([input.numel() // features])
-        # float64: three numbers for each channel cost nothing, and each worker's rounding would
-        # show in all.
-        means, variances, counts = (
-            gather(torch.cat((mean, variance, count))).double().split((features, features, 1), 1)
-        )
+        # In float64, else each worker's rounding would show in all
+        every = gather(torch.cat((mean, variance, count))).double()
+        means, variances, counts = every.split((features, features, 1), 1)
         total = counts.sum()
-        if total == 1:
-            raise ValueError(
-                "Expected more than 1 value per channel when training, got input size"
-                f" {[*input.shape]}"
-            )
+        if total == 1:  # in torch's words
+            size = f"got input size {[*input.shape]}"
+            raise ValueError(f"Expected more than 1 value per channel when training, {size}")
         exact_mean = (counts * means).sum(0) / total
         variance = (counts * (variances + (means - exact_mean).square())).sum(0) / total
         mean, scale = exact_mean.to(pixels), (variance + eps).rsqrt().to(pixels)
@@ -175,10 +159,7 @@ ALL_KINDS = (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
 
 
 def of_torch(module: nn.Module) -> list[Any]:
-    """Return the batch norms inside `module`.
-
-    Raises ConfigError for one of a custom class, which may compute anything.
-    """
+    """Return the batch norms inside `module`; raise ConfigError for one of a custom class."""
     layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, KINDS)]
     for name, layer in layers:
         if type(layer) not in (*KINDS, GroupedBatchNorm, SynchronisedBatchNorm):

@@ -86,10 +86,7 @@ class Callback:
         """Be called after `view.split` was evaluated: val in or after epochs, test at the end."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what a resumed run needs.
-
-        That is tensors, numbers, strings, None, and lists and dicts of those.
-        """
+        """Return state for a resumed run: tensors, numbers, strings, None, lists and dicts."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -97,11 +94,7 @@ class Callback:
 
 
 class Generated(Callback):
-    """Draw what `model.generator` makes of `rows` x `rows` vectors of noise, each `every` epochs.
-
-    Noise is drawn once from `seed`; the pictures of a run's first and last epoch show what was
-    learned.
-    """
+    """Draw the images of `model.generator` for `rows` x `rows` vectors of fixed noise."""
 
     def __init__(self, noise: int, every: int = 1, rows: int = 8, seed: int = 0) -> None:
         self._every, self._rows = every, rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,9 +61,8 @@ def process_group(
     """Have the run's process group within the body, unless there is a single worker.
 
     Workers meet in the `store`, or else at MASTER_ADDR and MASTER_PORT. Where the body raises, the
-    group is left as it is: NCCL would first wait for the peers' collectives, and they wait for this
-    worker. Gloo takes 10 ms and more to end its threads, so it is left where the group
-    `ends_with_process`.
+    group is left as it is: NCCL would first wait for the peers, and they for this worker. Gloo is
+    left where it `ends_with_process`: it takes 10 ms and more to end its threads.
     """
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
@@ -96,10 +94,7 @@ def alone() -> Iterator[None]:
 
 
 def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
-    """Return the sum of every worker's `values`, as a new tensor, in one collective.
-
-    Of the last `largest` it is the largest, in another.
-    """
+    """Return the sum of all workers' `values`, a new tensor; the maximum of the last `largest`."""
     if not dist.is_initialized():
         return values
     total = values.clone()
@@ -115,10 +110,7 @@ def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
 def max_across_workers(
     values: Sequence[float], device: torch.device, group: dist.ProcessGroup | None = None
 ) -> list[float]:
-    """Return the largest of every worker's `values`, element by element, in one collective.
-
-    Waits for the device.
-    """
+    """Return the largest of every worker's `values` by element, waiting for the device."""
     if not dist.is_initialized():
         return list(values)
     largest = torch.tensor(values, dtype=torch.float64, device=device)
@@ -127,7 +119,7 @@ def max_across_workers(
 
 
 def patient_barrier() -> Callable[[], object]:
-    """Return what waits for all workers as long as it takes; a collective."""
+    """Return a barrier without a limit in time; a collective."""
     if not dist.is_initialized():
         return lambda: None
     group = dist.new_group(backend="gloo", timeout=timedelta(days=365))
@@ -199,7 +191,7 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
 def average(
     tensors: Iterable[torch.Tensor], mean: Callable[[torch.Tensor], object] | None = None
 ) -> None:
-    """Replace `tensors` by their mean over all workers, such as `mean` makes of a vector."""
+    """Replace `tensors` by their mean over all workers; `mean` may compute that of a vector."""
     _change(tensors, mean or (lambda flat: dist.all_reduce(flat.div_(dist.get_world_size()))))
 
 
@@ -254,19 +246,15 @@ def _moves(same: Sequence[torch.Tensor]) -> bool:
 
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """Yield tensors of one data type that are sent together."""
+    """Yield tensors of one data type that are sent together: up to BUCKET_BYTES, or one."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    return itertools.chain.from_iterable(map(_in_buckets, by_dtype.values()))
-
-
-def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """Yield as many at a time as BUCKET_BYTES has room for, or one."""
-    begin = size = 0
-    for index, tensor in enumerate(tensors):
-        if size and size + tensor.nbytes > BUCKET_BYTES:
-            yield tensors[begin:index]
-            begin, size = index, 0
-        size += tensor.nbytes
-    yield tensors[begin:]
+    for same in by_dtype.values():
+        begin = size = 0
+        for index, tensor in enumerate(same):
+            if size and size + tensor.nbytes > BUCKET_BYTES:
+                yield same[begin:index]
+                begin, size = index, 0
+            size += tensor.nbytes
+        yield same[begin:]

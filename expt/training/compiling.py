@@ -56,17 +56,18 @@ def checkpoint_activations(
 
     They are the blocks (`auto`), or those whose whole name a regular expression matches; of nested
     ones the outermost. Numbers stay equal to the bit: dropout draws the same again, and buffers,
-    such as a batch norm's statistics, change once.
-
-    Raises ConfigError for what matches nothing, and for modules with buffers if the model is
-    `compiled`.
+    such as a batch norm's statistics, change once. Raises ConfigError where nothing matches, and
+    for modules with buffers if the model is `compiled`.
     """
-    chosen = _blocks(module) if wanted == "auto" else matching(module, wanted, KEY)
-    outermost = {
-        name: part
-        for name, part in chosen.items()
-        if not any(name.startswith(f"{other}.") for other in chosen)
-    }
+    chosen = matching(module, () if wanted == "auto" else wanted, KEY)
+    if wanted == "auto" and not (chosen := blocks(module)):
+        some = next((name for name, _ in module.named_children()), "NAME")
+        raise ConfigError(
+            f"{KEY}=auto: {type(module).__name__} has no blocks that are alike; name modules, e.g."
+            f" {KEY}=[{some}]"
+        )
+    prefixes = tuple(f"{name}." for name in chosen)
+    outermost = {name: one for name, one in chosen.items() if not name.startswith(prefixes)}
     for name, part in outermost.items():
         if compiled and any(True for _ in part.buffers()):
             raise ConfigError(
@@ -77,37 +78,24 @@ def checkpoint_activations(
     return list(outermost)
 
 
-def _blocks(module: nn.Module) -> dict[str, nn.Module]:
-    if not (found := blocks(module)):
-        raise ConfigError(
-            f"{KEY}=auto: {type(module).__name__} has no blocks that are alike; name modules, e.g."
-            f" {KEY}=[{next((name for name, _ in module.named_children()), 'NAME')}]"
-        )
-    return found
-
-
 def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `forward`, bound to `module`; a copy of a model has it as its own."""
     if not (module.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
     if not (buffers := list(module.buffers())):
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-    contexts = functools.partial(_contexts, buffers)
+    before = [buffer.clone() for buffer in buffers]
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return the contexts of the forward pass and of its repetition."""
+        return contextlib.nullcontext(), _as_before(buffers, before)
+
     return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-
-
-def _contexts(
-    buffers: list[Tensor],
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of the forward pass and of its repetition.
-
-    The latter begins with the same buffers and leaves none changed.
-    """
-    return contextlib.nullcontext(), _as_before(buffers, [buffer.clone() for buffer in buffers])
 
 
 @contextlib.contextmanager
 def _as_before(buffers: list[Tensor], before: list[Tensor]) -> Iterator[None]:
+    """Begin with the buffers of `before`, and leave those of now."""
     now = [buffer.clone() for buffer in buffers]
     _fill(buffers, before)
     try:

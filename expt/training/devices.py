@@ -28,8 +28,8 @@ class Steps(Protocol):
 def in_use(indices: Sequence[int]) -> Iterator[list[Steps]]:
     """Take GPUs into use; name in an error before a first step those that may be to blame.
 
-    The body puts its steps into the list. Raises ConfigError where torch can use no GPU, rather
-    than train on the CPU, DeviceLost for one that can't be used, OutOfMemory where others hold it.
+    The body puts its steps into the list. Raises ConfigError where torch has no CUDA, DeviceLost
+    for a GPU that can't be used, OutOfMemory where other processes hold it.
     """
     steps = list[Steps]()
     for index in indices:

@@ -133,18 +133,14 @@ class Position:
 
     def state_dict(self) -> dict[str, int]:
         """Return how far it has come, without how far it is to go."""
-        of_fork = {"offset": self.offset, "began_at": self.began_at} if self.began_at else {}
-        return {
-            "epoch": self.epoch,
-            "step": self.step,
-            "step_in_epoch": self.step_in_epoch,
-            **of_fork,
-        }
+        of_fork = ("offset", "began_at") if self.began_at else ()
+        return {key: getattr(self, key) for key in ("epoch", "step", "step_in_epoch", *of_fork)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Be where `state_dict` was called."""
-        self.epoch, self.step = state["epoch"], state["step"]
-        self.step_in_epoch = state["step_in_epoch"]
+        self.epoch, self.step, self.step_in_epoch = (
+            state[key] for key in ("epoch", "step", "step_in_epoch")
+        )
         self.began_at = state.get("began_at", 0)
         self._move(state.get("offset", 0))
 
@@ -172,25 +168,18 @@ Phases = Mapping[str, tuple[nn.Parameter, ...]]
 
 
 def parameters_of(phases: Mapping[str, str], module: nn.Module) -> Phases:
-    """Return the parameters of each phase, which a regular expression finds by name.
-
-    Raises ConfigError for one that finds nothing, and for a parameter that no phase trains.
-    """
-    named = {
-        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
-    }
+    """Return each phase's parameters; raise ConfigError for one of none, or one in no phase."""
+    named = {name: one for name, one in module.named_parameters() if one.requires_grad}
     found: dict[str, tuple[nn.Parameter, ...]] = {}
     for phase, pattern in phases.items():
         names = [name for name in named if re.search(pattern, name)]
         if not names:
             hint = did_you_mean(pattern.strip("^$.*"), {name.partition(".")[0] for name in named})
-            raise ConfigError(
-                f"phases: {phase}: {pattern!r} is in no trained parameter's name.{hint}"
-            )
+            problem = f"{pattern!r} is in no trained parameter's name.{hint}"
+            raise ConfigError(f"phases: {phase}: {problem}")
         found[phase] = tuple(named[name] for name in names)
     trained = {parameter for own in found.values() for parameter in own}
-    left = [name for name, parameter in named.items() if parameter not in trained]
-    if left and phases:
+    if left := [name for name, parameter in named.items() if parameter not in trained]:
         raise ConfigError(
             f"phases: no phase trains {', '.join(left[:3])}; let one find it, or freeze it"
         )
@@ -226,14 +215,11 @@ def ema_of(
     """Return a moving average of `module`, which keeps `decay` of its weights in each update.
 
     It begins with the weights of the first update; buffers, such as a batch norm's statistics, are
-    copied. The copy is of what `before` makes of it. Raises ConfigError where the model can't be
-    copied.
+    copied. `before` is applied to the model first. Raises ConfigError if it can't be copied.
     """
     try:
         average = MovingAverage(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))
     except Exception as error:  # a custom model's attributes may raise anything
-        why = secrets.said(error)
-        raise ConfigError(
-            f"ema={decay}: the model can't be copied ({why}); use ema=null"
-        ) from error
+        why = f"the model can't be copied ({secrets.said(error)})"
+        raise ConfigError(f"ema={decay}: {why}; use ema=null") from error
     return average.requires_grad_(False)

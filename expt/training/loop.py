@@ -194,10 +194,7 @@ def accumulate_gradients(
 
 @torch.no_grad()
 def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | float]) -> None:
-    """Divide gradients by the loss's weight over all workers instead of by samples.
-
-    A collective of one number. Where nothing has a weight they are zero.
-    """
+    """Divide gradients by the loss's weight over all workers; without a weight they are 0."""
     device = next(learner.module.parameters()).device
     rows = [to_device(torch.as_tensor(one, dtype=torch.float64), device) for one in weights]
     total = sum_across_workers(torch.stack(rows).sum())

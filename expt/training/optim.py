@@ -36,11 +36,7 @@ ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})
 def build_optimizer(
     config: groups.Optimizer, module: nn.Module, *, unguarded: bool = True
 ) -> Optimizer:
-    """Return the optimizer of `module`, with the configured groups of parameters.
-
-    `unguarded` leaves out torch's guards against its compiler, see `patches`, except those of a
-    custom class.
-    """
+    """Return the optimizer of `module`; if `unguarded` without torch's guards, see `patches`."""
     chosen = parameter_groups(module, config)
     guard: Guard = without_guards if unguarded else lambda cls: cls
     if isinstance(config, groups.Muon):
@@ -58,12 +54,6 @@ def build_optimizer(
 
 Guard = Callable[[type[Any]], type[Any]]
 """Returns an optimizer's class with or without torch's guards."""
-
-
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Return whether a step computes the loss and its gradients itself, such as L-BFGS's."""
-    given = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return given is not None and given.default is inspect.Parameter.empty
 
 
 def _of_torch(
@@ -115,10 +105,7 @@ def build_scheduler(
     total_steps: int,
     better: Mapping[str, Better] = ONLY_LOSS,
 ) -> LRScheduler:
-    """Return the schedule, to advance after each step or each epoch, as its `interval` says.
-
-    `better` is the direction of each metric.
-    """
+    """Return the schedule; `better` has the direction of each metric."""
     length = {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
     if isinstance(config, groups.TargetScheduler):
         return _custom_scheduler(config, optimizer, **length)
@@ -313,10 +300,7 @@ def build_muon(config: groups.Muon, module: nn.Module, chosen: Groups, guard: Gu
 
 
 def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
-    """Return the weights with two dimensions, except embeddings' and the last layer's.
-
-    Their rows are words and classes.
-    """
+    """Return the weights with two dimensions, without embeddings and the last layer."""
     layers = [one for one in module.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
     embeddings = {parameter for layer in layers for parameter in layer.parameters()}
     # A last layer may share its weights with an embedding

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,17 +29,14 @@ def _toggles(optimizer: Optimizer) -> bool:
 
 
 def switch(optimizer: Optimizer, to: Literal["train", "eval"]) -> None:
-    """Call the method `to` of an optimizer that has `train` and `eval`.
-
-    Such as a schedule-free one, which trains at other weights than those that are to be used.
-    """
+    """Call `train` or `eval` of an optimizer that trains at other weights than those to be used."""
     if _toggles(optimizer):
         getattr(optimizer, to)()
 
 
 @contextlib.contextmanager
 def in_use(optimizer: Optimizer) -> Iterator[list[Tensor]]:
-    """Have the weights that are to be used within the body, which gets copies of the others."""
+    """Give the model the weights to be used within the body, which gets copies of the others."""
     if not _toggles(optimizer):
         yield []
         return
@@ -60,9 +57,9 @@ def train_at(optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
 def adapted(optimizer: Optimizer, state: State) -> Any:
     """Return `state` for `optimizer.load_state_dict`, with the kernels, strides and device of now.
 
-    torch has some kernels only for whole parameters, and fused ones on a CPU take a state's memory
-    to lie as the parameter's does, which is otherwise where one is sharded or in channels_last.
-    torch moves its own tensors to the parameters' device, but not what a custom optimizer adds.
+    torch has some kernels only for whole parameters, and fused ones on a CPU need a state to lie in
+    memory as its parameter does, which may have changed with sharding or channels_last. torch moves
+    its own tensors to the parameters' device, but not those that a custom optimizer adds.
     """
     own, of_torch = optimizer.param_groups, {"state", "param_groups"}
     device = next(iter(members(own))).device
@@ -75,31 +72,20 @@ def adapted(optimizer: Optimizer, state: State) -> Any:
     saved, more = state["param_groups"], {key: state[key] for key in state.keys() - of_torch}
     if [len(group["params"]) for group in saved] != [len(group["params"]) for group in own]:
         return dict(state)  # torch says so
-    groups = [
-        {**group, **{key: mine[key] for key in KERNEL if key in mine}}
-        for group, mine in zip(saved, own, strict=True)
-    ]
-    parameters = dict(zip(members(saved), members(own), strict=True))
-    states = {
-        key: (
-            {name: _laid_out(value, parameters[key]) for name, value in values.items()}
-            if key in parameters and isinstance(values, Mapping)
-            else values
-        )
-        for key, values in state["state"].items()
-    }
+    kernels = ({key: group[key] for key in KERNEL if key in group} for group in own)
+    groups = [{**group, **mine} for group, mine in zip(saved, kernels, strict=True)]
+    states = dict(state["state"])
+    for key, parameter in zip(members(saved), members(own), strict=True):
+        if isinstance(values := states.get(key), Mapping):
+            states[key] = {name: _laid_out(one, parameter) for name, one in values.items()}
     return {**map_leaves(moved, more), "state": states, "param_groups": groups}
 
 
 def _laid_out(value: Any, parameter: Tensor) -> Any:
     """Return `value` with the parameter's strides, if it is a tensor of the parameter's shape."""
-    if (
-        not isinstance(value, Tensor)
-        or is_sharded(parameter)
-        or value.shape != parameter.shape
-        or value.layout != torch.strided
-        or value.stride() == parameter.stride()
-    ):
+    if not isinstance(value, Tensor) or value.layout != torch.strided or is_sharded(parameter):
+        return value
+    if value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
@@ -129,13 +115,12 @@ def carry_over(
     same_schedule: bool,
     place: int,
 ) -> None:
-    """Have the new `optimizer` and `scheduler` continue from the earlier ones.
+    """Continue with the new `optimizer` and `scheduler` from the earlier ones.
 
-    torch's `load_state_dict` restores saved settings, learning rate and all. Here only the state
-    comes from there (moments, counters, the place in the schedule), and the next step uses the new
-    settings. Without `same_optimizer` its state is new. Without `same_schedule` (the same kind
-    and settings) the schedule is advanced `place` times, except for one that looks at metrics,
-    which begins.
+    torch's `load_state_dict` restores saved settings, too. Here only the state is restored
+    (moments, counters, the place in the schedule), and the next step uses the new settings. Without
+    `same_optimizer` its state is new. Without `same_schedule` (the same kind and settings) the
+    schedule is advanced `place` times; one that looks at metrics begins.
     """
     new = set[str]() if same_schedule else SET_BY_SCHEDULES
     groups = [
@@ -160,41 +145,31 @@ def carry_over(
 
 def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
     """Return the saved state of each parameter, by its number in the new groups."""
-    saved = members(earlier.optimizer_state["param_groups"])
-    number = dict(zip(members(earlier.optimizer.param_groups), saved, strict=True))
-    states = earlier.optimizer_state["state"]
-    found = (
-        (index, states.get(number[one]))
-        for index, one in enumerate(members(optimizer.param_groups))
-        if one in number
+    saved, states = (
+        members(earlier.optimizer_state["param_groups"]),
+        earlier.optimizer_state["state"],
     )
-    return {index: state for index, state in found if state is not None}
+    number = dict(zip(members(earlier.optimizer.param_groups), saved, strict=True))
+    every = enumerate(members(optimizer.param_groups))
+    return {at: states[number[one]] for at, one in every if number.get(one) in states}
 
 
 def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
-    """Return the group as it was saved, except for settings that have changed, and the keys `new`.
+    """Return the group with the values that continue, if one group had its parameters."""
+    before = zip(
+        earlier.optimizer.param_groups, earlier.optimizer_state["param_groups"], strict=True
+    )
+    mine = {*group["params"]}
+    built, saved = next((pair for pair in before if mine <= {*pair[0]["params"]}), ({}, {}))
+    new = {*new, "params"}
+    return {**group, **{key: saved[key] for key in saved if _is_kept(key, group, built, new)}}
 
-    Of a group whose parameters were in several groups nothing is as it was saved.
-    """
-    owner = {
-        one: at
-        for at, built in enumerate(earlier.optimizer.param_groups)
-        for one in built["params"]
-    }
-    owners = {owner.get(one) for one in group["params"]}
-    if len(owners) > 1 or None in owners:
-        return dict(group)
-    at = owners.pop()
-    assert at is not None
-    built, saved = earlier.optimizer.param_groups[at], earlier.optimizer_state["param_groups"][at]
-    kept = [
-        key
-        for key in group
-        if key in saved and key not in new and _equal(group[key], built.get(key))
-    ]
-    # the state of a custom optimizer
-    more = {key: saved[key] for key in saved if key not in group and key not in built}
-    return {**group, **more, **{key: saved[key] for key in kept if key != "params"}}
+
+def _is_kept(key: str, now: Group, built: Group, new: Collection[str] = ()) -> bool:
+    """Return whether a saved value continues: of an unchanged setting, or of custom code."""
+    if key in now:
+        return key not in new and _equal(now[key], built.get(key))
+    return key not in built
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -212,17 +187,11 @@ def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
 
 
 def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) -> None:
-    """Continue a schedule if only the learning rate has changed.
-
-    It applies to the new rate what it has done to the old one.
-    """
+    """Continue a schedule as if it had begun with the new learning rate."""
     new, built = scheduler.state_dict(), earlier.scheduler.state_dict()
     saved, before_groups = earlier.scheduler_state, earlier.optimizer_state["param_groups"]
-    merged = {
-        key: saved[key] if key in saved and _equal(new[key], built.get(key)) else new[key]
-        for key in new
-    }
-    scheduler.load_state_dict({**{key: saved[key] for key in saved if key not in built}, **merged})
+    kept = {key: value for key, value in saved.items() if _is_kept(key, new, built)}
+    scheduler.load_state_dict({**new, **kept})
     for group, before in zip(optimizer.param_groups, before_groups, strict=False):
         initial_lr = before.get("initial_lr")
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -237,11 +206,11 @@ BYTES_AT_ONCE = 256 * 2**20
 
 
 def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) -> None:
-    """Have each step update the parameters in turns, with the states of one turn on the device.
+    """Update the parameters of each step in turns, with the states of one turn on the device.
 
-    Between steps they are in pinned memory; scalars stay where they are. Numbers are those of one
-    update of all, for an optimizer that updates each parameter by its own gradient and state.
-    FSDP's CPUOffloadPolicy would move the parameters, too.
+    Between steps they are in pinned memory; scalars stay where they are. Numbers stay the same if
+    the optimizer updates each parameter by its own gradient and state. FSDP's CPUOffloadPolicy
+    would move the parameters, too.
     """
     host = HostStates(optimizer)
     update = optimizer.step
@@ -283,11 +252,11 @@ class HostStates:
         for parameter, name, value in self._states(parameters):
             if value.device.type == "cpu":
                 continue
-            kept = self._kept.get((parameter, name))
-            if kept is None:
-                kept = torch.empty_like(value, device="cpu", pin_memory=True)
-                self._kept[parameter, name] = kept
-            self._optimizer.state[parameter][name] = kept.copy_(value, non_blocking=True)
+            if (parameter, name) not in self._kept:
+                pinned = torch.empty_like(value, device="cpu", pin_memory=True)
+                self._kept[parameter, name] = pinned
+            kept = self._kept[parameter, name].copy_(value, non_blocking=True)
+            self._optimizer.state[parameter][name] = kept
 
     def wait(self) -> None:
         """Return when the host has all states; the device's own next work need not wait for it."""

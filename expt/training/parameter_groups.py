@@ -57,16 +57,12 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
         ]
         if part:
             scale = 1.0 if config.layer_decay is None else config.layer_decay**layer
-            found.append({"params": part, **_settings(group, scale, decays)})
+            weight_decay = 0.0 if not decays else group.weight_decay if group else None
+            settings = {LR_SCALE: scale * (group.lr_scale if group else 1.0)}
+            settings |= {TRAINED_EPOCHS: group.epochs} if group and group.epochs else {}
+            settings |= {} if weight_decay is None else {"weight_decay": weight_decay}
+            found.append({"params": part, **settings})
     return found
-
-
-def _settings(group: groups.ParameterGroup | None, scale: float, decays: bool) -> dict[str, float]:
-    weight_decay = 0.0 if not decays else group.weight_decay if group else None
-    settings = {LR_SCALE: scale * (group.lr_scale if group else 1.0)}
-    if group and group.epochs:
-        settings[TRAINED_EPOCHS] = group.epochs
-    return settings if weight_decay is None else {**settings, "weight_decay": weight_decay}
 
 
 def _refuse_idle(chosen: Mapping[str, object], wanted: Sequence[groups.ParameterGroup]) -> None:
@@ -83,10 +79,7 @@ def _refuse_idle(chosen: Mapping[str, object], wanted: Sequence[groups.Parameter
 
 
 def scale_rates(optimizer: Optimizer) -> None:
-    """Give each group its share of the optimizer's learning rate.
-
-    Raises ConfigError where the optimizer has no such setting, and would pass over a group's.
-    """
+    """Scale the groups' learning rates; raise ConfigError for an optimizer without such."""
     keys = {key for group in optimizer.param_groups for key in group}
     for key, wanted in (("lr", LR_SCALE), ("weight_decay", "weight_decay")):
         if wanted in keys and key not in optimizer.defaults:

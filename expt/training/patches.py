@@ -127,15 +127,8 @@ def _run(
     run: Callable[..., Any], loss: Tensor, gradient: Tensor, of: Sequence[Tensor] = ()
 ) -> None:
     keep_graph = create_graph = False
-    run(
-        (loss,),
-        (gradient,),
-        keep_graph,
-        create_graph,
-        tuple(of),
-        allow_unreachable=True,
-        accumulate_grad=True,
-    )
+    how = keep_graph, create_graph, tuple(of)
+    run((loss,), (gradient,), *how, allow_unreachable=True, accumulate_grad=True)
 
 
 # Their numbers in malloc.h; mallopt takes a C int.
@@ -147,25 +140,24 @@ MMAP_LIMIT_BYTES = 2**25
 
 
 def give_back_freed() -> None:
-    """Have tensors of 64 KiB and more returned to the kernel when they are freed; glibc only.
+    """Return tensors of 64 KiB and more to the kernel when they are freed; glibc only.
 
-    What fully_shard gathers comes and goes between what stays: in one heap it leaves gaps that take
-    several times a worker's share of the model. By itself glibc does so only with what is larger
-    than all that was freed before.
+    Units that fully_shard gathers leave gaps between tensors that stay, several times a worker's
+    share of the model. By itself glibc returns only blocks larger than all that were freed before.
     """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
+    _mallopt(M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
 
 
 def keep_freed() -> None:
-    """Have up to 256 MiB used again rather than returned to the kernel; glibc only.
+    """Keep up to 256 MiB for the next step's activations, as by mallopt(3); glibc only."""
+    _mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    if not _mallopt(M_MMAP_THRESHOLD, KEPT_BYTES):
+        _mallopt(M_MMAP_THRESHOLD, MMAP_LIMIT_BYTES)
 
-    Each step frees its activations and takes as many again. See mallopt(3).
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-        if not libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES):
-            libc.mallopt(M_MMAP_THRESHOLD, MMAP_LIMIT_BYTES)
+
+def _mallopt(option: int, value: int) -> bool:
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return bool(libc.mallopt(option, value)) if hasattr(libc, "mallopt") else True
 
 
 def collectives_begun() -> int:
@@ -176,6 +168,6 @@ def collectives_begun() -> int:
 
 @functools.cache  # once in a process
 def warn_changed(what: str, how: str, remedy: str) -> None:
-    """Warn in this worker's log that `what` is left out for torch's own way, and why."""
+    """Warn in this worker's log that torch's own way is taken instead of `what`, and why."""
     text = f"warning: torch {torch.__version__} has changed ({how}); {what} is left out; {remedy}"
     print(text, file=sys.stderr, flush=True)

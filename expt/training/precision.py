@@ -34,7 +34,7 @@ class Precision:
         skips_on_device: bool = False,
         short_backward: bool = False,
     ) -> None:
-        """`skips_on_device` has a fused optimizer leave updates out by torch's flag `found_inf`.
+        """`skips_on_device`: a fused optimizer leaves updates out by torch's `found_inf`.
 
         `short_backward` is that of training/patches, where nothing scales the loss.
         """
@@ -43,25 +43,19 @@ class Precision:
         self._gradient_clip, self._gradient_clip_value = gradient_clip, gradient_clip_value
         self._skip, self._skips_on_device = skip_non_finite, skips_on_device
         self.skipped = torch.zeros((), device=device)
-        """Updates left out because a gradient was not finite; those of float16's scale are not
-        counted.
-        """
+        """Updates left out because a gradient was not finite, without those of float16's scale."""
         self.left_out: torch.Tensor | None = None
-        """True if the last update was left out: a bool [] on the device, equal on all workers.
-
-        None if no update can be.
-        """
+        """True if the last update was left out: a bool [] on the device, equal on all workers; None
+        if none can be."""
         self._spoilt = torch.zeros((), device=device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
-        self._short_backward = (
-            short_backward and not skip_non_finite and not self.scaler.is_enabled()
-        )
+        is_plain = not skip_non_finite and not self.scaler.is_enabled()
+        self._short_backward = short_backward and is_plain
 
     @property
     def scale(self) -> torch.Tensor:
         """The factor of the gradients until the update, [] on the device; nothing waits."""
-        one = torch.ones((), device=self._device)
-        return self.scaler.scale(one)  # to ask it for its scale waits
+        return self.scaler.scale(torch.ones((), device=self._device))  # get_scale would wait
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which the forward pass and the loss are computed."""
@@ -78,10 +72,9 @@ class Precision:
             return
         loss = loss * weight
         if self._skip:
-            # The gradients of an infinite loss may be finite: made nan here, all workers get to see
-            # it in their mean.
+            # The gradients of an infinite loss may be finite: nan reaches all workers' mean.
             loss = loss * (1 + 0 * loss.detach())
-            # Else the gradients say so, which here may be too large for float16 alone
+            # Gradients that are not finite may just be too large for float16.
             if self.scaler.is_enabled():
                 self._spoilt += ~loss.detach().isfinite()
         self.scaler.scale(loss).backward(inputs=of or None)
@@ -90,10 +83,10 @@ class Precision:
     def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
         """Clip and apply the gradients, then drop them.
 
-        The update is left out where a gradient is not finite: in float16, without a warning, and
-        with `skip_non_finite`, for which the device is waited for unless `skips_on_device`.
+        The update is left out where a gradient is not finite, in float16 and with
+        `skip_non_finite`; the latter waits for the device unless `skips_on_device`.
         """
-        # Before they are clipped: infinity would be no more
+        # Before they are clipped, which hides infinity
         bad = self.left_out = self._is_left_out(optimizer)
         self.clip(optimizer, parameters)
         if bad is None or self.scaler.is_enabled():
@@ -112,12 +105,12 @@ class Precision:
     def _is_left_out(self, optimizer: Optimizer) -> torch.Tensor | None:
         if not self._skip:
             return None
-        if self.scaler.is_enabled():
-            spoilt = sum_across_workers(self._spoilt) > 0
-            self._spoilt.zero_()
-            return spoilt
-        parameters = members(optimizer.param_groups)  # with the same gradients on all workers
-        return ~is_finite(one.grad for one in parameters if one.grad is not None)
+        if not self.scaler.is_enabled():  # all workers have the same gradients
+            grads = (one.grad for one in members(optimizer.param_groups))
+            return ~is_finite(grad for grad in grads if grad is not None)
+        spoilt = sum_across_workers(self._spoilt) > 0
+        self._spoilt.zero_()
+        return spoilt
 
     def clip(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
         """Clip gradients, by value, then by norm."""
@@ -132,14 +125,10 @@ class Precision:
 
 
 def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return whether all values are finite, as a bool [] on their device, without waiting.
-
-    A collective for sharded tensors.
-    """
+    """Return whether all are finite, as a bool []; a collective for sharded tensors."""
     given = list(tensors)
-    # torch knows no largest of none
-    with_values = [local(tensor) for tensor in given if local(tensor).numel()]
-    finite = torch.isfinite(nn.utils.get_total_norm(with_values, torch.inf, foreach=True))
+    parts = [one for one in map(local, given) if one.numel()]  # torch knows no largest of none
+    finite = torch.isfinite(nn.utils.get_total_norm(parts, torch.inf, foreach=True))
     if not any(map(is_sharded, given)):
         return finite
     return sum_across_workers((~finite).float().to(local(given[0]).device)) == 0

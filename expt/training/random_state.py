@@ -63,10 +63,7 @@ def kept(device: torch.device) -> Iterator[None]:
 
 
 def _of_cards(device: torch.device) -> list[torch.Generator]:
-    """Return the generators of all GPUs that this process may use: that of `device` comes first.
-
-    With strategy=dp one process computes on several.
-    """
+    """Return the generators of all visible GPUs, that of `device` first; dp computes on several."""
     if device.type != "cuda":
         return []
     torch.cuda.init()

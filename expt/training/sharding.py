@@ -74,11 +74,11 @@ def shard(
 ) -> None:
     """Shard `module` over groups of `shards` neighboring workers; the groups are replicas.
 
-    All workers get rank 0's parameters; on the others they may be meta tensors. Buffers lie on the
-    device already. `units` are gathered one at a time, the rest with the root. Each unit is filled
-    just before it is sharded, so that no device ever has the whole model. Parameters travel and
-    compute in `param_dtype`, gradients are averaged in `reduce_dtype`; None is the parameters' own.
-    Attributes of parameters, such as `weight.no_decay = True`, are handed on to their shards.
+    All workers get rank 0's parameters, which may be meta tensors on the others; buffers lie on the
+    device already. `units` are gathered one at a time, the rest with the root, and filled just
+    before they are sharded: no device ever has the whole model. Parameters travel and compute in
+    `param_dtype`, gradients are averaged in `reduce_dtype`; None is the parameters' own. Shards
+    keep attributes of their parameters, such as `weight.no_decay = True`.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -176,9 +176,9 @@ def outline(module: nn.Module) -> nn.Module:
 def choose_units(module: nn.Module, wrap: str | int | Sequence[str]) -> list[nn.Module]:
     """Return the modules of `module` that are gathered one at a time, the innermost first.
 
-    "auto" takes its blocks, and layers outside of them that have a good part of its numbers. A
-    number is the least that a unit has. Regular expressions match whole names of modules. Raises
-    ConfigError for one that matches none, or a module that can be no unit.
+    "auto" takes its blocks, and large layers outside of them; a number is the least size of a unit;
+    regular expressions match whole names of modules. Raises ConfigError for an expression without
+    a match, or a module that can be no unit.
     """
     if isinstance(wrap, str):
         chosen = _blocks_and_large_layers(module)
@@ -277,10 +277,7 @@ def num_parameters(module: nn.Module) -> int:
 def in_step(
     batches: Iterable[Batch], module: nn.Module, blank: Callable[[int], Batch], device: torch.device
 ) -> Iterator[Batch]:
-    """Yield this worker's batches of an evaluation, then weightless ones until all workers end.
-
-    `blank` gives a batch of that many samples.
-    """
+    """Yield a worker's batches, then weightless ones by `blank`(samples) until all workers end."""
     iterator = iter(batches)
     try:
         while True:
@@ -294,12 +291,11 @@ def in_step(
 
 
 class Unused:
-    """Which parameters and units of a sharded model each step uses, on one worker.
+    """The parameters and units of a sharded model that each step uses, on one worker.
 
-    A mixture of experts may use a parameter on some workers only. FSDP averages the gradients that
-    there are, so a worker without one gives zeros; a parameter that no worker has used has no
-    gradient, as with DistributedDataParallel. Units must be the same everywhere: a worker would
-    compute with shards of whichever unit the others are at.
+    A mixture of experts may use a parameter on some workers only: those without a gradient give
+    zeros to the mean. A parameter that no worker has used gets no gradient, as with
+    DistributedDataParallel. All workers must use the same units: they gather them together.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, compiled: bool) -> None:
@@ -361,11 +357,7 @@ class Unused:
 
 
 def gathered(state: Any, *, keep: bool) -> Any:
-    """Return `state` with whole tensors on the CPU, copies of those in use.
-
-    A collective, in which each worker holds one whole tensor at a time; without `keep` it keeps
-    none.
-    """
+    """Return `state` with whole tensors on the CPU, or none without `keep`; a collective."""
 
     def kept(_: str, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -386,8 +378,8 @@ def shard_of(tensor: Tensor, pattern: Tensor | None) -> Tensor:
 def scattered(state: Any, like: Like, device: torch.device) -> Any:
     """Return rank 0's `state` on every worker, with shards where `like` gives a sharded tensor.
 
-    The others pass None; whole tensors are on the CPU. A collective, in which each worker holds one
-    whole tensor at a time on the device.
+    Other workers pass None; whole tensors are on the CPU. A collective, in which each worker holds
+    one whole tensor at a time on the device.
     """
     shape = map_leaves(lambda _, one: one.to("meta") if isinstance(one, Tensor) else one, state)
     next_of_rank_0 = leaves(state)

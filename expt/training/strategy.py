@@ -324,10 +324,7 @@ def _cut(size: int, count: int) -> list[slice]:
 
 
 def in_parts(batch: Batch, most: float) -> list[Batch]:
-    """Return an evaluation's batch in parts of at most `most` samples.
-
-    It stays whole where its tensors differ in length.
-    """
+    """Cut a batch into parts of at most `most` samples, if its tensors are equally long."""
     if batch.size <= most or len({*map(len, leaves((batch.inputs, batch.targets)))}) > 1:
         return [batch]
     return micro_batches(batch._replace(global_size=batch.size), math.ceil(batch.size / most))

@@ -44,7 +44,7 @@ def load_task_state(
     rank: int = 0,
     key: str = "task",
 ) -> None:
-    """Load what the worker's task has saved; of more workers than there were, that of another."""
+    """Load the state that the worker's task has saved; where there was no such rank, another's."""
     saved = [one[key] for one in workers if key in one]
     if not saved or saved[0]["class"] != type(task).__qualname__:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import math
 import threading
 import time
@@ -121,10 +122,7 @@ def patiently(
 
 @contextlib.contextmanager
 def _turn(custom: str, worker: Worker, meet: Callable[[], object]) -> Iterator[None]:
-    """Let the first worker of a machine go before the others.
-
-    It may download, which two must not do at a time, not even of two runs: a file is locked.
-    """
+    """Let a machine's first worker, which may download, go first; a lock stops other runs."""
     from filelock import FileLock  # late: only for custom datasets
 
     lock = FileLock(lock_of(custom))
@@ -173,7 +171,10 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
     """
     built = _build_model(config, data, worker, fetch=begins)
     module, ema = built.module, built.ema
-    optimizer = _build_optimizer(config, module, worker)
+    optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    switch(optimizer, "eval")  # until it trains: weights may be loaded
+    if config.offload and worker.device.type == "cuda":
+        offload_states(optimizer)
     task = _build_task(config, data.info)
     phases = _phases(task, module, config)
     strategy = parallel.build_strategy(config, built, optimizer, data, worker, bool(phases), begins)
@@ -297,19 +298,12 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
     return parameters_of(task.phases, module)
 
 
-def _build_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> Optimizer:
-    optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
-    switch(optimizer, "eval")  # until it trains: weights may be loaded
-    if config.offload and worker.device.type == "cuda":
-        offload_states(optimizer)
-    return optimizer
-
-
 def _has_closure(
     optimizer: Optimizer, config: RunConfig, precision: Precision, phases: Phases
 ) -> bool:
     """Return whether the optimizer needs a closure; refuse steps that it can't compute again."""
-    if not optim.needs_closure(optimizer):
+    given = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if given is None or given.default is not inspect.Parameter.empty:
         return False
     if precision.scaler.is_enabled() or config.on_nan == "skip" or config.is_sharded or phases:
         raise ConfigError(
@@ -377,10 +371,7 @@ FEW = 2
 
 
 def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
-    """Let the first forward pass raise ConfigError for outputs that are not scores of the classes.
-
-    It `warns` of more scores than classes, and of probabilities.
-    """
+    """Check in the first forward pass that a custom model gives scores of the classes."""
 
     def check(_: nn.Module, __: object, output: object) -> None:
         hook.remove()
@@ -403,10 +394,7 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
 
 @torch.no_grad()
 def check_metrics(learner: Learner, loader: Loader | None) -> None:
-    """Raise ConfigError for one of `task.metrics` that fails on the first samples.
-
-    Errors of the model are left to the run.
-    """
+    """Try `task.metrics` on the first samples, and raise ConfigError for one that fails."""
     if not learner.extra_metrics.names or learner.compiled:  # it would compile once more
         return
     if loader is None or loader.is_stream:

@@ -39,10 +39,9 @@ class Callbacks:
         self.built: list[Callback] = []
         for index, target in enumerate(self._targets):
             with self._apart(index, "__init__"):
-                self.built.append(
-                    built := user_class.build(target.target, Callback, **target.kwargs)
-                )
+                built = user_class.build(target.target, Callback, **target.kwargs)
                 self._warn_of_unknown(index, type(built))
+                self.built.append(built)
         mine = [self._step_interval(index, each) for index, each in enumerate(self.built)]
         # All know it: of a sharded model they gather the copy that a callback gets
         self._every: list[int] = collectives.from_rank_0(mine, self._device) if targets else mine
@@ -67,13 +66,10 @@ class Callbacks:
 
     def _warn_of_unknown(self, index: int, cls: type[Callback]) -> None:
         """Warn of methods on_... that are never called."""
-        for name in dir(cls):
-            if name.startswith("on_") and not hasattr(Callback, name):
-                moments = [each for each in dir(Callback) if each.startswith("on_")]
-                warn(
-                    f"callbacks.{index}: {cls.__name__}.{name} is never"
-                    f" called.{did_you_mean(name, moments)}"
-                )
+        own, known = ([one for one in dir(each) if one[:3] == "on_"] for each in (cls, Callback))
+        for name in sorted({*own} - {*known}):
+            where, hint = f"callbacks.{index}: {cls.__name__}.{name}", did_you_mean(name, known)
+            warn(f"{where} is never called.{hint}")
 
     def call(self, moment: str, model: nn.Module, record: Record, split: str) -> None:
         """Call the method `moment` of each, after a step, or after an epoch or its evaluation."""
@@ -110,8 +106,10 @@ class Callbacks:
         except ExptError:
             raise
         except Exception as error:
-            whose = f"callbacks.{index}: {self._targets[index].target}.{moment}"
-            raise RunFailed(f"{whose} raised {secrets.said(error)}{_place(error)}") from error
+            whose, own = f"{self._targets[index].target}.{moment}", own_frame(error)
+            place = f" ({own.filename}, line {own.lineno})" if own else ""
+            what = f"{whose} raised {secrets.said(error)}{place}"
+            raise RunFailed(f"callbacks.{index}: {what}") from error
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the state of each with its class; raise ConfigError for what can't be saved."""
@@ -141,18 +139,9 @@ def _copy(model: nn.Module) -> nn.Module:
     return copied
 
 
-def _place(error: Exception) -> str:
-    """Return where in custom code it was raised, or an empty string."""
-    own = own_frame(error)
-    return f" ({own.filename}, line {own.lineno})" if own else ""
-
-
 @torch.no_grad()
 def as_bytes(image: Tensor) -> Tensor:
-    """Return a picture as uint8 [height, width, channels] on the CPU.
-
-    Raises ValueError for another tensor or object.
-    """
+    """Return a picture as uint8 [height, width, channels] on the CPU, or raise ValueError."""
     shape = list(image.shape) if isinstance(image, Tensor) else type(image).__name__
     if not (isinstance(shape, list) and len(shape) == 3 and shape[0] in (1, 3) and image.numel()):
         raise ValueError(f"a picture is a tensor [1 or 3 channels, height, width], not {shape}")

@@ -73,8 +73,8 @@ class Checkpoints:
     ) -> None:
         """Begin to write `state` and rank 0's `about`, as the last checkpoint; a collective.
 
-        Where it is one of the best, `bests` are the steps of all that are kept, the best first. To
-        another `target` all is written.
+        If it is one of the best, `bests` are the steps of all that are kept, the best first.
+        `target` is another file to write to.
         """
         mine, parts, owned = self._worker.rank == 0, None, target is not None
         if self._writes_parts(state):
@@ -103,8 +103,8 @@ class Checkpoints:
         if self._in_parts is None:
             size = sum(one.numel() * one.element_size() for one in leaves(state))
             lacks = self._worker.rank == 0 and size > ROOM * available_memory()
-            wanted = float(self._wanted is True or lacks)
-            self._in_parts = collectives.max_across_workers([wanted], self._worker.device)[0] > 0
+            wanted = self._wanted is True or lacks
+            self._in_parts = any(collectives.max_across_workers([wanted], self._worker.device))
         return self._in_parts
 
 
@@ -164,7 +164,11 @@ class Snapshot:
         learner = self.learner
         self.load_weights(state)
         learner.optimizer.load_state_dict(adapted(learner.optimizer, state["optimizer"]))
-        _load_schedule(learner, state["scheduler"])
+        schedule = dict(state["scheduler"])
+        if isinstance(learner.scheduler, OneCycleLR):  # this run may have more epochs
+            for key in ("total_steps", "_schedule_phases", "_ends"):
+                schedule.pop(key, None)
+        learner.scheduler.load_state_dict(schedule)
         if state["scaler"]:  # amp=true may have been bf16, which has none, and be fp16 here
             learner.precision.scaler.load_state_dict(state["scaler"])
         self.position.load_state_dict(state["position"])
@@ -194,9 +198,8 @@ class Snapshot:
         sharded optimizer state numbers parameters as `written_by` does, by default the current one.
         """
         like = self._like(written_by or self.learner.optimizer)
-        return read_together(
-            path, self.worker, lambda like: checkpoint.load(path, only=only, like=like), like
-        )
+        load = functools.partial(checkpoint.load, path, only=only)
+        return read_together(path, self.worker, lambda like: load(like=like), like)
 
     def spread(self, state: State | None) -> State:
         """Return rank 0's `state` on every worker, its shard of sharded tensors; a collective."""
@@ -204,10 +207,7 @@ class Snapshot:
         return found
 
     def _like(self, optimizer: Optimizer) -> Like:
-        """Return the sharded tensors by their keys in a state with that of `optimizer`.
-
-        A parameter stands for all values that the optimizer has of it.
-        """
+        """Return the sharded tensors by key; a parameter stands for its optimizer state."""
         parameters = enumerate(members(optimizer.param_groups))
         found: dict[str, Tensor] = {f"optimizer/state/{index}": one for index, one in parameters}
         for key, module in (("model", self.learner.module), ("ema", self.learner.ema)):
@@ -227,10 +227,8 @@ class Snapshot:
     def load_weights(self, state: State) -> None:
         """Load the model of `state`, and its moving average, which else begins with the model."""
         load_all(self.learner.module, state["model"])
-        if self.learner.ema is not None and "ema" in state:
-            load_all(self.learner.ema, state["ema"])
-        elif self.learner.ema is not None:
-            load_all(self.learner.ema.module, state["model"])
+        if (ema := self.learner.ema) is not None:
+            load_all(*((ema, state["ema"]) if "ema" in state else (ema.module, state["model"])))
         for name, value in state.get("requires_grad", {}).items():
             self.learner.module.get_parameter(name).requires_grad_(value)
 
@@ -263,18 +261,9 @@ def _held(like: Like, key: str, value: Any) -> Any:
 
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:
-    rows = {key: [worker[key] for worker in workers] for key in ("sums", "finite", "logged")}
     total = {
-        key: torch.tensor(numbers, dtype=torch.float64).sum(0).tolist()
-        for key, numbers in rows.items()
+        key: torch.tensor([one[key] for one in workers], dtype=torch.float64).sum(0).tolist()
+        for key in ("sums", "finite", "logged")
     }
     peaks = [*map(max, zip(*(worker.get("peaks", ()) for worker in workers), strict=True))]
     return total | ({"peaks": peaks} if peaks else {})
-
-
-def _load_schedule(learner: Learner, saved: State) -> None:
-    kept = dict(saved)
-    if isinstance(learner.scheduler, OneCycleLR):  # this run may have more epochs
-        for key in ("total_steps", "_schedule_phases", "_ends"):
-            kept.pop(key, None)
-    learner.scheduler.load_state_dict(kept)

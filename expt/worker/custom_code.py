@@ -68,11 +68,9 @@ class FirstSteps:
             return
         self.refuse_late()
         self._report_untrained()
-        known = self._known()
-        watched = {**self._objects, **(changes.own_code() if self._is_custom else {})}
-        self._watched = {
-            where: Watched(one, known, *_methods(one)) for where, one in watched.items()
-        }
+        known, own = self._known(), changes.own_code() if self._is_custom else {}
+        watched = {**self._objects, **own}.items()
+        self._watched = {where: Watched(one, known, *_methods(one)) for where, one in watched}
 
     def refuse_late(self) -> None:
         """Raise ConfigError for what forward passes have made, resized or removed."""
@@ -115,10 +113,10 @@ class FirstSteps:
         return one.is_leaf and one.grad is not None and id(one) not in self._parameters
 
     def end(self, *, within_epoch: bool) -> None:
-        """Look before a checkpoint, the first and those of two epochs' ends, for what it lacks.
+        """Warn of state that a checkpoint lacks: before the first, and at two epochs' ends.
 
-        That is what has changed: evaluations and callbacks may change something, too, and what is
-        kept of each sample changes in the second epoch.
+        Evaluations and callbacks may change some, too, and what is kept of each sample changes in
+        the second epoch.
         """
         self.refuse_late()
         if self._steps < 2 or (within_epoch and self._reported is not None):
@@ -138,7 +136,7 @@ class FirstSteps:
             )
 
     def _lost(self) -> list[str]:
-        """Return what a checkpoint lacks; random numbers stay as they were."""
+        """Return the state that a checkpoint lacks; random numbers stay as they were."""
         device, known = next(self._learner.module.parameters()).device, self._known()
         before, lost = random_state.state_dict(device), list[str]()
         for where, watched in self._watched.items():
@@ -150,7 +148,7 @@ class FirstSteps:
         return lost
 
     def _known(self) -> dict[int, object]:
-        """Return what a checkpoint has, by its identity."""
+        """Return the objects that a checkpoint has, by their identity."""
         module, optimizer = self._learner.module, self._learner.optimizer
         found = [*module.modules(), *module.state_dict(keep_vars=True).values()]
         found += [optimizer, optimizer.state, optimizer.param_groups, self._learner.scheduler]

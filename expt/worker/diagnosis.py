@@ -113,14 +113,11 @@ def _is_lack_of_shared_memory(error: Exception) -> bool:
     if isinstance(error, OSError):
         frames = traceback.extract_tb(error.__traceback__)
         return bool(frames) and Path(frames[-1].filename).match("multiprocessing/synchronize.py")
-    return (
-        isinstance(error, RuntimeError)
-        and re.search(r"shared memory|\bshm\b", str(error)) is not None
-    )
+    return isinstance(error, RuntimeError) and bool(re.search(r"shared memory|\bshm\b", str(error)))
 
 
 def _first_sentences(text: str) -> str:
-    # What was asked for and what there was; the rest of CUDA's message is about the allocator.
+    # The rest of CUDA's message is about the allocator.
     lines = text.splitlines()
     line = next((line for line in lines if re.search("(?i)memory|alloc", line)), lines[0])
     return ". ".join(line.split(". ")[:3])[:400].rstrip(".")
@@ -158,7 +155,7 @@ def _to_need_less(error: Exception, config: RunConfig, trains: bool) -> str:
 
 
 def _with_fewer_samples(config: RunConfig, samples: int) -> tuple[str, list[str]]:
-    """Return how many samples a step has at a time, or was found to have, and ways to have less."""
+    """Return the samples that a step has at a time, in words, and ways to have fewer."""
     dp = config.strategy == "dp"  # one worker shares its batch out among GPUs
     size, name = (config.num_gpus, "GPUs") if dp else (config.world_size, "workers")
     each, parts = config.batch_size // size, config.micro_batches
@@ -176,13 +173,12 @@ def _with_fewer_samples(config: RunConfig, samples: int) -> tuple[str, list[str]
 def lost_peers(error: BaseException, worker: Worker) -> str | None:
     """Return a message where a collective failed because other workers are gone; else None."""
     cause = error.__cause__ or error  # in_words may have explained it
-    first = str(cause).strip().splitlines()[:1]
     # torch raises a RuntimeError with the text of gloo or nccl.
-    is_lost = isinstance(cause, RuntimeError) and any(text in str(cause) for text in LOST)
-    if not (first and is_lost):
+    if not (isinstance(cause, RuntimeError) and any(text in str(cause) for text in LOST)):
         return None
     who = f"rank {worker.rank} of {worker.world_size} on {socket.gethostname()}"
-    return f"{who} has lost the other workers: one has died, or the network is cut. ({first[0]})"
+    why = str(cause).strip().splitlines()[0]
+    return f"{who} has lost the other workers: one has died, or the network is cut. ({why})"
 
 
 SHOWN_INDICES = 3
@@ -199,10 +195,7 @@ def fix_for(config: RunConfig) -> str:
 def stop_at_loss(
     sums: Sums, position: Position, loader: Loader, worker: Worker, fix: str = FIX
 ) -> None:
-    """Raise Diverged with the first step, rank and samples of a loss that is not finite.
-
-    Raises DataError where the samples are not finite. A collective.
-    """
+    """Raise Diverged, or DataError, where a loss was not finite first; a collective."""
     found = sums.first_not_finite()
     mine: tuple[int, int, float, list[int], str] | None = None
     if found is not None:
@@ -212,23 +205,19 @@ def stop_at_loss(
         bad = _bad_samples(loader, position.epoch, number)
         mine = (position.step - ago, worker.rank, found[1], indices, bad)
     everyones = [theirs for theirs in collectives.gather_across_workers(mine) if theirs is not None]
+    epoch = f"(epoch {position.epoch})"
     if not everyones:
-        raise Diverged(
-            f"the loss was nan or infinite by step {position.step} (epoch {position.epoch}); {fix}"
-        )
+        raise Diverged(f"the loss was nan or infinite by step {position.step} {epoch}; {fix}")
     step, rank, loss, indices, bad = min(everyones)
+    where = f"the loss was {loss} at step {step} {epoch} on rank {rank}"
     if bad:
-        raise DataError(
-            f"the loss was {loss} at step {step} (epoch {position.epoch}) on rank {rank}, for"
-            f" {bad}; fix it, or leave such samples out"
-        )
+        raise DataError(f"{where}, for {bad}; fix it, or leave such samples out")
     if rank == worker.rank:
         every = ", ".join(map(str, indices))
         print(f"samples of step {step}, rank {rank}: {every}", file=sys.stderr)
     raise Diverged(
-        f"the loss was {loss} at step {step} (epoch {position.epoch}) on rank {rank}; {fix}\n"
-        "the samples there, all of them in its log, by their place in the training data:"
-        f" {listed(map(str, indices), SHOWN_INDICES)}"
+        f"{where}; {fix}\nthe samples there, all of them in its log, by their place in the"
+        f" training data: {listed(map(str, indices), SHOWN_INDICES)}"
     )
 
 
@@ -266,6 +255,5 @@ def _not_finite(loader: Loader, epoch: int, number: int) -> dict[str, str]:
 def refuse_weights(module: nn.Module, position: Position, fix: str = FIX) -> None:
     """Raise Diverged if a parameter is not finite; waits for the device."""
     if not is_finite(p for p in module.parameters() if p.is_floating_point() or p.is_complex()):
-        raise Diverged(
-            f"the weights are not finite after step {position.step} (epoch {position.epoch}); {fix}"
-        )
+        where = f"after step {position.step} (epoch {position.epoch})"
+        raise Diverged(f"the weights are not finite {where}; {fix}")

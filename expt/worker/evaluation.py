@@ -78,11 +78,9 @@ def measure_weights(
         strategy=Strategy(model.model),
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
     )
-    pictures = None
-    if config.tensorboard.images is not False:
-        pictures = build_pictures(
-            config, record["data"], data.class_names, are_images=data.are_images
-        )
+    are_images = data.are_images and config.tensorboard.images is not False
+    shown = config, record["data"], data.class_names
+    pictures = build_pictures(*shown, are_images=are_images)
     review = pictures.review() if pictures else None
     if config.task.TARGETS == "class" and len(data.class_names) <= MOST_COUNTED:
         review = review or Review(len(data.class_names), keep=0)
@@ -120,9 +118,9 @@ def _measured(record: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, 
 
 
 def _warn_of_others(metrics: Mapping[str, float], known: Mapping[str, float], samples: int) -> None:
-    """Warn where numbers are others than those `known`, by more than rounding."""
+    """Warn where numbers differ from those `known`, by more than rounding."""
+    near = {"rel_tol": ROUNDING, "abs_tol": 2 / max(1, samples)}
     for tag, value in metrics.items():
-        near = {"rel_tol": ROUNDING, "abs_tol": 2 / max(1, samples)}
         if not math.isclose(value, was := known.get(tag, value), **near) and math.isfinite(was):
             warn(
                 f"{tag}: {value:.4f} here, and {was:.4f} where the run measured these weights; its"
@@ -167,8 +165,8 @@ def _show(
 ) -> None:
     """Write the event file next to the result."""
     events, step, split = Writer(paths.folder), about["step"], about["split"]
-    known = {name: value for name, value in values.values.items() if not math.isnan(value)}
-    events.write(step, {tags.metric(name, split): value for name, value in known.items()})
+    known = (pair for pair in values.values.items() if not math.isnan(pair[1]))
+    events.write(step, {tags.metric(name, split): value for name, value in known})
     if pictures:
         pictures.draw(seen, split, events, step)
     events.close()
@@ -207,17 +205,16 @@ def time_steps(request: RunRequest, worker: Worker, beat: Callable[[], None]) ->
     eval_s = _evaluation(run, PREFLIGHT_STEPS)
     run.health.end_epoch(run.sums.values, wish=lambda: False)
     if worker.rank == 0:
-        found = rank_health.scalars(run.health.readings)
+        found = rank_health.scalars(run.health.readings).items()
         tried = {
             "start_s": start_s,
             "first_step_s": steps_s[0],
             "step_s": statistics.median(steps_s[1:] or steps_s),
             "eval_s": eval_s,
-            **{name: value for name, value in found.items() if name.startswith("memory/")},
+            **{name: value for name, value in found if name.startswith("memory/")},
         }
-        update_result(
-            run.paths, status=COMPLETED, metrics=tried, steps_per_epoch=run.position.steps_per_epoch
-        )
+        steps_per_epoch = run.position.steps_per_epoch
+        update_result(run.paths, status=COMPLETED, metrics=tried, steps_per_epoch=steps_per_epoch)
     return COMPLETED
 
 

@@ -15,10 +15,7 @@ VARIABLE = "EXPT_FAULT"
 
 
 def arm(module: nn.Module, rank: int, steps_done: Callable[[], int]) -> None:
-    """Register the fault as a forward hook of `module`, for that step of the run, from 1.
-
-    With `once` only the first attempt fails. Costs nothing where the variable is not set.
-    """
+    """Register the fault as a forward hook of `module`, where the variable is set."""
     if VARIABLE not in os.environ:
         return
     victim, step, kind, *once = os.environ[VARIABLE].split(":")

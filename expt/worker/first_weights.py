@@ -37,10 +37,7 @@ _FIX = "save it by torch.save(model.state_dict(), FILE)"
 
 
 def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State) -> State:
-    """Load the run's `weights`, if it has any; return the entry of result.json.
-
-    `data` is what this run's record has of it.
-    """
+    """Load the run's `weights`, if it has any; return the entry of result.json."""
     if config.weights is None:
         if worker.rank == 0:
             warn_of_published(config, module)
@@ -54,51 +51,11 @@ def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State
 def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, State]:
     """Load into `module` what fits of `given`, which rank 0 reads; warn of the rest.
 
-    Returns, on rank 0, what result.json says of it (see expt.runs.result.Begun), and all that a
-    file of several entries holds. A collective. Raises ConfigError where no parameter fits, or the
-    file holds no weights.
+    Returns, on rank 0, the entry of result.json (see expt.runs.result.Begun), and all that a file
+    of several entries holds. A collective.
     """
-    about: dict[str, Any] = {}
-    known: State = {}
-    fitting: dict[str, Tensor] | None = None
+    fitting, about, known = _fitting(module, given) if worker.rank == 0 else (None, {}, {})
     own = module.state_dict()
-    if worker.rank == 0:
-        file = chosen(given).file
-        content = _read(file, given)
-        every = weights_in(content, own.keys())
-        if not every:
-            raise ConfigError(f"weights={given}: {file} holds no state_dict; {_FIX}")
-        found = every[0]
-        state = renumbered(found.state, own)
-        fit = what_fits(module, state)
-        fitting = {name: state[name] for name in fit.loaded}
-        misfits = fit.misfits()
-        parameters = {name for name, _ in module.named_parameters()}
-        if not parameters & {*fit.loaded}:
-            raise ConfigError(
-                f"weights={given}: {file} fits this model nowhere ({misfits}); give other weights"
-            )
-        bad = [
-            name
-            for name, each in fitting.items()
-            if not _is_right(each, own[name], trains=name in parameters)
-        ]
-        if bad:
-            raise ConfigError(
-                f"weights={given}: {file} has integers, or numbers that are not finite, in"
-                f" {listed(bad, SHOWN)}; give weights that are finite, and not quantised"
-            )
-        if state.keys() != found.state.keys():
-            warn(f"weights={given}: layers are numbered otherwise; they are loaded in their order")
-        others = [one.key for one in every[1:] if one.fitting == found.fitting]
-        if others and not is_of_run(content):  # else its average is meant
-            warn(f"weights={given}: {found.key} is loaded, and not {', '.join(others)}")
-        if misfits:
-            warn(f"weights={given}: loaded {len(fit.loaded)} of {len(own)} tensors; {misfits}")
-        known = content if isinstance(content, Mapping) else {}
-        about = {"left_out": [*fit.missing, *(one.partition(" ")[0] for one in fit.other_shape)]}
-        if isinstance(position := known.get("position"), Mapping):
-            about |= {"epoch": position.get("epoch"), "average": "ema" in known}
     if any(map(is_sharded, own.values())):
         load_some(module, scattered(fitting, own.get, worker.device))
     else:
@@ -107,7 +64,42 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
     return about, known
 
 
-def _is_right(given: Tensor, own: Tensor, *, trains: bool) -> bool:
+def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, State]:
+    """Return the tensors of `given` that fit, and the rest as `load_weights`."""
+    own, file = module.state_dict(), chosen(given).file
+    content = _read(file, given)
+    if not (every := weights_in(content, own.keys())):
+        raise ConfigError(f"weights={given}: {file} holds no state_dict; {_FIX}")
+    found = every[0]
+    state = renumbered(found.state, own)
+    fit = what_fits(module, state)
+    fitting, misfits = {name: state[name] for name in fit.loaded}, fit.misfits()
+    trained = {name for name, _ in module.named_parameters()}
+    if not trained & {*fit.loaded}:
+        raise ConfigError(
+            f"weights={given}: {file} fits this model nowhere ({misfits}); give other weights"
+        )
+    right = (name for name, one in fitting.items() if _is_right(one, own[name], name in trained))
+    if bad := fitting.keys() - {*right}:
+        raise ConfigError(
+            f"weights={given}: {file} has integers, or numbers that are not finite, in"
+            f" {listed(sorted(bad), SHOWN)}; give weights that are finite, and not quantised"
+        )
+    if state.keys() != found.state.keys():
+        warn(f"weights={given}: layers are numbered otherwise; they are loaded in their order")
+    others = [one.key for one in every[1:] if one.fitting == found.fitting]
+    if others and not is_of_run(content):  # else its average is meant
+        warn(f"weights={given}: {found.key} is loaded, and not {', '.join(others)}")
+    if misfits:
+        warn(f"weights={given}: loaded {len(fit.loaded)} of {len(own)} tensors; {misfits}")
+    known = content if isinstance(content, Mapping) else {}
+    about: State = {"left_out": [*fit.missing, *(one.split(" ")[0] for one in fit.other_shape)]}
+    if isinstance(position := known.get("position"), Mapping):
+        about = {**about, "epoch": position.get("epoch"), "average": "ema" in known}
+    return fitting, about, known
+
+
+def _is_right(given: Tensor, own: Tensor, trains: bool) -> bool:
     """Return whether weights are finite numbers of the model's kind; a mask may hold -inf."""
     if given.is_floating_point() < own.is_floating_point():
         return False
@@ -131,10 +123,8 @@ def _read(file: Path, given: str) -> Any:
         what = "is damaged, or holds more than tensors"
         if found := re.search(r"GLOBAL (\S+)|TorchScript", str(error)):
             what = f"holds {found[1] or found[0]}, and not only tensors"
-        raise ConfigError(
-            f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it {what});"
-            f" {_FIX}"
-        ) from error
+        why = f"{file} can't be read as weights ({type(error).__name__}: it {what})"
+        raise ConfigError(f"weights={given}: {why}; {_FIX}") from error
 
 
 def _read_pickled(file: Path) -> Any:
@@ -192,29 +182,22 @@ def _warn(config: RunConfig, word: str, mean: Any, std: Any) -> None:
 def _shown(mean: Any, std: Any) -> str:
     if mean is None or std is None:
         return "dataset.mean=null dataset.std=null"
-    return " ".join(
-        f"dataset.{key}=[{','.join(f'{value:g}' for value in values)}]"
-        for key, values in (("mean", mean), ("std", std))
-    )
+    mean, std = (",".join(f"{value:g}" for value in values) for values in (mean, std))
+    return f"dataset.mean=[{mean}] dataset.std=[{std}]"
 
 
 def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
-    """Continue from another run's checkpoint, which rank 0 reads, and return it; a collective.
-
-    Raises ConfigError where its weights don't fit the model.
-    """
+    """Continue from another run's checkpoint, which rank 0 reads, and return it; a collective."""
     learner, position = snapshot.learner, snapshot.position
     settings = checkpoint_file.read(source)["config"] if snapshot.worker.rank == 0 else None
     before = recorded(collectives.from_rank_0(settings, snapshot.worker.device))
-    optimizer = optim.build_optimizer(
-        before.optimizer, learner.module, unguarded=config.patches.unguarded
-    )
-    optimizer.state.clear()  # frees memory
+    unguarded = config.patches.unguarded
+    optimizer = optim.build_optimizer(before.optimizer, learner.module, unguarded=unguarded)
+    optimizer.state.clear()  # frees memory; the state is in `saved`
     saved = snapshot.read(source, written_by=optimizer)
     snapshot.load_weights(saved)
     position.load_state_dict(saved["position"])
     position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
-    # the optimizer is without its state, which is in `saved`
     steps_per_epoch = saved.get("steps_per_epoch") or 1
     scheduler = build.build_scheduler(before, optimizer, steps_per_epoch=steps_per_epoch)
     same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
@@ -276,13 +259,12 @@ def refuse_other(config: RunConfig, info: DataInfo, saved: State) -> None:
     sizes = {
         split: (info.sizes[f"{split}_size"], saved["sizes"][f"{split}_size"]) for split in splits
     }
-    differ = {split: pair for split, pair in sizes.items() if pair[0] != pair[1]}
+    differ = [
+        f"{has} samples of {one}, and had {had}" for one, (has, had) in sizes.items() if has != had
+    ]
     if differ:
-        found = ", ".join(
-            f"{has} samples of {one}, and had {had}" for one, (has, had) in differ.items()
-        )
         fix = "start a run with its weights, by weights=RUN@last" if is_fork else "start a new run"
         raise DataError(
             f"dataset={constraints.word(config.dataset)}: is not what the run was trained on: it"
-            f" has {found}; give the same data, or {fix}"
+            f" has {', '.join(differ)}; give the same data, or {fix}"
         )

@@ -99,10 +99,7 @@ def run_as(
     meeting: Meeting | Store | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> str:
-    """Train or evaluate as `worker` in this process, and return the status.
-
-    `beat` is called with each batch.
-    """
+    """Train or evaluate as `worker`, with a `beat` for each batch, and return the status."""
     config = request.config
     if config.patches.malloc and worker.device.type == "cpu":
         # FSDP gathers tensors of many sizes: kept when freed, they would fill what it saves.

@@ -30,9 +30,8 @@ from expt.worker.rank_health import UNEQUAL
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
     """Raise ConfigError where batch_norm=sync would count padding of an epoch's last batch."""
     left, parts = samples % config.batch_size, config.world_size * config.micro_batches
-    if config.batch_norm != "sync" or config.world_size == 1 or config.drop_last:
-        return
-    if left % parts and (config.micro_batches > 1 or left < config.world_size):
+    is_cut = config.batch_norm == "sync" and config.world_size > 1 and not config.drop_last
+    if is_cut and left % parts and (config.micro_batches > 1 or left < config.world_size):
         raise ConfigError(
             f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which can't"
             f" be cut into {parts} equal micro-batches of {config.world_size} workers; use"
@@ -60,35 +59,45 @@ def with_batch_norm(
     return module, []
 
 
+@torch.no_grad()
 def lay_out_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> None:
     """Give each worker the buffers that it keeps, before anything holds one; a collective.
 
-    Torch leaves out a collective of a meta tensor, in which the other workers then wait.
+    Expanded ones get memory that can be written to. Raises ConfigError for sparse ones, and for
+    types that the backend does not send.
     """
     if worker.world_size > 1 and config.strategy != "dp":
-        _lay_out(module, worker)
+        kinds = {(each.dtype, each.layout): name for name, each in module.named_buffers()}
+        for (dtype, layout), name in kinds.items():
+            try:  # not by itself: torch leaves out a collective of a meta tensor
+                one = torch.zeros(1, 1, dtype=dtype, layout=layout, device=worker.device)
+                collectives.broadcast([one])
+            except (RuntimeError, TypeError) as error:
+                raise ConfigError(
+                    f"model: workers can't send the buffer {name} to each other: it is {dtype},"
+                    f" {layout} ({first_line(error)}); use world_size=1, or a dense one of another"
+                    " type, such as torch.int32"
+                ) from error
+        for buffer in module.buffers():
+            if 0 in buffer.stride() and not buffer.is_meta:
+                buffer.data = buffer.clone(memory_format=torch.contiguous_format)
     if config.is_sharded:
         sharding.fill([*module.buffers()], worker)
 
 
 def with_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> list[Callable[[], None]]:
-    """Return the collectives that make buffers equal after a step, if training may read them."""
-    is_alone = worker.world_size == 1 or config.strategy == "dp"
-    if is_alone or not _trains_by_buffers(config, module):
-        return []
-    return [_broadcasting(module, worker, is_sharded=config.is_sharded)]
-
-
-def _broadcasting(module: nn.Module, worker: Worker, *, is_sharded: bool) -> Callable[[], None]:
-    """Return a function that gives all workers rank 0's buffers after a step; a collective.
+    """Return the collective that ends a step, if training may read a buffer: all get rank 0's.
 
     DistributedDataParallel would broadcast before each forward pass, and so change what an earlier
     one of the same step has saved for its backward pass.
     """
+    is_alone = worker.world_size == 1 or config.strategy == "dp"
+    if is_alone or not _trains_by_buffers(config, module):
+        return []
     built = [*module.buffers()]  # one that a forward pass puts in place of these is the worker's
     steps, known = itertools.count(1), set[str]()
     # One that a forward pass makes is refused after the step.
-    trained = {} if is_sharded else dict(module.named_parameters())
+    trained = {} if config.is_sharded else dict(module.named_parameters())
 
     def broadcast() -> None:
         number = next(steps)
@@ -96,39 +105,15 @@ def _broadcasting(module: nn.Module, worker: Worker, *, is_sharded: bool) -> Cal
             _compare_workers(module, trained, worker, known)
         collectives.broadcast(built)
 
-    return broadcast
-
-
-@torch.no_grad()
-def _lay_out(module: nn.Module, worker: Worker) -> None:
-    """Give expanded buffers memory that can be written to; a collective.
-
-    Raises ConfigError for sparse ones, and for types that the backend does not send.
-    """
-    kinds = {(each.dtype, each.layout): name for name, each in module.named_buffers()}
-    for (dtype, layout), name in kinds.items():
-        try:
-            one = torch.zeros(1, 1, dtype=dtype, layout=layout, device=worker.device)
-            collectives.broadcast([one])
-        except (RuntimeError, TypeError) as error:
-            raise ConfigError(
-                f"model: workers can't send the buffer {name} to each other: it is {dtype},"
-                f" {layout} ({first_line(error)}); use world_size=1, or a dense one of another"
-                " type, such as torch.int32"
-            ) from error
-    for buffer in module.buffers():
-        if 0 in buffer.stride() and not buffer.is_meta:
-            buffer.data = buffer.clone(memory_format=torch.contiguous_format)
-
-
-_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    return [broadcast]
 
 
 def _compare_workers(
     module: nn.Module, parameters: Mapping[str, Tensor], worker: Worker, known: set[str]
 ) -> None:
     """Refuse parameters, and warn of buffers not `known`, that differ by worker; a collective."""
-    norms = (*batch_norm.KINDS, nn.SyncBatchNorm, *_INSTANCE_NORMS)
+    instance_norms = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
+    norms = (*batch_norm.KINDS, nn.SyncBatchNorm, *instance_norms)
     statistics = _buffers_in(each for each in module.modules() if isinstance(each, norms))
     mine = {
         name: changes.digest(each)
@@ -258,11 +243,8 @@ def build_shared_memory(
 ) -> SharedMemory | None:
     """Return the shared memory for gradients, if the run uses it; a collective."""
     one_machine = worker.local_world_size == worker.world_size > 1
-    plain = all(
-        p.dtype == torch.float32 and p.device.type == "cpu"
-        for p in module.parameters()
-        if p.requires_grad
-    )
+    trained = [one for one in module.parameters() if one.requires_grad]
+    plain = all(one.dtype == torch.float32 and one.device.type == "cpu" for one in trained)
     wanted = config.ddp.shared_memory and not config.ddp.comm_hook and not config.is_sharded
     wanted &= config.gradient_accumulation != "auto"
     if not (wanted and one_machine and plain and shared_memory.is_supported()):
@@ -274,10 +256,8 @@ def _compress(parallel: DistributedDataParallel, hook: str) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if hook == "powersgd":
-        # Rank 1 from the tenth step on, as the hook's documentation advises.
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=1, start_powerSGD_iter=10
-        )
+        advised: Any = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 10}  # by its page
+        state = powerSGD_hook.PowerSGDState(None, **advised)
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
         parallel.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
@@ -305,10 +285,7 @@ def shards_of(config: RunConfig, worker: Worker) -> int:
 def shard_model(
     config: RunConfig, module: nn.Module, worker: Worker, precision: Precision
 ) -> AveragedModel | None:
-    """Shard `module` and its moving average, and return the latter.
-
-    Raises ConfigError where it can't be sharded as configured.
-    """
+    """Shard `module` and its moving average, and return the latter."""
     wanted, param_dtype = config.sharding, _param_dtype(config, module, precision)
     # Before a parameter is on the device, which has no room for two whole models.
     ema = ema_of(module, config.ema, before=sharding.outline) if config.ema else None
@@ -333,14 +310,9 @@ def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> 
     if wanted == "auto":  # statistics of batch norms are float32
         return None if has_norms else precision.dtype
     dtype = _DTYPES[wanted]
-    if dtype and has_norms:
-        raise ConfigError(
-            f"sharding.param_dtype={wanted}: the model has batch norms, which need float32; use"
-            " auto"
-        )
-    if dtype and dtype != precision.dtype:
-        raise ConfigError(
-            f"sharding.param_dtype={wanted}: amp={config.amp} computes in another type here; use"
-            " auto"
-        )
+    why = "the model has batch norms, which need float32" if has_norms else ""
+    if dtype != precision.dtype:
+        why = why or f"amp={config.amp} computes in another type here"
+    if dtype and why:
+        raise ConfigError(f"sharding.param_dtype={wanted}: {why}; use auto")
     return dtype

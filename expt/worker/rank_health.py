@@ -98,7 +98,7 @@ class RankHealth:
     def refuse_unequal(self) -> None:
         """Raise RunFailed if the ranks have different weights; with unlike devices warn once.
 
-        A collective. Call it after rank 0 has shown the readings, with a collective in between.
+        A collective, and after another one that follows when rank 0 has shown the readings.
         """
         shards = self._learner.strategy.shards
         if not (ranks := unequal(self.readings, shards)) or self._rounds_differently:
@@ -118,10 +118,7 @@ class RankHealth:
 def reading(
     *, steps: int, seconds: float, all_reduce_s: float | None, device: torch.device, wish: bool
 ) -> Reading:
-    """Return this rank's reading, still without a checksum, for `steps` that took `seconds`.
-
-    Of these `all_reduce_s` were for gradients; None is unknown.
-    """
+    """Return this rank's reading, without a checksum; None of `all_reduce_s` is unknown."""
     waited_s = min(max(all_reduce_s or 0.0, 0.0), seconds)  # estimated from few steps
     on_gpu = device.type == "cuda"
     return Reading(

@@ -59,10 +59,7 @@ class Record:
         self._logged = position.step, time.monotonic()
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
-        """Log the value of each tag after the last step.
-
-        With `all_of` forget other tags of this prefix, such as those of ranks that are gone.
-        """
+        """Log each tag's value after the last step; forget other tags of prefix `all_of`."""
         self._wait()
         for tag in [tag for tag in self._history.last if all_of and tag.startswith(all_of)]:
             del self._history.last[tag]
@@ -73,10 +70,9 @@ class Record:
         self._logged = self._position.step, time.monotonic()
 
     def end_step(self, samples: int) -> None:
-        """Log the speed of steps with that many samples, if log points are far apart.
+        """Log rank 0's speed, for displays, in steps with that many samples far from log points.
 
-        So a display sees how far the run has come. Only rank 0 does: it needs no other. After the
-        first step look at the source that was imported, before it is edited.
+        After the first step note the source that was imported, before it is edited.
         """
         if self._classes and not self._has_looked:
             self._has_looked = True
@@ -126,32 +122,26 @@ class Record:
     def state_dict(self) -> dict[str, Any]:
         """Return the provenance of the run, and the size of metrics.jsonl at a checkpoint."""
         assert self._metrics
-        return {
-            "version": VERSION,
-            "metrics_bytes": self._metrics.num_bytes,
-            "provenance": self._provenance,
-        }
+        size = {"metrics_bytes": self._metrics.num_bytes}
+        return {"version": VERSION, **size, "provenance": self._provenance}
 
     def end(self, status: str, outcome: Mapping[str, Any]) -> str:
         """Close the files, then write the `status` to result.json, and return it."""
-        is_complete = status == COMPLETED
         if self._metrics:
             self._metrics.close()
-        self._observer.close(complete=is_complete)
-        resumable = {} if is_complete else {"resumable": True}
-        self.result(status=status, **resumable, **outcome, **self._spent(), **self._imported())
+        self._observer.close(complete=status == COMPLETED)
+        resumable = {} if status == COMPLETED else {"resumable": True}
+        spent = cost_until_now(read_result(self._paths)) if self._metrics else {}
+        self.result(status=status, **resumable, **outcome, **spent, **self._imported())
         return status
 
     def _imported(self) -> Mapping[str, Any]:
-        """Return the entry of the person's own modules, each by the source found first."""
+        """Return result.json's entry of custom modules, each by the source found first."""
         if not (self._classes and self._metrics):
             return {}
         own_code.check_caches(own_code.own_files().values())  # for later runs
         found = own_code.as_imported(own_code.own_modules(self._classes))
         return {"imported": {**found, **read_result(self._paths).get("imported", {})}}
-
-    def _spent(self) -> Mapping[str, Any]:
-        return cost_until_now(read_result(self._paths)) if self._metrics else {}
 
 
 class History:
@@ -232,10 +222,9 @@ class History:
         if self._warned or self.bests or value is None:
             return None
         self._warned = True
-        return (
-            f"objective {self._objective} is {value:g} after epoch {epoch}: no epoch can be the"
-            " best; check the metric, or choose another, such as objective=loss/val"
-        )
+        where = f"objective {self._objective} is {value:g} after epoch {epoch}"
+        fix = "check the metric, or choose another, such as objective=loss/val"
+        return f"{where}: no epoch can be the best; {fix}"
 
     @property
     def reached(self) -> dict[str, Any]:
@@ -249,8 +238,7 @@ class History:
         """Return the state, with the time of an epoch that has not ended."""
         times = {"epoch_s": self.epoch_s, "eval_s": self.eval_s, "elapsed_s": self._of_epoch_s}
         evaluated = {"evaluated_at": self.evaluated_at, "evaluated_s": self._evaluated_s}
-        bests = {"best": self.best, "bests": self.bests}
-        return {**bests, "last": self.last, **times, **evaluated}
+        return {"best": self.best, "bests": self.bests, "last": self.last, **times, **evaluated}
 
     def load_state_dict(self, state: Mapping[str, Any], *, has_best: bool = True) -> None:
         """Load what `state_dict` returned; without `has_best` the weights of the best are gone."""
@@ -264,9 +252,8 @@ class History:
 
 def is_better(value: float, than: float | None, better: Better) -> bool:
     """Return whether `value` is finite and better `than` another."""
-    if than is None or not math.isfinite(value):
-        return than is None and math.isfinite(value)
-    return value < than if better == "min" else value > than
+    is_better = than is None or (value < than if better == "min" else value > than)
+    return math.isfinite(value) and is_better
 
 
 class EarlyStop:
@@ -320,7 +307,7 @@ class EarlyStop:
         threshold = self._settings.threshold if self._settings else None
         if threshold is None or not math.isfinite(self._last):
             return False
-        return self._last <= threshold if self._better == "min" else self._last >= threshold
+        return self._last == threshold or is_better(self._last, threshold, self._better)
 
     @property
     def reason(self) -> str:
@@ -333,16 +320,17 @@ class EarlyStop:
             enough = f"{self._settings.threshold:g}"
             return f"{metric} is {self._last:.4f}, early_stop.threshold is {enough}"
         by = f" by more than {delta:g}" if delta else ""
-        count = f"{self._waited} evaluation{'s' if self._waited > 1 else ''}"
-        best = "" if self._best is None else f"; its best was {self._best:.4f}"
-        at = f" at step {self._best_at}" if best else ""
-        return f"{metric} has not improved{by} in {count}{best}{at}"
+        count = f"{self._waited} evaluation{'s' * (self._waited > 1)}"
+        text = f"{metric} has not improved{by} in {count}"
+        if self._best is None:
+            return text
+        return f"{text}; its best was {self._best:.4f} at step {self._best_at}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best so far, when it was, and how long ago."""
         metric = self._settings.metric if self._settings else None
-        waited = {"best_at": self._best_at, "waited": self._waited}
-        return {"metric": metric, "best": self._best, "last": self._last, **waited}
+        best = {"best": self._best, "best_at": self._best_at}
+        return {"metric": metric, **best, "last": self._last, "waited": self._waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned; start counting again if the metric has changed."""

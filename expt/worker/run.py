@@ -54,11 +54,7 @@ class Run:
         resumes: bool = False,
         compares: bool = True,
     ) -> None:
-        """Build all that is trained.
-
-        A run that `resumes` loads no pretrained weights. `compares` runs the checks of
-        worker.comparison.
-        """
+        """Build all that is trained; without published weights if it `resumes`."""
         config, until = request.config, request.until_epoch
         self.config, self.paths, self.worker, self.beat = config, request.paths, worker, beat
         self.until_epoch = math.inf if until is None else until
@@ -105,18 +101,31 @@ class Run:
 
     def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
-        config, told = self.config, self.data.info.told
+        config, position, worker, told = (
+            self.config,
+            self.position,
+            self.worker,
+            self.data.info.told,
+        )
         if source is None:
-            begun = first_weights.begin_with(config, self.learner.module, self.worker, told)
+            begun = first_weights.begin_with(config, self.learner.module, worker, told)
         else:
             begun = {}
             self._resume(source)
             if isinstance(self.data.train, UncountedLoader) and not self.is_done:
-                with build.patiently(config, self.worker, self.beat):
+                with build.patiently(config, worker, self.beat):
                     self.data.train.catch_up()
         self.snapshot.refuse_unreadable()
-        self._has_probed = self.position.step > 0
-        self._begin(observe, resumed_at=None if source is None else self.position.step)
+        self._has_probed = position.step > 0
+        resumed_at, writes = None if source is None else position.step, worker.rank == 0
+        opened = config, self.paths, resumed_at, self.is_done
+        events = build.build_events(*opened) if writes else None
+        self.observer = observe(config, events, self.data, self.learner, position)
+        classes, seen_by = own_code.targets(config), (self.history, self.observer)
+        self.record = Record(self.paths, position, *seen_by, writes=writes, classes=classes)
+        compared = {"compared": self.compared} if self.compared else {}
+        self.record.begin(**position.length, data=told, **compared)
+        self.beat()
         if begun:
             file = {"file": str(config.weights), "identity": None}
             known = read_result(self.paths).get("weights_from", file)
@@ -174,44 +183,28 @@ class Run:
         self.learner.strategy.load_state_dict(saved)
         self.learner.precision.skipped.fill_(saved["skipped_steps"])
 
-    def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
-        """Begin to observe and to record."""
-        config, position, writes = self.config, self.position, self.worker.rank == 0
-        begun = config, self.paths, resumed_at, self.is_done
-        events = build.build_events(*begun) if writes else None
-        self.observer = observe(config, events, self.data, self.learner, position)
-        classes, known = own_code.targets(config), (self.history, self.observer)
-        self.record = Record(self.paths, position, *known, writes=writes, classes=classes)
-        compared = {"compared": self.compared} if self.compared else {}
-        self.record.begin(**position.length, data=self.data.info.told, **compared)
-        self.beat()
-
-    def _begin_epoch(self) -> TimedBatches:
-        """Begin an epoch, or continue one; return its batches."""
-        position = self.position
-        if not position.is_within_epoch:
-            position.begin_epoch()
-            self.sums.reset()
-        self.history.begin_epoch()
-        self.health.begin_epoch()
-        epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
-        custom = isinstance(self.config.task, constraints.Target)
-        if custom and position.step == 0 and not self.config.is_sharded:  # comparison checks it
-            epoch = custom_code.tried(epoch, self.learner, self.worker)
-        return TimedBatches(self.observer.watch(epoch))
-
     def _train_on(self) -> None:
         """Train until something is due: an evaluation, a checkpoint, the epoch's or run's end."""
+        config, position = self.config, self.position
         if self._batches is None:
-            self._batches = self._begin_epoch()
+            if not position.is_within_epoch:
+                position.begin_epoch()
+                self.sums.reset()
+            self.history.begin_epoch()
+            self.health.begin_epoch()
+            epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
+            custom = isinstance(config.task, constraints.Target)
+            if custom and position.step == 0 and not config.is_sharded:  # comparison checks it
+                epoch = custom_code.tried(epoch, self.learner, self.worker)
+            self._batches = TimedBatches(self.observer.watch(epoch))
         self._is_at_best = False  # whether the model has the weights of the best evaluation
         with self.steps.under_way():
             train_epoch(
                 self.learner,
                 self._batches,
-                self.position,
+                position,
                 self.sums,
-                log_every=self.config.log_every,
+                log_every=config.log_every,
                 on_gradients=self.observer.before_update,
                 on_step=self._note_step,
                 on_log=self._log_running,
@@ -257,7 +250,7 @@ class Run:
     def _end_run(self) -> None:
         """End the epoch and evaluate, where neither would be due if the run were longer.
 
-        Before that the state is saved from which a longer one continues.
+        The state is saved before, for a longer run to continue from.
         """
         if self._has_ended:
             return
@@ -357,7 +350,7 @@ class Run:
 
     @contextlib.contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Let training go on after the body as if it had not been."""
+        """Restore after the body what an evaluation may change in training."""
         task = task_state(self.learner.task)
         with random_state.kept(self.worker.device):
             yield
@@ -390,8 +383,8 @@ class Run:
     ) -> None:
         """Begin to write a checkpoint; a collective.
 
-        `weights` are those that the optimizer trains at, if they are others, and `bests` those to
-        be kept where this is one of them.
+        The optimizer trains at `weights`, if at others than the model's; `bests` are to be kept
+        where this is one of them.
         """
         state = self._state()
         if weights and self.learner.strategy.shards == 1:  # one worker has all
@@ -405,8 +398,7 @@ class Run:
         state = self.snapshot.state_dict()
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
-        # First, so that the last checkpoint is whole if the weights are refused.
-        self.checkpoints.wait()
+        self.checkpoints.wait()  # it is whole, if the weights are refused now
         first_weights.release_fork(self.paths, self.worker)
         diagnosis.refuse_weights(self.learner.module, self.position, diagnosis.fix_for(self.config))
         self.times.saved()
@@ -414,21 +406,24 @@ class Run:
 
     def _about(self) -> dict[str, Any]:
         """Return what rank 0 adds to a checkpoint."""
-        history, step = self.history.state_dict(), self.position.step
-        more = {
+        bests, step, info = self.history.bests, self.position.step, self.data.info
+        about = {
+            **self.history.state_dict(),
             **self.record.state_dict(),
-            "evaluated": next((one for one in self.history.bests if one["step"] == step), None),
+            "evaluated": next((one for one in bests if one["step"] == step), None),
             "config": shown(self.config),
             "plan": self.plan,
             "lr": self.steps.lr,
-            "data": self.data.info.told,
+            "data": info.told,
+            "sizes": info.sizes,
+            "steps_per_epoch": self.position.steps_per_epoch,
+            **self.learner.strategy.state_dict(),
         }
-        more |= {"steps_per_epoch": self.position.steps_per_epoch, "sizes": self.data.info.sizes}
         if self.config.early_stop:
-            more["early_stop"] = self.early_stop.state_dict()
+            about["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:
-            more["callbacks"] = self.callbacks.state_dict()
-        return {**history, **more, **self.learner.strategy.state_dict()}
+            about["callbacks"] = self.callbacks.state_dict()
+        return about
 
     def _refuse_loss(self, values: Averages) -> None:
         if values.has_weight and not math.isfinite(values.loss):
@@ -444,28 +439,25 @@ class Run:
         """Test the weights of the best checkpoint, unless all evaluations were of the test set."""
         if self.config.eval_split == "test" or self.data.test is None:
             return
-        if not self._is_at_best:  # else the model has these weights
+        if not self._is_at_best:
             self.snapshot.load_best(self.paths.best)
         self._evaluate("test")
 
     def _outcome(self) -> dict[str, Any]:
-        history, trained_s, steps = self.history, sum(self.history.epoch_s), self.position.step
-        images = self.position.samples(self.config.batch_size, self.data.train.size)
+        history, position, trained_s = self.history, self.position, sum(self.history.epoch_s)
+        images = position.samples(self.config.batch_size, self.data.train.size)
+        stopped: StoppedEarly | None = None
+        if self.is_done and not position.is_run_done:
+            reason = self.early_stop.reason
+            stopped = {"epoch": position.epoch, "step": position.step, "reason": reason}
         return {
             **history.reached,
             **self.learner.strategy.state_dict(),
-            "stopped_early": self._stopped_early(),
+            "stopped_early": stopped,
             **({"ended_by": self.ended_by} if self.ended_by else {}),
             "eval_s": history.eval_s,
             "dashboard_s": self.observer.spent_s + self.health.spent_s,
             "samples_per_s": images / trained_s if trained_s else None,
             "first_step_s": self.steps.first_s,
-            "steps": steps,
+            "steps": position.step,
         }
-
-    def _stopped_early(self) -> StoppedEarly | None:
-        """Return where and why the run has ended before its last step."""
-        position = self.position
-        if position.is_run_done or not self.is_done:
-            return None
-        return {"epoch": position.epoch, "step": position.step, "reason": self.early_stop.reason}

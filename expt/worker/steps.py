@@ -41,8 +41,7 @@ class Steps:
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
         """Have a step that takes long reported until the end."""
-        name = "the first step" if self.first_s is None else "a step"
-        with progress.phase(name) as self._step:
+        with progress.phase("the first step" if self.first_s is None else "a step") as self._step:
             yield
 
     def done(self) -> None:
@@ -78,12 +77,10 @@ class Times:
     def by_steps(self, position: Position) -> set[str]:
         """Return what is due after the last step, whatever the clocks say."""
         config, ends_epoch = self._config, not position.is_within_epoch
-        every = config.checkpoint
-        evaluates = _is_one(position.step, config.eval_every_steps)
-        if config.evaluates_epochs:
-            evaluates = ends_epoch
-        saves = ends_epoch and _is_one(position.epoch, every.every_epochs)
-        saves |= _is_one(position.step, every.every_steps)
+        saves = ends_epoch and _is_one(position.epoch, config.checkpoint.every_epochs)
+        saves |= _is_one(position.step, config.checkpoint.every_steps)
+        by_step = _is_one(position.step, config.eval_every_steps)
+        evaluates = ends_epoch if config.evaluates_epochs else by_step
         return {name for name, due in (("evaluate", evaluates), ("save", saves)) if due}
 
     def by_clock(self, trained: History | None) -> set[str]:

@@ -65,10 +65,7 @@ def main_stack() -> str:
 
 
 def wait_for_dump(log: Path, size_before: int) -> str:
-    """Return the calls that a worker has added to its `log` since `size_before` bytes.
-
-    Empty where it wrote nothing within DUMP_S. See `main_stack`.
-    """
+    """Return the calls that a worker adds to its `log` within DUMP_S, after `size_before` bytes."""
     end = time.monotonic() + DUMP_S
     written = ""
     while time.monotonic() < end:

@@ -21,7 +21,7 @@ from expt.config.keys import (
     without_effect,
 )
 from expt.config.parse import parse, settings_of
-from expt.config.schema import RunConfig
+from expt.config.schema import TRACKERS, RunConfig
 from expt.machine import Machine
 from tests.composing import composed
 from tests.conftest import as_typed
@@ -58,7 +58,7 @@ IN_NO_IDENTITY = {
     "dataset.max_categories",
 }  # fmt: skip
 """With all keys below the following."""
-NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", "mlflow", "wandb", "trackio")
+NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", *TRACKERS)
 WITHOUT_EFFECT = {  # as no other key is set with which they have one
     "base_batch_size", "batch_norm_group", "dataset.augment.padding_mode", "dataset.fold",
     "ddp.find_unused_parameters", "ddp.static_graph", "ddp.gradient_as_bucket_view",
@@ -261,7 +261,7 @@ def test_a_number_that_is_made_of_a_variable_is_not_shown_and_part_of_the_identi
         ("ddp.comm_hook", {"bf16", "fp16", "powersgd", "null"}),
         ("optimizer.nesterov", {"true", "false"}),
         ("tensorboard.images", {"true", "false", "end", "spare"}),
-        ("send", {"mlflow", "wandb", "trackio"}),
+        ("send", {*TRACKERS}),
         ("epochs", set()),
         ("model", set()),
         ("model.nowhere", set()),

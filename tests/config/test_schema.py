@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from expt.config.identity import hyperparameters, shown
+from expt.config.schema import TRACKERS
 from expt.errors import ConfigError
 from tests.conftest import Configured
 
@@ -12,7 +13,7 @@ from tests.conftest import Configured
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["send=mlflo"], "send=[mlflo]: input should be 'mlflow', 'wandb' or 'trackio'"),
+        (["send=mlflo"], "send=[mlflo]: input should be 'mlflow', "),
         (["mlflow.tracking_uri='https://me:word@host/'"], "=https://host/: a password would"),
         (["wandb.mode=onlin"], "wandb.mode=onlin: input should be 'online' or 'offline'"),
     ],
@@ -39,7 +40,5 @@ def test_a_password_of_the_environment_is_used_and_not_written(
     assert config.mlflow.tracking_uri == "https://me:word@host"
     assert shown(config)["mlflow"]["tracking_uri"] == "${oc.env:OUR_MLFLOW}"
     assert not {
-        key
-        for key in hyperparameters(shown(config))
-        if key.startswith(("send", "mlflow", "wandb", "trackio"))
+        key for key in hyperparameters(shown(config)) if key.startswith(("send", *TRACKERS))
     }

@@ -39,7 +39,6 @@ class Rows(torch.utils.data.Dataset):
         return {
             "no number": (row * float("nan"), row.sum()),
             "dict": ({"row": row}, row.sum()),
-            "integers": (row.int(), row.sum()),
             "no target": {"row": row},
             "two targets": (row, row[:2]),
             "labels": (row, torch.tensor([0.0, 2.0 if odd else 1.0])),
@@ -168,10 +167,6 @@ CASES = {
         "the model gives float32 [8, 1], and a batch's targets are float32 [8, 2]"
     ),
     # models
-    "rows for a model of images": Bad(
-        "task=regression model=resnet18 dataset=rows",
-        "model=resnet18: takes images [channels, height, width], and a s"
-    ),
     "no images for a named model": Bad(
         "task=own model=torchvision model.arch=resnet18 dataset=rows dataset.kind=dict",
         "model=torchvision: needs channels, image_size, and the dataset has not",
@@ -181,8 +176,6 @@ CASES = {
         "dataset.kind=input",
         "the dataset gives it tokens; use model=transformer",
     ),
-    "integers for numbers": Bad(f"{REGRESSION}integers",
-        "model=mlp: takes float32, and a sample's inputs are int32;"),
     "a model that gives nothing": Bad(
         "task=regression model=net model.kind=nothing batch_size=8 dataset=rows",
         "the model gives a NoneType, and a batch's targets"
