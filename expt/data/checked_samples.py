@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from expt.config import secrets, user_class
 from expt.config.own_code import own_frame
@@ -18,6 +18,12 @@ from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, 
 
 Check = Callable[[Any], Any]
 """Returns a sample as it is to be used. Raise DataError that says what is wrong with it."""
+
+
+WITHOUT_GPU = (
+    "a reading process can't use a GPU: let the dataset return tensors of the CPU, or use"
+    " dataset.num_workers=0"
+)
 
 
 def as_it_is(sample: Any) -> Any:
@@ -56,6 +62,8 @@ def in_words(error: Exception, whose: str) -> Exception:
         return error
     frame, told = own_frame(error), secrets.said(error)
     where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
+    if "CUDA" in told and get_worker_info():
+        where += f"; {WITHOUT_GPU}"
     kind = DataError if type(error).__name__ in MISTAKES else RunFailed
     return kind(f"{whose} raised {told}{where}")
 

@@ -44,8 +44,18 @@ def in_use(indices: Sequence[int]) -> Iterator[list[Steps]]:
             if faults := {index: f"out of memory; {said}" for index, said in found.items() if said}:
                 raise OutOfMemory(gpus=_named(faults)) from error
         elif isinstance(error, torch.AcceleratorError):
-            vars(error)["gpus"] = _named(dict.fromkeys(indices, first_line(error)))
+            lost = [index for index in indices if not _answers(index)]
+            vars(error)["gpus"] = _named(dict.fromkeys(lost, first_line(error)))
         raise
+
+
+def _answers(index: int) -> bool:
+    """Return whether a GPU still does what this process asks: its errors stay, others' do not."""
+    try:
+        torch.cuda.synchronize(index)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _begin_to_use(index: int) -> None:

@@ -23,7 +23,7 @@ from expt.training.collectives import broadcast, gather_across_workers, sum_acro
 from expt.training.learner import Add, Evaluator, Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.parameter_groups import members
-from expt.training.strategy import in_parts
+from expt.training.strategy import copied, in_parts
 
 
 def train_epoch(
@@ -239,7 +239,8 @@ def evaluate(
     for whole in learner.strategy.batches(batches, learner.evaluated):
         left = in_parts(whole, most)
         while left:
-            batch, found = left.pop(0), None
+            part, found = left.pop(0), None
+            batch = part if device.type == "cpu" else copied(part)  # a model may change its inputs
             # What it notes of no sample is dropped
             task = copy.copy(learner.task) if batch.weightless else learner.task
             try:
@@ -252,7 +253,7 @@ def evaluate(
                     raise
             if found is None:  # out of the `except`: its traceback would keep what was allocated
                 most = math.ceil(batch.size / 2)
-                left = [part for each in (batch, *left) for part in in_parts(each, most)]
+                left = [less for each in (part, *left) for less in in_parts(each, most)]
             elif found[1] is not None:
                 sums.add(found[1], found[0], batch)
                 learner.extra_metrics.update(task, found[0], batch)

@@ -210,6 +210,9 @@ class Fitting(Strategy):
         self._group: Any = None if is_alone else dist.new_group(backend="gloo")
         collectives.broadcast_parameters(self.model)
 
+    def cut(self, batch: Batch, count: int) -> list[Batch]:
+        return [copied(one) for one in super().cut(batch, count)]  # a model may change its inputs
+
     def gradients(self, passes: Passes[T], batch: Batch, phase: Sequence[nn.Parameter] = ()) -> T:
         share, before = -(-batch.global_size // self.world_size), self.at_a_time
         trained, first = trained_by(self.optimizer), None
@@ -250,15 +253,18 @@ class Fitting(Strategy):
         return found
 
     def _noted(self) -> Callable[[], None]:
-        """Copy what a forward pass may change, as checkpoints have it; return what restores it."""
+        """Copy what a forward pass may change of the model; return a function that restores it."""
         random, state = random_state.state_dict(self.worker.device), self.model.state_dict()
         for name, _ in self.model.named_parameters(remove_duplicate=False):
             state.pop(name, None)
-        model = copy.deepcopy(state)
+        buffers = {name: one for name, one in self.model.named_buffers() if name not in state}
+        model, others = copy.deepcopy((state, buffers))
 
         def restore() -> None:
             random_state.load_state_dict(random, self.worker.device)
             self.model.load_state_dict(model, strict=False)
+            for name, buffer in others.items():  # those that no state_dict has
+                self.model.get_buffer(name).data = buffer
 
         return restore
 
@@ -321,6 +327,12 @@ def _cut(size: int, count: int) -> list[slice]:
     """Return slices of this many samples in at most `count` micro-batches, as by torch.chunk."""
     step = -(-size // count)
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def copied(batch: Batch) -> Batch:
+    """Return a batch with tensors of its own, for a try that may have to be repeated."""
+    inputs, targets = mapped(torch.clone, (batch.inputs, batch.targets))
+    return batch._replace(inputs=inputs, targets=targets)
 
 
 def in_parts(batch: Batch, most: float) -> list[Batch]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from expt.config.schema import RunConfig
+from expt.data.checked_samples import WITHOUT_GPU
 from expt.data.loading import Batch, Loader, named_leaves
 from expt.errors import (
     ConfigError,
@@ -100,6 +101,8 @@ def _known(error: Exception, text: str, config: RunConfig, trains: bool) -> Expt
             f"a process that reads samples was killed (out of memory?): {first_line(error)}; a"
             " smaller dataset.num_workers needs less memory"
         )
+    if found := re.search(r"DataLoader worker process(?s:.*)^\S*Error: (.*CUDA.*)", text, re.M):
+        return RunFailed(f"dataset: {found[1]}; {WITHOUT_GPU}")
     is_distributed = isinstance(error, dist.DistError)
     if "Timed out waiting" in text or (is_distributed and re.search(r"(?i)time[d ]*out", text)):
         text = f"waited {config.timeout_s:g} s (timeout_s) for another worker, which did not come"

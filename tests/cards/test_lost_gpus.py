@@ -12,7 +12,7 @@ from tests.facade import python, run
 
 QUICK = ("max_steps=2", "tensorboard.images=false", "dataset.train_limit=256")
 FAULTY = """
-import os, torch
+import ctypes, os, torch
 
 class Faulty(torch.nn.Linear):
     def __init__(self, gpus):
@@ -21,7 +21,7 @@ class Faulty(torch.nn.Linear):
 
     def forward(self, images):
         if os.environ["CUDA_VISIBLE_DEVICES"] in self.gpus:
-            raise torch.AcceleratorError("CUDA error: an illegal memory access\\nhelp of torch's")
+            ctypes.CDLL(None).soft_gpu_fail()
         return super().forward(images.flatten(1))
 """
 
@@ -98,6 +98,39 @@ def test_a_run_that_goes_on_leaves_a_dead_card(cards: Cards, tmp_path: Path, way
     done = run(*words, f"hydra.run.dir={folder}", way, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert record(tmp_path / folder)["devices"] == ["1"]
+
+
+READER = """
+import torch
+
+class Pictures(torch.utils.data.Dataset):
+    targets = [0, 1] * 32
+
+    def __init__(self, train, late):
+        self.pictures = None if late else torch.rand(64, 1, 8, 8, device="cuda")
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if self.pictures is None:
+            return torch.rand(1, 8, 8, device="cuda"), index % 2
+        return self.pictures[index], index % 2
+"""
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_reading_process_that_uses_cuda_is_not_the_cards_fault(
+    cards: Cards, tmp_path: Path, late: bool
+) -> None:
+    cards()
+    (tmp_path / "odd.py").write_text(READER)
+    data = f"dataset={{_target_:odd.Pictures,num_classes:2,late:{late}}}"
+    words = (data, "dataset.num_workers=1", "gpus=2", "batch_size=8", "hydra.run.dir=r")
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "another GPU" not in done.stderr
+    assert "dataset.num_workers=0" in done.stderr
 
 
 @pytest.mark.parametrize(("gpus", "code"), [("x0", 0), ("x0123", 1)])

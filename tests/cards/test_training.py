@@ -73,6 +73,31 @@ def test_averaging_reserves_no_more_than_all_gradients_take(cards: Cards, traine
     assert "micro_batch_size" not in trained(*LARGE, *words).result
 
 
+class Spoiling(nn.Module):
+    """Changes its inputs, and lacks memory for `most` samples of an evaluation."""
+
+    def __init__(self, most: int, num_classes: int) -> None:
+        super().__init__()
+        self.most, self.layer = most, nn.Linear(64, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        images.div_(2)
+        if not self.training and len(images) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory, on purpose")
+        outputs: Tensor = self.layer(images.flatten(1))
+        return outputs
+
+
+def test_an_evaluation_in_halves_is_of_inputs_as_they_came(cards: Cards, trained: Trained) -> None:
+    cards(count=1)
+    words = (*SHORT, "gpus=1", "~model", f"+model._target_={__name__}.Spoiling")
+    losses = [
+        trained(*words, f"+model.most={most}", name=str(most)).result["metrics"]["loss/val"]
+        for most in (1000, 20)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
 class Keeping(nn.Module):
     """Has the samples of its last step on rank 1, a MiB each, when gradients are averaged."""
 

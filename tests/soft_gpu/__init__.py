@@ -139,6 +139,11 @@ def staged(**wishes: object) -> dict[str, str]:
     return chosen
 
 
+def fail() -> None:
+    """Let this process's next operator access memory illegally, as SOFT_GPU_FAIL_AT does."""
+    ctypes.CDLL(None).soft_gpu_fail()
+
+
 def count(name: str) -> int:
     """Return this process's operators, waits, launches, races, copies to_device or to_host."""
     counter = ctypes.CDLL(None).soft_gpu_count

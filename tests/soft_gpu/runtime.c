@@ -424,6 +424,8 @@ cudaError_t soft_gpu_operator(const char *name) {
   return set_error(sticky_error = cudaErrorIllegalAddress);
 }
 
+void soft_gpu_fail(void) { driver.fail_at = counts.operators + 1; } /* the next operator does */
+
 /* ---- the driver's own interface, as torch uses it beside the runtime ---- */
 static int refuse(void) { return cudaErrorNotSupported; }
 int find_entry(const char *name, void **entry, unsigned version, long flags, int *status)

@@ -277,6 +277,22 @@ class HungrySequence(Hungry):
         return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.3))
 
 
+class Spoiling(Hungry):
+    """Changes its inputs, and a buffer that no state_dict has, before it lacks memory."""
+
+    mean: Tensor
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        images.div_(2)
+        if self.training:
+            self.mean = 0.9 * self.mean + images.mean()
+        return super().forward(images - self.mean)
+
+
 class Undefined(Net):
     """Has a gradient that is nan."""
 

@@ -51,6 +51,13 @@ def test_a_run_is_that_with_the_number_that_fits(train_together: TrainTogether) 
         assert_same(found, given)
 
 
+def test_inputs_and_buffers_that_a_model_changes_are_as_before(train_alone: TrainAlone) -> None:
+    found = train_alone(*SHORT, *of("Spoiling", most=8), AUTO, name="auto")
+    number = (*of("Spoiling", most=1000), "gradient_accumulation=8")
+    assert_same(found, train_alone(*SHORT, *number, name="number"))
+    assert last(found)["micro_batch_size"] == 8
+
+
 def test_the_curve_of_a_plain_loop(
     train_together: TrainTogether, train_alone: TrainAlone, configured: Configured
 ) -> None:
