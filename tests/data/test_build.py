@@ -22,10 +22,9 @@ from expt.data.fingerprint import content_of
 from expt.data.images import Pictures
 from expt.data.kinds.custom import Custom
 from expt.data.kinds.image_folder import Listing, list_parts
-from expt.data.loading import Loader, Shard
-from expt.data.memory import InMemoryLoader
+from expt.data.loader import Loader
+from expt.data.loading import Shard
 from expt.data.source import NOTHING, Source, absent_classes
-from expt.data.stream import SampleLoader
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
 from tests.requests import built, dataset
@@ -98,7 +97,7 @@ def test_a_val_folder_validates(
         100,
     ]
     assert batch.targets.tolist() == [0, 0, 0, 1, 1, 1]
-    assert isinstance(data.train, InMemoryLoader if cache else SampleLoader)
+    assert (data.val._held is not None) == cache
 
 
 def test_nothing_is_trained_on_a_test_alone(tmp_path: Path, configured: Configured) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from expt.data.source import Part, Source
+    from expt.data.memory import InMemory
+    from expt.data.source import Source
 
 _SPLITS = {
     "train": ("train", "trainval", "train-standard"), "val": ("val", "valid"), "test": ("test",),
@@ -120,7 +121,8 @@ class Torchvision(Images):
             raw = dataclasses.replace(pictures["train"], target=row)
             return dataclasses.replace(found, targets_of=functools.partial(some_targets, raw))
         as_they_are = not (self.image_size or self.channels)
-        memory = {part: _in_memory(each, device) for part, each in sets.items() if as_they_are}
+        held = {part: _in_memory(each, device) for part, each in sets.items() if as_they_are}
+        memory = {part: each for part, each in held.items() if each is not None}
         classes = _class_names(self.set, train)
         return of_pictures(pictures, classes, labels_of(train), num_workers, memory)
 
@@ -206,7 +208,7 @@ def _class_names(name: str, found: Any) -> Sequence[str]:
     return [*map(str, names)] if len(names) == number else [*map(str, range(number))]
 
 
-def _in_memory(found: Any, device: torch.device) -> Part | None:
+def _in_memory(found: Any, device: torch.device) -> InMemory | None:
     """Return a part of the images that a class of torchvision holds as uint8 `data`, if it does."""
     import numpy as np
     import torch
