@@ -83,9 +83,7 @@ class Sweep:
                 raise FolderInUse(
                     f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it"
                 ) from None
-            self._opened = SweepFolder(
-                self.folder, self.composer, self.machine, fetch=not self.is_dry_run
-            )
+            self._opened = SweepFolder(self.folder, self.composer, self.machine)
         return self._opened
 
     def run_grid(self, grid: Grid) -> None:

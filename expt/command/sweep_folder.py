@@ -65,11 +65,9 @@ class SweepRun:
 class SweepFolder:
     """The runs of one sweep's folder."""
 
-    def __init__(
-        self, folder: Path, composer: compose.Composer, machine: Machine, *, fetch: bool = True
-    ) -> None:
-        """Find the runs; `fetch` downloads datasets that are identified by their content."""
-        self.folder, self._composer, self._machine, self._fetch = folder, composer, machine, fetch
+    def __init__(self, folder: Path, composer: compose.Composer, machine: Machine) -> None:
+        """Find the runs."""
+        self.folder, self._composer, self._machine = folder, composer, machine
         self._known: dict[str, RunPaths] = {}
         self._by_words: dict[str, RunPaths] = {}
         self._records: list[tuple[RunPaths, Record]] = []
@@ -124,7 +122,7 @@ class SweepFolder:
         )
         if key not in self._contents:
             before = continuing.continued(config)
-            content = content_of(config, before, fetch=self._fetch)
+            content = content_of(config, before)
             self._contents[key] = before, {**content, **self.parents.of_fork(config, before)}
         before, content = self._contents[key]
         return continuing.identified(config, content, before)

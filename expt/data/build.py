@@ -17,7 +17,8 @@ from expt.data.augment import Augmentation
 from expt.data.checked_samples import build_transforms
 from expt.data.images import look_at_all
 from expt.data.kinds import DatasetConfig
-from expt.data.loading import Batch, Loader, LoaderOptions, is_double, mapped, of_type
+from expt.data.loader import Loader
+from expt.data.loading import Batch, LoaderOptions, is_double, mapped, of_type
 from expt.data.source import (
     About,
     Source,

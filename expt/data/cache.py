@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import importlib
-import io
 import json
 import os
 import random
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from expt.errors import ConfigError, DataError, collected
-from expt.machine import impatient
 
 if TYPE_CHECKING:
     import numpy as np
@@ -290,55 +287,6 @@ def _new(entry: Path) -> Iterator[Path]:
         beside.rename(entry)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def fetch(
-    root: Path,
-    construct: Callable[[Any, Path], Sequence[Any]],
-    name: str,
-    *,
-    download: bool,
-    missing: str,
-    is_there: Callable[[], bool],
-    pattern: str = "*",
-) -> None:
-    """Download the dataset `name` of torchvision into `root`, whole or not at all, once for all.
-
-    `construct` gets its class and a folder beside; the files there that fit the `pattern` are moved
-    into the root, as torchvision takes half of an unpacked archive for the whole. Raise DataError
-    that says what is `missing`, and why: also where it is not to `download` anything.
-    """
-    from filelock import FileLock  # late: for a download
-
-    if not download:
-        raise DataError(f"{missing}; dataset.download is false")
-
-    lock = root / ".download.lock"
-    new = [folder for folder in (root, *root.parents) if not folder.exists()]
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock):
-            if is_there():  # another run has fetched it meanwhile
-                return
-            beside = Path(tempfile.mkdtemp(prefix=".download-", dir=root))
-            try:
-                with impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints mirrors
-                    cls = getattr(importlib.import_module("torchvision.datasets"), name)
-                    construct(cls, beside)
-                for path in [path for path in beside.rglob(pattern) if path.is_file()]:
-                    target = root / path.relative_to(beside)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(path, target)
-            finally:
-                shutil.rmtree(beside, ignore_errors=True)
-    except (OSError, RuntimeError, ImportError, ValueError) as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{missing}; the download failed ({why})") from error
-    finally:
-        with contextlib.suppress(OSError):  # up to the first that holds something
-            lock.unlink()
-            for folder in new:
-                folder.rmdir()
 
 
 SAMPLED = 20_000

@@ -34,17 +34,11 @@ from expt.data.checked_samples import (
 )
 from expt.data.image_files import values_of
 from expt.data.images import stacked
+from expt.data.loader import loading
 from expt.data.memory import NO_TARGET
+from expt.data.samples import MEDIAN_OF, Collate, Reading, median_read_s
+from expt.data.seeding import Read, preserved_generators, seeded
 from expt.data.source import Part, Source, are_images
-from expt.data.stream import (
-    MEDIAN_OF,
-    Collate,
-    Read,
-    Reading,
-    median_read_s,
-    preserved_generators,
-    seeded,
-)
 from expt.errors import ConfigError, DataError, described, listed
 
 if TYPE_CHECKING:
@@ -203,7 +197,7 @@ class _Built:
             if own and classes:
                 more: Any = {"classes": of, "are_images": bool(channels)}
                 makes = functools.partial(_collated, own=own, **more)
-            load = samples.loading(found, self.num_workers, check, collate=makes, **how)
+            load = loading(found, self.num_workers, check, collate=makes, **how)
             return Part(samples.size_of(found), load)
 
         parts = {name: part(each) for name, each in self.parts.items()}

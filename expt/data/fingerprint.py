@@ -31,15 +31,13 @@ def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
 
 
 @progress.phase("looking at the dataset's files")
-def content_of(config: RunConfig, before: Record | None = None, *, fetch: bool = True) -> Content:
+def content_of(config: RunConfig, before: Record | None = None) -> Content:
     """Return the digests of files; those that were not read before are read.
 
-    A run that continues that of the record `before` has the first weights of that one. With `fetch`
-    what torchvision has to download is there then. Raise DataError where files cannot be read, or
-    are another known dataset's; ConfigError where the weights are not there.
+    A run that continues that of the record `before` has the first weights of that one. Raise
+    DataError where files cannot be read, or are another known dataset's; ConfigError where the
+    weights are not there.
     """
-    if fetch and config.dataset.known_once_fetched:
-        config.dataset.prepare()
     try:
         data = config.dataset.fingerprint()
     except DataError:

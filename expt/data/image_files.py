@@ -402,7 +402,6 @@ def look_at_pair(
     mode: str,
     values: MaskValues | None,
     name: str = "",
-    target: Callable[[np.ndarray], np.ndarray] = lambda numbers: numbers,
 ) -> Any:
     """Return a picture as `look` does. Raise DataError for what is wrong with it or its mask."""
     its = mask if isinstance(mask, str) else f"{name}: its mask"
@@ -411,7 +410,7 @@ def look_at_pair(
         functools.partial(open_picture, mask, name=its),
     )
     picture, opened = collected(lambda read: read(), reads)
-    numbers = target(numbers_of_mask(opened, picture, its))
+    numbers = numbers_of_mask(opened, picture, its)
     if values:
         values.check(numbers, its)
     if opened.mode == "P":

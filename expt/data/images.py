@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -24,13 +24,13 @@ from expt.data.image_files import (
     refuse_damaged,
     report_found,
 )
-from expt.data.indexing import Piece
 from expt.data.kinds import DatasetConfig
-from expt.data.loading import Batch, Load, Loader, LoaderOptions, Order
-from expt.data.memory import InMemoryLoader, eval_batch_size, place
-from expt.data.samples import loading, size_of
+from expt.data.loader import Held, Loader, loading
+from expt.data.loading import LoaderOptions
+from expt.data.memory import InMemory, eval_batch_size
+from expt.data.samples import size_of
+from expt.data.seeding import preserved_generators
 from expt.data.source import NOTHING, Part, Source
-from expt.data.stream import preserved_generators
 from expt.errors import DataError, warn
 from expt.machine import usable_cpus
 
@@ -65,33 +65,24 @@ def of_arrays(
     num_workers: int,
 ) -> Source:
     """Return a source of (images uint8 [N, C, H, W], labels) in random order."""
-    images, labels = _tensors(train)
+    images, labels = map(_tensor, train)
     shape = images.shape[1], images.shape[2], images.shape[3]
-    to_train = image_part(
-        ArrayImages(images, labels),
-        shape,
-        num_workers,
-        len(class_names),
-        memory=in_memory((images, labels), device),
-    )
-    parts = {"train": to_train, "test": in_memory(test, device)}
+    sets = {"train": InMemory(images, labels, device), "test": in_memory(test, device)}
+    how: Any = (shape, num_workers, len(class_names))
+    parts = {part: image_part(each, *how) for part, each in sets.items()}
     return of_images(shape, class_names, parts, classes=labels, in_random_order=True)
 
 
-def in_memory(arrays: Sequence[Any], device: torch.device) -> Part:
-    """Return a part of (images, labels), placed here: all its loaders share one copy on a GPU."""
-    images, labels = _tensors(arrays)
-    return Part(len(images), functools.partial(InMemoryLoader, place(images, device), labels))
+def in_memory(arrays: Sequence[Any], device: torch.device) -> InMemory:
+    """Return (images, labels), placed here."""
+    images, labels = map(_tensor, arrays)
+    return InMemory(images, labels, device)
 
 
-def _tensors(arrays: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    images, labels = (
-        each
-        if isinstance(each, Tensor)
-        else torch.from_numpy(each if each.flags.writeable else np.array(each))
-        for each in arrays
-    )
-    return images, labels
+def _tensor(array: Any) -> Tensor:
+    if isinstance(array, Tensor):
+        return array
+    return torch.from_numpy(array if array.flags.writeable else np.array(array))
 
 
 def image_part(
@@ -101,12 +92,10 @@ def image_part(
     num_classes: int | None = None,
     *,
     originals: Dataset[Any] | None = None,
-    memory: Part | Kept | None = None,
     eval_as_training: bool = False,
 ) -> Part:
     """Return a part of images, each of a class if there are `num_classes`.
 
-    They are read one by one while a run trains, or are taken from the `memory`, or are Kept.
     Transforms get the `originals`, which may be of any size. With `eval_as_training` an evaluation
     takes no more of them at a time than a step.
     """
@@ -123,17 +112,10 @@ def image_part(
             with preserved_generators():
                 for told in chosen.unseeded() if options.shard.rank == 0 else []:
                     warn(told)
-        elif isinstance(memory, Part):
-            return memory.load(indices, options)
-        elif memory is not None:
-            chosen = memory
         if eval_as_training:
             share = max(1, options.batch_size // options.shard.world_size)
             options = replace(options, eval_batch_size=options.eval_batch_size or share)
-        loads = loading(chosen, num_workers, channels=shape[0], **how)
-        if isinstance(chosen, Kept):
-            return KeptLoader(indices, options, chosen, loads)
-        return loads(indices, options)
+        return loading(chosen, num_workers, channels=shape[0], **how)(indices, options)
 
     return Part(size_of(images), load)
 
@@ -142,19 +124,6 @@ def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
     """Return images [b, C, H, W] and their labels [b]."""
     images, labels = zip(*samples, strict=True)
     return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
-
-
-class ArrayImages(Dataset[tuple[Tensor, int]]):
-    """Images [N, C, H, W] and labels [N] as samples."""
-
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self._images, self._labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self._images[index].clone(), int(self._labels[index])
 
 
 @dataclass(frozen=True)
@@ -267,7 +236,7 @@ def _some(number: int) -> Sequence[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept(Dataset[tuple[Tensor, int]]):
+class Kept(Held):
     """Pictures that are decoded once: taken from the cache, or put there by who reads them."""
 
     pictures: Pictures
@@ -285,29 +254,19 @@ class Kept(Dataset[tuple[Tensor, int]]):
         self.rows.put(index, image.numpy())
         return image, label
 
-    def has_all(self, indices: Tensor, few: int) -> bool:
-        """Return whether all are in the cache; put them there where only `few` are missing."""
+    def held(self, indices: Tensor, options: LoaderOptions) -> Held | None:
+        """See Held: they are in memory once the cache has all, where a batch may still lack."""
         missing = [index for index in indices.tolist() if not self.rows.has(index)]
-        for index in missing if len(missing) <= few else ():
+        for index in missing if len(missing) <= options.batch_size else ():  # an epoch drops less
             self[index]
-        return all(map(self.rows.has, missing))
+        if not all(map(self.rows.has, missing)):
+            return None
+        images, labels = torch.from_numpy(self.rows.images), torch.tensor(self.labels)
+        return InMemory(images, labels, options.device)
 
-
-class KeptLoader(Loader):
-    """Batches of pictures that are read one by one until all are in the cache, then from there."""
-
-    def __init__(self, indices: Tensor, options: LoaderOptions, kept: Kept, reads: Load) -> None:
-        super().__init__(indices, replace(options, eval_batch_size=eval_batch_size(options)))
-        self._kept = kept
-        self._chosen, self._is_read = reads(indices, options), True
-
-    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        # An epoch may drop less than a batch.
-        if self._is_read and self._kept.has_all(self._indices, self._options.batch_size):
-            arrays = torch.from_numpy(self._kept.rows.images), torch.tensor(self._kept.labels)
-            self._chosen = InMemoryLoader(*arrays, self._indices, self._options)
-            self._is_read = False
-        return self._chosen._batches(order, pieces)
+    def evaluated_at_once(self, options: LoaderOptions) -> int | None:
+        """See Held."""
+        return eval_batch_size(options)
 
 
 Sets = TypeVar("Sets", bound=Pictures)
@@ -336,7 +295,7 @@ def of_pictures(
     class_names: Sequence[str],
     labels: Tensor | None,
     num_workers: int,
-    memory: Mapping[str, Part | Kept | None] | None = None,
+    memory: Mapping[str, Held] | None = None,
 ) -> Source:
     """Return the parts `train`, `val` and `test` that there are; `labels` are those of train.
 
@@ -345,7 +304,7 @@ def of_pictures(
     shape, sets = of_one_shape(sets)
     how: Any = (shape, num_workers, len(class_names))
     parts = {
-        part: image_part(each, *how, originals=each.as_is(), memory=(memory or {}).get(part))
+        part: image_part((memory or {}).get(part, each), *how, originals=each.as_is())
         for part, each in sets.items()
     }
     read = {part: each for part, each in sets.items() if part not in (memory or {})}

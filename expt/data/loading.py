@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from expt.data import indexing
 from expt.data.augment import Augmentation, Mixing
 
 MIN_EVAL_BATCH = 256
@@ -55,7 +53,7 @@ class Order(NamedTuple):
     times: Tensor | None = None
     """how often each came before in the epoch, int64 [N]; None: none comes twice"""
 
-    def at(self, positions: Tensor) -> Order:
+    def at(self, positions: Tensor | slice) -> Order:
         """Return what is at these positions."""
         both = self.drawn, self.times
         drawn, times = (None if part is None else part[..., positions] for part in both)
@@ -110,97 +108,6 @@ class LoaderOptions:
         # No gradients are kept in an evaluation, so small batches would only cost time.
         share = self.batch_size // self.shard.world_size
         return self.eval_batch_size or max(share, MIN_EVAL_BATCH)
-
-
-class Loader(ABC):
-    """The batches of one split, for one worker: which samples make which. A subclass reads them."""
-
-    is_stream = False
-    """True if samples come only one after the other."""
-
-    def __init__(self, indices: Tensor, options: LoaderOptions) -> None:
-        self._indices = indices
-        self._options = options
-        self.stay_double = False
-        """True if float64 stays as it is, for a model in double; set before anything is read."""
-
-    @property
-    def size(self) -> int:
-        """Samples in the split, over all workers; 0 where they are not counted."""
-        return len(self._indices)
-
-    def numbers(self) -> Iterator[int]:
-        """Yield which samples of the dataset's part these are, in order."""
-        return iter(self._indices.tolist())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the place in the data, if the step does not say it."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was called."""
-        assert not state
-
-    def __len__(self) -> int:
-        """Batches per epoch; the same number on every worker."""
-        return indexing.num_batches(self.size, self._options.batch_size, self._options.drop_last)
-
-    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield this worker's share of each batch of an epoch, after the first `skip`, unread."""
-        options, pieces, order = self._options, self._pieces(skip), self._whole_order(epoch)
-        if options.mixing is None:
-            return self._batches(order, pieces)
-        positions, wider = indexing.with_partners([*pieces], options.batch_size, skip)
-        batches = self._batches(order.at(positions), wider)
-        return options.mixing.mixed(batches, options.seed, epoch, skip)
-
-    def _whole_order(self, epoch: int) -> Order:
-        options, samples, drawn = self._options, self.order(epoch), None
-        if options.augment:
-            drawn = options.augment.draw(self.size, options.seed, epoch)
-            drawn = options.augment.in_turn(drawn, samples, self._indices, options.seed, epoch)
-        times = None if options.balanced is None else indexing.times_before(samples)
-        return Order(samples, epoch, drawn, times)
-
-    def indices(self, epoch: int, number: int) -> Tensor:
-        """Return the samples of this worker's share of an epoch's batch `number`, int64 [b]."""
-        piece = next(self._pieces(number))
-        return self.order(epoch)[piece.start : piece.stop]
-
-    def order(self, epoch: int) -> Tensor:
-        """Return all samples as an epoch takes them, int64 [N]."""
-        options = self._options
-        if not options.shuffle:
-            return self._indices
-        if options.balanced is not None:
-            return self._indices[indexing.balanced(options.balanced, options.seed, epoch)]
-        order = indexing.permutation(self.size, options.seed, epoch)
-        return torch.index_select(self._indices, 0, order, out=indexing.numbers(self.size))
-
-    def _pieces(self, skip: int) -> Iterator[indexing.Piece]:
-        options, shard = self._options, self._options.shard
-        return indexing.train_pieces(
-            self.size, options.batch_size, options.drop_last, shard.rank, shard.world_size, skip
-        )
-
-    def evaluation(self) -> Iterator[Batch]:
-        """Yield this worker's samples, each once over all workers, in batches of unequal number."""
-        shard, chunk = self._options.shard, self._options.evaluated_at_once
-        pieces = indexing.eval_pieces(self.size, chunk, shard.rank, shard.world_size)
-        return self._batches(Order(self._indices), pieces)
-
-    def first(self, number: int) -> Iterator[Batch]:
-        """Yield the split's first samples as an evaluation sees them, on this worker."""
-        first = self._indices[:number]
-        return self._batches(Order(first), indexing.eval_pieces(len(first), MIN_EVAL_BATCH, 0, 1))
-
-    @abstractmethod
-    def _batches(self, order: Order, pieces: Iterable[indexing.Piece]) -> Iterator[Batch]:
-        """Yield a batch for each of `pieces`, which are ranges of `order`."""
-
-
-Load: TypeAlias = Callable[[Tensor, LoaderOptions], Loader]
-"""Makes a loader of the samples at some indices."""
 
 
 class Finish:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.data.checked_samples import as_it_is, labelled
+from expt.data.checked_samples import labelled
 from expt.data.image_files import (
     MODES,
     MaskValues,
@@ -30,12 +30,11 @@ from expt.errors import DataError
 class MaskPictures(Pictures):
     """Pictures as uint8 [C, H, W], and their masks int64 [H, W], both resized to `size`.
 
-    `target` makes of a mask's numbers those of its classes. Raise DataError, when it is read, also
-    for a mask of another size than its picture, or one with other values.
+    Raise DataError, when it is read, also for a mask of another size than its picture, or one with
+    other values.
     """
 
     values: MaskValues
-    target: Callable[[Any], Any] = as_it_is
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image, source = self.opened(index)
@@ -50,12 +49,11 @@ class MaskPictures(Pictures):
         """See Pictures; of the mask, too."""
         with refuse_damaged(name):
             source, mask = self.pairs[index]
-        return look_at_pair(source, mask, MODES[self.channels], self.values, name, self.target)
+        return look_at_pair(source, mask, MODES[self.channels], self.values, name)
 
     def _numbers(self, source: Any, name: str, image: Any = None) -> np.ndarray:
         mask = open_picture(source, name=name)
-        numbers: np.ndarray = self.target(numbers_of_mask(mask, image or mask, name))
-        return numbers
+        return numbers_of_mask(mask, image or mask, name)
 
     def occurring(self, indices: Tensor) -> Tensor:
         """Return the numbers in masks, of at most 512 that lie evenly, until all classes occur."""
@@ -85,17 +83,10 @@ def _resized(image: Any, mask: np.ndarray, image_size: tuple[int, int]) -> tuple
     return pixels.permute(2, 0, 1).contiguous(), torch.from_numpy(mask)
 
 
-def of_masks(
-    pairs: Mapping[str, Any],
-    dataset: Any,
-    task: Any,
-    num_workers: int,
-    target: Callable[[Any], Any] = as_it_is,
-) -> Source:
-    """Return the parts of pictures and masks, whose numbers `target` makes classes."""
-    how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size, "target": target}
-    how["needed"] = dataset.needed
-    how["values"] = values = values_of(dataset, task)
+def of_masks(pairs: Mapping[str, Any], dataset: Any, task: Any, num_workers: int) -> Source:
+    """Return the parts of pictures and masks."""
+    how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size}
+    how |= {"needed": dataset.needed, "values": (values := values_of(dataset, task))}
     shape, sets = of_one_shape({part: MaskPictures(each, **how) for part, each in pairs.items()})
 
     # Logits of many classes are as large as an image.

@@ -1,14 +1,13 @@
-"""Loaders of samples in memory: images, rows of a table, windows of a text."""
+"""Samples in memory or in mapped files: images, rows of a table, windows of a text."""
 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,18 +15,8 @@ from torch import Tensor
 
 from expt.data import indexing
 from expt.data.columns import unknown_texts
-from expt.data.indexing import Piece
-from expt.data.loading import (
-    MIN_EVAL_BATCH,
-    Batch,
-    Finish,
-    Loader,
-    LoaderOptions,
-    Order,
-    mapped,
-    prefetched,
-    to_device,
-)
+from expt.data.loader import Held, Load, loading
+from expt.data.loading import MIN_EVAL_BATCH, LoaderOptions, mapped
 from expt.data.rows import Chosen
 from expt.data.source import NOTHING, Part, Source
 from expt.errors import ConfigError, DataError, did_you_mean
@@ -53,13 +42,6 @@ two or three.
 """
 
 
-class _Block(NamedTuple):
-    inputs: Tensor
-    targets: Tensor
-    pieces: list[Piece]
-    """of one size: a batch each"""
-
-
 def place(images: Tensor, device: torch.device) -> Tensor:
     """`images` on `device` if that is a GPU with twice the room, else where they are."""
     if device.type != "cuda" or images.device.type == "cuda":
@@ -68,47 +50,38 @@ def place(images: Tensor, device: torch.device) -> Tensor:
     return images.to(device) if images.nbytes <= free // 2 else images
 
 
-class InMemoryLoader(Loader):
-    """Batches of inputs and targets [N, ...] that are held in memory, on the GPU when they fit.
+class InMemory(Held):
+    """Inputs and targets [N, ...], on the GPU when they fit.
 
-    Images uint8 [N, C, H, W] are augmented and normalised; rows [N, F] are given as they are.
-    `indices` choose the split's samples; only tensors from `place` are shared between loaders.
+    Images uint8 [N, C, H, W] are augmented and normalised; rows [N, F] are given as they are. All
+    loaders share one copy on a GPU.
     """
 
-    def __init__(
-        self, inputs: Tensor, targets: Tensor, indices: Tensor, options: LoaderOptions
-    ) -> None:
-        are_images, device = inputs.dim() == 4, options.device
-        if are_images:
-            options = dataclasses.replace(options, eval_batch_size=eval_batch_size(options))
-        super().__init__(indices, options)
-        self._finish = Finish(options, inputs.shape[1]) if are_images else None
+    def __init__(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
+        self._here = inputs, targets
         self._inputs = place(inputs, device)
-        self._targets = targets.to(self._inputs.device)
-        self._device = device
-        self._block_size = _BLOCK_BYTES.get(device.type, 0) // max(1, 4 * inputs[:1].numel())
+        self.device = self._inputs.device
+        self._targets = targets.to(self.device)
 
-    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        for inputs, targets, block in prefetched(self._blocks(order, pieces), self._device):
-            size = len(inputs) // len(block)
-            _, global_size, weightless = _size(block[0])
-            for one, its in zip(inputs.split(size), targets.split(size), strict=True):
-                yield Batch(one, its, global_size, weightless)
+    def __len__(self) -> int:
+        return len(self._targets)
 
-    def _blocks(self, order: Order, pieces: Iterable[Piece]) -> Iterator[_Block]:
-        """Yield several batches at a time: the calls of a gather cost more than what it moves."""
-        # Once per epoch, so that no batch waits for a copy.
-        samples = to_device(order.samples, self._inputs.device)
-        drawn = None if order.drawn is None else to_device(order.drawn, self._device)
-        for block in _alike(pieces, self._block_size):
-            chosen = _spread(samples, block)
-            inputs, targets = (
-                to_device(tensor.index_select(0, chosen), self._device)
-                for tensor in (self._inputs, self._targets)
-            )
-            if self._finish is not None:
-                inputs = self._finish(inputs, None if drawn is None else _spread(drawn, block))
-            yield _Block(inputs, targets, block)
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        inputs, targets = self._here
+        return inputs[index].clone(), int(targets[index])
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """See Held."""
+        return self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
+
+    def at_once(self, device: torch.device) -> int:
+        """See Held: the calls of a gather cost more than what it moves."""
+        return _BLOCK_BYTES.get(device.type, 0) // max(1, 4 * self._inputs[:1].numel())
+
+    def evaluated_at_once(self, options: LoaderOptions) -> int | None:
+        """See Held."""
+        are_images = self._inputs.dim() == 4
+        return eval_batch_size(options) if are_images else options.eval_batch_size
 
 
 def eval_batch_size(options: LoaderOptions) -> int | None:
@@ -118,27 +91,6 @@ def eval_batch_size(options: LoaderOptions) -> int | None:
     share = options.batch_size // options.shard.world_size
     at_a_time = options.batch_size // max(options.batch_parts, options.shard.world_size)
     return max(share, MIN_EVAL_BATCH, min(_EVAL_TIMES * at_a_time, _GPU_EVAL_BATCH))
-
-
-def _alike(pieces: Iterable[Piece], samples: int) -> Iterator[list[Piece]]:
-    """Yield runs of pieces of one size, evenly spaced, of up to `samples`, or one piece."""
-    for size, run in itertools.groupby(pieces, key=_size):
-        most = max(1, samples // size[0])
-        while block := list(itertools.islice(run, most)):
-            yield block
-
-
-def _size(piece: Piece) -> tuple[int, int, bool]:
-    return piece.stop - piece.start, piece.global_size, piece.weightless
-
-
-def _spread(values: Tensor, block: list[Piece]) -> Tensor:
-    """Return what `values` [..., N] hold at the positions of a block's pieces [..., samples]."""
-    first, last = block[0], block[-1]
-    taken = values[..., first.start : last.stop]
-    if len(block) == 1:
-        return taken
-    return taken.unfold(-1, first.stop - first.start, block[1].start - first.start).flatten(-2)
 
 
 def parts_of(number: int, test_fraction: float, how: str) -> dict[str, np.ndarray]:
@@ -180,11 +132,10 @@ def _source(
 ) -> Source:
     def part(index: np.ndarray) -> Part:
         @functools.cache  # one for all loaders, made for the first
-        def tensors() -> tuple[Tensor, Tensor]:
-            inputs, targets = _tensors(rows, index)
-            return place(inputs, device), place(targets, device)
+        def load() -> Load:
+            return loading(InMemory(*_tensors(rows, index), device))
 
-        return Part(len(index), lambda chosen, how: InMemoryLoader(*tensors(), chosen, how))
+        return Part(len(index), lambda chosen, how: load()(chosen, how))
 
     train = parts.get("train", np.arange(0))
     there = {name: part(index) for name, index in parts.items() if len(index)}
@@ -372,7 +323,7 @@ _EVAL_TOKENS = 2**15
 """Evaluated at a time by a worker, at least: their logits are what takes memory."""
 
 
-class Windows:
+class Windows(Held):
     """Consecutive windows of a part of a text: `context` tokens, and of each the next.
 
     Each token of the part but its first is a target, once; the last window may be shorter.
@@ -400,12 +351,17 @@ class Windows:
     def __len__(self) -> int:
         return -(-(self._stop - self._start - 1) // self.context)
 
-    def read(self, indices: Iterable[int]) -> tuple[Tensor, Tensor]:
+    def evaluated_at_once(self, options: LoaderOptions) -> int:
+        """See Held."""
+        share = options.batch_size // options.shard.world_size
+        return options.eval_batch_size or max(share, _EVAL_TOKENS // self.context, 1)
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, int64 [b, context].
 
         What a shorter window lacks is 0, with the target NO_TARGET.
         """
-        chosen = list(indices)
+        chosen = indices.tolist()
         tokens = np.full((len(chosen), self.context + 1), NO_TARGET, np.int64)
         for row, index in zip(tokens, chosen, strict=True):
             first = self._start + index * self.context
@@ -426,27 +382,6 @@ class Windows:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-class TextLoader(Loader):
-    """Batches of a text's windows, inputs and targets [b, context]; see Loader."""
-
-    def __init__(self, windows: Windows, indices: Tensor, options: LoaderOptions) -> None:
-        share = options.batch_size // options.shard.world_size
-        most = max(share, _EVAL_TOKENS // windows.context, 1)
-        super().__init__(
-            indices, dataclasses.replace(options, eval_batch_size=options.eval_batch_size or most)
-        )
-        self._windows = windows
-
-    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        return prefetched(self._read(order.samples, pieces), self._options.device)
-
-    def _read(self, order: Tensor, pieces: Iterable[Piece]) -> Iterator[Batch]:
-        for piece in pieces:
-            inputs, targets = self._windows.read(order[piece.start : piece.stop].tolist())
-            inputs, targets = (to_device(each, self._options.device) for each in (inputs, targets))
-            yield Batch(inputs, targets, piece.global_size, piece.weightless)
-
-
 def of_extents(
     extents: Sequence[Extent | None], context: int, vocab_size: int, tokens: np.ndarray | None
 ) -> Source:
@@ -459,4 +394,4 @@ def of_extents(
 
 
 def _part(windows: Windows) -> Part:
-    return Part(len(windows), functools.partial(TextLoader, windows))
+    return Part(len(windows), loading(windows))

@@ -1,89 +1,64 @@
-"""Samples of custom datasets, nested tensors of any kind; loaders of an IterableDataset."""
+"""Samples of a dataset: read one by one, in this process or in others, and made a batch."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
+import fcntl
 import functools
 import itertools
 import math
+import multiprocessing
+import os
+import signal
+import stat
+import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from typing import Any, NamedTuple, cast
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, default_convert
 
+from expt import signals
 from expt.config import secrets
 from expt.config.own_code import own_frame
-from expt.data.checked_samples import Check, as_it_is, checked, in_words, read
-from expt.data.indexing import Piece, local_slice, mix
-from expt.data.loading import (
-    Batch,
-    Finish,
-    Load,
-    Loader,
-    LoaderOptions,
-    Order,
-    Shard,
-    leaves,
-    mapped,
-    prefetched,
-    to_device,
-)
-from expt.data.stream import (
-    Collate,
-    Keys,
-    Reading,
-    ReadingLoader,
-    SampleLoader,
-    is_cheap,
-    seeded,
-    single,
-)
-from expt.errors import ConfigError, DataError, described, warn
+from expt.data.checked_samples import Check, as_it_is, checked, in_words, read, read_all
+from expt.data.indexing import mix
+from expt.data.loading import Finish, LoaderOptions, leaves, mapped
+from expt.data.seeding import Keys, Read, Seeding, preserved_generators, seeded
+from expt.errors import ConfigError, DataError, ExptError
+
+_BATCHES_AHEAD = 2  # for each reading process
+# What a batch costs on its way from another process. On a CPU that process takes a core from
+# training, so a sample is worth it only if it waits for a disk, or decodes a picture.
+_CHEAP_SAMPLE_S, _CHEAP_BATCH_S = 100e-6, 1e-3
+
+Collate: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
+"""Makes inputs and targets of a list of samples."""
 
 
-def loading(
-    dataset: Dataset[Any],
-    num_workers: int,
-    check: Check = as_it_is,
-    *,
-    collate: Collate | None = None,
-    channels: int | None = None,
-    sample_s: float = math.inf,
-) -> Load:
-    """Return what makes a loader of the samples at given indices, each once it is checked.
+@dataclass(frozen=True)
+class Reading:
+    """The dataset that is read, and the way its samples become a batch."""
 
-    A sample is (inputs, targets), anything else is inputs only. Samples are stacked as torch's
-    default_collate does, unless there is a `collate`, or the dataset has a method of that name,
-    which makes a batch of a list. Images of so many `channels` are normalised and augmented.
-    """
-
-    def load(indices: Tensor, options: LoaderOptions) -> Loader:
-        is_stream, own = isinstance(dataset, IterableDataset), getattr(dataset, "collate", None)
-        if is_stream and options.balanced is not None:
-            raise ConfigError(
-                "dataset.sampling=balanced: an IterableDataset comes in its own order, and can't be"
-                " drawn from; use dataset.sampling=null with task.class_weights=balanced, or a"
-                " map-style Dataset"
-            )
-        reading = Reading(
-            dataset,
-            check,
-            collate or functools.partial(collated, own=own),
-            0 if is_cheap(sample_s, options) else num_workers,
-            None if channels is None else Finish(options, channels),
-        )
-        if size_of(dataset) is None:
-            return UncountedLoader(options, _of_worker(reading, options.shard))
-        if is_stream:
-            return IterableLoader(indices.sort().values, options, reading)
-        return SampleLoader(indices, options, reading)
-
-    return load
+    dataset: Dataset[Any]
+    check: Check = as_it_is
+    collate: Collate = default_collate
+    num_workers: int = 0
+    """processes that read"""
+    finish: Finish | None = None
+    """of images"""
+    start: Any = None
+    """the state of a stream that keeps one, before its first sample"""
+    is_sharded: bool = False
+    """whether the stream's samples are only this worker's"""
+    seeding: Seeding = field(default_factory=Seeding)
 
 
 def size_of(dataset: Dataset[Any]) -> int | None:
@@ -109,21 +84,6 @@ def left_as_it_was(dataset: Any) -> Iterator[None]:
     yield
     if start is not None:
         dataset.load_state_dict(start)
-
-
-def _of_worker(reading: Reading, shard: Shard) -> Reading:
-    """Return what this worker reads of a stream, and the state in which it begins."""
-    dataset: Any = reading.dataset
-    if is_sharded := hasattr(dataset, "shard"):
-        name = f"{type(dataset).__name__}.shard"
-        try:
-            dataset = dataset.shard(num_shards=shard.world_size, index=shard.rank)
-        except Exception as error:
-            raise in_words(error, name) from error
-        if not isinstance(dataset, IterableDataset):
-            raise ConfigError(f"{name}: returned {described(dataset)}; return the dataset")
-    start = state_of(dataset)
-    return dataclasses.replace(reading, dataset=dataset, start=start, is_sharded=is_sharded)
 
 
 def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:
@@ -169,201 +129,6 @@ def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]
     batch = collated([checked(check, 0, sample)], getattr(dataset, "collate", None))
     found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(single(tensor[0])), batch)
     return found
-
-
-class IterableLoader(ReadingLoader):
-    """Batches of the samples at given positions, in the order in which they come; see Loader.
-
-    Every worker reads all of them, in one process of its own if `num_workers` is not 0, and keeps
-    those of its part of each batch, so that a batch is the same on any number of workers. They must
-    come alike on all: what is drawn at random from torch's, NumPy's or Python's own generator hangs
-    on the seed, the epoch and the position only, and a method `set_epoch(epoch)` is called for each
-    epoch (0 in an evaluation).
-    """
-
-    is_stream = True
-
-    def order(self, epoch: int) -> Tensor:
-        """See Loader."""
-        return self._indices
-
-    def _loaded(self, order: Order, pieces: list[Piece]) -> Iterator[Any]:
-        wanted = [order.samples[piece.start : piece.stop].tolist() for piece in pieces]
-        return self._in_process(lambda: self._groups(wanted, order.epoch))
-
-    def _groups(self, wanted: list[list[int]], epoch: int) -> Iterator[Any]:
-        """Yield a batch of each of the lists of positions, of which one follows the other."""
-        stream = Stream(self._reading, self._options.seed, epoch)
-        for group in wanted:
-            first = stream.position
-            found = stream.take(max(group) + 1 - first)
-            if first + len(found) <= max(group):
-                raise DataError(
-                    f"the dataset ended after {stream.position} samples, but its __len__ says that"
-                    " it has more; fix it"
-                )
-            yield self._collated([found[at - first] for at in group], epoch, group[0])
-
-
-class Place(NamedTuple):
-    """A place in a stream: the number of whole passes, and of samples in the next one."""
-
-    passes: int = 0
-    position: int = 0
-    state: Any = None
-    """the dataset's own, if it keeps one"""
-    batches: int = 0
-    """the batches until here"""
-
-
-class UncountedLoader(IterableLoader):
-    """Batches of an IterableDataset without a length, one pass after the other; see Loader.
-
-    An epoch is `epoch_steps` of them, the next one continues where it ended, and a batch may hold
-    the end of a pass and the begin of the next: each sample comes once in a pass. A dataset with a
-    method `shard` gives each worker samples of its own; all of another are read by every worker,
-    which keeps its part of each batch, so that a batch is the same on any number of workers.
-    """
-
-    def __init__(self, options: LoaderOptions, reading: Reading) -> None:
-        super().__init__(torch.empty(0, dtype=torch.int64), options, reading)
-        if options.augment.flip == "alternate":
-            raise ConfigError(
-                "dataset.augment.flip=alternate: mirrors a sample by its place among all, and a"
-                " dataset without __len__ does not count them; use dataset.augment.flip=true"
-            )
-        self._place = Place()
-        self._live: Iterator[Any] | None = None
-        self._mine = local_slice(options.batch_size, options.shard.rank, options.shard.world_size)
-
-    def __len__(self) -> int:
-        return self._options.epoch_steps or 0
-
-    @property
-    def size(self) -> int:
-        """Samples of an epoch, over all workers; 0 in an evaluation."""
-        return len(self) * self._options.batch_size
-
-    def numbers(self) -> Iterator[int]:
-        """See Loader."""
-        return itertools.count()
-
-    def indices(self, epoch: int, number: int) -> Tensor:
-        """See Loader; counted over all passes."""
-        first = ((epoch - 1) * len(self) + number) * self._options.batch_size
-        return torch.arange(first + self._mine.start, first + self._mine.stop)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last batch, and over how many workers shards are divided."""
-        shards = self._options.shard.world_size if self._reading.is_sharded else 0
-        return {**dict(zip(Place._fields, self._place, strict=True)), "shards": shards}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next epoch begin there. Raise ConfigError where it is in another shard."""
-        there, here = state["shards"], self.state_dict()["shards"]
-        if there != here:
-            raise ConfigError(
-                f"world_size={self._options.shard.world_size}: the checkpoint has places in"
-                f" {there or 'no'} shards of the dataset, and here are {here or 'none'}; use"
-                f" world_size={there or 1} and the dataset's code as it was"
-            )
-        self._place, self._live = Place(**{name: state[name] for name in Place._fields}), None
-
-    def catch_up(self) -> None:
-        """Go to the place, as long as it takes; else the next epoch does."""
-        self._live = self._in_process(functools.partial(self._parts, self._place))
-        self._place = next(self._live)
-
-    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield the next batches, as many as the epoch has left; the run's first from the start."""
-        options, begins = self._options, epoch <= 1 and not skip
-        if begins:  # what was read before does not count
-            self._place, self._live = Place(), None
-        if self._live is None:
-            self.catch_up()
-        assert self._live
-        left = itertools.islice(self._live, len(self) - skip)
-        batches = prefetched(self._whole(left), options.device)
-        if options.mixing is None:
-            return batches
-        return options.mixing.mixed(batches, options.seed, epoch, skip)
-
-    def _parts(self, begin: Place) -> Iterator[Any]:
-        """Yield the place once it is reached, then this worker's part of each batch, and where."""
-        size, first, last = self._options.batch_size, self._mine.start, self._mine.stop
-        if self._reading.is_sharded:
-            size, first, last = last - first, 0, last - first
-        with_partner = range(first - (1 if self._options.mixing else 0), last)
-        stream = self._pass(begin)
-        if begin.state is None:
-            self._read_past(stream, begin.position)
-        yield begin
-        for batches in itertools.count(begin.batches + 1):
-            stream, found = self._taken(stream, size)
-            place = Place(stream.epoch - 1, stream.position, stream.state, batches)
-            mine = [found[at] for at in with_partner]
-            yield self._collated(mine, batches, self._mine.start), place
-
-    def _whole(self, loaded: Iterator[Any]) -> Iterator[Batch]:
-        options, drawn = self._options, None
-        first = self._mine.start - (1 if options.mixing else 0)
-        places = torch.arange(first, self._mine.stop) % options.batch_size
-        for part, place in loaded:
-            if options.augment:
-                drawn = options.augment.draw(options.batch_size, options.seed, place.batches)
-                drawn = to_device(drawn[:, places], options.device)
-            inputs, targets = self._finished(part, drawn)
-            self._place = place
-            yield Batch(inputs, targets, options.batch_size)
-
-    def _taken(self, stream: Stream, size: int) -> tuple[Stream, list[Any]]:
-        """Return the next samples, and the pass in which they end."""
-        found = stream.take(size)
-        while len(found) < size:
-            if not stream.position:
-                name = type(self._reading.dataset).__name__
-                raise DataError(f"{name}: gives no sample in a pass")
-            stream = self._pass(Place(stream.epoch))
-            found += stream.take(size - len(found))
-        return stream, found
-
-    def _pass(self, place: Place) -> Stream:
-        begin = None if place.state is None else (place.position, place.state)
-        return Stream(self._reading, self._options.seed, place.passes + 1, begin)
-
-    def _read_past(self, stream: Stream, position: int) -> None:
-        """Read the samples before a position; warn of how long it takes."""
-        began, is_told = time.monotonic(), self._options.shard.rank > 0
-        while stream.position < position:
-            stream.take(min(_AT_A_TIME, position - stream.position))
-            took_s = time.monotonic() - began
-            if not is_told and (took_s > _SOON_S or stream.position == position):
-                is_told = True
-                warn(
-                    f"{type(self._reading.dataset).__name__}: has no state_dict and"
-                    f" load_state_dict, so the {position:,} samples of this pass that were seen are"
-                    f" read once more, which takes {took_s * position / stream.position:.1f} s"
-                )
-
-    def evaluation(self) -> Iterator[Batch]:
-        """Yield this worker's samples of a pass, each once over all workers."""
-        shard = Shard() if self._reading.is_sharded else self._options.shard
-
-        def parts() -> Iterator[Any]:
-            stream = Stream(self._reading)
-            groups = enumerate(iter(lambda: stream.take(self._options.evaluated_at_once), []))
-            mine = itertools.islice(groups, shard.rank, None, shard.world_size)
-            return (self._collated(group, 0, number) for number, group in mine)
-
-        for part in self._in_process(parts):
-            batch = Batch(*self._finished(part, None), 0)
-            yield batch._replace(global_size=batch.size)
-
-
-_AT_A_TIME = 256
-"""Samples that are read past at a time."""
-_SOON_S = 0.5
-"""The seconds after which it is said how long that takes."""
 
 
 class Stream:
@@ -426,3 +191,195 @@ class Stream:
             raise in_words(error, f"sample {self._next + len(found)}: {name}.__iter__") from error
         self._next += len(found)
         return found
+
+
+class Reader:
+    """Reads batches, in this process or in others; those that read by number outlive an epoch."""
+
+    def __init__(self, reading: Reading, device: torch.device) -> None:
+        self._batches, self._device = _Batches(reading), device
+        self._num_workers, self._keys = reading.num_workers, _EpochKeys()
+
+    def read(self, keys: Iterator[Keys]) -> Iterator[Any]:
+        """Return a batch for each of the keys."""
+        if self._num_workers == 0:
+            return map(self._batches.read, keys)
+        self._keys.keys = keys
+        return _read_ahead(self._loader)
+
+    @functools.cached_property
+    def _loader(self) -> DataLoader[Any]:
+        how = _processes(self._device, self._num_workers)
+        stay = how["num_workers"] > 0
+        return DataLoader(self._batches, sampler=self._keys, persistent_workers=stay, **how)
+
+    def ahead(self, items: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Return the items, which one process reads ahead, unless `num_workers` is 0."""
+        how = _processes(self._device, min(1, self._num_workers))
+        if how["multiprocessing_context"] is None:
+            return items()
+        source = _Items(items)
+        found = _read_ahead(DataLoader(source, **how))
+        source.items = lambda: iter(())  # else a cycle holds the process, which ends 5 s late
+        return map(raised, found)
+
+
+def raised(loaded: Any) -> Any:
+    """Return what another process has loaded. Raise it if it is an ExptError."""
+    if isinstance(loaded, ExptError):
+        # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
+        # processes 5 s late.
+        raise type(loaded)(loaded.problems if isinstance(loaded, ConfigError) else str(loaded))
+    return loaded
+
+
+def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Return what a DataLoader yields, which other processes read."""
+    with warnings.catch_warnings():
+        # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the
+        # parent's.
+        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+        return iter(loader)
+
+
+class _Items(IterableDataset[Any]):
+    """The items that a function yields, in another process; see _Batches."""
+
+    def __init__(self, items: Callable[[], Iterator[Any]]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self.items()
+        except ExptError as error:
+            yield error
+
+
+def single(tensor: Tensor) -> Tensor:
+    """Return float64 as float32, and anything else as it is."""
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+MEDIAN_OF = 4
+"""Samples that are read to see how long one takes."""
+
+
+def median_read_s(read: Read, size: int) -> float:
+    """Return the median time to read samples 1 to 3; sample 0 is a warm-up."""
+    times = []
+    with preserved_generators(), contextlib.suppress(Exception):  # training reports what is wrong
+        for index in range(1, min(MEDIAN_OF, size)):
+            began = time.perf_counter()
+            read([index])
+            times.append(time.perf_counter() - began)
+    return statistics.median(times) if len(times) == 3 else math.inf
+
+
+def is_cheap(sample_s: float, options: LoaderOptions) -> bool:
+    """Return whether samples are read in so few seconds that no processes are to be started."""
+    if options.device.type == "cpu":
+        return sample_s < _CHEAP_SAMPLE_S
+    return sample_s * options.batch_size / options.shard.world_size < _CHEAP_BATCH_S
+
+
+class _EpochKeys:
+    """This worker's keys of an epoch; one object, so that loader processes outlive the epoch."""
+
+    keys: Iterable[Keys] = ()
+
+    def __iter__(self) -> Iterator[Keys]:
+        return iter(self.keys)
+
+
+class _Batches(Dataset[Any]):
+    """Batches of a dataset, read in this process or in others.
+
+    There an error for a person is returned: a loader process would wrap one that is raised in its
+    own traceback.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._collate, self._seeding = reading.collate, reading.seeding
+        self._read = functools.partial(read_all, reading.dataset, reading.check)
+        self._has_collate = hasattr(reading.dataset, "collate")
+
+    def __getitem__(self, keys: Keys) -> tuple[Any, Any] | ExptError:
+        try:
+            return self.read(keys)
+        except ExptError as error:
+            return error
+
+    def read(self, keys: Keys) -> tuple[Any, Any]:
+        """Return a batch."""
+        return self._seeding.read(self._read, keys, functools.partial(self._collated, keys))
+
+    def _collated(self, keys: Keys, samples: list[Any]) -> tuple[Any, Any]:
+        try:
+            return self._collate(samples)
+        except DataError as error:
+            if self._has_collate or not (odd := _odd(samples)):
+                raise
+            other = f"has another shape than sample {keys.samples[0]}"
+            raise DataError(f"sample {keys.samples[odd]} {other}: {error}") from error
+
+
+def _odd(samples: list[Any]) -> int:
+    """Return the place of a sample of other shapes than the first; 0 for none."""
+    shapes = [[*map(np.shape, leaves(default_convert(sample)))] for sample in samples]
+    return next((place for place, each in enumerate(shapes) if each != shapes[0]), 0)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _processes(device: torch.device, num_workers: int) -> dict[str, Any]:
+    """Return the arguments of torch's DataLoader for its processes."""
+    if multiprocessing.current_process().daemon:  # of a Pool, which may have no children
+        num_workers = 0
+    # Fork, where it exists: a loader process must be this process's child to die with it, and
+    # starts in milliseconds.
+    forks = (
+        num_workers > 0
+        and sys.platform != "darwin"
+        and "fork" in multiprocessing.get_all_start_methods()
+    )
+    return {
+        "batch_size": None,
+        "collate_fn": _as_it_is,
+        "num_workers": num_workers,
+        "pin_memory": device.type == "cuda",
+        "prefetch_factor": _BATCHES_AHEAD if num_workers > 0 else None,
+        "multiprocessing_context": "fork" if forks else None,
+        # else each pass would draw from the generator that training uses
+        "generator": torch.Generator(),
+        "worker_init_fn": functools.partial(_start_process, parent=os.getpid() if forks else None),
+    }
+
+
+def _start_process(_worker: int, parent: int | None) -> None:
+    # Ctrl-C reaches the whole group; the worker decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux" and parent is not None:
+        signals.die_with_parent(parent)
+        _open_anew()
+
+
+def _open_anew() -> None:
+    """Open the regular files of the parent again in this process, at the same places.
+
+    A descriptor shares its place in the file with all processes that were forked with it: those
+    that read by it, as a custom dataset does, would get what is not theirs.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder's own; what may not be opened again
+            number = int(name)
+            if number <= 2 or not stat.S_ISREG(os.fstat(number).st_mode):
+                continue
+            flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+            if flags & os.O_ACCMODE == os.O_WRONLY:  # such as a log: all write to its end
+                continue
+            anew = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
+            os.lseek(anew, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(anew, number, inheritable=os.get_inheritable(number))
+            os.close(anew)

@@ -13,7 +13,8 @@ from torch import Tensor
 from expt.data.augment import Mixing
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
-from expt.data.loading import Load, Loader, LoaderOptions
+from expt.data.loader import Load, Loader
+from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError, described, listed, warn
 
 UNEVEN = 0.1

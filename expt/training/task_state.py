@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from expt.data.checked_samples import in_words
-from expt.data.loading import Loader
+from expt.data.loader import Loader
 from expt.runs import checkpoint
 from expt.tasks.task import Task
 

@@ -30,8 +30,8 @@ from expt.dashboards.tensorboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo, EvaluationData, keep_doubles
 from expt.data.cache import cache_dir, digest
-from expt.data.loading import Batch, Loader, Shard, mapped
-from expt.data.samples import UncountedLoader
+from expt.data.loader import Loader, StreamLoader
+from expt.data.loading import Batch, Shard, mapped
 from expt.errors import ConfigError, described, sized_by, warn
 from expt.models import build as model_build
 from expt.models.build import freeze
@@ -74,7 +74,7 @@ def build_data(config: RunConfig, worker: Worker, beat: Callable[[], None] = lam
         )
     parallel.refuse_uneven_last_batch(config, data.train.size)
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
-    if config.epoch_steps and not isinstance(data.train, UncountedLoader):
+    if config.epoch_steps and not isinstance(data.train, StreamLoader):
         raise ConfigError(
             f"epoch_steps={config.epoch_steps}: is of a dataset without __len__; use"
             " epoch_steps=null, or eval_every_steps to evaluate within an epoch"

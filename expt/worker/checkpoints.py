@@ -18,7 +18,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from expt import progress
 from expt.config.schema import RunConfig
-from expt.data.loading import Loader, leaves
+from expt.data.loader import Loader
+from expt.data.loading import leaves
 from expt.machine import available_memory
 from expt.models.partial_load import load_all
 from expt.runs import checkpoint, checkpoint_file

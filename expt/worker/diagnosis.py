@@ -15,7 +15,8 @@ from torch import distributed as dist
 
 from expt.config.schema import RunConfig
 from expt.data.checked_samples import WITHOUT_GPU
-from expt.data.loading import Batch, Loader, named_leaves
+from expt.data.loader import Loader
+from expt.data.loading import Batch, named_leaves
 from expt.errors import (
     ConfigError,
     DataError,

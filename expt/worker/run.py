@@ -18,8 +18,8 @@ from expt.config import constraints, own_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.dashboards.tensorboard import Dashboard
+from expt.data.loader import StreamLoader
 from expt.data.loading import TimedBatches
-from expt.data.samples import UncountedLoader
 from expt.errors import DataError, sized_by
 from expt.runs import tags
 from expt.runs.request import RunRequest
@@ -112,7 +112,7 @@ class Run:
         else:
             begun = {}
             self._resume(source)
-            if isinstance(self.data.train, UncountedLoader) and not self.is_done:
+            if isinstance(self.data.train, StreamLoader) and not self.is_done:
                 with build.patiently(config, worker, self.beat):
                     self.data.train.catch_up()
         self.snapshot.refuse_unreadable()

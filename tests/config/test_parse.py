@@ -88,7 +88,6 @@ def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None
             *as_typed("dataset.num_classes=3"),
         ],
         "model=torchvision": ["model.arch=vgg11"],
-        "dataset=torchvision": ["dataset.set=KMNIST"],
         "timm": ["model.arch=vgg11"],
     }
     words = OF_TOKENS if option in OF_TOKENS else asked.get(option) or asked.get(name)

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from expt.config import kinds
 from expt.data import indexing
 from expt.data.augment import Augmentation
-from expt.data.images import ArrayImages, image_part
-from expt.data.loading import Batch, Loader, LoaderOptions, Shard, TimedBatches
-from expt.data.memory import InMemoryLoader
+from expt.data.images import image_part
+from expt.data.loader import Loader, loading
+from expt.data.loading import Batch, LoaderOptions, Shard, TimedBatches
+from expt.data.memory import InMemory
 from expt.errors import ConfigError
 from tests.requests import built, dataset
 
@@ -35,11 +37,12 @@ EIGHT = LoaderOptions(batch_size=8, device=CPU, shuffle=True, mean=MEAN, std=STD
 
 
 def in_memory(**options: Any) -> Loader:
-    return InMemoryLoader(IMAGES, LABELS, LABELS, dataclasses.replace(EIGHT, **options))
+    load = loading(InMemory(IMAGES, LABELS, CPU), channels=2)
+    return load(LABELS, dataclasses.replace(EIGHT, **options))
 
 
 def streamed(**options: Any) -> Loader:
-    part = image_part(ArrayImages(IMAGES, LABELS), (2, HEIGHT, WIDTH), 0, SIZE)
+    part = image_part(TensorDataset(IMAGES, LABELS), (2, HEIGHT, WIDTH), 0, SIZE)
     return part.load(LABELS, dataclasses.replace(EIGHT, **options))
 
 

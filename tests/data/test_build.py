@@ -22,12 +22,12 @@ from expt.data.fingerprint import content_of
 from expt.data.images import Pictures
 from expt.data.kinds.custom import Custom
 from expt.data.kinds.image_folder import Listing, list_parts
-from expt.data.loading import Loader, Shard
-from expt.data.memory import InMemoryLoader
+from expt.data.loader import Loader
+from expt.data.loading import Shard
 from expt.data.source import NOTHING, Source, absent_classes
-from expt.data.stream import SampleLoader
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
+from tests.data.test_files import idx
 from tests.requests import built, dataset
 
 
@@ -98,7 +98,7 @@ def test_a_val_folder_validates(
         100,
     ]
     assert batch.targets.tolist() == [0, 0, 0, 1, 1, 1]
-    assert isinstance(data.train, InMemoryLoader if cache else SampleLoader)
+    assert (data.val._held is not None) == cache
 
 
 def test_nothing_is_trained_on_a_test_alone(tmp_path: Path, configured: Configured) -> None:
@@ -276,6 +276,25 @@ class Sorted(Own):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         return np.full(self.shape, index, np.uint8), self.targets[index]
+
+
+def test_a_class_of_torchvisions_is_a_custom_dataset(tmp_path: Path) -> None:
+    raw = tmp_path / "KMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, size in (("train", 30), ("t10k", 20)):
+        labels = np.arange(size, dtype=np.uint8) % 10
+        images = labels[:, None, None].repeat(12, 1).repeat(9, 2)
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    crop = {"_target_": "torchvision.transforms.v2.CenterCrop", "size": 8}
+    kwargs = {"root": str(tmp_path), "transform": crop}
+    kmnist = Custom(target="torchvision.datasets.KMNIST", num_classes=10, kwargs=kwargs)
+    data = build_data(kmnist)
+    assert (data.info.train_size, data.info.val_size, data.info.test_size) == (27, 3, 20)
+    assert data.info.shapes["image_size"] == (8, 8)
+    assert sum(data.info.class_counts) == 27, "known before an image is read"
+    for batch in of_test(data).evaluation():
+        assert torch.equal((255 * batch.inputs[:, 0, 0, 0]).round().long(), batch.targets)
 
 
 class Named(Own):

@@ -108,7 +108,7 @@ def test_the_first_epoch_fills_the_cache_of_a_large_folder(
         for one, other in zip(data.train.epoch(epoch), streamed.epoch(epoch), strict=True):
             assert torch.equal(one.inputs, other.inputs)
             assert torch.equal(one.targets, other.targets)
-        readers.append(data.train._is_read)
+        readers.append(data.train._held is None)
     assert readers == [True, False, False], "an epoch leaves out less than a batch"
     assert sum(map(rows.has, range(80))) == 80 - data.info.val_size
     [*data.val.evaluation()]
@@ -156,7 +156,7 @@ def test_a_file_that_changes_meanwhile_is_refused(
 def test_a_file_that_changes_while_it_is_read_is_not_kept(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, files = growing(root, monkeypatch).train._kept, list_parts(root)["train"].files
+    kept, files = growing(root, monkeypatch).train._reading.dataset, list_parts(root)["train"].files
 
     def change(label: int) -> int:
         shutil.copy(files[0], files[3])

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.data.images import image_part
-from expt.data.loading import Batch, Loader, LoaderOptions, Shard
-from expt.data.memory import InMemoryLoader, eval_batch_size
+from expt.data.loader import Loader, loading
+from expt.data.loading import Batch, LoaderOptions, Shard
+from expt.data.memory import InMemory, eval_batch_size
 from expt.errors import DataError
 from tests.conftest import alive, environment
 from tests.faults.running import wait_until
@@ -58,7 +59,8 @@ FIVE = LoaderOptions(batch_size=5, device=CPU, shuffle=True)
 
 
 def in_memory(indices: Tensor = ALL, **options: Any) -> Loader:
-    return InMemoryLoader(IMAGES, LABELS, indices, dataclasses.replace(FIVE, **options))
+    load = loading(InMemory(IMAGES, LABELS, CPU), channels=2)
+    return load(indices, dataclasses.replace(FIVE, **options))
 
 
 def streamed(
@@ -75,8 +77,8 @@ def streamed(
 
 
 def rows(indices: Tensor = ALL, **options: Any) -> Loader:
-    chosen = dataclasses.replace(FIVE, **options)
-    return InMemoryLoader(IMAGES.flatten(1).float(), LABELS, indices, chosen)
+    load = loading(InMemory(IMAGES.flatten(1).float(), LABELS, CPU))
+    return load(indices, dataclasses.replace(FIVE, **options))
 
 
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from expt.data.augment import Augmentation, Mixing, box_of
-from expt.data.images import ArrayImages, image_part
-from expt.data.loading import Loader, LoaderOptions, Shard
-from expt.data.memory import InMemoryLoader
+from expt.data.images import image_part
+from expt.data.loader import Loader, loading
+from expt.data.loading import LoaderOptions, Shard
+from expt.data.memory import InMemory
 from tests.late import Late
 
 v2: Any = Late("torchvision.transforms.v2")
@@ -29,17 +31,18 @@ BOTH = Mixing(CLASSES, mixup=0.4, cutmix=1.0)
 
 
 def in_memory(**options: Any) -> Loader:
-    return InMemoryLoader(IMAGES, LABELS, torch.arange(SIZE), dataclasses.replace(EIGHT, **options))
+    load = loading(InMemory(IMAGES, LABELS, CPU), channels=2)
+    return load(torch.arange(SIZE), dataclasses.replace(EIGHT, **options))
 
 
 def streamed(**options: Any) -> Loader:
-    part = image_part(ArrayImages(IMAGES, LABELS), (2, 6, 5), 0, CLASSES)
+    part = image_part(TensorDataset(IMAGES, LABELS), (2, 6, 5), 0, CLASSES)
     return part.load(torch.arange(SIZE), dataclasses.replace(EIGHT, **options))
 
 
 def rows(**options: Any) -> Loader:
-    chosen, inputs = dataclasses.replace(EIGHT, **options), IMAGES.flatten(1).float()
-    return InMemoryLoader(inputs, LABELS, torch.arange(SIZE), chosen)
+    load = loading(InMemory(IMAGES.flatten(1).float(), LABELS, CPU))
+    return load(torch.arange(SIZE), dataclasses.replace(EIGHT, **options))
 
 
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
-from expt.data import custom, samples
+from expt.data import custom
 from expt.data.augment import Mixing
 from expt.data.build import keep_doubles
 from expt.data.checked_samples import structure_of
 from expt.data.kinds.custom import Custom
+from expt.data.loader import loading
 from expt.data.loading import Batch, LoaderOptions
 from expt.data.source import Source, mixing_of
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
@@ -359,7 +360,7 @@ def test_each_reading_process_has_its_own_place_in_a_file(tmp_path: Path) -> Non
     (tmp_path / "records").write_bytes(bytes(100))
     dataset = FromFile(tmp_path / "records")
     options = LoaderOptions(batch_size=2, device=torch.device("cpu"))
-    loader = samples.loading(dataset, 2)(torch.arange(8), options)
+    loader = loading(dataset, 2)(torch.arange(8), options)
     found: dict[float, list[float]] = {}
     for batch in loader.epoch(1):
         for place, reader in zip(batch.inputs[:, 0].tolist(), batch.targets.tolist(), strict=True):
@@ -376,7 +377,7 @@ def test_doubles_stay_for_a_model_in_double(readers: int) -> None:
     options = LoaderOptions(batch_size=4, device=torch.device("cpu"))
     rows = Rows(train=True, kind="all doubles")
     for module, expected in ((nn.Linear(1, 1), torch.float32), (nn.Linear(1, 1).double(), None)):
-        loader = samples.loading(rows, readers)(torch.arange(8), options)
+        loader = loading(rows, readers)(torch.arange(8), options)
         keep_doubles(module, [loader])
         batch = next(loader.epoch(1))
         assert batch.inputs.dtype == batch.targets.dtype == (expected or torch.float64)

@@ -19,11 +19,11 @@ from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 from expt.config.kinds import Augment
-from expt.data import build, samples
+from expt.data import build
 from expt.data.build import Data
 from expt.data.kinds.custom import Custom
-from expt.data.loading import Batch, Loader, LoaderOptions, Shard
-from expt.data.samples import IterableLoader, UncountedLoader
+from expt.data.loader import Loader, StreamLoader, loading
+from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.errors import ConfigError, DataError
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
@@ -274,7 +274,6 @@ def test_one_that_is_cheap_or_has_started_a_thread_is_read_by_the_worker_itself(
     own = {"num_workers": "auto"}
     for kind, how, readers in ((Numbers, {}, 1), (Threaded, {}, 0), (Late, own, 0)):
         loader = data_of(kind, readers=1, own=how).train
-        assert isinstance(loader, IterableLoader)
         assert loader._reading.num_workers == readers
     Threaded.ended.set()
 
@@ -308,7 +307,7 @@ def test_it_goes_on_where_its_state_was_kept(
         first = uncut[0].epoch(2)
         early = [next(first) for _ in range(5)]
         again = data_of(kind, rank, 2, readers).train
-        assert isinstance(again, UncountedLoader)
+        assert isinstance(again, StreamLoader)
         next(again.epoch(1))  # as a comparison does, before the state is loaded
         Kept.reads = 0
         again.load_state_dict(uncut[0].state_dict())
@@ -337,10 +336,9 @@ def test_images_are_augmented_and_mixed_alike_on_any_number_of_workers() -> None
     assert global_rows([[*each.epoch(1)] for each in several]) == epoch
     plain = data_of(Pictures, own={**own, "augment": Augment()}).train
     assert epoch != rows([*plain.epoch(1)])
-    assert isinstance(plain, IterableLoader)
     drawing = dataclasses.replace(plain._options, balanced=torch.zeros(3))
     with pytest.raises(ConfigError, match=r"^dataset\.sampling=balanced: an IterableDataset comes"):
-        samples.loading(plain._reading.dataset, 0)(torch.arange(3), drawing)
+        loading(plain._reading.dataset, 0)(torch.arange(3), drawing)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
 def read(extent: Extent, context: int) -> tuple[bytes, list[int]]:
     """The bytes of a part's windows, and how many of each one's targets count."""
     windows = Windows(extent, context)
-    inputs, targets = windows.read(range(len(windows)))
+    inputs, targets = windows.gather(torch.arange(len(windows)))
     counts = targets != NO_TARGET
     assert inputs.dtype == targets.dtype == torch.int64
     assert inputs.shape == targets.shape == (len(windows), context)
@@ -65,7 +65,7 @@ def test_the_parts_of_a_text_share_no_byte_and_each_token_is_a_target_once(
 
 
 def test_an_input_is_followed_by_its_target(file: Path) -> None:
-    inputs, targets = Windows(text(file).extents()[0], 10).read([3, 0])
+    inputs, targets = Windows(text(file).extents()[0], 10).gather(torch.tensor([3, 0]))
     assert inputs.tolist() == [[*range(30, 40)], [*range(10)]]
     assert targets.tolist() == [[*range(31, 41)], [*range(1, 11)]]
 

@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from expt.data import indexing
-from expt.data.stream import seeded
+from expt.data.seeding import seeded
 from scripts.documents.following import ROOT
 from tests.facade import RunFolder, as_typed, run
 

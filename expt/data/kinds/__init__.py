@@ -79,8 +79,6 @@ class DatasetConfig:
     """True if its samples are tokens of a text."""
     looks_when_opened: ClassVar[bool] = False
     """True if a worker looks at its pictures, because the driver does not open it."""
-    known_once_fetched: ClassVar[bool] = False
-    """True if a download must be over before it has a fingerprint."""
 
     @property
     def custom_class(self) -> str | None:

@@ -222,10 +222,9 @@ class ImageFolder(_Folder, Images):
         import torch
 
         from expt.data.images import Kept, Unchanged, in_memory, of_pictures, pictures_of
-        from expt.data.source import Part
 
         listings = list_parts(self.root, self.splits)
-        kept = dict[str, Part | Kept]()
+        kept = dict[str, Any]()
         with Checksums.below(Path(self.root)) as sums:
             pairs = {
                 part: Unchanged([*zip(each.files, each.labels, strict=True)], sums)

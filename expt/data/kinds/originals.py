@@ -5,6 +5,11 @@ Files are prepared once by the driver, then mapped into memory by every worker.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -13,10 +18,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Key, Size
-from expt.data.cache import Arrays, Checksums, cache_dir, decoded, digest, fetch
+from expt.data.cache import Arrays, Checksums, cache_dir, decoded, digest
 from expt.data.image_files import warn_once
 from expt.data.kinds import Images, Place
 from expt.errors import DataError
+from expt.machine import impatient
 
 if TYPE_CHECKING:
     import torch
@@ -148,23 +154,51 @@ class Downloaded(Images):
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         if self._search() is None:
-            original = ORIGINALS[self.name]
-            # Only the originals: their checksums were verified, and expt keeps a decoded copy.
-            fetch(
-                self._root,
-                lambda cls, root: [cls(root, download=True)],
-                original.cls,
-                download=self.download,
-                missing=self._missing(),
-                is_there=lambda: self._search() is not None,
-                pattern=f"{original.folder}/*" if original.label_key else "*.gz",
-            )
+            self._download()
         train, test = (self.load(split).images.shape[2:] for split in SPLITS)
         if train != test:
             raise DataError(
                 f"dataset.root={self._root}: the training images are {train[0]}x{train[1]}, those"
                 f" of the test set {test[0]}x{test[1]}; delete both and download them again"
             )
+
+    def _download(self) -> None:
+        """Have torchvision fetch the files into the root, whole or not at all, once for all runs.
+
+        Raise DataError that says what is missing and why, also where it is not to be downloaded.
+        """
+        from filelock import FileLock  # late: for a download
+
+        if not self.download:
+            raise DataError(f"{self._missing()}; dataset.download is false")
+        original, root = ORIGINALS[self.name], self._root
+        # Only the originals: their checksums were verified, and expt keeps a decoded copy.
+        pattern = f"{original.folder}/*" if original.label_key else "*.gz"
+        lock = root / ".download.lock"
+        new = [folder for folder in (root, *root.parents) if not folder.exists()]
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with (
+                FileLock(lock),
+                tempfile.TemporaryDirectory(prefix=".download-", dir=root) as beside,
+            ):
+                if self._search() is not None:  # another run has fetched it meanwhile
+                    return
+                with impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints mirrors
+                    library = importlib.import_module("torchvision.datasets")
+                    getattr(library, original.cls)(Path(beside), download=True)
+                for path in filter(Path.is_file, [*Path(beside).rglob(pattern)]):
+                    target = root / path.relative_to(beside)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(path, target)
+        except (OSError, RuntimeError, ImportError, ValueError) as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f"{self._missing()}; the download failed ({why})") from error
+        finally:
+            with contextlib.suppress(OSError):  # up to the first that holds something
+                lock.unlink()
+                for folder in new:
+                    folder.rmdir()
 
     def fingerprint(self) -> str | None:
         """Return None for the originals, which is what a download gives, too."""
