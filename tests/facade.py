@@ -138,7 +138,7 @@ def usual(words: Sequence[str]) -> tuple[str, ...]:
 
     A test of what is drawn says `tensorboard.images=auto`, the default. What other data is drawn as
     is always drawn."""
-    others = ("dataset=", "task=", "experiment=", "_target_", "tensorboard.images=")
+    others = ("dataset=", "dataset._target_", "task", "experiment=", "tensorboard.images=")
     return (
         tuple(words)
         if any(other in word for word in words for other in others)

@@ -95,6 +95,7 @@ def test_a_debugged_run_has_its_card_on_record(cards: Cards, tmp_path: Path) -> 
     assert "1 worker on GPU 2" in done.stdout
 
 
+@pytest.mark.slow
 def test_cards_that_nvml_does_not_see_are_used_and_have_no_energy(
     cards: Cards, tmp_path: Path
 ) -> None:

@@ -214,7 +214,7 @@ def waits(size: int, cases: Collection[str], folder: Path) -> dict[str, dict[str
 
 
 @pytest.mark.parametrize("is_fast", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_step_waits_for_nothing(size: int, is_fast: bool, cards: Cards, tmp_path: Path) -> None:
     cards()
     every = ONE if size == 1 else TWO

@@ -132,7 +132,9 @@ def test_a_second_ctrl_c_leaves_the_exit_code_and_a_line(monkeypatch: pytest.Mon
     assert (ended("epohcs=1"), lines[1:]) == (130, [command.AGAIN])
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--cfg", "job"]])
+@pytest.mark.parametrize(
+    "words", [["--version"], pytest.param(["--cfg", "job"], marks=pytest.mark.slow)]
+)
 def test_a_full_output_is_told_in_a_line(words: list[str], tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -41,6 +41,7 @@ def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         send.main([str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_a_dashboard_that_is_not_reached_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", exc_type=ImportError)
     measure(record(tmp_path / "run", status="completed"), 1)

@@ -256,6 +256,7 @@ def _in_namespace(
     )
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_free_port_ends_the_run_with_a_word(tmp_path: Path) -> None:
     take_all = (
         "import fcntl, struct\n"

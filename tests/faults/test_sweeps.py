@@ -183,6 +183,7 @@ def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_hydras_own_launcher_too(tmp_path: Path, faulty: tuple[str, ...]) -> None:
     words = (
         *as_typed("model.how=hold seed=0,1 epochs=2 hydra/launcher=basic hydra.sweep.dir=sweep"),

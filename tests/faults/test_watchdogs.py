@@ -43,7 +43,7 @@ def _log(tmp_path: Path, rank: int) -> str:
     return (tmp_path / "here" / "logs" / "0" / str(rank) / "stderr.log").read_text()
 
 
-@pytest.mark.parametrize("way", ["shared memory", "gloo"])
+@pytest.mark.parametrize("way", ["shared memory", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_a_rank_that_hangs_is_named_with_its_stack(
     way: str, tmp_path: Path, failing: Failing
 ) -> None:

@@ -132,7 +132,10 @@ def test_a_rerun_takes_it_from_the_environment_again(
         expt.rerun(first.folder, tmp_path / "never")
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0, 0o664), (0o027, 0o640)])  # as lax as can be
+@pytest.mark.parametrize(
+    ("umask", "mode"),
+    [(0, 0o664), pytest.param(0o027, 0o640, marks=pytest.mark.slow)],  # as lax as can be
+)
 def test_nobody_else_can_write_what_a_run_leaves(umask: int, mode: int, trained: Trained) -> None:
     before = os.umask(umask)
     try:

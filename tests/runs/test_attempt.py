@@ -13,7 +13,7 @@ from expt.config.identity import VERSION, Content
 from expt.data.fingerprint import identity_of
 from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
 from expt.runs import checkpoint, continuing
-from expt.runs.attempt import Attempt, accept, record_end, take_back
+from expt.runs.attempt import Attempt, accept, record_end, record_refusal, take_back
 from expt.runs.paths import EVENT_FILES, RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import create_result, read_result, result_of_any, update_result
@@ -296,3 +296,16 @@ def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
         raise AssertionError
     assert not asked.paths.hydra.exists()
     assert asked.paths.metrics.exists()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_refusal_is_recorded_with_what_is_known(tmp_path: Path, known: bool) -> None:
+    asked = dataclasses.replace(request(tmp_path / "lr=x"))
+    record_refusal(
+        asked.paths, asked.about, asked if known else None, ConfigError("lr=x: no number")
+    )
+    found = read_result(asked.paths)
+    assert found["status"] == "failed"
+    assert found["error"] == "lr=x: no number"
+    assert found["arguments"] == ["seed=0"]
+    assert ("identity" in found, "config" in found) == (known, known)

@@ -171,3 +171,17 @@ def test_a_class_of_ones_own_is_not_left_out_in_silence(
         match="the model's layer 1 is a Own, which only batch_norm=per_worker leaves as it",
     ):
         change(nn.Sequential(nn.Conv2d(1, 1, 1), Own(4)))
+
+
+def test_statistics_are_averaged_over_workers() -> None:
+    mine, other = net(), net()
+    for module, images in ((mine, IMAGES[:12]), (other, IMAGES[12:])):
+        batch_norm.group(module, 6)
+        learn(module, images, WEIGHTS[:12])
+    theirs = torch.cat([buffer for buffer in other.buffers() if buffer.dim()])
+    expected = [
+        (ours + others) / 2 for ours, others in zip(mine.buffers(), other.buffers(), strict=True)
+    ]
+    batch_norm.averaging_of_statistics(mine, lambda values: torch.stack((values, theirs)))()
+    for buffer, mean in zip(mine.buffers(), expected, strict=True):
+        torch.testing.assert_close(buffer.to(mean.dtype), mean)

@@ -51,12 +51,13 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
     return {(point["tag"], point["step"]): point["value"] for point in points}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::UserWarning:torchmetrics"
 )  # of three samples, not of each class
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == "own" else pytest.mark.slow) for name in CASES],
+    CASES,
 )
 def test_runs_that_broke_off_go_on_to_the_same_bits_and_are_evaluated_to_them(
     name: str, configured: Configured, tmp_path: Path

@@ -51,3 +51,28 @@ def test_by_the_clocks_since_the_last(configured: Configured) -> None:
     assert times.by_clock(history) == set()
     trained = 240.0
     assert times.by_clock(history) == {"end"}
+
+
+def test_the_time_of_an_epoch_counts_both_attempts() -> None:
+    now = 100.0
+    first = History("loss/val", "min", clock=lambda: now)
+    first.begin_epoch()
+    now = 103.0
+    assert first.end_epoch() == 3.0
+    first.begin_epoch()
+    now = 105.0
+    first.last, first.eval_s = {"loss/val": 1.0}, 0.5
+    state = first.state_dict()
+    assert state["elapsed_s"] == 2.0
+    second = History("loss/val", "min", clock=lambda: now)
+    second.load_state_dict(state)
+    now = 1000.0
+    second.begin_epoch()
+    now = 1004.0
+    assert second.end_epoch() == 6.0
+    assert (second.epoch_s, second.eval_s, second.last) == ([3.0, 6.0], 0.5, {"loss/val": 1.0})
+    second.begin_epoch()
+    now = 1005.0
+    assert second.end_epoch() == 1.0, "the epoch after counts from zero"
+    assert second.state_dict()["elapsed_s"] == 0.0
+    assert first.epoch_s == [3.0], "the second has a list of its own"

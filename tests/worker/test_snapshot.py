@@ -114,3 +114,15 @@ def test_weights_of_another_shape_are_told_in_a_line() -> None:
         match=r"^model: .*\(1 of another shape: 2\.bias \[7\], the model's \[4\]\); put",
     ):
         one.load_weights(state)
+
+
+def test_one_cycle_stretches_over_more_epochs() -> None:
+    state = trained(snapshot(total=20, cycle=True), 4)
+    longer, reference = snapshot(total=60, cycle=True), snapshot(total=60, cycle=True)
+    longer.load_state_dict(state)
+    rates = []
+    for subject, steps in ((reference, 10), (longer, 6)):
+        trained(subject, steps)
+        rates.append(subject.learner.scheduler.get_last_lr())
+    assert rates[0] == pytest.approx(rates[1])
+    trained(longer, 45)  # 20 steps are behind it: the old length would have raised
