@@ -25,6 +25,7 @@ from expt.config.schema import RunConfig
 from expt.launch import forkserver
 from tests import on_cards, soft_gpu, warm
 from tests.composing import composed, share
+from tests.facade import Patch, usual
 from tests.facade import RunFolder as RunFolder
 from tests.facade import alive as alive
 from tests.facade import as_typed as as_typed
@@ -35,7 +36,6 @@ from tests.facade import environment as environment
 from tests.facade import python as python
 from tests.facade import run as run
 from tests.facade import start as start
-from tests.facade import usual
 from tests.faults.cases import TESTS
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -184,7 +184,7 @@ Cards = Callable[..., dict[str, str]]
 
 
 @pytest.fixture
-def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cards]:
+def cards(tmp_path: Path, monkeypatch: Patch) -> Iterator[Cards]:
     """`cards(count=4, dead=(3,))` gives this test's commands soft GPUs; see `soft_gpu.staged`.
 
     So it does for `trained` and expt.run, but not for CUDA in this process. Called again, it stages

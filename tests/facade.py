@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from expt.command.rerun import NOT_REPEATED
 from expt.config.identity import VERSION, Content, Identity, shown
 from expt.config.parse import parse
@@ -33,6 +35,9 @@ from tests.composing import composed
 if TYPE_CHECKING:
     from expt.data.build import Data
 
+
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
 TIMEOUT_S = 100
 
 # torchrun and schedulers set these; a test session inside one must not look like a worker.

@@ -96,9 +96,7 @@ def test_a_debugged_run_has_its_card_on_record(cards: Cards, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_cards_that_nvml_does_not_see_are_used_and_have_no_energy(
-    cards: Cards, tmp_path: Path
-) -> None:
+def test_cards_unknown_to_nvml_are_used_without_energy(cards: Cards, tmp_path: Path) -> None:
     """As AMD's: torch's CUDA is there, and no NVML."""
     variables = cards(nvml=False, count=2, dead=(0,))
     done = run("gpus=1", *QUICK, cwd=tmp_path)

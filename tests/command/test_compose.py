@@ -24,7 +24,7 @@ from expt.config.kinds import conf_dir
 from expt.config.parse import plain
 from expt.errors import ConfigError
 from tests.composing import composer
-from tests.facade import as_typed
+from tests.facade import Patch, as_typed
 
 WORDS = (
     *as_typed("model=mlp model=convnet optimizer=adamw optimizer.lr=0.3"),
@@ -219,9 +219,7 @@ def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> N
 
 
 @by_hydra
-def test_what_is_kept_for_the_next_command_is_of_this_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_cached_belongs_to_the_current_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     def folder() -> str:
         return str(Composer().compose(["model=mlp"]).hydra.runtime.cwd)
 

@@ -14,6 +14,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, update_result
 from expt.runs.view import leaderboard
 from expt.runs.view.text import Console, resume_command
+from tests.facade import Capture, Patch
 from tests.runs.test_leaderboard import leave_run
 
 
@@ -24,9 +25,7 @@ def concluded(folder: Path) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_the_leaderboard_then_what_failed_with_the_command_that_tries_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leaderboard_then_failures_with_their_command(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     sweep = tmp_path / "my sweep"
     leave_run(sweep, "lr=1", 0.25)
@@ -74,9 +73,7 @@ def test_what_all_runs_have_cost_together(tmp_path: Path) -> None:
     assert "core time    18.0 s of 1 run" in lines
 
 
-def test_what_waits_at_a_rung_is_counted_and_what_could_go_on_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pruned_runs_are_counted_and_the_best_named(tmp_path: Path, monkeypatch: Patch) -> None:
     def pruned() -> list[str]:
         return [
             line
@@ -104,9 +101,7 @@ def test_a_sweep_without_a_run_is_not_concluded(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_full_disk_hides_no_leaderboard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_full_disk_hides_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -152,9 +147,7 @@ def test_a_run_without_a_process_is_lost(tmp_path: Path) -> None:
             "python -m expt resume=a/last.safetensors lr=1"),
     ],
 )  # fmt: skip
-def test_the_command_that_runs_one_point_again(
-    command: str, arguments: list[str], expected: str
-) -> None:
+def test_command_that_repeats_one_point(command: str, arguments: list[str], expected: str) -> None:
     record: Any = {"command": command, "arguments": arguments}
     assert again(record) == expected
 

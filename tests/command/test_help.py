@@ -17,11 +17,11 @@ from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
 from expt.launch import forkserver
 from expt.runs.view.text import Console
-from tests.facade import run
+from tests.facade import Capture, Patch, run
 
 
 @pytest.fixture(autouse=True)
-def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
+def _warm(monkeypatch: Patch) -> None:
     monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
 
 
@@ -133,7 +133,7 @@ def test_help_takes_the_options_of_a_command() -> None:
         ("help report", "usage: python -m expt report"),
     ],
 )
-def test_help_has_three_names(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_three_names(words: str, says: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) if "report" in words else contextlib.nullcontext():
         command.main(words.split())
     assert says in capsys.readouterr().out

@@ -17,11 +17,11 @@ from expt.command.words import WORDS
 from expt.errors import ConfigError
 from expt.launch import forkserver
 from tests.command.test_help import help_text
-from tests.facade import environment, run
+from tests.facade import Capture, Patch, environment, run
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
@@ -37,7 +37,7 @@ def ended(*words: str) -> int | str | None:
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_each_subcommand_has_help_of_its_own(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_subcommand_has_help_of_its_own(word: str, capsys: Capture) -> None:
     assert ended(word, "--help") == 0
     assert capsys.readouterr().out.startswith(f"usage: python -m expt {word} ")
     assert WORDS[word] in help_text("all")
@@ -98,9 +98,7 @@ def test_each_subcommand_has_help_of_its_own(word: str, capsys: pytest.CaptureFi
     ],
     ids=" ".join,
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistake_is_one_line_no_files(words: list[str], tmp_path: Path, capsys: Capture) -> None:
     assert ended(*words) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), err[:7]) == ("", 1, "error: ")
@@ -108,9 +106,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert len(list(tmp_path.rglob("*"))) <= 2, "outputs/DATE"
 
 
-def test_a_folder_that_is_gone_is_told_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deleted_folder_is_told(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
@@ -120,7 +116,7 @@ def test_a_folder_that_is_gone_is_told_in_a_line(
     assert ended("plan", "--help") == 0
 
 
-def test_a_second_ctrl_c_leaves_the_exit_code_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_leaves_the_exit_code_and_a_line(monkeypatch: Patch) -> None:
     lines = list[str]()
 
     def complain(error: Exception) -> None:
@@ -214,9 +210,7 @@ def test_a_sweep_over_what_a_group_puts_elsewhere(conf: Path) -> None:
     [("+recipe=glob(*)",), ("experiment=e", "recipe=a,b"), ("sweep=s",),
      ("model=own", "aug@model.opts=glob(*)"), ("+recipe=a,b", "search=random", "search.runs=2")],
 )  # fmt: skip
-def test_each_way_to_name_a_custom_group_makes_a_sweep(
-    conf: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
+def test_custom_groups_make_a_sweep(conf: Path, capsys: Capture, words: tuple[str, ...]) -> None:
     expt.sweep(*words, *SMALL, "hydra.launcher.dry_run=true")
     assert "start" in capsys.readouterr().out
 
@@ -246,9 +240,7 @@ def test_a_search_gives_a_class_no_key_of_the_choice_that_it_replaces(conf: Path
         ("seed=0,1", "add -m"),
     ],
 )
-def test_what_several_values_may_have_meant_is_named(
-    word: str, fix: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_several_values_may_have_meant_is_named(word: str, fix: str, capsys: Capture) -> None:
     assert ended(word) == 2
     assert capsys.readouterr().err.endswith(f"; {fix}\n")
 

@@ -25,9 +25,7 @@ def test_what_had_paused_and_went_on_counts_once() -> None:
     ("others", "before", "failed"),
     [([PRUNED], [], 0), ([COMPLETED], [], 0), ([], [PRUNED], 0), ([], [], 1)],
 )
-def test_a_point_that_diverges_is_no_failure_where_another_has_come_to_something(
-    others: list[str], before: list[str], failed: int
-) -> None:
+def test_diverged_point_is_no_failure(others: list[str], before: list[str], failed: int) -> None:
     """Also in an earlier command."""
     outcome = Outcome()
     for status in before:

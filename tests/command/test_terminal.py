@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from expt.command import terminal
-from tests.facade import environment
+from tests.facade import Capture, environment
 
 PRINTS = """
 import os, sys
@@ -57,7 +57,7 @@ def test_what_a_terminal_cannot_show_ends_nothing(tmp_path: Path) -> None:
     assert python(tmp_path, "", PYTHONIOENCODING="ascii").stdout == "seen ? 0.5 ? 0.1 ?\n"
 
 
-def test_a_quiet_console_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quiet_console_prints_nothing(capsys: Capture) -> None:
     for quiet in (True, False):
         console = terminal.console(quiet=quiet)
         console.print("a number")

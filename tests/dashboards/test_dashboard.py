@@ -14,6 +14,7 @@ from expt.dashboards.events import Writer
 from expt.dashboards.pictures import RunPictures
 from expt.dashboards.tensorboard import Dashboard
 from expt.training.learner import Position
+from tests.facade import Patch
 from tests.training.test_loop import CLASSES, learner, plain
 
 
@@ -72,7 +73,7 @@ Watch = Callable[..., Watched]
 
 
 @pytest.fixture
-def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+def watch(tmp_path: Path, monkeypatch: Patch) -> Iterator[Watch]:
     """`watch(images="end")` begins a run under a dashboard with these options."""
     clock, begun = Clock(), list[Watched]()
     monkeypatch.setattr(tensorboard, "time", clock)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -12,6 +11,7 @@ from expt.dashboards import events
 from expt.dashboards.events import Writer, writer
 from expt.runs.paths import RunPaths
 from tests.dashboards.folders import measure, record
+from tests.facade import Patch
 
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
@@ -19,9 +19,7 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in found.Scalars(tag)]
 
 
-def test_what_came_after_the_checkpoint_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_points_after_the_checkpoint_are_rewritten(tmp_path: Path, monkeypatch: Patch) -> None:
     """As by a run that was killed between its test and its end, twice."""
     monkeypatch.setattr(events, "_let_the_second_pass", lambda files: None)
     paths = record(tmp_path)

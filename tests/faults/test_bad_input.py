@@ -19,7 +19,7 @@ from PIL import Image
 import expt
 from expt.command import main as command
 from expt.launch import forkserver
-from tests.facade import environment, run
+from tests.facade import Capture, Patch, environment, run
 from tests.faults.test_disk import _fill
 
 
@@ -199,9 +199,7 @@ def _state(root: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_bad_input_is_told_in_one_message_and_touches_nothing(
-    case: Bad, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_one_message(case: Bad, world: Path, monkeypatch: Patch, capsys: Capture) -> None:
     for name in ("read_only", "full"):
         if f"={name}" in case.words and not (world / name).is_mount():
             pytest.skip("only root may mount a small disk")
@@ -232,7 +230,7 @@ def test_the_command_itself_says_the_same(world: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_unicode_and_spaces_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unicode_and_spaces_do_no_harm(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     _write_mnist(tmp_path / "ünï code/data here")
     words = shlex.split(MNIST + "\"'ünï code/data here'\"")

@@ -18,7 +18,7 @@ from expt.errors import ExptError
 from expt.launch import forkserver, one_run
 from expt.machine import Machine
 from tests.composing import composed
-from tests.facade import request_of
+from tests.facade import Capture, Patch, request_of
 
 OWN = """
 import torch
@@ -230,9 +230,7 @@ ALWAYS = ("world_size=1", "log_every=7", "drop_last=false")
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_it_is_told_in_one_line(
-    name: str, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_task_one_line(name: str, world: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """Some of each kind, as they are typed."""
     monkeypatch.chdir(world)
     monkeypatch.syspath_prepend(world)
@@ -252,9 +250,7 @@ def _carry_out(words: Sequence[str], world: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in TYPED])
-def test_the_others_are_too(
-    name: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_others_are_too(name: str, world: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """Without the command around it, as a sweep's point is composed, which takes half the time."""
     monkeypatch.chdir(world)
     monkeypatch.syspath_prepend(world)

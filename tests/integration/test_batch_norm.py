@@ -57,7 +57,5 @@ def test_over_all_workers_any_number_of_them_is_one(numbers: Callable[..., Numbe
         (2, "batch_norm=sync gradient_accumulation=2"),
     ],
 )
-def test_so_it_is_in_groups_and_where_gradients_are_accumulated(
-    numbers: Callable[..., Numbers], workers: int, words: str
-) -> None:
+def test_grouped_and_accumulated(numbers: Callable[..., Numbers], workers: int, words: str) -> None:
     assert_same(numbers(1, *as_typed(words)), numbers(workers, *as_typed(words)))

@@ -34,9 +34,7 @@ def _state(run: RunFolder) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(
-    tmp_path: Path, trained: Trained
-) -> None:
+def test_killed_fork_of_a_deleted_parent_resumes(tmp_path: Path, trained: Trained) -> None:
     parent = trained(*WORDS, name="parent")
     fork, identity = f"fork={parent.folder}@10", parent.result["identity"]
     unchanged = trained(fork, name="unchanged")
@@ -79,9 +77,7 @@ def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(
         trained(fork, name="late")
 
 
-def test_a_sweep_of_forks_is_known_again_whatever_became_of_the_parents(
-    tmp_path: Path, trained: Trained
-) -> None:
+def test_sweep_of_forks_is_known_without_parents(tmp_path: Path, trained: Trained) -> None:
     alone = (*SHORT, "world_size=1", "epochs=2")
     small = trained(*alone, "model.hidden=[8]", name="small").folder
     other = trained(*alone, "optimizer=adam", "optimizer.betas=[0.8,0.9]", name="adam").folder

@@ -16,9 +16,7 @@ WORDS = as_typed(
 
 
 @pytest.mark.slow
-def test_it_is_the_same_on_any_number_of_workers_and_drawn(
-    train_alone: TrainAlone, train_together: TrainTogether
-) -> None:
+def test_gan_on_any_workers(train_alone: TrainAlone, train_together: TrainTogether) -> None:
     """Of the 718 images that are trained on the last batch has 118, which are not the same number
     for each worker."""
     words = (*WORDS, "callbacks=[{_target_: expt.training.callback.Generated, noise: 32}]")

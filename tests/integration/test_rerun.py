@@ -14,7 +14,7 @@ import pytest
 import expt
 from expt.errors import ConfigError
 from tests.conftest import Trained
-from tests.facade import RunFolder, as_typed, run
+from tests.facade import Patch, RunFolder, as_typed, run
 from tests.integration.test_resume import assert_equal
 
 SETTINGS = ("model.dropout=0.2", "epochs=2", "log_every=5", "threads=1")
@@ -100,9 +100,7 @@ def secretive(tmp_path: Path) -> tuple[str, ...]:
     return (*own, "+model.url='https://me:${oc.env:EXPT_TEST_TOKEN}@host'", "+model.tell=false")
 
 
-def test_what_the_environment_holds_is_not_written(
-    secretive: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_environment_secrets_are_not_written(secretive: tuple[str, ...], tmp_path: Path) -> None:
     for name, tell in (("quiet", "false"), ("loud", "true")):
         words = [*secretive[:-1], f"+model.tell={tell}", f"hydra.run.dir={name}"]
         done = run(*words, cwd=tmp_path, EXPT_TEST_TOKEN=SECRET)
@@ -119,7 +117,7 @@ def test_what_the_environment_holds_is_not_written(
 
 
 def test_a_rerun_takes_it_from_the_environment_again(
-    secretive: tuple[str, ...], tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+    secretive: tuple[str, ...], tmp_path: Path, trained: Trained, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

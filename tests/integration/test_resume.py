@@ -19,7 +19,7 @@ from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from scripts.stress import carried
 from tests.conftest import Trained
-from tests.facade import RunFolder, as_typed, same, start
+from tests.facade import Capture, Patch, RunFolder, as_typed, same, start
 
 # scripts/stress_resume asks for more, and other seeds
 KILLS = int(os.environ.get("EXPT_KILLS", "3"))
@@ -84,7 +84,7 @@ def kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) -
     "number", [SEED, *(pytest.param(SEED + n, marks=pytest.mark.slow) for n in range(1, KILLS))]
 )
 def test_a_killed_run_goes_on_to_the_same_bits(
-    number: int, tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+    number: int, tmp_path: Path, trained: Trained, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     carried.write(tmp_path)
@@ -115,9 +115,7 @@ def test_another_number_of_workers_follows_the_same_curve(tmp_path: Path, traine
 
 
 @pytest.mark.parametrize("damage", ["flipped", "garbage"])
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
-    damage: str, few: RunFolder, trained: Trained, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_is_skipped(damage: str, few: RunFolder, trained: Trained, capfd: Capture) -> None:
     run = few
     last, before = run.paths.last, run.points
     content = bytearray(last.read_bytes())
@@ -131,9 +129,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     assert resumed.points == before
 
 
-def test_another_experiment_is_refused_by_name(
-    tmp_path: Path, few: RunFolder, trained: Trained
-) -> None:
+def test_another_experiment_is_refused(tmp_path: Path, few: RunFolder, trained: Trained) -> None:
     before = few.result
     with pytest.raises(
         ConfigError, match=r"(?s)batch_size=32: .* has batch_size=64.*model=convnet"

@@ -34,9 +34,7 @@ SEARCHES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_that_is_killed_and_interrupted_comes_to_the_same_end(
-    name: str, tmp_path: Path
-) -> None:
+def test_killed_search_comes_to_the_same_end(name: str, tmp_path: Path) -> None:
     words = (
         "-m",
         *as_typed(SEARCHES[name]),

@@ -35,9 +35,7 @@ def assert_same(promoted: RunFolder, whole: RunFolder) -> None:
 @pytest.mark.parametrize(
     "strategy", [(), pytest.param(SHARDED, marks=pytest.mark.slow)], ids=["ddp", "fsdp in parts"]
 )
-def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
-    strategy: tuple[str, ...], tmp_path: Path, trained: Trained
-) -> None:
+def test_pruned_run_resumes(strategy: tuple[str, ...], tmp_path: Path, trained: Trained) -> None:
     folder = tmp_path / "search"
     search = "search=random search.rungs=asha search.reduction=2 search.keep_checkpoints=true"
     size = "epochs=2 threads=1 tensorboard.images=false"
@@ -55,7 +53,7 @@ def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
     assert_same(RunFolder(done.folder), trained(*arguments, name="whole"))
 
 
-def test_of_more_epochs_a_run_goes_on_from_its_shorter_self_past_a_rung_that_this_had_passed(
+def test_longer_run_resumes_its_shorter_self_past_a_rung(
     tmp_path: Path,
 ) -> None:
     """It pauses at once, without a step, and has a checkpoint all the same: that of the shorter

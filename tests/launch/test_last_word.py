@@ -104,9 +104,7 @@ TORCHRUN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_worker_that_aborts_under_torchrun_leaves_a_true_record(
-    victim: int, tmp_path: Path
-) -> None:
+def test_abort_under_torchrun_is_recorded(victim: int, tmp_path: Path) -> None:
     """As NCCL's watchdog has it abort, in C: here by a fault on purpose, on a CPU."""
     words = ("epochs=1000", "hydra.run.dir=here", "threads=1", "max_restarts=0")
     env = environment(**{VARIABLE: f"{victim}:5:abort"})

@@ -17,6 +17,7 @@ from expt.launch.workers import LATE_S, Aftermath, Workers
 from expt.runs.failure import write_error
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
+from tests.facade import Patch
 
 
 def workers(folder: Path, *codes: int | None) -> Workers:
@@ -43,9 +44,7 @@ def test_the_driver_is_woken_by_those_alone_that_it_has_not_seen_ended(tmp_path:
 
 
 @pytest.mark.parametrize(("status", "end"), [("interrupted", Interrupted), ("running", RunFailed)])
-def test_an_end_without_a_result_is_an_interruption_or_a_failure(
-    status: str, end: type[Exception], tmp_path: Path
-) -> None:
+def test_missing_result_is_a_failure(status: str, end: type[Exception], tmp_path: Path) -> None:
     create_result(RunPaths(tmp_path), status=status)
     with pytest.raises(end) as caught:
         workers(tmp_path, FINISHED).poll()
@@ -53,9 +52,7 @@ def test_an_end_without_a_result_is_an_interruption_or_a_failure(
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_an_end_with_another_code_is_a_failure_whatever_the_record_says(
-    tmp_path: Path, code: int
-) -> None:
+def test_unknown_exit_code_is_a_failure(tmp_path: Path, code: int) -> None:
     create_result(RunPaths(tmp_path), status="completed")
     with pytest.raises(RunFailed, match=f"rank 1 of 2 exited with code {code}"):
         workers(tmp_path, FINISHED, code).poll()
@@ -81,9 +78,7 @@ def test_who_fails_while_it_is_looked_at_has_failed(tmp_path: Path) -> None:
         found.poll()
 
 
-def test_who_knows_why_others_were_lost_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_knows_why_others_were_lost_is_waited_for(tmp_path: Path, monkeypatch: Patch) -> None:
     create_result(RunPaths(tmp_path))
     found = workers(tmp_path, None, 1)
     leave_error(found.paths, 1, RuntimeError("Connection closed by peer"), 10)

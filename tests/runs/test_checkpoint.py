@@ -15,6 +15,7 @@ import torch
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint, checkpoint_file
 from expt.training import random_state
+from tests.facade import Patch
 
 
 class Pair(NamedTuple):
@@ -125,9 +126,7 @@ def test_as_many_older_ones_are_kept_as_asked(tmp_path: Path) -> None:
     assert [checkpoint.load(found)["step"] for found in kept] == [5, 4, 3, 2]
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: Patch) -> None:
     path, done = tmp_path / "last.safetensors", list[str]()
     fsync, replace = os.fsync, Path.replace
 

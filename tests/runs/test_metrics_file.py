@@ -25,7 +25,7 @@ def test_a_file_that_was_cut_back_and_has_grown_again_is_read_anew(tmp_path: Pat
     assert reader.read() == []
 
 
-def test_what_a_checkpoint_knows_of_is_told_by_the_steps_where_the_file_was_written_anew(
+def test_checkpointed_part_of_a_rewritten_file_is_found_by_steps(
     tmp_path: Path,
 ) -> None:
     paths = RunPaths(tmp_path)

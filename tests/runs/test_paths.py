@@ -21,6 +21,7 @@ from expt.runs.paths import (
     make_unused_folder,
     remove_empty,
 )
+from tests.facade import Patch
 
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
@@ -28,9 +29,7 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     assert [make_unused_folder(name) for _ in range(3)] == [name, f"{name}_2", f"{name}_3"]
 
 
-def test_empty_folders_go_up_to_the_first_that_holds_something(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_folders_are_removed_upwards(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("outputs/day/noon", "outputs/night", "elsewhere/run"):
         Path(name).mkdir(parents=True)
@@ -93,7 +92,7 @@ def test_nan_is_null_and_infinity_is_read_as_such() -> None:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch: Patch) -> None:
     monkeypatch.setattr("expt.runs.paths.PATIENCE_S", 0.0)
 
 
@@ -139,9 +138,7 @@ def test_it_is_held_as_long_as_a_worker_has_it(tmp_path: Path) -> None:
     FolderLock(paths).release()
 
 
-def test_who_was_killed_a_moment_ago_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_was_killed_a_moment_ago_is_waited_for(tmp_path: Path, monkeypatch: Patch) -> None:
     paths = RunPaths(tmp_path)
     first = FolderLock(paths)
     monkeypatch.setattr("expt.runs.paths.PATIENCE_S", 10.0)

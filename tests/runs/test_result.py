@@ -26,7 +26,7 @@ from expt.runs.result import (
     results_below,
     update_result,
 )
-from tests.facade import record_points
+from tests.facade import Capture, Patch, record_points
 
 
 @pytest.fixture
@@ -71,9 +71,7 @@ def test_a_line_that_is_being_written_is_left_for_the_next_call(paths: RunPaths)
         '{"a": 1}',
     ],
 )
-def test_a_damaged_record_is_named_and_set_aside_by_whoever_writes(
-    text: str, paths: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_record_is_set_aside(text: str, paths: RunPaths, capsys: Capture) -> None:
     damaged = text.encode(errors="surrogateescape")
     paths.result.write_bytes(damaged)
     assert read_result(paths) == {"status": "damaged"}
@@ -101,9 +99,7 @@ def test_a_folder_of_that_name_is_set_aside_whole(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["", "on a disk without hard links"])
-def test_whoever_sees_a_new_record_sees_all_of_it(
-    paths: RunPaths, links: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_record_appears_whole(paths: RunPaths, links: bool, monkeypatch: Patch) -> None:
     sizes, link, replace = list[int](), Path.hardlink_to, Path.replace
 
     def linked(path: Path, target: Path) -> None:
@@ -185,7 +181,7 @@ def test_a_truncated_error_is_none(tmp_path: Path, length: int) -> None:
 
 
 @pytest.fixture
-def a_secret(monkeypatch: pytest.MonkeyPatch) -> str:
+def a_secret(monkeypatch: Patch) -> str:
     """The value of a variable that a run took from the environment."""
     monkeypatch.setattr(secrets, "_texts", {"tok-12345": "${oc.env:TOKEN}"})
     return "tok-12345"
@@ -198,9 +194,7 @@ def test_no_secret_is_written(paths: RunPaths, a_secret: str) -> None:
     assert a_secret not in paths.result.read_text()
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_name(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_is_synced_before_it_is_named(paths: RunPaths, monkeypatch: Patch) -> None:
     """Else a loss of power could leave the name with nothing behind it."""
     calls, fsync, replace = list[str](), os.fsync, Path.replace
 
@@ -218,9 +212,7 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(
     assert calls == ["fsync 5", "replace 5"]
 
 
-def test_a_folder_that_cannot_hold_the_record_is_left_empty(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_record_leaves_an_empty_folder(paths: RunPaths, monkeypatch: Patch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -291,7 +283,7 @@ def test_an_error_of_our_own_is_marked_as_meant_for_a_person(tmp_path: Path, a_s
         assert a_secret not in (tmp_path / "error").read_text()
 
 
-def test_nan_is_null_on_the_disk_and_nan_again_when_read_and_infinity_a_number(
+def test_nan_is_null_on_disk_and_infinity_a_number(
     paths: RunPaths,
 ) -> None:
     nan, inf = float("nan"), float("inf")

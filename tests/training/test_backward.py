@@ -12,6 +12,7 @@ from torch.nn import functional
 from expt.training.patches import backward
 from expt.training.precision import Precision
 from tests import on_cards
+from tests.facade import Patch
 
 DEVICE = on_cards.device_of(0)
 pytestmark = pytest.mark.usefixtures("tensors_there")
@@ -61,9 +62,7 @@ def test_another_kind_of_tensor_goes_torchs_way() -> None:
     ],
     ids=["float32", "bfloat16", "float16", "skip"],
 )
-def test_where_the_loss_is_scaled_the_pass_is_torchs(
-    settings: dict[str, Any], short: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scaled_loss_by_torch(settings: dict[str, Any], short: bool, monkeypatch: Patch) -> None:
     found = list[float]()
     monkeypatch.setattr(
         "expt.training.precision.backward", lambda _, weight, of: found.append(weight)

@@ -163,7 +163,7 @@ class Own(nn.BatchNorm2d):
         lambda module: batch_norm.synchronise(module, lambda values: values),
     ],
 )
-def test_a_class_of_ones_own_is_not_left_out_in_silence(
+def test_custom_batch_norm_class_is_refused(
     change: Callable[[nn.Module], None],
 ) -> None:
     with pytest.raises(

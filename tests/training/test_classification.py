@@ -154,9 +154,7 @@ def test_a_batch_of_classes_without_weight_moves_nothing() -> None:
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(
-    weights: Any, counts: tuple[int, ...], said: str
-) -> None:
+def test_class_weights_are_checked(weights: Any, counts: tuple[int, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
         Config(class_weights=weights).build(
             Facts(class_counts=counts, class_names="abc", trains=True)
@@ -179,9 +177,7 @@ def test_weights_that_do_not_fit_are_refused(
          "dataset.sampling=balanced: works with task=classification only"),
     ],
 )  # fmt: skip
-def test_settings_that_do_not_go_together_are_refused(
-    words: tuple[str, ...], said: str, configured: Configured
-) -> None:
+def test_settings_that_conflict(words: tuple[str, ...], said: str, configured: Configured) -> None:
     with pytest.raises(ConfigError) as refused:
         configured(*words)
     assert said in str(refused.value)

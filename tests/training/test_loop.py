@@ -23,6 +23,7 @@ from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.precision import Precision
 from expt.training.strategy import DDP, Strategy, micro_batches
 from tests import on_cards
+from tests.facade import Patch
 
 DEVICE = on_cards.device_of(0)
 SHAPE, CLASSES = (2, 3, 3), 4
@@ -196,7 +197,7 @@ def test_a_log_point_averages_since_the_one_before() -> None:
     assert logged(2) == pytest.approx([(each[0] + each[1]) / 2, (each[2] + each[3]) / 2])
 
 
-def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: Patch) -> None:
     """After a resume the sums hold what was counted before; an epoch's last batch may be
     smaller.
     """
@@ -215,9 +216,7 @@ class Unaveraged(DDP):
 
 
 @pytest.mark.parametrize(("world_size", "sizes"), [(2, []), (3, [8, 8])])
-def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(
-    world_size: int, sizes: list[int]
-) -> None:
+def test_rehearsal_leaves_no_gradient(world_size: int, sizes: list[int]) -> None:
     module, seen = plain(), list[int]()
     module.register_forward_hook(lambda _, images, __: seen.append(len(images[0])))
     before = copy.deepcopy(module.state_dict())
@@ -236,9 +235,7 @@ def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("samples", [3, 5, 64])
-def test_all_workers_have_as_many_parts_of_a_batch(
-    count: int, world_size: int, samples: int
-) -> None:
+def test_workers_have_equally_many_parts(count: int, world_size: int, samples: int) -> None:
     """Of theirs each sample is in one, and no part counts that has none."""
     whole = next(batches(1, samples))
     every = []
@@ -256,9 +253,7 @@ def test_all_workers_have_as_many_parts_of_a_batch(
 
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("samples", [16, 64])
-def test_interleaved_parts_have_the_same_samples_however_many_workers_share_them(
-    count: int, samples: int
-) -> None:
+def test_interleaved_parts_are_the_same_on_any_workers(count: int, samples: int) -> None:
     """So what is computed of all workers' parts, as of a batch norm, is the same."""
     whole = next(batches(1, samples))
 

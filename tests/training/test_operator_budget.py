@@ -12,6 +12,7 @@ from expt.training.learner import Position
 from expt.training.loop import train_epoch
 from expt.worker import build
 from tests.conftest import Configured
+from tests.facade import Patch
 from tests.operators import Operators
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
@@ -42,9 +43,7 @@ BUDGET = {"mlp": 17, "convnet": 45, "resnet18": 164}
 
 
 @pytest.mark.parametrize("model", BUDGET)
-def test_a_step_asks_for_no_more_kernels_than_it_did(
-    model: str, configured: Configured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_within_budget(model: str, configured: Configured, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Sums, "_known", lambda _, values: values)  # as on a GPU
     found = a_step(configured, f"model={model}")
     assert not found.waits

@@ -23,7 +23,7 @@ from expt.training.optim import (
 )
 from expt.training.parameter_groups import rate_of
 from expt.training.patches import without_guards
-from tests.facade import python
+from tests.facade import Capture, python
 
 CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
     "sgd": (
@@ -339,9 +339,7 @@ def test_one_cycle(name: str) -> None:
 @pytest.mark.parametrize(
     ("rise_fraction", "total_steps"), [(0.3, 1), (0.3, 2), (0.5, 2), (0.1, 10), (0.01, 100)]
 )
-def test_one_cycle_whose_rise_is_a_step_or_less_starts_high(
-    rise_fraction: float, total_steps: int
-) -> None:
+def test_short_rise_of_one_cycle_starts_high(rise_fraction: float, total_steps: int) -> None:
     used = rates(one_cycle(rise_fraction, 0.04, 4e-6), total_steps=total_steps)
     assert used == sorted(used, reverse=True)
     assert used[0] > PEAK / 2
@@ -462,7 +460,7 @@ def test_the_learning_rate_follows_the_batch(rule: Any, factor: float) -> None:
     assert (used[0], used[10]) == pytest.approx((PEAK * factor / 11, PEAK * factor))
 
 
-def test_an_optimizer_without_guards_is_used_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_optimizer_without_guards_is_used_as_it_is(capsys: Capture) -> None:
     class Own(optim.SGD):
         def step(self, closure: Any = None) -> Any:
             raise NotImplementedError

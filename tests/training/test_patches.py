@@ -65,9 +65,7 @@ LEFT_OUT = ("patches.unguarded=false", "patches.backward=false", "patches.malloc
     "keys",
     [pytest.param((), id="kept"), pytest.param(LEFT_OUT, id="left out", marks=pytest.mark.slow)],
 )
-def test_a_patch_can_be_left_out(
-    keys: tuple[str, ...], trained: Trained, points: list[str]
-) -> None:
+def test_patch_left_out(keys: tuple[str, ...], trained: Trained, points: list[str]) -> None:
     run = trained(own("Looking"), *SMALL, *keys)
     printed = (run.folder / "logs" / "0" / "0" / "stdout.log").read_text()
     assert printed.endswith("True False\n" if keys else "False True\n"), (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from expt.training.collectives import Worker
 from expt.worker import steps as agreement
 from expt.worker.steps import Agreement
+from tests.facade import Patch
 from tests.ranks import together
 
 NONE = set[str]()
@@ -23,9 +22,7 @@ class Clock:
         return self.now
 
 
-def test_all_save_and_stop_after_the_same_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_save_and_stop_after_the_same_step(tmp_path: Path, monkeypatch: Patch) -> None:
     """The slower's step takes 0.125 s: they meet after the first, then after each second. What they
     agreed on stays."""
 
@@ -52,9 +49,7 @@ def test_all_save_and_stop_after_the_same_step(
     assert both == [[*expected, (NONE, True)]] * 2
 
 
-def test_fast_steps_do_not_put_a_meeting_off_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_steps_do_not_put_a_meeting_off_for_ever(tmp_path: Path, monkeypatch: Patch) -> None:
     def each(worker: Worker) -> list[int]:
         monkeypatch.setattr(agreement, "time", Clock())  # a step takes no time at all
         asked = Agreement(worker, asked_to_stop=lambda: False)

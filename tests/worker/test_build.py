@@ -108,9 +108,7 @@ def default() -> list[float]:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_changes_the_curve_as_it_should(
-    setting: str, default: list[float], train_alone: TrainAlone
-) -> None:
+def test_setting_in_curve(setting: str, default: list[float], train_alone: TrainAlone) -> None:
     words, changes = SETTINGS[setting]
     same = f"max_steps={STEPS} log_every=1 seed={SEED} eval_split=test objective=loss/test"
     done = train_alone(*words, *as_typed(same))

@@ -25,7 +25,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.worker.build import build_data, build_learner, check_first_output
 from tests.composing import composed
-from tests.facade import as_typed
+from tests.facade import Capture, Patch, as_typed
 
 
 def config(*overrides: str) -> RunConfig:
@@ -67,9 +67,7 @@ def test_an_augmentation_reaches_training_images_alone() -> None:
     ("wanted", "repays", "compiled"),
     [(True, 21, True), (False, 20, False), ("auto", 20, True), ("auto", 21, False)],
 )
-def test_a_run_that_is_long_enough_is_compiled(
-    wanted: Any, repays: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_run_is_compiled(wanted: Any, repays: int, compiled: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr("expt.training.compiling.REPAYS_STEPS", repays)
     made = dataclasses.replace(config("batch_size=64", "epochs=1"), compile=wanted)  # as on a GPU
     data = build_data(made, worker())
@@ -84,7 +82,7 @@ def test_the_initialisation() -> None:
     assert max(float(weight.abs().max()) for weight in weights) < 0.01
 
 
-def test_the_backward_pass_is_torchs_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backward_pass_is_torchs_where_asked_for(monkeypatch: Patch) -> None:
     taken = list[float]()
     monkeypatch.setattr(
         "expt.training.precision.backward", lambda _, weight, of: taken.append(weight)
@@ -142,9 +140,7 @@ def test_distributed_data_parallel(words: str, expected: tuple[Any, ...]) -> Non
         (("batch_size=66", "dataset.train_limit=72", "gradient_accumulation=2"), None),
     ],
 )
-def test_sync_is_refused_where_a_worker_has_nothing_to_add(
-    words: tuple[str, ...], told: str | None
-) -> None:
+def test_sync_needs_samples_on_each_worker(words: tuple[str, ...], told: str | None) -> None:
     chosen = {"batch_norm": "sync", "drop_last": "false", "world_size": "3"}
     chosen |= dict(word.split("=") for word in words)
     made = config(*(f"{key}={value}" for key, value in chosen.items()))
@@ -196,9 +192,7 @@ def with_model(name: str, outputs: int, *overrides: str) -> RunConfig:
         ("Flat", 10, "gives float32 [2]; return one tensor, "),
     ],
 )
-def test_the_first_output_of_a_persons_own_model_is_looked_at(
-    name: str, outputs: int, told: str | None
-) -> None:
+def test_first_output_is_checked(name: str, outputs: int, told: str | None) -> None:
     made = with_model(name, outputs)
     learner = build_learner(made, build_data(made, worker()), worker())
     module, images = learner.module, torch.zeros(2, 1, 8, 8)
@@ -226,9 +220,7 @@ def test_metrics_are_tried_out_without_a_trace_in_the_model() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_outputs_that_no_class_has_are_told_once(
-    rank: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outputs_that_no_class_has_are_told_once(rank: int, capsys: Capture) -> None:
     made = with_model("Few", 11)
     who = dataclasses.replace(worker(), rank=rank)
     module = build_learner(made, build_data(made, worker()), who).module
@@ -240,7 +232,7 @@ def test_outputs_that_no_class_has_are_told_once(
     assert capsys.readouterr().err.count(said) == (rank == 0)
 
 
-def test_outputs_of_a_softmax_are_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outputs_of_a_softmax_are_warned_of_once(capsys: Capture) -> None:
     for module in (nn.Softmax(1), nn.LogSoftmax(1), nn.Sigmoid()):
         check_first_output(module, "own.Net", 10, warns=True)
         for _ in range(2):
@@ -253,9 +245,7 @@ def test_outputs_of_a_softmax_are_warned_of_once(capsys: pytest.CaptureFixture[s
         0, 0),
     ("convnet", "groups", 0, 0),
 ])  # fmt: skip
-def test_batch_norm_without_any_is_told(
-    model: str, how: str, rank: int, told: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_batch_norm_missing(model: str, how: str, rank: int, told: int, capsys: Capture) -> None:
     made = config(f"model={model}", f"batch_norm={how}")
     build_learner(made, build_data(made, worker()), dataclasses.replace(worker(), rank=rank))
     assert capsys.readouterr().err.count(f"warning: batch_norm={how}: ") == told

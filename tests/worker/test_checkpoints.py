@@ -21,9 +21,7 @@ from tests.worker.sharded import Configs, together
 
 
 @pytest.mark.parametrize("sharded", ["true", "false"], ids=["parts", "one file"])
-def test_what_a_run_remembers_may_change_while_it_is_written(
-    sharded: str, configs: Configs, tmp_path: Path
-) -> None:
+def test_state_may_change_during_a_save(sharded: str, configs: Configs, tmp_path: Path) -> None:
     config, paths = configs("fsdp", 2, f"checkpoint.sharded={sharded}"), RunPaths(tmp_path / "run")
 
     def save(worker: Worker) -> None:
@@ -75,9 +73,7 @@ def test_a_schedule_is_resumed_to_the_same_bits(train_alone: TrainAlone, schedul
     ],
     ids=["schedule", "optimizer"],
 )
-def test_state_that_no_checkpoint_holds_is_refused_by_the_first_step(
-    train_alone: TrainAlone, word: str, place: str
-) -> None:
+def test_unsavable_state_is_refused_early(train_alone: TrainAlone, word: str, place: str) -> None:
     runs = list[Run]()
     with pytest.raises(ConfigError, match=f"^{place}"):
         train_alone(word, SHORT, before=runs.append)

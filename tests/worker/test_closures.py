@@ -47,9 +47,7 @@ def closure_loop(module: nn.Module, batches: Any, settings: dict[str, Any]) -> l
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_the_numbers_of_a_closure_loop(
-    train_alone: TrainAlone, configured: Configured, name: str
-) -> None:
+def test_closure_loop_numbers(train_alone: TrainAlone, configured: Configured, name: str) -> None:
     """And the same bits when resumed."""
     words = [*WORDS, f"optimizer.{SIZES[name][0]}"]
     modules: list[nn.Module] = []

@@ -16,7 +16,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from tests.conftest import Configured
 from tests.conftest import Trained as TrainInWorkers
-from tests.facade import RunFolder, as_typed, continued, same
+from tests.facade import Capture, RunFolder, as_typed, continued, same
 from tests.integration.test_resume import kill_at
 from tests.worker.conftest import TrainAlone, Trained
 
@@ -174,9 +174,7 @@ def test_two_workers_that_are_killed_on_their_way_and_a_new_folder(trained: Trai
     assert elsewhere.points == at_once.points
 
 
-def test_a_longer_sweep_goes_on_from_its_runs_which_stay_as_they_are(
-    tmp_path: Path, trained: TrainInWorkers, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_longer_sweep_continues(tmp_path: Path, trained: TrainInWorkers, capfd: Capture) -> None:
     words = (*SHORT, "world_size=1", "threads=1", "model.dropout=0.3", "tensorboard.images=false")
     stepped = (*words, "scheduler=step", "scheduler.every_epochs=1.5")
     sweep = (*stepped, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")

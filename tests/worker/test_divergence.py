@@ -17,6 +17,7 @@ from expt.tasks.sums import Sums
 from expt.training.learner import Position
 from expt.worker import diagnosis
 from tests.conftest import Configured
+from tests.facade import Capture
 from tests.worker.conftest import ALONE
 
 REGRESSION, UNIT = "task=regression dataset=diabetes", "dataset.standardise_targets=true"
@@ -67,7 +68,7 @@ def told(
 
 
 def test_the_first_step_that_was_not_finite_is_named_with_its_images(
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     text = told([1.0], [math.inf], [math.nan], [1.0])
     assert "the loss was inf at step 15 (epoch 2) on rank 0" in text

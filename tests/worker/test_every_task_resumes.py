@@ -59,9 +59,7 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
     "name",
     CASES,
 )
-def test_runs_that_broke_off_go_on_to_the_same_bits_and_are_evaluated_to_them(
-    name: str, configured: Configured, tmp_path: Path
-) -> None:
+def test_broken_off_runs_resume_exactly(name: str, configured: Configured, tmp_path: Path) -> None:
     config = config_of(name, configured)
     often: dict[str, Any] = {"epochs": 2, "log_every": LOGGED, "gradient_accumulation": 3}
     saves = dataclasses.replace(config.checkpoint, every_steps=SAVED)

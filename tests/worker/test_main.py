@@ -22,7 +22,7 @@ from expt.training.precision import Autocast, Precision, precision_kept, set_pre
 from expt.worker import main
 from tests.composing import composed
 from tests.conftest import Configured
-from tests.facade import RunFolder, as_typed, python, request_of
+from tests.facade import Patch, RunFolder, as_typed, python, request_of
 from tests.models.test_named import fetched
 from tests.worker.conftest import ALONE as ONE
 
@@ -30,16 +30,14 @@ ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": 
 
 
 @pytest.fixture
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _alone(monkeypatch: Patch) -> None:
     monkeypatch.delenv(SIMULATED_GPUS, raising=False)
     for name, value in ALONE.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.mark.usefixtures("_alone")
-def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(tmp_path: Path, monkeypatch: Patch) -> None:
     """As under a driver that is too old for this torch."""
     config = parse(composed("gpus=1"), Machine(gpus=("0",), cpus=2))
     worker = main.worker_of_environment(config)
@@ -63,7 +61,7 @@ def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(
     assert main.worker_of_environment(config).device == torch.device("cpu")
 
 
-def test_a_gpu_that_cuda_does_not_show_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cuda_does_not_show_is_named(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8, 8))
@@ -136,9 +134,7 @@ def test_a_replica_computes_in_the_type_of_the_run() -> None:
     assert found == [torch.float16, torch.bfloat16]
 
 
-def test_a_run_that_goes_on_has_no_need_of_published_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: Configured
-) -> None:
+def test_resume_without_weights(tmp_path: Path, monkeypatch: Patch, configured: Configured) -> None:
     """They would be fetched once more, on a machine that may not have them, and be overwritten."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
@@ -168,7 +164,7 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
 
 
 def test_cublas_is_deterministic_unless_a_person_has_set_its_workspace(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     name, cpu = "CUBLAS_WORKSPACE_CONFIG", torch.device("cpu")
     monkeypatch.setenv(name, "")  # so that it is put back

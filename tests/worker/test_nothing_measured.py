@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import expt
-from tests.facade import as_typed
+from tests.facade import Capture, as_typed
 from tests.worker.conftest import TrainAlone
 
 
@@ -38,9 +37,7 @@ class Table(nn.Sequential):
         super().__init__(nn.Embedding(vocab_size, vocab_size))
 
 
-def test_it_is_told_of_the_split_and_of_the_log_point(
-    train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unmeasured_split_is_told(train_alone: TrainAlone, capsys: Capture) -> None:
     own: Any = (
         f"+dataset={{_target_: {__name__}.Padding, num_workers: 0}}",
         f"+model={{_target_: {__name__}.Table}}",
@@ -71,9 +68,7 @@ class Weightless(expt.Task):
         return {"rare": (outputs.sum(), 0)}
 
 
-def test_an_objective_of_nan_is_told_once(
-    train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_objective_of_nan_is_told_once(train_alone: TrainAlone, capsys: Capture) -> None:
     words = (
         "~task",
         f"+task={{_target_: {__name__}.Weightless, metrics: {{rare: max}}}}",

@@ -47,9 +47,7 @@ def built(config: RunConfig) -> tuple[Any, Any]:
         (("+dataset.num_classes=11",), 11),
     ],
 )
-def test_the_models_own_number_stands_where_there_is_no_other(
-    words: tuple[str, ...], outputs: int, configured: Configured
-) -> None:
+def test_own_output_number(words: tuple[str, ...], outputs: int, configured: Configured) -> None:
     """Of a target that is a number there is one output, unless the model says otherwise."""
     for model in built(configured(*WORDS, *NET, *words)):
         assert model.layer.out_features == outputs
@@ -69,9 +67,7 @@ def test_the_models_own_number_stands_where_there_is_no_other(
         ),
     ],
 )
-def test_a_number_that_nobody_says_or_two_say_is_told(
-    words: tuple[str, ...], told: str, configured: Configured
-) -> None:
+def test_number_of_outputs_wrong(words: tuple[str, ...], told: str, configured: Configured) -> None:
     with pytest.raises(ConfigError) as caught:
         built(configured(*WORDS, *words))
     assert told in str(caught.value)

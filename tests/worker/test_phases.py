@@ -72,9 +72,7 @@ def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Config
 
 
 @pytest.mark.slow
-def test_the_same_on_any_number_of_workers(
-    train_alone: TrainAlone, train_together: TrainTogether
-) -> None:
+def test_phases_on_any_workers(train_alone: TrainAlone, train_together: TrainTogether) -> None:
     """In the last batch of an epoch, of one sample, some have none."""
     one = train_alone(*WORDS, name="one")
     assert len(one.curve("running/loss")) == 14
@@ -98,9 +96,7 @@ def test_the_same_on_any_number_of_workers(
         ("Adversarial", ["gradient_accumulation=auto"], r"^Adversarial\.phases: "),
     ],
 )
-def test_phases_that_cannot_be_meant(
-    train_alone: TrainAlone, name: str, more: list[str], told: str
-) -> None:
+def test_wrong_phases(train_alone: TrainAlone, name: str, more: list[str], told: str) -> None:
     task = f"+task._target_={OWN}.{name}"
     with pytest.raises(ConfigError, match=told):
         train_alone(*[word for word in WORDS if not word.startswith("+task._target_")], task, *more)
@@ -117,9 +113,7 @@ def test_what_is_frozen_need_be_in_no_phase() -> None:
 @pytest.mark.filterwarnings(
     "ignore:.*functional.all_gather is deprecated:FutureWarning"
 )  # what torch 2.15 has is private
-def test_a_loss_that_looks_at_the_whole_batch_is_the_same_on_any_number_of_workers(
-    train_alone: TrainAlone, train_together: TrainTogether
-) -> None:
+def test_whole_batch_loss(train_alone: TrainAlone, train_together: TrainTogether) -> None:
     own = [f"+{key}._target_=tests.worker.contrastive.{name}" for key, name in CONTRASTIVE.items()]
     words = (
         *as_typed("~dataset ~model ~task epochs=2 batch_size=16 log_every=1"),

@@ -14,6 +14,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, read_result, update_result
 from expt.training.learner import Position
 from expt.worker.record import History, Record
+from tests.facade import Patch
 from tests.worker.sharded import Observer
 
 
@@ -29,9 +30,7 @@ def record(tmp_path: Path) -> Iterator[Record]:
         record.end("interrupted", {})
 
 
-def test_what_a_run_begins_with_is_written_beside_it_and_before_anything_is_measured(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_record_is_written_aside(record: Record, tmp_path: Path, monkeypatch: Patch) -> None:
     disk_is_free = threading.Event()
 
     def slowly(paths: RunPaths, **fields: Any) -> None:
@@ -46,9 +45,7 @@ def test_what_a_run_begins_with_is_written_beside_it_and_before_anything_is_meas
     assert read_result(RunPaths(tmp_path))["total_steps"] == 2
 
 
-def test_a_disk_that_takes_nothing_is_told_when_something_is_measured(
-    record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_told_when_measuring(record: Record, monkeypatch: Patch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

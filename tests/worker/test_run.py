@@ -22,7 +22,7 @@ from expt.worker.run import Run
 from tests import on_cards
 from tests.conftest import Configured
 from tests.data.test_build import write_folder
-from tests.facade import RunFolder, as_typed, request_of
+from tests.facade import Patch, RunFolder, as_typed, request_of
 from tests.worker.conftest import (
     ALONE,
     TrainAlone,
@@ -106,9 +106,7 @@ def test_where_the_last_epoch_is_the_best_its_weights_are_tested(train_alone: Tr
     )
 
 
-def test_slow_steps_are_seen_between_log_points(
-    train_alone: TrainAlone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_steps_are_seen(train_alone: TrainAlone, monkeypatch: Patch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0)
     few = as_typed("dataset.train_limit=320 epochs=1 batch_size=32 max_steps=8 log_every=4")
     done = train_alone(*few)
@@ -200,7 +198,7 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
     assert saved == [(5, True), (9, False), (10, False), (18, False), (20, False)]
 
 
-def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(
+def test_stopped_run_resumes_to_the_same_numbers(
     train_alone: TrainAlone,
 ) -> None:
     words = as_typed("epochs=3 model.dropout=0.3 log_every=2 dataset.train_limit=320 on_nan=skip")
@@ -232,9 +230,7 @@ def test_a_loss_that_is_no_number_ends_the_run(log_every: int, train_alone: Trai
         train_alone("epochs=3", "dataset.train_limit=320", f"log_every={log_every}", before=spoil)
 
 
-def test_a_folder_without_test_is_validated_and_not_tested(
-    train_alone: TrainAlone, tmp_path: Path
-) -> None:
+def test_missing_test_part_is_not_tested(train_alone: TrainAlone, tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images", test="val")
     words = (
         *as_typed("dataset=image_folder dataset.image_size=[8,8] dataset.cache=false"),
@@ -289,7 +285,7 @@ def test_a_plateau_gets_the_evaluations_loss(train_alone: TrainAlone) -> None:
     assert done.run.learner.scheduler.state_dict()["best"] == dict(done.curve("loss/val"))[5]
 
 
-def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(
+def test_plateau_watches_the_evaluated_loss(
     configured: Configured,
 ) -> None:
     assert configured("scheduler=plateau").scheduler.metric == "loss/val"
@@ -298,9 +294,7 @@ def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(
         configured("scheduler=plateau", "scheduler.metric=acuracy/val")
 
 
-def test_two_workers_drop_other_units_and_evaluate_one_model(
-    train_together: TrainTogether, configured: Configured
-) -> None:
+def test_two_workers_evaluate_one(train_together: TrainTogether, configured: Configured) -> None:
     """Each has batch-norm statistics and, at the end, weights of its own until rank 0's are told to
     all.
     """

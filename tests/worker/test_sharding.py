@@ -19,7 +19,7 @@ from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
 from expt.worker import fault, first_weights
 from tests import ranks
-from tests.facade import RunFolder, as_typed, resumed
+from tests.facade import Patch, RunFolder, as_typed, resumed
 from tests.worker.conftest import ALONE
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
@@ -179,9 +179,7 @@ STRETCHES = (
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
-    configs: Configs, tmp_path: Path
-) -> None:
+def test_resume_with_another_strategy_and_size(configs: Configs, tmp_path: Path) -> None:
     settings = (*(word for word in LONG if "dropout" not in word), "tensorboard.health=true")
     source = None
     for number, (strategy, size, sharded) in enumerate(STRETCHES, 1):
@@ -225,9 +223,7 @@ class Weighs(Callback):
 
 
 @pytest.mark.slow
-def test_what_looks_at_the_whole_model_gets_it(
-    configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_model_is_shown(configs: Configs, tmp_path: Path, monkeypatch: Patch) -> None:
     own = "callbacks=[{_target_: tests.worker.test_sharding.Weighs}]"
     settings = (*SMALL, "model=mlp", "ema=0.5", own, "tensorboard.histograms=true")
     first = configs("fsdp", 2, *settings, "checkpoint.sharded=true")

@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from expt.worker.build import in_turn, lock_of
 from tests.conftest import Configured
-from tests.facade import as_typed, run
+from tests.facade import Patch, as_typed, run
 from tests.worker.conftest import ALONE
 from tests.worker.test_own_outputs import WORDS
 
@@ -44,9 +44,7 @@ def test_a_dataset_that_downloads_does_not_race(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_first_worker_of_another_run_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: Configured
-) -> None:
+def test_dataset_lock_waits(tmp_path: Path, monkeypatch: Patch, configured: Configured) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path))
     config, entered = configured(*WORDS), threading.Event()
 
@@ -73,9 +71,7 @@ def test_construction_is_no_hang(words: Sequence[str], configured: Configured) -
     assert not [one for one in threading.enumerate() if one.name == "construction"]
 
 
-def test_a_cache_that_cannot_be_written_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: Configured
-) -> None:
+def test_unwritable_cache(tmp_path: Path, monkeypatch: Patch, configured: Configured) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file"))
     with in_turn(configured(*WORDS), ALONE, lambda: None):

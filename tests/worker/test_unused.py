@@ -17,7 +17,7 @@ from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.training import sharding
 from expt.training.collectives import Worker
-from tests.facade import as_typed
+from tests.facade import Patch, as_typed
 from tests.worker.odd_models import Apart, Centred, Mixture
 from tests.worker.sharded import Configs, apart, together, trained
 
@@ -53,9 +53,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("parts", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_experts_that_some_workers_use_train_as_with_ddp(
-    size: int, parts: int, configs: Configs, tmp_path: Path
-) -> None:
+def test_unused_experts_as_ddp(size: int, parts: int, configs: Configs, tmp_path: Path) -> None:
     """Each worker has a sample or two of a part, hardly ever all experts; what nobody has used does
     not decay."""
     words = (
@@ -87,9 +85,7 @@ def test_workers_that_call_other_layers_are_refused(configs: Configs, tmp_path: 
 
 
 @pytest.mark.cpu("NCCL waits for a worker that has ended")
-def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
-    configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_torch_without_zeros(configs: Configs, tmp_path: Path, monkeypatch: Patch) -> None:
     """Not where all have used all, or nobody: that it can do."""
 
     class Older(sharding.Unused):

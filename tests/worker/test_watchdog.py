@@ -44,7 +44,5 @@ def naps_until_a_hang(beats_after: set[int], *, most: int = 5 * TICKS) -> int | 
         ({1, 2, 7}, {7 + TICKS, 8 + TICKS}),
     ],
 )
-def test_one_that_stops_or_never_begins_is_told_after_its_time(
-    beats_after: set[int], hangs_after: set[int | None]
-) -> None:
+def test_watchdog_barks_in_time(beats_after: set[int], hangs_after: set[int | None]) -> None:
     assert naps_until_a_hang(beats_after) in hangs_after
