@@ -1,7 +1,5 @@
 """What every test may use: the command as a person types it, and what a run leaves behind."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import functools

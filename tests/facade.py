@@ -1,8 +1,6 @@
 """The façade of the tests: settings, commands as a person types them, requests as a command makes
 them, and what a run leaves behind."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -234,7 +232,7 @@ def dataset(words: str, **changes: Any) -> Any:
     return dataclasses.replace(_dataset(words), **changes)
 
 
-def built(dataset: Any, task: Any = None, **options: Any) -> Data:
+def built(dataset: Any, task: Any = None, **options: Any) -> "Data":
     """The loaders of a dataset, of one CPU worker where `options` say nothing else."""
     import torch  # late: see conftest.py
 

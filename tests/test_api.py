@@ -2,8 +2,6 @@
 results.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import json

@@ -1,7 +1,5 @@
 """scripts/bench: that it measures at all; BENCHMARKS.md holds what it found."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

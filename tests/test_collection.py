@@ -1,7 +1,5 @@
 """What a test session finds on a machine that has GPUs, as it is told."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

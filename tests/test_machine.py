@@ -1,7 +1,5 @@
 """What this machine offers, as CUDA_VISIBLE_DEVICES and the affinity of this process leave it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

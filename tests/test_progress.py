@@ -1,7 +1,5 @@
 """What takes long is reported while it does."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

@@ -1,7 +1,5 @@
 """Signals that ask for an end: kept, counted, and answered at once where that is wished."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

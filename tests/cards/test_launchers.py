@@ -1,7 +1,5 @@
 """The GPUs of workers that expt has not started, and of a run under a debugger."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Dead, full and faulty GPUs, in the commands that meet them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

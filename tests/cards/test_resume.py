@@ -1,7 +1,5 @@
 """A run on soft GPUs that was killed goes on to the same bits, with dropout and in float16."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Soft GPUs themselves: each of their checks can fail, and their numbers are the CPU's."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The tests of runs, with cards in place of CPU workers: some files, and all of them by --slow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

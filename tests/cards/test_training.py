@@ -1,7 +1,5 @@
 """What only workers on cards do in training: offload, run out of memory, meet over NCCL."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

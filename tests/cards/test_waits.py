@@ -1,7 +1,5 @@
 """Waits of the host for the device within steps: each would keep it from running ahead."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """The settings of a command line: read, checked, and completed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """How commands end: their exit codes, and one line for a mistake."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """An override means the same in a run, a sweep, YAML and Python, or is refused."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

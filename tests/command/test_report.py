@@ -1,8 +1,6 @@
 """`expt report`: runs in a list, chosen and sorted, two side by side, or a sweep: on records as
 runs leave them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """A run from its record: what it begins with, and what is said of its numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 all its state.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

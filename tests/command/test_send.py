@@ -1,7 +1,5 @@
 """`expt send`: what is wrong is told before anything is sent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

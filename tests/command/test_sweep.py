@@ -1,7 +1,5 @@
 """A grid and its folder: which runs there are, what an earlier command left, what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

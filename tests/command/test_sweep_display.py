@@ -1,7 +1,5 @@
 """The terminal's view of a sweep: a line for each run that ends, and a table of those under way."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """When pictures are drawn: as often as a hundredth of the time of training allows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Event files that continue others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from PIL import Image

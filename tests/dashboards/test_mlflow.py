@@ -1,7 +1,5 @@
 """Each point of a run is in MLflow's own store once, whatever happens in between."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A command waits for nothing but at its end, and there no longer than it says."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

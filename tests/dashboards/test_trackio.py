@@ -1,7 +1,5 @@
 """trackio, as it stores runs on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """W&B's offline mode: what its own file holds of a run, read back."""
 
-from __future__ import annotations
-
 import json
 import struct
 import warnings

@@ -1,8 +1,6 @@
 """The faults that expt is to survive, and the tests that hold each; they bear the marker
 `faults`."""
 
-from __future__ import annotations
-
 RUN, RESUME = (f"tests/integration/test_{name}.py::test_" for name in ("run", "resume"))
 WORKERS, WATCHDOGS, SIGNALS, SWEEPS, DISK, PORTS, BAD_INPUT = (
     f"tests/faults/test_{name}.py::test_"

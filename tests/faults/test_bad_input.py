@@ -1,8 +1,6 @@
 """Bad input, as a person types it: one message with key, value and mend, the right exit code, and
 nothing touched."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import struct

@@ -1,8 +1,6 @@
 """Bad tasks, metrics, data and models, as a person types them: one line with the value and the
 mend."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """A disk that fills up, a save that is cut short: the checkpoint before stays, and the run can go
 on from it."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

@@ -1,8 +1,6 @@
 """Two commands that want the same folder, port or file; surroundings that another launcher has
 left."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """Sweeps in which something goes wrong: one run, the command, or the person's mind."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,8 +1,6 @@
 """A rank that hangs, a loss that is not finite, memory that does not suffice: the run ends, and
 says why."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

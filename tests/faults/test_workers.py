@@ -1,7 +1,5 @@
 """A worker raises, dies, leaves or hangs, or its driver dies: real processes, real signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """Runs as jobs: of submitit on this machine, and of a real Slurm whose two nodes are this machine
 too."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """What TensorBoard shows of runs beside curves, read back by its own API."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

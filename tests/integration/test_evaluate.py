@@ -1,8 +1,6 @@
 """`expt evaluate` with real workers: the same numbers on any number of them, and nothing left of
 one that failed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

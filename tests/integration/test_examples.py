@@ -4,8 +4,6 @@ The loops are written from the same first weights and the same order of samples,
 means; of an example they take the model, and the dataset.
 """
 
-from __future__ import annotations
-
 import gzip
 import runpy
 import shutil

@@ -1,8 +1,6 @@
 """The published settings of conf/experiment: what each asks for, and that it trains on its real
 data."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """expt in a notebook: workers start from a running kernel, and the second run finds them warm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """`preflight=true`: every kind of run tried, those named that cannot run, and nothing left
 behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

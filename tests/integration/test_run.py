@@ -1,7 +1,5 @@
 """One run, from the command to the event file."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """What is mistyped beside a search's space: told in one line before it begins, and mended by what
 is typed next."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sharded run as people type it, and all that is done with a run besides."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Sweeps that go well: what they leave, how they share a machine, and who may look on."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Sequence

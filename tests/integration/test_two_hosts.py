@@ -1,7 +1,5 @@
 """Two hosts, as network namespaces joined by a cable: torchrun on both trains one run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The forkserver and what is forked from it, in a Python of its own, without torch."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Who starts the workers, by what this process finds in its environment."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Runs that GPUs fail before their first step, in a pool whose workers are not processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 

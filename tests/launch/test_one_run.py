@@ -1,7 +1,5 @@
 """A run in this process, as `debug=true` has it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

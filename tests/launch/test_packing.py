@@ -1,7 +1,5 @@
 """Packing by itself: what it never does, and how full it keeps a machine."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections import Counter

@@ -2,8 +2,6 @@
 moved.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

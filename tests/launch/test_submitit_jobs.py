@@ -1,7 +1,5 @@
 """Jobs of a cluster, with a queue that is none."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import pickle
@@ -42,7 +40,7 @@ class Submitted:
         if outcome:
             create_result(received(job.sent, Machine(cpus=8), typed_at=1.0).paths, **outcome)
 
-    def task(self, _: int) -> Submitted:
+    def task(self, _: int) -> "Submitted":
         return self
 
     def done(self) -> bool:
@@ -244,7 +242,7 @@ class Running:
         if self.run.result.exists():
             update_result(self.run, status=INTERRUPTED)
 
-    def task(self, _: int) -> Running:
+    def task(self, _: int) -> "Running":
         return self
 
     def exception(self) -> Exception | None:

@@ -1,8 +1,6 @@
 """Where workers that another launcher has started meet: a store in this process, a worker in a
 thread."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

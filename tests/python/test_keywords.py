@@ -1,8 +1,6 @@
 """Keyword arguments as words: each value comes out as it went in, and what cannot be said is
 refused in a line."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import math

@@ -1,7 +1,5 @@
 """A class of `__main__` as a module: the same class, under a name of its own code."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import linecache

@@ -1,7 +1,5 @@
 """A try at a run, as its record tells it from the first moment to the end."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 import time

@@ -1,7 +1,5 @@
 """Whether settings differ, by their seeds."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

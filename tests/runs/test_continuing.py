@@ -1,8 +1,6 @@
 """What a run begins from: the checkpoint that is found, the best that comes with it, what may have
 changed."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The summary of a sweep, from records as runs leave them."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

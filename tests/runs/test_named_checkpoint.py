@@ -1,7 +1,5 @@
 """Checkpoints by name: `RUN`, `RUN@best`, `RUN@40`."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

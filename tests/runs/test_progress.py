@@ -1,7 +1,5 @@
 """The terminal's view of a run: what fits, and what stays."""
 
-from __future__ import annotations
-
 import io
 import re
 import time

@@ -1,7 +1,5 @@
 """Where numbers come from: the commit, and what was changed since."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

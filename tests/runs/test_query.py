@@ -1,7 +1,5 @@
 """Which runs are meant, and in which order: by columns, settings and metrics of their records."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

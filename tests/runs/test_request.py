@@ -1,7 +1,5 @@
 """A request: whether it resumes, its next attempt, sending it, and quoting overrides."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle

@@ -2,8 +2,6 @@
 not as it was written is refused as what it is.
 """
 
-from __future__ import annotations
-
 import collections
 import io
 import json

@@ -1,7 +1,5 @@
 """What a search is for: tags, which way each is better, limits; and what it may spend."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

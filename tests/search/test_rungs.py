@@ -1,7 +1,5 @@
 """Who pauses when, who goes on, and who never will: held against the papers, written out."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random
@@ -110,7 +108,7 @@ class Search:
         allowed = epoch < self._exceeds.get(number, epoch + 1)
         self.trials[number] = trial(number, status, {**known.costs, **values}, allowed=allowed)
 
-    def run(self) -> Iterator[Search]:
+    def run(self) -> "Iterator[Search]":
         """To its end; yields after each thing that happens."""
         while True:
             while len(self.until) < self.at_a_time and self.decide():

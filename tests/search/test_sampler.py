@@ -2,8 +2,6 @@
 chance.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The iterator that the pool pulls: which jobs it yields, when it waits, ends, and after kills."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import random
@@ -295,7 +293,7 @@ class Machine:
         self.search = Search(folder, self.settings, reader, kinds[self.settings.rungs])
         self.search.begin(self._make)
 
-    def run(self) -> Machine:
+    def run(self) -> "Machine":
         """Run to the end of the search."""
         for job in self.search:
             assert job is not None, "one at a time: there is always something to do, or the end"

@@ -1,7 +1,5 @@
 """A sweep's runs as a study of Optuna's: which settings mattered, and the journal."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The shorter backward pass, against torch's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

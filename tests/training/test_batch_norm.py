@@ -1,8 +1,6 @@
 """A batch norm over all workers' images computes what one layer does that has them all; one in
 groups, for each."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The state goes on, and each setting that is another now is as it is now."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What ranks tell one another, by a real process group; and a single worker, which has none."""
 
-from __future__ import annotations
-
 import math
 import os
 import weakref

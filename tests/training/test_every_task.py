@@ -4,8 +4,6 @@ sets.
 On 1 to 4 workers, with 1 and 3 parts of gradient accumulation, with and without a smaller last
 batch, of which half of four workers have no sample; and where samples count for nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """A step, an epoch and an evaluation, against the same written out by hand."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """How many kernels a step asks for, and that it waits for none: counted on a CPU, which no GPU has
 confirmed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

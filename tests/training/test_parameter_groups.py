@@ -1,7 +1,5 @@
 """Which parameters get settings of their own, and that an optimiser then uses them."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mixed precision: the types, and the order of unscaling and clipping."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Memory that workers share: without a name, and never that of another process."""
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile

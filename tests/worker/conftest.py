@@ -1,8 +1,6 @@
 """Runs of one worker in the test's own process, or of several in forked ranks: they take a fraction
 of a second."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import time

@@ -1,8 +1,6 @@
 """Batch norms' statistics on several workers: nobody sends them in a step, and rank 0's are what
 counts, as ever."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

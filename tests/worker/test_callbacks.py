@@ -1,7 +1,5 @@
 """Code of a person's own that is told of a run: when, of what, and that no number depends on it."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

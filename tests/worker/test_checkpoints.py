@@ -1,7 +1,5 @@
 """What is saved is what there was when it was asked for, though a thread writes it later."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,6 @@
 """Optimizers whose step computes the loss itself: torch's own closure loop, on any number of
 workers, and when resumed."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sharded model, and a custom optimizer, train to the weights of a whole one, or are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sums that a custom task promises, tried before the first step; nothing is left changed by it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What custom code carries from step to step: saved by each worker, or reported by its name."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

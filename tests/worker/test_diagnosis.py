@@ -1,7 +1,5 @@
 """What is told of an error is of use."""
 
-from __future__ import annotations
-
 import re
 import sys
 

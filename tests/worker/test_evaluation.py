@@ -2,8 +2,6 @@
 scales elsewhere.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace

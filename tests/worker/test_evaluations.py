@@ -1,7 +1,5 @@
 """Evaluations within epochs: training does not notice them, and what they decide is resumed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

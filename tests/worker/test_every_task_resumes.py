@@ -1,8 +1,6 @@
 """A run of any task that broke off goes on to the same bits; its weights measured again give the
 run's numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """First weights from a run or a file, and parameters that stay as they are."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A fork goes on from another run's checkpoint: to the same bits with the same settings, otherwise
 with others."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """gradient_accumulation=auto: where one worker lacks memory all halve their micro-batches, and the
 step is done again as if nothing had been."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import re

@@ -1,8 +1,6 @@
 """Tasks whose step is several updates: those of a plain loop, on any number of workers, and when
 resumed."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The story of a run: what is evaluated, noted and saved when, and what is tested at the end."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

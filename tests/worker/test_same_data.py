@@ -1,8 +1,6 @@
 """An own dataset of other sizes is not the one that a run was trained on: it does not go on with
 it."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """fsdp and hsdp: the numbers of ddp on any number of workers, and checkpoints that either goes on
 from."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run with a sharded model pauses, gets another end, and is forked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

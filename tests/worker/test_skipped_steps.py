@@ -1,7 +1,5 @@
 """on_nan=skip: a step that is left out counts for nothing, on any number of workers and parts."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

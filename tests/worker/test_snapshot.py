@@ -1,8 +1,6 @@
 """A moment of training, saved and loaded: into the same, into longer runs, into other numbers of
 workers."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import gc

@@ -1,8 +1,6 @@
 """Sharded models of which a worker uses other parameters than the next, and own buffers that
 training reads."""
 
-from __future__ import annotations
-
 import functools
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Of a moving average, and of an optimizer that trains at other weights than those to be used,
 these are evaluated and saved."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
