@@ -23,7 +23,7 @@ from expt.config.schema import RunConfig
 from expt.launch import forkserver
 from tests import on_cards, soft_gpu, warm
 from tests.composing import composed, share
-from tests.facade import Patch, usual
+from tests.facade import Capture, Patch, usual
 from tests.facade import RunFolder as RunFolder
 from tests.facade import alive as alive
 from tests.facade import as_typed as as_typed
@@ -176,6 +176,28 @@ def trained(tmp_path: Path, _forkserver: None) -> Trained:
         return RunFolder(result.folder)
 
     return train
+
+
+Typed = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def typed(monkeypatch: Patch, capsys: Capture) -> Typed:
+    """`typed("epochs=1", "-q")`: a command in this process, to its end."""
+
+    def carry_out(*words: str) -> subprocess.CompletedProcess[str]:
+        from expt.command import main
+
+        monkeypatch.setattr(sys, "argv", ["expt", *words])
+        monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
+        code: Any = 0
+        try:
+            main.main(words)
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return carry_out
 
 
 Cards = Callable[..., dict[str, str]]

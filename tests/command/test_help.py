@@ -1,6 +1,5 @@
 """`--help`, whose text comes from the YAML itself."""
 
-import contextlib
 import re
 from collections.abc import Iterator
 from io import StringIO
@@ -9,19 +8,13 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command import main as command
 from expt.command.help import COMMON, EXAMPLES, completed, print_help
 from expt.command.words import WORDS
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
-from expt.launch import forkserver
 from expt.runs.view.text import Console
-from tests.facade import Capture, Patch, run
-
-
-@pytest.fixture(autouse=True)
-def _warm(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
+from tests.conftest import Typed
+from tests.facade import run
 
 
 def help_text(*arguments: str) -> str:
@@ -132,10 +125,8 @@ def test_help_takes_the_options_of_a_command() -> None:
         ("help report", "usage: python -m expt report"),
     ],
 )
-def test_help_has_three_names(words: str, says: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) if "report" in words else contextlib.nullcontext():
-        command.main(words.split())
-    assert says in capsys.readouterr().out
+def test_help_has_three_names(words: str, says: str, typed: Typed) -> None:
+    assert says in typed(*words.split()).stdout
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import expt
 from expt.command import main as command
 from expt.command.words import WORDS
 from expt.errors import ConfigError
-from expt.launch import forkserver
 from tests.command.test_help import help_text
+from tests.conftest import Typed
 from tests.facade import Capture, Patch, environment, run
 
 
@@ -22,22 +22,13 @@ from tests.facade import Capture, Patch, environment, run
 def _here(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
-
-
-def ended(*words: str) -> int | str | None:
-    """Return the exit code of `expt WORDS`, in this process."""
-    try:
-        command.main(words)
-    except SystemExit as error:
-        return error.code
-    return 0
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_each_subcommand_has_help_of_its_own(word: str, capsys: Capture) -> None:
-    assert ended(word, "--help") == 0
-    assert capsys.readouterr().out.startswith(f"usage: python -m expt {word} ")
+def test_each_subcommand_has_help_of_its_own(word: str, typed: Typed) -> None:
+    done = typed(word, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: python -m expt {word} ")
     assert WORDS[word] in help_text("all")
 
 
@@ -96,25 +87,26 @@ def test_each_subcommand_has_help_of_its_own(word: str, capsys: Capture) -> None
     ],
     ids=" ".join,
 )
-def test_mistake_is_one_line_no_files(words: list[str], tmp_path: Path, capsys: Capture) -> None:
-    assert ended(*words) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n"), err[:7]) == ("", 1, "error: ")
+def test_mistake_is_one_line_no_files(words: list[str], tmp_path: Path, typed: Typed) -> None:
+    done = typed(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.stderr.count("\n"), done.stderr[:7]) == (1, "error: ")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert len(list(tmp_path.rglob("*"))) <= 2, "outputs/DATE"
 
 
-def test_deleted_folder_is_told(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+def test_deleted_folder_is_told(tmp_path: Path, monkeypatch: Patch, typed: Typed) -> None:
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
     for word in ("epochs=1", "plan", "doctor"):
-        assert ended(word) == 2
-        assert "the current folder is no longer there" in capsys.readouterr().err
-    assert ended("plan", "--help") == 0
+        done = typed(word)
+        assert done.returncode == 2
+        assert "the current folder is no longer there" in done.stderr
+    assert typed("plan", "--help").returncode == 0
 
 
-def test_a_second_ctrl_c_leaves_the_exit_code_and_a_line(monkeypatch: Patch) -> None:
+def test_second_ctrl_c_leaves_the_exit_code(monkeypatch: Patch, typed: Typed) -> None:
     lines = list[str]()
 
     def complain(error: Exception) -> None:
@@ -123,7 +115,7 @@ def test_a_second_ctrl_c_leaves_the_exit_code_and_a_line(monkeypatch: Patch) -> 
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(command, "_complain", complain)
-    assert (ended("epohcs=1"), lines[1:]) == (130, [command.AGAIN])
+    assert (typed("epohcs=1").returncode, lines[1:]) == (130, [command.AGAIN])
 
 
 @pytest.mark.parametrize(
@@ -238,9 +230,9 @@ def test_a_search_gives_a_class_no_key_of_the_choice_that_it_replaces(conf: Path
         ("seed=0,1", "add -m"),
     ],
 )
-def test_what_several_values_may_have_meant_is_named(word: str, fix: str, capsys: Capture) -> None:
-    assert ended(word) == 2
-    assert capsys.readouterr().err.endswith(f"; {fix}\n")
+def test_meaning_of_several_values_is_named(word: str, fix: str, typed: Typed) -> None:
+    done = typed(word)
+    assert (done.returncode, done.stderr.endswith(f"; {fix}\n")) == (2, True), done.stderr
 
 
 def test_run_is_for_one_run() -> None:
