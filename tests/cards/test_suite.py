@@ -11,8 +11,8 @@ from tests.facade import environment
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("faults", "gpu", "inference", "integration", "training", "worker")
-FAST = ("training/test_collectives.py", "worker/test_snapshot.py")
-"""What NCCL sends, and what a checkpoint brings back; other tests of cards have the rest."""
+FAST = ("training/test_collectives.py",)
+"""What NCCL sends; other tests of cards train, save and resume."""
 SESSION = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 QUIET = "-Wignore::pytest.PytestAssertRewriteWarning"  # its process has imported plugins already
 

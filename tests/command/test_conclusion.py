@@ -27,31 +27,6 @@ def concluded(folder: Path) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_leaderboard_then_failures_with_their_command(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
-    sweep = tmp_path / "my sweep"
-    leave_run(sweep, "lr=1", 0.25)
-    leave_run(
-        sweep,
-        "lr=2",
-        status=FAILED,
-        error="rank 1 of 2 raised\n\nTrace\nValueError: [a]\n\nlog: l.log",
-    )
-    assert concluded(sweep) == [
-        "lr  accuracy/val  status     train time",
-        "1         0.2500  completed       3.0 s",
-        "2                 failed          0.0 s",
-        "",
-        "1 failed",
-        "  lr=2: rank 1 of 2 raised: ValueError: [a]  (log: l.log)",
-        "      again: python -m expt lr=2",
-        "core time    3.0 s of 1 run",
-        "summary      my sweep/summary.csv, summary.md",
-        "look at it   tensorboard --logdir 'my sweep'",
-    ]
-    assert (sweep / "summary.csv").exists()
-
-
 def test_what_the_command_has_to_say_is_said_where_no_run_could_begin_too(tmp_path: Path) -> None:
     out = io.StringIO()
     conclude(

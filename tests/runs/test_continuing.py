@@ -92,12 +92,6 @@ def test_a_run_of_another_version_is_not_continued(config: RunConfig, paths: Run
             continued(config, paths)
 
 
-def test_points_after_the_checkpoint_are_cut(config: RunConfig, paths: RunPaths) -> None:
-    continued(config, paths)
-    assert paths.metrics.stat().st_size == 30
-    assert step_of(paths.best) == 1, "not the one that is resumed from"
-
-
 def test_damaged_best_is_not_tested(config: RunConfig, paths: RunPaths, capsys: Capture) -> None:
     content = bytearray(paths.best.read_bytes())
     content[len(content) // 2] ^= 1
@@ -116,13 +110,6 @@ def test_missing_best_is_found_in_older_checkpoints(config: RunConfig, paths: Ru
         checkpoint.save(paths.last, state(config, step, best=4), keep=1)
     continued(config, paths)
     assert step_of(paths.best) == 4
-
-
-def test_new_folder_gets_everything(config: RunConfig, paths: RunPaths, tmp_path: Path) -> None:
-    new = RunPaths(tmp_path / "new")
-    assert resumed(paths.last, new.folder) == new.last
-    assert new.metrics.read_text() == "123456789\n" * 3
-    assert (step_of(new.last), step_of(new.best)) == (3, 1)
 
 
 def test_a_checkpoint_that_is_the_best_becomes_it(config: RunConfig, paths: RunPaths) -> None:

@@ -97,18 +97,6 @@ def impatient(monkeypatch: Patch) -> None:
     monkeypatch.setattr("expt.runs.paths.PATIENCE_S", 0.0)
 
 
-def test_a_second_command_is_refused_until_the_first_leaves(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "new" / "run")
-    with (
-        at_work(paths),
-        pytest.raises(FolderInUse, match="another command is at work there"),
-        at_work(paths),
-    ):
-        pass
-    with at_work(paths):
-        assert paths.folder.is_dir()
-
-
 def test_a_failure_lets_others_in(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     with pytest.raises(KeyError), at_work(paths):

@@ -1,7 +1,8 @@
 """Where a loss stopped being finite, and weights that are not."""
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -12,13 +13,14 @@ from torch.utils.data import Dataset
 import expt
 from expt.data.loading import Batch
 from expt.errors import DataError, Diverged
+from expt.runs import checkpoint
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
 from expt.training.learner import Position
 from expt.worker import diagnosis
 from tests.conftest import Configured
 from tests.facade import Capture, as_typed
-from tests.worker.conftest import ALONE, TrainAlone
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stop_at
 
 REGRESSION, UNIT = "task=regression dataset=diabetes", "dataset.standardise_targets=true"
 
@@ -65,15 +67,6 @@ def told(
     with pytest.raises(kind) as raised:
         diagnosis.stop_at_loss(sums, position, cast(Any, loader or Numbered()), ALONE)
     return str(raised.value)
-
-
-def test_the_first_step_that_was_not_finite_is_named_with_its_images(
-    capsys: Capture,
-) -> None:
-    text = told([1.0], [math.inf], [math.nan], [1.0])
-    assert "the loss was inf at step 15 (epoch 2) on rank 0" in text
-    assert "training data: 2040, 2041, 2042" in text
-    assert "samples of step 15, rank 0: 2040, 2041, 2042" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -211,3 +204,72 @@ def test_an_objective_of_nan_is_told_once(train_alone: TrainAlone, capsys: Captu
     assert found[0].startswith(
         "warning: objective rare/val is nan after epoch 1: no epoch can be the best"
     )
+
+
+class Holes(Dataset[tuple[Tensor, Tensor]]):
+    """Numbers, of which some `bad` ones of the training set are none."""
+
+    def __init__(self, train: bool, bad: Sequence[int], size: int = 44) -> None:
+        self.inputs = torch.randn(size, 4, generator=torch.Generator().manual_seed(int(train)))
+        self.targets = self.inputs.sum(1, keepdim=True)
+        if train:
+            self.inputs[list(bad)] = math.nan
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+def words(bad: str, *more: str) -> tuple[str, ...]:
+    own = f"+dataset={{_target_: {__name__}.Holes, bad: {bad}, num_workers: 0}}"
+    model = "task=regression model=mlp model.hidden=[] batch_size=8 optimizer.lr=0.01 on_nan=skip"
+    return ("~dataset", own, *as_typed(model), *more)
+
+
+def numbers(points: Sequence[str]) -> dict[tuple[str, int], float]:
+    """Those of training, by tag and step."""
+    found = [json.loads(line) for line in points]
+    return {
+        (each["tag"], each["step"]): each["value"]
+        for each in found
+        if each["tag"].split("/")[0] in NUMBERS
+    }
+
+
+NUMBERS = ("loss", "mae", "running", "skipped_steps")
+
+
+def test_it_is_the_same_on_any_number_of_workers_and_parts(train_together: TrainTogether) -> None:
+    def found(size: int, parts: int) -> dict[tuple[str, int], float]:
+        more = ("epochs=2", "log_every=2", f"gradient_accumulation={parts}")
+        return numbers(train_together(size, *words("[3]", *more), name=f"{size}").points)
+
+    alone = found(1, 1)
+    assert alone["skipped_steps", 10] == 2, "one in each epoch"
+    assert ("loss/train", 10) in alone
+    assert found(2, 2) == pytest.approx(alone, rel=1e-5)
+
+
+def test_where_every_step_is_left_out_nothing_is_logged(train_alone: TrainAlone) -> None:
+    done = train_alone(*words("[3]", "epochs=2", "log_every=1"))
+    steps = [step for step, _ in done.curve("running/loss")]
+    assert len(steps) == 8
+    assert dict(done.curve("skipped_steps")) == {5: 1, 10: 2}
+    with pytest.raises(
+        Diverged,
+        match=r"^no sample was counted: in every step the loss, or a gradient, was nan or ",
+    ):
+        train_alone(*words(str([*range(44)]), "epochs=1"), name="none")
+
+
+def test_they_count_on_where_a_run_resumes_within_an_epoch(train_alone: TrainAlone) -> None:
+    chosen = words("[3,9,17,30]", "epochs=2", "log_every=100")
+    whole = numbers(train_alone(*chosen, name="whole").points)
+    assert whole["skipped_steps", 10] > whole["skipped_steps", 5] > 1
+    last = train_alone(*chosen, before=stop_at(9)).run.paths.last
+    assert checkpoint.load(last)["skipped_steps"] > whole["skipped_steps", 5], (
+        "there is one in what was done of the epoch"
+    )
+    assert numbers(train_alone(*chosen, source=last).points) == whole

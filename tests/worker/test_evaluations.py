@@ -17,7 +17,7 @@ from tests.facade import Patch, as_typed, same
 from tests.integration.test_resume import assert_equal, kill_at
 from tests.worker.conftest import TrainAlone, TrainTogether
 from tests.worker.test_continue import SHORT, _assert_same, _longer
-from tests.worker.test_weights_to_use import TOGGLED
+from tests.worker.test_run import TOGGLED
 
 FEW = ("dataset.train_limit=320", "batch_size=32", "log_every=3")
 
