@@ -1,7 +1,5 @@
 """What a command composes: each choice of groups once for all tests and their commands."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """What every test may use: the command as a person types it, and what a run leaves behind."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import functools
@@ -25,6 +23,7 @@ from expt.config.schema import RunConfig
 from expt.launch import forkserver
 from tests import on_cards, soft_gpu, warm
 from tests.composing import composed, share
+from tests.facade import Capture, Patch, usual
 from tests.facade import RunFolder as RunFolder
 from tests.facade import alive as alive
 from tests.facade import as_typed as as_typed
@@ -35,7 +34,6 @@ from tests.facade import environment as environment
 from tests.facade import python as python
 from tests.facade import run as run
 from tests.facade import start as start
-from tests.facade import usual
 from tests.faults.cases import TESTS
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -180,11 +178,33 @@ def trained(tmp_path: Path, _forkserver: None) -> Trained:
     return train
 
 
+Typed = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def typed(monkeypatch: Patch, capsys: Capture) -> Typed:
+    """`typed("epochs=1", "-q")`: a command in this process, to its end."""
+
+    def carry_out(*words: str) -> subprocess.CompletedProcess[str]:
+        from expt.command import main
+
+        monkeypatch.setattr(sys, "argv", ["expt", *words])
+        monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
+        code: Any = 0
+        try:
+            main.main(words)
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return carry_out
+
+
 Cards = Callable[..., dict[str, str]]
 
 
 @pytest.fixture
-def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cards]:
+def cards(tmp_path: Path, monkeypatch: Patch) -> Iterator[Cards]:
     """`cards(count=4, dead=(3,))` gives this test's commands soft GPUs; see `soft_gpu.staged`.
 
     So it does for `trained` and expt.run, but not for CUDA in this process. Called again, it stages

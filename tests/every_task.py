@@ -2,8 +2,6 @@
 torchmetrics of the rest.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

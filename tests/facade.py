@@ -1,8 +1,6 @@
 """The façade of the tests: settings, commands as a person types them, requests as a command makes
 them, and what a run leaves behind."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -14,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from expt.command.rerun import NOT_REPEATED
 from expt.config.identity import VERSION, Content, Identity, shown
@@ -33,6 +33,9 @@ from tests.composing import composed
 if TYPE_CHECKING:
     from expt.data.build import Data
 
+
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
 TIMEOUT_S = 100
 
 # torchrun and schedulers set these; a test session inside one must not look like a worker.
@@ -138,7 +141,7 @@ def usual(words: Sequence[str]) -> tuple[str, ...]:
 
     A test of what is drawn says `tensorboard.images=auto`, the default. What other data is drawn as
     is always drawn."""
-    others = ("dataset=", "task=", "experiment=", "_target_", "tensorboard.images=")
+    others = ("dataset=", "dataset._target_", "task", "experiment=", "tensorboard.images=")
     return (
         tuple(words)
         if any(other in word for word in words for other in others)
@@ -229,7 +232,7 @@ def dataset(words: str, **changes: Any) -> Any:
     return dataclasses.replace(_dataset(words), **changes)
 
 
-def built(dataset: Any, task: Any = None, **options: Any) -> Data:
+def built(dataset: Any, task: Any = None, **options: Any) -> "Data":
     """The loaders of a dataset, of one CPU worker where `options` say nothing else."""
     import torch  # late: see conftest.py
 

@@ -1,8 +1,6 @@
 """A library that a few tests need, and that takes seconds to import: not for every process of a
 test session."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What a piece of code asks of the device, operator by operator: on a GPU each but a view is a
 kernel to launch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

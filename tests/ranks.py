@@ -1,8 +1,6 @@
 """Ranks of a real process group, forked from the test: they meet in a file, and talk by gloo over
 loopback."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

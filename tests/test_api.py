@@ -2,8 +2,6 @@
 results.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import json
@@ -22,13 +20,11 @@ import expt
 from expt import api
 from expt.errors import SweepFailed
 from expt.python.results import FailedResult, SweepResult
-from tests.facade import python
+from tests.facade import Capture, Patch, python
 
 
 @pytest.mark.usefixtures("_forkserver")
-def test_the_docstrings_examples_come_to_what_they_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_docstrings_examples_come_to_what_they_say(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"expt": expt}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
@@ -101,9 +97,7 @@ def test_curves_are_drawn_by_epoch_with_the_test_where_it_is_of(tmp_path: Path) 
     assert "a &lt;b&gt;" in html
 
 
-def test_a_result_without_matplotlib_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plot_without_matplotlib_is_told(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = recorded(tmp_path / "a", status="running")
     with pytest.raises(expt.ConfigError, match=r"pip install 'expt\[plot\]'"):
@@ -111,7 +105,7 @@ def test_a_result_without_matplotlib_says_what_to_install(
     assert "running" in result._repr_html_()
 
 
-def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_numbers(
+def test_best_of_a_sweep_and_failures(
     tmp_path: Path,
 ) -> None:
     def run(name: str, value: float | None, of: str = "loss/val") -> Path:
@@ -146,18 +140,14 @@ def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_nu
         _ = SweepResult([*runs, of_another]).best
 
 
-def test_a_result_says_where_its_folder_is_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_a_result_is_absolute(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/result.json").write_text('{"status": "completed"}')
     monkeypatch.chdir(tmp_path)
     assert expt.Result.of(Path("run")).folder == tmp_path / "run"
 
 
-def test_quiet_is_a_word_of_functions_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_is_a_keyword(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.chdir(tmp_path)
     (result,) = expt.sweep("-q", "epochs=1", "max_steps=1", world_size=1)
     assert result.record["steps"] == 1
@@ -183,7 +173,7 @@ assert (sys.argv, sys.stdout, dict(os.environ)) == (argv, out, environ)
 """
 
 
-def test_an_interrupt_lets_workers_save_and_nothing_of_the_process_is_swapped(
+def test_interrupt_lets_workers_save(
     tmp_path: Path,
 ) -> None:
     done = python(INTERRUPTED, cwd=tmp_path)

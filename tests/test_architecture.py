@@ -1,7 +1,5 @@
 """What imports of expt bring, and that each rule of scripts/architecture.py can fail."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

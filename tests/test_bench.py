@@ -1,7 +1,5 @@
 """scripts/bench: that it measures at all; BENCHMARKS.md holds what it found."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -17,7 +15,7 @@ from scripts.benchmarks.links import Cluster, Link, all_reduce_s, step_s
 from scripts.benchmarks.memory import Peak
 from scripts.benchmarks.systems import Output
 from tests.conftest import FASHION_MNIST
-from tests.facade import as_typed, environment
+from tests.facade import Patch, as_typed, environment
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 
@@ -101,9 +99,7 @@ echo "$CUDA_VISIBLE_DEVICES $*" >> "$CUDA_MPS_PIPE_DIRECTORY/../told"
 """
 
 
-def test_runs_on_one_card_are_timed_with_and_without_mps(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_runs_on_one_card_with_and_without_mps(monkeypatch: Patch, tmp_path: Path) -> None:
     """By a daemon of their own; the commands that would train are but noted."""
     ran = list[tuple[str, str | None]]()
 

@@ -1,7 +1,5 @@
 """What a test session finds on a machine that has GPUs, as it is told."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -28,9 +26,7 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.mark.parametrize(
     ("words", "visible", "is_run"), [(["-m", "gpu"], "'3'", True), ([], "''", False)]
 )
-def test_tests_of_a_gpu_are_planned_where_there_is_one_and_they_are_asked_for(
-    words: list[str], visible: str, *, is_run: bool, tmp_path: Path
-) -> None:
+def test_gpu_tests_planned(words: list[str], visible: str, *, is_run: bool, tmp_path: Path) -> None:
     (tmp_path / "with_gpus.py").write_text(WITH_GPUS.replace("GIVEN", str(is_run)))
     asked = as_typed("-m pytest -p with_gpus -n 0 --setup-plan")
     command = [sys.executable, *asked, *words, str(HERE / "gpu")]

@@ -1,8 +1,6 @@
 """scripts/first_card: it says where no card is there, and a part that hangs or fails stops no
 other."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

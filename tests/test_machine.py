@@ -1,7 +1,5 @@
 """What this machine offers, as CUDA_VISIBLE_DEVICES and the affinity of this process leave it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
@@ -22,12 +20,13 @@ from expt import machine
 from expt.command import doctor
 from expt.config.auto import fill_auto
 from expt.worker import build
+from tests.facade import Capture, Patch
 
 ALL = ("0", "1", "2", "3")
 
 
 @pytest.fixture(autouse=True)
-def _four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def _four_gpus(monkeypatch: Patch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", machine.SIMULATED_GPUS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(machine, "_gpus", lambda: [(f"GPU-{number}", "") for number in ALL])
@@ -59,7 +58,7 @@ def _four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_cuda_visible_devices(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: tuple[str, ...]
+    monkeypatch: Patch, visible: str | None, expected: tuple[str, ...]
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -79,33 +78,31 @@ def test_cuda_visible_devices(
         ("0,0", True, True),
     ],
 )
-def test_the_variable_that_hides_gpus_is_named(
-    monkeypatch: pytest.MonkeyPatch, visible: str, hides: bool, misnamed: bool
-) -> None:
+def test_hiding_is_named(monkeypatch: Patch, visible: str, hides: bool, misnamed: bool) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = machine.detect()
     assert (f"CUDA_VISIBLE_DEVICES={visible} shows" in found.hidden) is hides
     assert found.misnamed is misnamed
 
 
-def test_without_nvml_a_uuid_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_a_uuid_is_taken_as_it_is(monkeypatch: Patch) -> None:
     monkeypatch.setattr(machine, "_gpus", lambda: [("0000:c1:00", ""), ("0000:c2:00", "")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,GPU-8932f937")
     assert machine.visible_gpus() == ("GPU-8932f937",)
 
 
-def test_a_name_does_not_make_a_gpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_does_not_make_a_gpu_where_there_is_none(monkeypatch: Patch) -> None:
     monkeypatch.setattr(machine, "_gpus", lambda: ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,0")
     assert machine.visible_gpus() == ()
 
 
-def test_the_driver_is_asked_for_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_asked_for_its_gpus(monkeypatch: Patch) -> None:
     monkeypatch.undo()
     assert len(machine._gpus()) >= 0
 
 
-def test_simulated_gpus_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_gpus_are_told_apart(monkeypatch: Patch) -> None:
     assert not machine.detect().simulated
     monkeypatch.setenv(machine.SIMULATED_GPUS, "2")
     found = machine.detect()
@@ -127,9 +124,7 @@ def test_the_affinity_of_this_process_limits_its_cpus() -> None:
     [({}, False), ({"RANK": "0"}, False), ({"RANK": "0", "WORLD_SIZE": "2"}, True)],
     ids=["none", "rank alone", "both"],
 )
-def test_a_worker_that_something_else_started(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: bool
-) -> None:
+def test_foreign_worker(monkeypatch: Patch, variables: dict[str, str], expected: bool) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -147,7 +142,7 @@ def test_the_umask_is_read_and_stays(mask: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_reading_the_umask_does_not_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_the_umask_does_not_set_it(monkeypatch: Patch) -> None:
     """Another thread may be creating a file at that moment."""
     monkeypatch.setattr(os, "umask", lambda new: pytest.fail("the umask was set"))
     machine.umask()
@@ -167,7 +162,7 @@ def test_the_umask_is_as_before_after_the_last_of_several_threads() -> None:
         os.umask(before)
 
 
-def test_workers_of_another_launcher_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_another_launcher_are_counted(monkeypatch: Patch) -> None:
     for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     found = machine.detect()
@@ -176,7 +171,7 @@ def test_workers_of_another_launcher_are_counted(monkeypatch: pytest.MonkeyPatch
     assert (machine.detect().workers, machine.detect().local_workers) == (None, None)
 
 
-def test_a_quota_counts_like_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_counts_like_cores(monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     for quota, expected in (
         ("max 100000", 16),
@@ -205,9 +200,7 @@ TASK = {
     ],
     ids=["bound", "not bound", "torchrun in a task"],
 )
-def test_the_cores_that_slurm_has_bound_a_task_to_are_its_own(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], own: bool
-) -> None:
+def test_cores_bound_by_slurm(monkeypatch: Patch, more: dict[str, str], own: bool) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for name, value in {**TASK, **more}.items():
         monkeypatch.setenv(name, value)
@@ -224,22 +217,20 @@ def test_the_cores_that_slurm_has_bound_a_task_to_are_its_own(
         ({"CUDA_VISIBLE_DEVICES": "0", "TORCHELASTIC_RUN_ID": "a"}, False),
     ],
 )
-def test_gpus_are_a_tasks_own_where_it_sees_fewer_than_there_are_tasks(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], own: bool
-) -> None:
+def test_gpus_of_one_task(monkeypatch: Patch, more: dict[str, str], own: bool) -> None:
     for name, value in {**TASK, **more}.items():
         monkeypatch.setenv(name, value)
     assert machine.detect().own_gpus == own
 
 
-def test_a_gpu_has_one_uuid_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_one_uuid_whatever_it_is_called(monkeypatch: Patch) -> None:
     monkeypatch.setattr(machine, "_gpus", lambda: [("GPU-11aa", "A"), ("GPU-22bb", "B")])
     called = ("1", "GPU-22", "GPU-22bb", "MIG-5", "7")
     assert [machine.gpu_uuid(name) for name in called] == ["GPU-22bb"] * 3 + ["MIG-5", "7"]
     assert machine.gpu_names() == ["A", "B"]
 
 
-def test_a_gpu_that_has_dropped_out_is_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_has_dropped_out_is_still_counted(monkeypatch: Patch) -> None:
     def handle(index: int) -> int:
         if index == 0:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
@@ -265,7 +256,7 @@ def test_a_gpu_that_has_dropped_out_is_still_counted(monkeypatch: pytest.MonkeyP
     ids=["CUDA", "CUDA without a driver", "ROCm", "a CPU's torch"],
 )
 def test_torch_is_asked_for_gpus_only_where_it_may_have_some(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, driver: bool, asks: bool
+    monkeypatch: Patch, tmp_path: Path, version: str, driver: bool, asks: bool
 ) -> None:
     asked = list[dict[str, str]]()
 
@@ -288,9 +279,7 @@ def test_torch_is_asked_for_gpus_only_where_it_may_have_some(
     assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & {*chain(*asked)}
 
 
-def test_a_torch_for_intels_gpus_says_that_it_uses_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_intel_torch_uses_the_cpu(monkeypatch: Patch, tmp_path: Path, capsys: Capture) -> None:
     monkeypatch.undo()
     _without_nvml(monkeypatch, tmp_path, "hip: Optional[str] = None\nxpu: Optional[str] = '20250'")
     for gpus in (0, "auto", "auto"):
@@ -298,7 +287,7 @@ def test_a_torch_for_intels_gpus_says_that_it_uses_the_cpu(
     assert capsys.readouterr().err.count("Intel") == 1
 
 
-def _without_nvml(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> None:
+def _without_nvml(monkeypatch: Patch, folder: Path, version: str) -> None:
     def no_nvml() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
@@ -317,7 +306,7 @@ def _asked_anew() -> Iterator[None]:
         cached.cache_clear()
 
 
-def test_the_daemon_of_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_daemon_of_mps(monkeypatch: Patch, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     assert not machine.mps_runs()
@@ -361,9 +350,7 @@ def test_the_daemon_of_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         ("", False, False),  # nothing is known
     ],
 )
-def test_whether_a_cpu_has_short_floats(
-    cpuinfo: str, slow: bool, fp16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpu_with_short_floats(cpuinfo: str, slow: bool, fp16: bool, monkeypatch: Patch) -> None:
     text = f"processor : 0\n{cpuinfo}\n\nprocessor : 1\nflags : bf16\n"
     monkeypatch.setattr(Path, "read_text", lambda _: text)
     assert machine.slow_in_bfloat16() == slow
@@ -371,9 +358,7 @@ def test_whether_a_cpu_has_short_floats(
 
 
 @pytest.mark.parametrize("amp", [True, False, "bf16"])
-def test_bfloat16_without_arithmetic_is_reported_once(
-    amp: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slow_bfloat16_is_reported_once(amp: Any, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr(machine, "_cpu_flags", lambda: ["avx2"])
     config: Any = SimpleNamespace(
         amp=amp, gradient_clip=None, gradient_clip_value=None, on_nan="stop", optimizer=None,

@@ -1,7 +1,5 @@
 """What takes long is reported while it does."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue
@@ -14,7 +12,7 @@ from expt import progress
 from expt.command import export, predict, report
 from tests.conftest import Trained
 from tests.data.test_build import write_folder
-from tests.facade import as_typed, run
+from tests.facade import Patch, as_typed, run
 
 SLOW = """
 import time
@@ -62,7 +60,7 @@ class Model(torch.nn.Module):
 """
 
 
-def test_the_innermost_is_reported_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_innermost_is_reported_and_how_far_it_is(monkeypatch: Patch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0.01)
     said = queue.Queue[str]()
 
@@ -94,9 +92,7 @@ class Begun(list[progress.Phase]):
         super().append(phase)
 
 
-def test_what_may_take_long_is_a_phase(
-    tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_work_is_a_phase(tmp_path: Path, trained: Trained, monkeypatch: Patch) -> None:
     """Those of workers are seen in the next test."""
     monkeypatch.setattr(progress, "_under_way", begun := Begun())
     pictures = write_folder(tmp_path / "pictures")
@@ -126,7 +122,7 @@ def test_no_part_of_a_run_is_silent(tmp_path: Path) -> None:
     assert [*dict.fromkeys(reported)] == parts
 
 
-def test_a_new_process_has_said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_process_has_said_nothing_yet(monkeypatch: Patch) -> None:
     """Else one that is forked late would report at once, after no time at all."""
     monkeypatch.setattr(progress, "_said_at", -1e9)
     assert progress.is_quiet()

@@ -1,7 +1,5 @@
 """Signals that ask for an end: kept, counted, and answered at once where that is wished."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal
@@ -13,16 +11,17 @@ from collections.abc import Iterator
 import pytest
 
 from expt import signals
+from tests.facade import Capture, Patch
 
 
 @pytest.fixture(autouse=True)
-def _in_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_command(monkeypatch: Patch) -> None:
     """Heed signals as a command does, and not a call from Python."""
     monkeypatch.setattr(signals, "_in_command", True)
 
 
 @pytest.fixture(autouse=True)
-def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_handlers(monkeypatch: Patch) -> Iterator[None]:
     """Every handler as before, and nothing heard."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     before = {number: signal.getsignal(number) for number in signals.ASKING}
@@ -49,8 +48,8 @@ def test_the_first_signal_is_kept(number: signal.Signals) -> None:
     assert signals.exit_code() == 128 + number
 
 
-def test_ctrl_c_that_python_drops_is_heard_as_a_run_begins_and_no_traceback_is_shown(
-    monkeypatch: pytest.MonkeyPatch,
+def test_dropped_ctrl_c_ends_the_run_without_traceback(
+    monkeypatch: Patch,
 ) -> None:
     """As where it comes within a callback: an import has some."""
     dropped = list[object]()
@@ -104,7 +103,7 @@ def test_nohup_keeps_its_meaning() -> None:
 
 
 def test_what_is_printed_to_a_terminal_that_is_gone_goes_nowhere(
-    capfd: pytest.CaptureFixture[str],
+    capfd: Capture,
 ) -> None:
     master, slave = pty.openpty()
     kept = os.dup(1)

@@ -4,8 +4,6 @@ What comes of it is what a person gets: a process in a session of its own, with 
 folder, environment and streams, whose forkserver and workers are its descendants. Only the two
 interpreters' starts are left out."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

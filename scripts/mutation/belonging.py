@@ -17,7 +17,7 @@ FILES, LOADING, FOLDERS = (
     f"tests/data/test_{name}.py" for name in ("files", "loading", "image_folder_cache")
 )
 ONE_WORKER, PATCHES = "tests/worker/test_run.py", "tests/training/test_patches.py"
-FAST_PATHS = "tests/integration/test_fast_paths.py"
+FAST_PATHS = "tests/integration/test_numbers.py"
 # For what has no file of tests of its own, by the start of its path.
 INSTEAD: dict[str, tuple[str, ...]] = {
     "config": ("tests/config/test_parse.py",),
@@ -35,10 +35,10 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "training/patches": (
         "tests/training/test_optim.py",
         PATCHES,
-        "tests/worker/test_build_fields.py",
+        "tests/worker/test_build.py",
         FAST_PATHS,
     ),
-    "training/shared_memory": ("tests/integration/test_fast_paths.py",),
+    "training/shared_memory": ("tests/integration/test_numbers.py",),
     "worker": (ONE_WORKER, RUN, RESUME),
     "worker/diagnosis": (RUN, WATCHDOGS),
     "worker/fault": (WORKERS, WATCHDOGS),
@@ -52,7 +52,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "worker/build": (ONE_WORKER,),
     "worker/run": (RESUME, NUMBERS),
     "worker/checkpoints": (RESUME,),
-    "training/shared_memory": ("tests/integration/test_fast_paths.py",),
+    "training/shared_memory": ("tests/integration/test_numbers.py",),
 }
 
 

@@ -1,7 +1,5 @@
 """What a process with soft GPUs sees: each function runs in one of its own (see test_soft_gpu)."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import ctypes

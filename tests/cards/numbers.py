@@ -1,7 +1,5 @@
 """What soft GPUs compute, beside what the CPU does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """A loop by hand on one card, in mixed precision: textbook torch, none of expt's training code."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Ranks of a process group on soft GPUs, as torchrun would start them."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The GPUs of workers that expt has not started, and of a run under a debugger."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -95,9 +93,8 @@ def test_a_debugged_run_has_its_card_on_record(cards: Cards, tmp_path: Path) -> 
     assert "1 worker on GPU 2" in done.stdout
 
 
-def test_cards_that_nvml_does_not_see_are_used_and_have_no_energy(
-    cards: Cards, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_cards_unknown_to_nvml_are_used_without_energy(cards: Cards, tmp_path: Path) -> None:
     """As AMD's: torch's CUDA is there, and no NVML."""
     variables = cards(nvml=False, count=2, dead=(0,))
     done = run("gpus=1", *QUICK, cwd=tmp_path)

@@ -1,7 +1,5 @@
 """Dead, full and faulty GPUs, in the commands that meet them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -47,9 +45,7 @@ def test_dead_and_full_cards_fail_no_run_of_a_sweep(cards: Cards, tmp_path: Path
 
 
 @pytest.mark.parametrize("gpus", ["2", "[0]"])
-def test_a_run_gets_healthy_cards_unless_it_names_others(
-    cards: Cards, tmp_path: Path, gpus: str
-) -> None:
+def test_a_run_gets_healthy_cards_or_those_named(cards: Cards, tmp_path: Path, gpus: str) -> None:
     cards(dead=(1,))
     done = run(
         f"gpus={gpus}", *QUICK, "hydra.run.dir=r", cwd=tmp_path, CUDA_VISIBLE_DEVICES="1,2,3"
@@ -134,9 +130,7 @@ def test_a_reading_process_that_uses_cuda_is_not_the_cards_fault(
 
 
 @pytest.mark.parametrize(("gpus", "code"), [("x0", 0), ("x0123", 1)])
-def test_a_run_that_fails_on_two_cards_fails_by_its_own_error(
-    cards: Cards, tmp_path: Path, gpus: str, code: int
-) -> None:
+def test_two_bad_cards_is_own_fault(cards: Cards, tmp_path: Path, gpus: str, code: int) -> None:
     cards()
     (tmp_path / "odd.py").write_text(FAULTY)
     model = f"model={{_target_:odd.Faulty,gpus:{gpus}}}"
@@ -180,9 +174,7 @@ def test_a_prediction_on_a_dead_card_is_refused_in_a_line(cards: Cards, tmp_path
 
 
 @pytest.mark.parametrize("fail_at", [1, 5, 20])
-def test_a_prediction_that_a_card_fails_ends_in_a_line(
-    cards: Cards, tmp_path: Path, fail_at: int
-) -> None:
+def test_prediction_on_a_bad_card_is_told(cards: Cards, tmp_path: Path, fail_at: int) -> None:
     cards()
     assert run("gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path).returncode == 0
     cards(fail_at=fail_at)

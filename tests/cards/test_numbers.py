@@ -3,8 +3,6 @@
 New memory is NaN there, and what a copy brings arrives as late as it may.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Mixed precision on a soft GPU: the numbers of a loop by hand on the same card."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run on soft GPUs that was killed goes on to the same bits, with dropout and in float16."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -30,9 +28,7 @@ FAST = ("fp16, ddp", "dp")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES]
 )
-def test_a_killed_run_goes_on_to_the_same_bits(
-    name: str, cards: Cards, trained: Trained, tmp_path: Path
-) -> None:
+def test_killed_run_is_exact(name: str, cards: Cards, trained: Trained, tmp_path: Path) -> None:
     words = (*WORDS, NO_PICTURES, *as_typed(CASES[name]))
     cards(poison=True, late=True)
     kill_at(tmp_path / "killed", words, step=9)
@@ -47,9 +43,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_new_memory_and_late_copies_change_nothing(
-    name: str, cards: Cards, trained: Trained
-) -> None:
+def test_new_memory_late_copies_are_harmless(name: str, cards: Cards, trained: Trained) -> None:
     words = (*WORDS, *as_typed(CASES[name]), "tensorboard.images=true", "epochs=2")
     cards()
     plain = trained(*words, name="plain")

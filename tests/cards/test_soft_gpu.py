@@ -1,7 +1,5 @@
 """Soft GPUs themselves: each of their checks can fail, and their numbers are the CPU's."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import pytest
 from tests import soft_gpu
 from tests.cards import checks, numbers
 from tests.conftest import Cards, Trained
-from tests.facade import python, run
+from tests.facade import Patch, python, run
 
 SEEN: list[tuple[Callable[[], None], dict[str, object]]] = [
     (checks.the_visible_cards_are_listed, {"count": 3, "memory": 1e9, "capability": "7.5"}),
@@ -100,9 +98,7 @@ def test_what_cannot_be_staged_is_refused() -> None:
         soft_gpu.staged(colour="red")
 
 
-def test_it_says_why_it_cannot_be_built(
-    cards: Cards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_why_it_cannot_be_built(cards: Cards, tmp_path: Path, monkeypatch: Patch) -> None:
     cards()  # where it can be built
     sources = shutil.copytree(soft_gpu.SOURCES, tmp_path / "sources")
     (sources / "runtime.c").write_text("#error no such thing\n")
@@ -117,7 +113,7 @@ def test_it_says_why_it_cannot_be_built(
         soft_gpu.built.__wrapped__()
 
 
-def test_any_command_has_four(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_command_has_four(cards: Cards, monkeypatch: Patch) -> None:
     for name in cards():
         monkeypatch.delenv(name)
     script = Path(__file__).parents[2] / "scripts" / "soft_gpu"

@@ -1,7 +1,5 @@
 """The tests of runs, with cards in place of CPU workers: some files, and all of them by --slow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,10 +11,8 @@ from tests.facade import environment
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = ("faults", "gpu", "inference", "integration", "training", "worker")
-FAST = (
-    *("training/test_collectives.py", "training/test_precision.py", "training/test_loop.py"),
-    *("worker/test_snapshot.py", "worker/test_buffers.py"),
-)
+FAST = ("training/test_collectives.py",)
+"""What NCCL sends; other tests of cards train, save and resume."""
 SESSION = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 QUIET = "-Wignore::pytest.PytestAssertRewriteWarning"  # its process has imported plugins already
 

@@ -1,7 +1,5 @@
 """What only workers on cards do in training: offload, run out of memory, meet over NCCL."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -38,9 +36,7 @@ def train_sharded() -> None:
 
 
 @pytest.mark.slow
-def test_states_of_a_sharded_model_may_be_on_the_host(
-    cards: Cards, trained: Trained, tmp_path: Path
-) -> None:
+def test_sharded_states_may_be_on_the_host(cards: Cards, trained: Trained, tmp_path: Path) -> None:
     """Compared with a whole model, saved, resumed and evaluated, with the numbers of a CPU."""
     cards(count=2)
     for folder in ("whole", "parts"):
@@ -56,9 +52,7 @@ def test_states_of_a_sharded_model_may_be_on_the_host(
 LARGE = as_typed("gpus=2 gradient_accumulation=auto optimizer.momentum=0 max_steps=2 epochs=1")
 
 
-def test_gradients_are_averaged_without_a_copy_of_the_largest(
-    cards: Cards, trained: Trained
-) -> None:
+def test_gradients_are_averaged_without_copying_the_largest(cards: Cards, trained: Trained) -> None:
     """Weights and gradients take 75 MB of 115; copied, the largest would take 36 more, and others
     less."""
     cards(count=2, memory=115e6)
@@ -116,9 +110,7 @@ class Keeping(nn.Module):
         return outputs + 0 * weights
 
 
-def test_what_averaging_takes_counts_where_as_many_samples_as_fit_are_trained_on(
-    cards: Cards, trained: Trained
-) -> None:
+def test_memory_for_averaging_counts_in_fitting(cards: Cards, trained: Trained) -> None:
     """Else rank 1 would fail within the collective, for which rank 0 waits."""
     cards(count=2, memory=133e6)
     words = ("~model", f"+model._target_={__name__}.Keeping", "batch_size=64")
@@ -126,9 +118,7 @@ def test_what_averaging_takes_counts_where_as_many_samples_as_fit_are_trained_on
     assert done.result["micro_batch_size"] < 32
 
 
-def test_of_a_gpu_that_others_have_filled_no_smaller_batch_is_advised(
-    cards: Cards, trained: Trained, tmp_path: Path
-) -> None:
+def test_a_gpu_filled_by_others_is_told(cards: Cards, trained: Trained, tmp_path: Path) -> None:
     cards(full=(0,))
     done = run("gpus=[0]", *SHORT, cwd=tmp_path)
     assert done.returncode == 1
@@ -144,9 +134,7 @@ def test_of_a_gpu_that_others_have_filled_no_smaller_batch_is_advised(
         trained("gpus=1", *SHORT)
 
 
-def test_weights_without_room_are_not_advised_other_batches(
-    cards: Cards, trained: Trained, tmp_path: Path
-) -> None:
+def test_too_large_weights_get_no_advice(cards: Cards, trained: Trained, tmp_path: Path) -> None:
     cards(memory=20e6)
     with pytest.raises(OutOfMemory, match="try a smaller model"):
         trained("gpus=1", "model=resnet18", *SHORT)

@@ -1,7 +1,5 @@
 """Waits of the host for the device within steps: each would keep it from running ahead."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import io
@@ -214,7 +212,7 @@ def waits(size: int, cases: Collection[str], folder: Path) -> dict[str, dict[str
 
 
 @pytest.mark.parametrize("is_fast", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_step_waits_for_nothing(size: int, is_fast: bool, cards: Cards, tmp_path: Path) -> None:
     cards()
     every = ONE if size == 1 else TWO

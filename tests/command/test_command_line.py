@@ -1,7 +1,5 @@
 """The settings of a command line: read, checked, and completed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.request import inherited
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
+from tests.facade import Capture, Patch
 
 
 def leave(folder: Path, *words: str) -> Path:
@@ -30,7 +29,7 @@ def settings(*words: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -69,9 +68,7 @@ def test_options_are_told_from_settings() -> None:
         ),
     ],
 )
-def test_a_setting_needs_one_pair_of_quotes(
-    typed: str, read: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_setting_needs_one_pair_of_quotes(typed: str, read: str, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert readable(typed) == read
 
@@ -141,14 +138,14 @@ def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path) -> None:
     assert settings(*words) == ["seed=0,1", "hydra.sweep.dir=outputs/sweeps/b"]
 
 
-def test_a_new_folder_beside_resume_is_only_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_folder_beside_resume_is_only_warned_of(capsys: Capture) -> None:
     settings("resume=auto", "hydra.run.dir=new", "epochs=2")
     assert "hydra.run.dir=new" in capsys.readouterr().err
     settings("-m", "resume=auto", "seed=1,2")
     assert capsys.readouterr().err == ""
 
 
-def test_of_two_values_of_a_key_the_last_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_values_of_a_key_the_last_counts(capsys: Capture) -> None:
     settings("-m", "epochs=1", "model=mlp", "seed=0", "+epochs=2", "seed=0")
     told = "warning: epochs=1: the key is there twice, and the last counts, +epochs=2\n"
     assert capsys.readouterr().err == told

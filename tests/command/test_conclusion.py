@@ -1,8 +1,7 @@
 """What is said at a sweep's end."""
 
-from __future__ import annotations
-
 import io
+import pickle
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,14 @@ from typing import Any
 import pytest
 
 from expt.command.report import again, conclude
+from expt.command.run import Outcome
+from expt.errors import Diverged, SweepFailed
+from expt.launch.job import Job
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, PRUNED, update_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, update_result
 from expt.runs.view import leaderboard
 from expt.runs.view.text import Console, resume_command
+from tests.facade import Capture, Patch
 from tests.runs.test_leaderboard import leave_run
 
 
@@ -22,33 +25,6 @@ def concluded(folder: Path) -> list[str]:
     out = io.StringIO()
     conclude(Console(file=out, width=200), folder)
     return [line.rstrip() for line in out.getvalue().splitlines()]
-
-
-def test_the_leaderboard_then_what_failed_with_the_command_that_tries_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    sweep = tmp_path / "my sweep"
-    leave_run(sweep, "lr=1", 0.25)
-    leave_run(
-        sweep,
-        "lr=2",
-        status=FAILED,
-        error="rank 1 of 2 raised\n\nTrace\nValueError: [a]\n\nlog: l.log",
-    )
-    assert concluded(sweep) == [
-        "lr  accuracy/val  status     train time",
-        "1         0.2500  completed       3.0 s",
-        "2                 failed          0.0 s",
-        "",
-        "1 failed",
-        "  lr=2: rank 1 of 2 raised: ValueError: [a]  (log: l.log)",
-        "      again: python -m expt lr=2",
-        "core time    3.0 s of 1 run",
-        "summary      my sweep/summary.csv, summary.md",
-        "look at it   tensorboard --logdir 'my sweep'",
-    ]
-    assert (sweep / "summary.csv").exists()
 
 
 def test_what_the_command_has_to_say_is_said_where_no_run_could_begin_too(tmp_path: Path) -> None:
@@ -74,9 +50,7 @@ def test_what_all_runs_have_cost_together(tmp_path: Path) -> None:
     assert "core time    18.0 s of 1 run" in lines
 
 
-def test_what_waits_at_a_rung_is_counted_and_what_could_go_on_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pruned_runs_are_counted_and_the_best_named(tmp_path: Path, monkeypatch: Patch) -> None:
     def pruned() -> list[str]:
         return [
             line
@@ -104,9 +78,7 @@ def test_a_sweep_without_a_run_is_not_concluded(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_full_disk_hides_no_leaderboard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_full_disk_hides_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -152,9 +124,7 @@ def test_a_run_without_a_process_is_lost(tmp_path: Path) -> None:
             "python -m expt resume=a/last.safetensors lr=1"),
     ],
 )  # fmt: skip
-def test_the_command_that_runs_one_point_again(
-    command: str, arguments: list[str], expected: str
-) -> None:
+def test_command_that_repeats_one_point(command: str, arguments: list[str], expected: str) -> None:
     record: Any = {"command": command, "arguments": arguments}
     assert again(record) == expected
 
@@ -168,3 +138,56 @@ def test_a_run_of_a_notebooks_class_is_repeated_from_its_folder() -> None:
         "folder": Path("sweep/model=Net"),
     }
     assert again(record) == "python -m expt rerun sweep/model=Net"
+
+
+def test_what_had_paused_and_went_on_counts_once() -> None:
+    outcome, paths = Outcome(), RunPaths(Path("a"))
+    for status in (PRUNED, PRUNED, COMPLETED):
+        outcome.add(paths, status)
+    assert outcome.ended == {paths: COMPLETED}
+
+
+@pytest.mark.parametrize(
+    ("others", "before", "failed"),
+    [([PRUNED], [], 0), ([COMPLETED], [], 0), ([], [PRUNED], 0), ([], [], 1)],
+)
+def test_diverged_point_is_no_failure(others: list[str], before: list[str], failed: int) -> None:
+    """Also in an earlier command."""
+    outcome = Outcome()
+    for status in before:
+        outcome.add(RunPaths(Path("before")), status)
+    diverged = Job(RunPaths(Path("bad")), None, FAILED, Diverged("the loss was nan"))
+    outcome.add_jobs(
+        [diverged, *(Job(RunPaths(Path(status)), None, status) for status in others)], (Diverged,)
+    )
+    assert list(outcome.ended.values()).count(FAILED) == failed
+
+
+@pytest.mark.parametrize(
+    ("statuses", "unseen", "said"),
+    [
+        ([COMPLETED, COMPLETED], 0, None),
+        ([COMPLETED, INTERRUPTED], 4, None),
+        ([COMPLETED, PRUNED], 0, None),
+        ([COMPLETED, FAILED], 0, "1 of 2 runs failed"),
+        ([PRUNED, FAILED, COMPLETED], 0, "1 of 3 runs failed"),
+        ([FAILED, FAILED, COMPLETED, INTERRUPTED, "queued"], 6, "2 of 9 runs failed, 6 were"),
+    ],
+)
+def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: str | None) -> None:
+    outcome = Outcome(num_unfinished=unseen)
+    for number, status in enumerate(statuses):
+        outcome.add(RunPaths(Path(str(number))), status)
+    assert [*outcome.ended.values()] == [
+        status for status in statuses if status in (COMPLETED, PRUNED, FAILED)
+    ]
+    if said is None:
+        outcome.raise_if_failed()
+        return
+    with pytest.raises(SweepFailed) as raised:
+        outcome.raise_if_failed()
+    assert str(raised.value).startswith(said)
+    assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value), (
+        "it may come from another process"
+    )
+    assert len(raised.value.completed) == statuses.count(COMPLETED)

@@ -1,8 +1,5 @@
 """`--help`, whose text comes from the YAML itself."""
 
-from __future__ import annotations
-
-import contextlib
 import re
 from collections.abc import Iterator
 from io import StringIO
@@ -11,18 +8,13 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command import main as command
-from expt.command.help import COMMON, EXAMPLES, print_help
+from expt.command.help import COMMON, EXAMPLES, completed, print_help
+from expt.command.words import WORDS
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
-from expt.launch import forkserver
 from expt.runs.view.text import Console
+from tests.conftest import Typed
 from tests.facade import run
-
-
-@pytest.fixture(autouse=True)
-def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
 
 
 def help_text(*arguments: str) -> str:
@@ -133,7 +125,34 @@ def test_help_takes_the_options_of_a_command() -> None:
         ("help report", "usage: python -m expt report"),
     ],
 )
-def test_help_has_three_names(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) if "report" in words else contextlib.nullcontext():
-        command.main(words.split())
-    assert says in capsys.readouterr().out
+def test_help_has_three_names(words: str, says: str, typed: Typed) -> None:
+    assert says in typed(*words.split()).stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("eval_s", {"eval_split="}),
+        ("evalu", {"evaluate"}),
+        ("epochs=2 eval_s", {"eval_split="}),
+        ("amp=b", {"amp=bf16"}),
+        ("model=m", {"model=mlp"}),
+        ("evaluate ", set()),
+        ("evaluate RU", set()),
+        ("report ", set()),
+        ("report a", set()),
+    ],
+)
+def test_subcommands_and_their_arguments(line: str, offered: set[str]) -> None:
+    assert {*completed(line)} == offered
+
+
+def test_an_empty_line_may_become_anything() -> None:
+    assert {*WORDS, "epochs=", "model=", "model."} <= {*completed("")}
+
+
+def test_hydras_script_for_a_shell_asks_for_them(tmp_path: Path) -> None:
+    done = run("-sc", "query=bash", cwd=tmp_path, COMP_LINE="expt epochs=1 eval_s")
+    assert (done.returncode, done.stdout) == (0, "eval_split=\n")
+    done = run("-sc", "install=bash", cwd=tmp_path)
+    assert "query=bash" in done.stdout

@@ -1,7 +1,5 @@
 """How commands end: their exit codes, and one line for a mistake."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -15,31 +13,22 @@ import expt
 from expt.command import main as command
 from expt.command.words import WORDS
 from expt.errors import ConfigError
-from expt.launch import forkserver
 from tests.command.test_help import help_text
-from tests.facade import environment, run
+from tests.conftest import Typed
+from tests.facade import Capture, Patch, environment, run
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
-
-
-def ended(*words: str) -> int | str | None:
-    """Return the exit code of `expt WORDS`, in this process."""
-    try:
-        command.main(words)
-    except SystemExit as error:
-        return error.code
-    return 0
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_each_subcommand_has_help_of_its_own(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended(word, "--help") == 0
-    assert capsys.readouterr().out.startswith(f"usage: python -m expt {word} ")
+def test_each_subcommand_has_help_of_its_own(word: str, typed: Typed) -> None:
+    done = typed(word, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: python -m expt {word} ")
     assert WORDS[word] in help_text("all")
 
 
@@ -98,29 +87,26 @@ def test_each_subcommand_has_help_of_its_own(word: str, capsys: pytest.CaptureFi
     ],
     ids=" ".join,
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ended(*words) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n"), err[:7]) == ("", 1, "error: ")
+def test_mistake_is_one_line_no_files(words: list[str], tmp_path: Path, typed: Typed) -> None:
+    done = typed(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.stderr.count("\n"), done.stderr[:7]) == (1, "error: ")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert len(list(tmp_path.rglob("*"))) <= 2, "outputs/DATE"
 
 
-def test_a_folder_that_is_gone_is_told_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deleted_folder_is_told(tmp_path: Path, monkeypatch: Patch, typed: Typed) -> None:
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
     for word in ("epochs=1", "plan", "doctor"):
-        assert ended(word) == 2
-        assert "the current folder is no longer there" in capsys.readouterr().err
-    assert ended("plan", "--help") == 0
+        done = typed(word)
+        assert done.returncode == 2
+        assert "the current folder is no longer there" in done.stderr
+    assert typed("plan", "--help").returncode == 0
 
 
-def test_a_second_ctrl_c_leaves_the_exit_code_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_ctrl_c_leaves_the_exit_code(monkeypatch: Patch, typed: Typed) -> None:
     lines = list[str]()
 
     def complain(error: Exception) -> None:
@@ -129,10 +115,12 @@ def test_a_second_ctrl_c_leaves_the_exit_code_and_a_line(monkeypatch: pytest.Mon
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(command, "_complain", complain)
-    assert (ended("epohcs=1"), lines[1:]) == (130, [command.AGAIN])
+    assert (typed("epohcs=1").returncode, lines[1:]) == (130, [command.AGAIN])
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--cfg", "job"]])
+@pytest.mark.parametrize(
+    "words", [["--version"], pytest.param(["--cfg", "job"], marks=pytest.mark.slow)]
+)
 def test_a_full_output_is_told_in_a_line(words: list[str], tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -212,9 +200,7 @@ def test_a_sweep_over_what_a_group_puts_elsewhere(conf: Path) -> None:
     [("+recipe=glob(*)",), ("experiment=e", "recipe=a,b"), ("sweep=s",),
      ("model=own", "aug@model.opts=glob(*)"), ("+recipe=a,b", "search=random", "search.runs=2")],
 )  # fmt: skip
-def test_each_way_to_name_a_custom_group_makes_a_sweep(
-    conf: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
+def test_custom_groups_make_a_sweep(conf: Path, capsys: Capture, words: tuple[str, ...]) -> None:
     expt.sweep(*words, *SMALL, "hydra.launcher.dry_run=true")
     assert "start" in capsys.readouterr().out
 
@@ -244,11 +230,9 @@ def test_a_search_gives_a_class_no_key_of_the_choice_that_it_replaces(conf: Path
         ("seed=0,1", "add -m"),
     ],
 )
-def test_what_several_values_may_have_meant_is_named(
-    word: str, fix: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ended(word) == 2
-    assert capsys.readouterr().err.endswith(f"; {fix}\n")
+def test_meaning_of_several_values_is_named(word: str, fix: str, typed: Typed) -> None:
+    done = typed(word)
+    assert (done.returncode, done.stderr.endswith(f"; {fix}\n")) == (2, True), done.stderr
 
 
 def test_run_is_for_one_run() -> None:

@@ -1,7 +1,5 @@
 """An override means the same in a run, a sweep, YAML and Python, or is refused."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ from expt.machine import Machine
 from expt.python.arguments import words_of
 from expt.runs.request import inherited
 from tests.composing import composed, composer
+from tests.facade import Capture, Patch
 
 DRY = "hydra.launcher.dry_run=true"
 FLIP, CROP = "dataset.augment={flip: true}", "dataset.augment={crop_padding: 2}"
@@ -26,7 +25,7 @@ CUSTOM = "+model={_target_: torch.nn.Linear, in_features: 1, out_features: 1}"
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -98,13 +97,13 @@ def test_what_would_be_ignored_is_refused(words: str, key: str) -> None:
     assert str(caught.value).startswith(f"{key}: ")
 
 
-def test_a_run_in_this_process_is_none_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_in_this_process_is_none_of_a_sweep(capsys: Capture) -> None:
     typed("-m", "debug=false,true", DRY)
     refused = [line for line in capsys.readouterr().out.splitlines() if "be refused" in line]
     assert ["debug=true: " in line for line in refused] == [True]
 
 
-def test_grids_that_only_share_a_command_are_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_grids_that_only_share_a_command_are_run(capsys: Capture) -> None:
     typed("-m", "sweep=seeds", "experiment=ddp_mlp,diabetes", DRY)
     assert len(re.findall(r"seed=\d", capsys.readouterr().out)) == 10
 
@@ -138,9 +137,7 @@ def test_a_value_is_recorded_as_its_keys_type(value: float) -> None:
         assert repr(about_run("a", [each], config)["overrides"]) == "{'optimizer.lr': 1.0}"
 
 
-def test_what_is_not_utf8_is_refused_whichever_way_it_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     bad = b"caf\xe9".decode(errors="surrogateescape")
     for words in ([f"dataset.path={bad}"], [f"hydra.run.dir={bad}"], ["-m", f"seed=1,{bad}"]):
         with pytest.raises(ConfigError, match="udce9"):

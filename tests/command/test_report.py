@@ -1,8 +1,6 @@
 """`expt report`: runs in a list, chosen and sorted, two side by side, or a sweep: on records as
 runs leave them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -24,7 +22,7 @@ from expt.runs.result import COMPLETED, update_result
 from expt.runs.view import leaderboard
 from expt.runs.view.text import Console
 from tests.dashboards.folders import record
-from tests.facade import environment
+from tests.facade import Capture, Patch, environment
 from tests.runs.test_leaderboard import leave_run
 
 Told = Callable[..., list[str]]
@@ -52,7 +50,7 @@ def leave(
 
 
 @pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def outputs(tmp_path: Path, monkeypatch: Patch) -> Path:
     """Four runs, two of them in a sweep, in the current folder's outputs."""
     monkeypatch.chdir(tmp_path)
     leave(tmp_path / "outputs/day/a", 100, 0.9)
@@ -63,7 +61,7 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
+def told(capsys: Capture) -> Told:
     """The lines that `python -m expt report WORDS` prints."""
 
     def tell(*words: str) -> list[str]:
@@ -131,9 +129,7 @@ def test_csv_holds_every_setting_and_metric(outputs: Path, told: Told) -> None:
     assert told("--csv", "-") == text.splitlines()
 
 
-def test_a_setting_of_null_is_an_empty_cell_and_found_as_it_is_typed(
-    outputs: Path, told: Told
-) -> None:
+def test_null_setting_is_an_empty_cell_and_can_be_filtered(outputs: Path, told: Told) -> None:
     for name, value in (("c", None), ("d", 5)):
         leave(outputs / "day" / name, 500, 0.5)
         update_result(
@@ -202,9 +198,7 @@ def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:
 SPLITS = ("train", "val", "test")
 
 
-def test_without_matplotlib_it_says_what_to_install(
-    outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_matplotlib_is_told(outputs: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"pip install 'expt\[plot\]'"):
         report_command.report(leaderboard.wide_console(), parse(["--plot", "x.png"]))
@@ -251,9 +245,7 @@ def test_a_folder_without_runs_is_said_to_be_one(tmp_path: Path) -> None:
         {"status": "running", "started": "yesterday"},
     ],
 )
-def test_a_malformed_record_is_damaged_and_hides_no_other(
-    malformed: dict[str, Any], outputs: Path, told: Told
-) -> None:
+def test_malformed_record_is_damaged(malformed: dict[str, Any], outputs: Path, told: Told) -> None:
     (outputs / "sweeps/s/lr=1/result.json").write_text(json.dumps(malformed))
     lines = [line.split() for line in told()]
     assert [line[1] for line in lines if line[0].endswith("lr=1")] == ["damaged"]

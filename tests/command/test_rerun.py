@@ -1,7 +1,5 @@
 """A run from its record: what it begins with, and what is said of its numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from expt.errors import ConfigError
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, create_result
 from tests.composing import composed
+from tests.facade import Capture, Patch
 
 
 def record(metrics: dict[str, float], status: str = COMPLETED) -> Any:
@@ -22,7 +21,7 @@ def record(metrics: dict[str, float], status: str = COMPLETED) -> Any:
 
 
 def test_numbers_are_compared_but_for_those_of_the_machine(
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     then = record({"loss/val": 0.5, "speed/epoch_s": 1.0, "memory/x": 3.0, "ranks/y": 1.0})
     compare(then, record({"loss/val": 0.5, "speed/epoch_s": 9.0}))
@@ -39,9 +38,7 @@ def test_numbers_are_compared_but_for_those_of_the_machine(
     assert capsys.readouterr() == ("", ""), "of a run that had not completed nothing is said"
 
 
-def test_what_holds_no_settings_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_holds_no_settings_is_refused_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     create_result(RunPaths(tmp_path / "refused"), error="bad")
     for folder in (tmp_path / "refused", tmp_path / "nowhere"):
@@ -62,9 +59,7 @@ def test_what_holds_no_settings_is_refused_at_once(
         (["resume=null"], None),
     ],
 )
-def test_a_run_that_went_on_begins_anew_as_it_once_began(
-    words: list[str], source: str | None, tmp_path: Path
-) -> None:
+def test_rerun_begins_as_the_run_did(words: list[str], source: str | None, tmp_path: Path) -> None:
     settings = composed("resume=auto")
     paths = RunPaths(tmp_path)
     paths.hydra.mkdir()

@@ -2,8 +2,6 @@
 all its state.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -22,7 +20,7 @@ from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.search.space import Parameter
 from tests.composing import composed, composer
-from tests.facade import as_typed, run
+from tests.facade import Capture, as_typed, run
 
 SMALL = {
     "epochs": 1,
@@ -60,9 +58,7 @@ def points(folder: Path) -> dict[int, Any]:
     }
 
 
-def test_a_run_that_a_search_has_found_is_one_that_is_typed_by_hand(
-    searched: Path, tmp_path: Path
-) -> None:
+def test_run_of_a_search_equals_one_typed_by_hand(searched: Path, tmp_path: Path) -> None:
     found = records(searched)
     assert sorted(found) == [0, 1, 2]
     for record in found.values():
@@ -76,9 +72,7 @@ def test_a_run_that_a_search_has_found_is_one_that_is_typed_by_hand(
     assert again[0].record["identity"] == found[1]["identity"]
 
 
-def test_a_run_of_the_space_that_no_search_has_chosen_may_be_the_best_and_is_not_among_its_runs(
-    searched: Path, tmp_path: Path
-) -> None:
+def test_unchosen_run_of_the_space_may_be_best(searched: Path, tmp_path: Path) -> None:
     folder = tmp_path / "search"
     shutil.copytree(searched, folder)
     best = max(records(folder).values(), key=lambda record: record["objective"]["value"])["name"]
@@ -89,9 +83,7 @@ def test_a_run_of_the_space_that_no_search_has_chosen_may_be_the_best_and_is_not
     assert (len(runs), runs.best.folder.name) == (3, best), "nothing is trained"
 
 
-def test_a_search_concludes_with_its_best_and_report_does(
-    searched: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_concludes_with_its_best_and_report_does(searched: Path, capsys: Capture) -> None:
     best = max(records(searched).values(), key=lambda record: record["objective"]["value"])
     assert report.main([str(searched)]) == 0
     out = capsys.readouterr().out
@@ -104,9 +96,7 @@ def test_a_search_concludes_with_its_best_and_report_does(
     assert "model.hidden" in out.splitlines()[0]
 
 
-def test_several_goals_make_a_table_and_limits_leave_runs_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_goals_make_a_table_limits_exclude(tmp_path: Path, capsys: Capture) -> None:
     search = {
         "name": "nsga2",
         "runs": 3,
@@ -147,9 +137,7 @@ def test_a_dry_run_shows_the_next_trial(searched: Path, tmp_path: Path) -> None:
     assert none.stdout == "no further trial of 3\n", none.stderr
 
 
-def test_what_a_folder_says_of_its_search_stays_where_nothing_is_trained(
-    searched: Path, tmp_path: Path
-) -> None:
+def test_search_record_stays_where_nothing_trains(searched: Path, tmp_path: Path) -> None:
     """`expt report` reads the limits there, and the goals."""
     folder = tmp_path / "search"
     shutil.copytree(searched, folder)
@@ -309,9 +297,7 @@ def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:
         ([], ["model=mlp: optimizer=sgd,adam", "optimizer=sgd: model=mlp,convnet"]),
     ],
 )
-def test_a_key_that_is_searched_twice_or_depends_on_itself_is_refused(
-    words: list[str], when: list[str]
-) -> None:
+def test_key_searched_twice_or_circular_is_refused(words: list[str], when: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"would depend on itself|is searched twice"):
         space(*words, when=tuple(when))
 
@@ -329,9 +315,7 @@ def test_a_block_of_a_choice_that_is_fixed_is_of_all_points() -> None:
         space(when=blocks[1:])
 
 
-def test_runs_of_other_settings_in_the_folder_do_not_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_of_other_settings_in_the_folder_do_not_count(tmp_path: Path, capsys: Capture) -> None:
     """What changes no number makes no other run, and `resume=auto` continues a shorter one."""
     folder = tmp_path / "search"
 

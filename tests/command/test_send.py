@@ -1,7 +1,5 @@
 """`expt send`: what is wrong is told before anything is sent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from expt.command import send
 from expt.errors import ConfigError, ExptError
 from tests.dashboards.folders import measure, record
+from tests.facade import Patch
 
 
 @pytest.mark.parametrize(
@@ -21,9 +20,7 @@ from tests.dashboards.folders import measure, record
         ([], "the following arguments are required: FOLDER; see python -m expt send --help"),
     ],
 )
-def test_what_cannot_be_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
-) -> None:
+def test_send_is_refused(tmp_path: Path, monkeypatch: Patch, words: list[str], line: str) -> None:
     monkeypatch.setattr(send, "is_installed", lambda name: True)
     monkeypatch.chdir(tmp_path)
     record(tmp_path / "run")
@@ -34,13 +31,14 @@ def test_what_cannot_be_sent(
     assert line in str(raised.value)
 
 
-def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(send, "is_installed", lambda name: False)
     record(tmp_path / "run")
     with pytest.raises(ConfigError, match="needs mlflow; pip install"):
         send.main([str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_a_dashboard_that_is_not_reached_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", exc_type=ImportError)
     measure(record(tmp_path / "run", status="completed"), 1)

@@ -1,7 +1,5 @@
 """A grid and its folder: which runs there are, what an earlier command left, what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path
@@ -19,6 +17,7 @@ from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, Objective, create_result, update_result
 from tests.composing import composer
+from tests.facade import Capture, Patch
 
 HERE = Machine(gpus=(), cpus=2)
 
@@ -71,9 +70,7 @@ def test_of_several_words_for_a_key_the_last_counts() -> None:
         (["experiment=ddp_mlp,nope"], ["experiment=nope"]),
     ],
 )  # fmt: skip
-def test_a_value_that_no_run_can_have_is_refused_before_the_first(
-    words: list[str], problems: list[str]
-) -> None:
+def test_value_no_run_can_have_is_refused_first(words: list[str], problems: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         Grid(words, composer()).check(HERE)
     told = [problem.split(":")[0] for problem in caught.value.problems]
@@ -173,9 +170,7 @@ def test_a_run_is_known_under_its_own_name_and_not_as_its_copy(tmp_path: Path, c
     assert runs(tmp_path, "seed=0")[0].job.paths.folder == tmp_path / copy
 
 
-def test_a_folder_of_another_run_is_left_to_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_another_run_is_left_to_it(tmp_path: Path, capsys: Capture) -> None:
     create_result(RunPaths(tmp_path / "seed=0"), identity="other", arguments=["epochs=3"])
     (run,) = runs(tmp_path, "seed=range(1)")
     key = request_of(run.job).identity.digest
@@ -185,9 +180,7 @@ def test_a_folder_of_another_run_is_left_to_it(
     assert "is damaged" in capsys.readouterr().err
 
 
-def test_a_run_that_imported_what_is_other_now_is_not_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_changed_imports_is_not_done(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     names = list[str]()
     for text in ("a", "b", "c"):

@@ -1,7 +1,5 @@
 """The terminal's view of a sweep: a line for each run that ends, and a table of those under way."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path
@@ -16,7 +14,7 @@ from expt.launch.job import Job
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.result import COMPLETED, PRUNED, RUNNING, create_result, update_result
 from expt.runs.view.text import Console
-from tests.facade import request
+from tests.facade import Capture, request
 
 LONG = (
     "rank 0 of 2 raised\n\nTraceback (most recent call last):\nValueError: bad\n\nlog: x/stderr.log"
@@ -125,9 +123,7 @@ def test_what_workers_print_is_told_with_run_and_rank(tmp_path: Path, *, termina
     assert lines[3].startswith("[1/1] done")
 
 
-def test_a_dry_run_shows_what_each_run_begins_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_shows_what_each_run_begins_from(tmp_path: Path, capsys: Capture) -> None:
     requests = [request(tmp_path / f"seed={seed}") for seed in range(2)]
     jobs = [Job(each.paths, each) for each in requests]
     jobs[0].paths.checkpoints.mkdir(parents=True)

@@ -1,7 +1,5 @@
 """Each point of a run is in MLflow's own store once, whatever happens in between."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -13,7 +11,7 @@ from expt.dashboards import trackers
 from expt.dashboards.sender import Sender, runs_in
 from expt.runs.paths import RunPaths
 from tests.dashboards.folders import measure, record, sweep
-from tests.facade import RunFolder, run
+from tests.facade import Capture, Patch, RunFolder, run
 from tests.late import Late
 
 mlflow: Any = Late("mlflow")
@@ -30,7 +28,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def store(tmp_path: Path, tables: Path, monkeypatch: Patch) -> str:
     monkeypatch.chdir(tmp_path)  # where MLflow puts files
     return f"sqlite:///{shutil.copy(tables, tmp_path)}"
 
@@ -81,9 +79,7 @@ def test_half_live_and_half_later(tmp_path: Path, store: str) -> None:
     assert copy.data.params["optimizer.lr"] == "0.1"
 
 
-def test_a_dashboard_that_is_lost_in_between_gets_the_rest(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_dashboard_gets_the_rest(tmp_path: Path, store: str, monkeypatch: Patch) -> None:
     paths = record(tmp_path / "run")
     measure(paths, 1)
     live = Sender("mlflow", {"tracking_uri": store})
@@ -131,9 +127,7 @@ def test_what_may_still_be_refused_is_left_alone_until_the_end(tmp_path: Path, s
     }
 
 
-def test_two_senders_do_not_send_the_same(
-    tmp_path: Path, store: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_senders_do_not_send_the_same(tmp_path: Path, store: str, capsys: Capture) -> None:
     paths = record(tmp_path / "run")
     measure(paths, 1)
     live, other = (Sender("mlflow", {"tracking_uri": store}) for _ in range(2))
@@ -180,8 +174,8 @@ def test_a_value_that_is_refused_takes_no_other_along(
     refused: str,
     tmp_path: Path,
     store: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     others, log = record(tmp_path / "run"), mlflow.MlflowClient.log_batch
     measure(others, 1, 2)

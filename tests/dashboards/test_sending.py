@@ -1,7 +1,5 @@
 """A command waits for nothing but at its end, and there no longer than it says."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,10 +18,11 @@ from expt.errors import ConfigError
 from expt.runs.metrics_file import Point
 from tests.conftest import Configured
 from tests.dashboards.folders import measure, record
+from tests.facade import Capture, Patch
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path: Path, monkeypatch: Patch) -> Path:
     """The file of a package `mlflow`, which the process that sends imports."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -42,8 +41,8 @@ def test_a_dashboard_that_does_not_answer_holds_up_the_end_alone_and_not_for_lon
     package: Path,
     tmp_path: Path,
     configured: Configured,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capfd: Capture,
 ) -> None:
     began = tmp_path / "began"
     package.write_text(
@@ -64,7 +63,7 @@ def test_a_dashboard_that_does_not_answer_holds_up_the_end_alone_and_not_for_lon
 
 
 def test_a_client_that_fails_is_told_of_in_a_line(
-    package: Path, tmp_path: Path, configured: Configured, capfd: pytest.CaptureFixture[str]
+    package: Path, tmp_path: Path, configured: Configured, capfd: Capture
 ) -> None:
     package.write_text("print('noise of a library')\n")
     each = follow(tmp_path / "run", configured)
@@ -82,9 +81,7 @@ def test_nothing_is_started_where_nothing_is_sent(tmp_path: Path, configured: Co
     assert not each._processes
 
 
-def test_a_missing_package_is_told_before_anything_starts(
-    tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package(tmp_path: Path, configured: Configured, monkeypatch: Patch) -> None:
     config = configured("send=[wandb]")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)  # another test may have imported it

@@ -1,7 +1,5 @@
 """trackio, as it stores runs on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -10,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.facade import RunFolder, python, run
+from tests.facade import Patch, RunFolder, python, run
 
 pytest.importorskip("trackio", exc_type=ImportError)
 
@@ -23,7 +21,7 @@ print(json.dumps([[each.name, each.config, each.alerts()] for each in runs]))
 
 
 @pytest.fixture(autouse=True)
-def _stored_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _stored_here(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
 
 

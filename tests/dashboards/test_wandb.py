@@ -1,7 +1,5 @@
 """W&B's offline mode: what its own file holds of a run, read back."""
 
-from __future__ import annotations
-
 import json
 import struct
 import warnings
@@ -15,7 +13,7 @@ import pytest
 
 from expt.dashboards.trackers import WandbCopy
 from expt.runs.metrics_file import Point
-from tests.facade import RunFolder, as_typed, run
+from tests.facade import Capture, RunFolder, as_typed, run
 
 HEADER, BLOCK = 7, 32768
 WHOLE, LAST = 1, 4
@@ -109,7 +107,7 @@ def test_a_failed_sweep_is_a_group(tmp_path: Path) -> None:
     assert [each.exit_code for path in there for each in records(path, "exit")] == [1, 1]
 
 
-def test_a_value_that_is_refused_takes_no_other_along(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_that_is_refused_takes_no_other_along(capsys: Capture) -> None:
     import wandb
 
     taken = dict[str, Any]()

@@ -1,8 +1,6 @@
 """After each fault the test looks for what should not be left: processes, listening sockets, names
 in shared memory."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A run under way, and what is left when it has ended: what the kernel says, not what expt says."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import signal

@@ -1,14 +1,12 @@
 """Bad input, as a person types it: one message with key, value and mend, the right exit code, and
 nothing touched."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +15,14 @@ import pytest
 from PIL import Image
 
 import expt
-from expt.command import main as command
-from expt.launch import forkserver
-from tests.facade import environment, run
+from expt.config.parse import parse
+from expt.data.fingerprint import content_of
+from expt.errors import ExptError
+from expt.launch import one_run
+from expt.machine import Machine
+from tests.composing import composed
+from tests.conftest import Typed
+from tests.facade import Patch, environment, request_of, run
 from tests.faults.test_disk import _fill
 
 
@@ -27,9 +30,9 @@ class Bad(NamedTuple):
     """What is typed in the folder that `world` makes, and what comes of it."""
 
     words: str
-    code: int
     says: str
     """In the one message on stderr, after `error: `: the key, whose explanation may change."""
+    code: int = 2
     adds: tuple[str, ...] = ()
     """The only names that may be new in the folder. What was there is as it was, always."""
 
@@ -40,57 +43,57 @@ FAILED = ("outputs",)  # the workers had begun: the record of a run that failed 
 
 CASES = {
     # data
-    "a missing data file": Bad(f"{MNIST}missing", 2,
+    "a missing data file": Bad(f"{MNIST}missing",
         "t10k-labels-idx1-ubyte (plain or .gz) not found in missing/"),
-    "a truncated data file": Bad(f"{MNIST}truncated", 2,
+    "a truncated data file": Bad(f"{MNIST}truncated",
         "holds 500 bytes, and its shape (64, 8, 8) makes 4112; delete it"),
-    "test images of another size": Bad(f"{MNIST}sizes", 2, "dataset.root=sizes: "),
-    "a label out of range": Bad(f"{MNIST}label", 2,
+    "test images of another size": Bad(f"{MNIST}sizes", "dataset.root=sizes: "),
+    "a label out of range": Bad(f"{MNIST}label",
         "label/train-labels-idx1-ubyte holds the label 77, expected 0 to"),
-    "no folder of images": Bad(f"{PHOTOS}nowhere", 2, "dataset.root=nowhere: "),
-    "an empty class folder": Bad(f"{PHOTOS}empty", 2,
+    "no folder of images": Bad(f"{PHOTOS}nowhere", "dataset.root=nowhere: "),
+    "an empty class folder": Bad(f"{PHOTOS}empty",
         "no images in the class folder empty/train/b; add some, or"),
-    "an unreadable image": Bad(f"{PHOTOS}broken", 2,
-        "broken/train/a/1.png cannot be read as an image", ("cache",)),
+    "an unreadable image": Bad(f"{PHOTOS}broken",
+        "broken/train/a/1.png cannot be read as an image", adds=("cache",)),
     "fewer images than a batch": Bad(
-        f"{MNIST}good batch_size=1000", 2,
-        "fewer than batch_size=1000; use batch_size=58, or drop_last=false", FAILED
+        f"{MNIST}good batch_size=1000",
+        "fewer than batch_size=1000; use batch_size=58, or drop_last=false", adds=FAILED
     ),
     # checkpoints and folders
-    "a checkpoint of another model": Bad("resume=trained model=convnet", 2, "model=convnet: "),
-    "no checkpoint there": Bad("resume=nowhere", 2, "resume=nowhere: "),
-    "a folder without checkpoints": Bad("resume=good", 2, "resume=good: "),
-    "to go on nowhere": Bad("resume=auto", 2, "resume=auto: "),
-    "a run folder that exists": Bad("hydra.run.dir=trained", 2, "hydra.run.dir=trained: "),
-    "a run folder that is a file": Bad("hydra.run.dir=file", 2, "hydra.run.dir=file: "),
-    "a sweep folder in a file": Bad("-m seed=0,1 hydra.sweep.dir=file/x", 2,
+    "a checkpoint of another model": Bad("resume=trained model=convnet", "model=convnet: "),
+    "no checkpoint there": Bad("resume=nowhere", "resume=nowhere: "),
+    "a folder without checkpoints": Bad("resume=good", "resume=good: "),
+    "to go on nowhere": Bad("resume=auto", "resume=auto: "),
+    "a run folder that exists": Bad("hydra.run.dir=trained", "hydra.run.dir=trained: "),
+    "a run folder that is a file": Bad("hydra.run.dir=file", "hydra.run.dir=file: "),
+    "a sweep folder in a file": Bad("-m seed=0,1 hydra.sweep.dir=file/x",
         "hydra.sweep.dir=file/x: "),
-    "a read-only folder": Bad("hydra.run.dir=read_only/x", 2, "hydra.run.dir=read_only/x: "),
-    "a full disk": Bad("hydra.run.dir=full/x", 1, "full/x: ", ("full/x",)),
+    "a read-only folder": Bad("hydra.run.dir=read_only/x", "hydra.run.dir=read_only/x: "),
+    "a full disk": Bad("hydra.run.dir=full/x", "full/x: ", 1, ("full/x",)),
     # YAML
-    "YAML with a wrong type": Bad("--config-dir conf model=type", 2, "model.hidden=3: "),
-    "YAML with a tab": Bad("--config-dir conf model=tab", 2, "tab.yaml\", line 2, column 1"),
-    "YAML that is not text": Bad("--config-dir conf model=bytes", 2, "conf: "),
-    "YAML that names a file that is not there": Bad("--config-dir conf model=asks", 2,
+    "YAML with a wrong type": Bad("--config-dir conf model=type", "model.hidden=3: "),
+    "YAML with a tab": Bad("--config-dir conf model=tab", "tab.yaml\", line 2, column 1"),
+    "YAML that is not text": Bad("--config-dir conf model=bytes", "conf: "),
+    "YAML that names a file that is not there": Bad("--config-dir conf model=asks",
         "model=nothere: "),
-    "YAML with an unset variable": Bad("--config-dir conf model=env", 2, "model.hidden: "),
-    "no folder of YAML": Bad("--config-dir nowhere", 2, "--config-dir nowhere: "),
+    "YAML with an unset variable": Bad("--config-dir conf model=env", "model.hidden: "),
+    "no folder of YAML": Bad("--config-dir nowhere", "--config-dir nowhere: "),
     # words
-    "a target that is no model": Bad("'model={_target_: os.system, command: touch called}'", 2,
+    "a target that is no model": Bad("'model={_target_: os.system, command: touch called}'",
         "_target_=os.system: "),
-    "a wrong key": Bad("bakend=gloo", 2, "bakend=gloo: "),
-    "a key of another dataset": Bad("dataset.num_workers=2", 2,
+    "a wrong key": Bad("bakend=gloo", "bakend=gloo: "),
+    "a key of another dataset": Bad("dataset.num_workers=2",
         "dataset=digits has no key 'dataset.num_workers'"),
-    "a key of the launcher": Bad("-m seed=0,1 hydra.launcher.retries=x", 2,
+    "a key of the launcher": Bad("-m seed=0,1 hydra.launcher.retries=x",
         "hydra.launcher.retries=x: "),
-    "no key": Bad("=3", 2, "=3: "),
-    "a number for a group": Bad("model=3", 2, "model=3: "),
+    "no key": Bad("=3", "=3: "),
+    "a number for a group": Bad("model=3", "model=3: "),
     "a plan that is all warm-up": Bad(
-        "scheduler=cosine scheduler.epochs=1 scheduler.warmup_epochs=2", 2, "scheduler.epochs=1: "),
-    "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'", 2,
+        "scheduler=cosine scheduler.epochs=1 scheduler.warmup_epochs=2", "scheduler.epochs=1: "),
+    "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'",
         "(plain or .gz) not found in ünï code/"),
 }  # fmt: skip
-OWN = Bad("--config-dir conf dataset=label", 2, "sample 5: ", FAILED)
+OWN = Bad("--config-dir conf dataset=label", "sample 5: ", adds=FAILED)
 """A label that only a worker comes upon."""
 
 FILES = {
@@ -198,25 +201,21 @@ def _state(root: Path) -> dict[str, tuple[int, int]]:
     }
 
 
+def assert_refused(done: subprocess.CompletedProcess[str], case: Bad) -> None:
+    err = done.stderr
+    assert (done.returncode, err.count("error: "), "Traceback" in err) == (case.code, 1, False), err
+    assert case.says in err, err
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_bad_input_is_told_in_one_message_and_touches_nothing(
-    case: Bad, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_one_message(case: Bad, world: Path, monkeypatch: Patch, typed: Typed) -> None:
     for name in ("read_only", "full"):
         if f"={name}" in case.words and not (world / name).is_mount():
             pytest.skip("only root may mount a small disk")
     monkeypatch.chdir(world)
     monkeypatch.setenv("EXPT_CACHE", str(world / "cache"))
-    monkeypatch.setattr(sys, "argv", ["expt", *shlex.split(case.words)])
-    monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
     before = _state(world)
-    with pytest.raises(SystemExit) as ended:
-        command.main(sys.argv[1:])
-    err = capsys.readouterr().err
-    assert (ended.value.code, err.count("error: "), "Traceback" in err) == (case.code, 1, False), (
-        err
-    )
-    assert case.says in err, err
+    assert_refused(typed(*shlex.split(case.words)), case)
     after = _state(world)
     assert {name: after.get(name) for name in before} == before
     new = {name for name in after.keys() - before.keys() if not name.startswith(case.adds or "\0")}
@@ -232,7 +231,7 @@ def test_the_command_itself_says_the_same(world: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_unicode_and_spaces_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unicode_and_spaces_do_no_harm(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     _write_mnist(tmp_path / "ünï code/data here")
     words = shlex.split(MNIST + "\"'ünï code/data here'\"")
@@ -256,6 +255,7 @@ def _in_namespace(
     )
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_free_port_ends_the_run_with_a_word(tmp_path: Path) -> None:
     take_all = (
         "import fcntl, struct\n"
@@ -294,3 +294,224 @@ def test_without_dev_shm_processes_that_read_images_say_what_they_need(tmp_path:
     assert "Traceback" not in done.stderr
     assert "/dev/shm: Read-only file system" in done.stderr
     assert "dataset.num_workers=0" in done.stderr
+
+
+CUSTOM = """
+import torch
+from torch import nn
+import expt
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, train, kind):
+        self.kind = kind
+        self.x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        row, odd = self.x[index], index == 5
+        return {
+            "no number": (row * float("nan"), row.sum()),
+            "dict": ({"row": row}, row.sum()),
+            "no target": {"row": row},
+            "two targets": (row, row[:2]),
+            "labels": (row, torch.tensor([0.0, 2.0 if odd else 1.0])),
+            "class": (row.view(1, 2, 3), 7 if odd else 1),
+            "lengths": (row[: 5 if odd else 6], row.sum()),
+        }.get(self.kind, (row, row.sum()))
+
+
+class Tokens(Rows):
+    vocab_size, context = 5, 4
+
+    def __getitem__(self, index):
+        tokens, other = torch.zeros(4).long(), torch.full((4,), 9 if index == 5 else 1)
+        if self.kind == "long":
+            return torch.zeros(6).long(), torch.zeros(6).long()
+        if self.kind == "float": return tokens / 2, tokens
+        return {"input": (other, tokens), "target": (tokens, other)}[self.kind]
+
+
+class NoLoss(expt.Task):
+    pass
+
+
+class Own(expt.Task):
+    def __init__(self, kind):
+        self.kind, self.weight_is_samples = kind, kind == "other weight"
+
+    def loss(self, outputs, batch):
+        squares = (outputs[:, 0] - batch.targets) ** 2
+        return {
+            "no weight": squares.mean(),
+            "no gradient": (squares.sum().detach(), len(squares)),
+            "nothing": None,
+            "other weight": (squares.sum(), 2.0),
+        }.get(self.kind, (squares.sum(), len(squares)))
+
+    def measure(self, outputs, batch):
+        error = (outputs[:, 0] - batch.targets).abs()
+        return {
+            "no measure": None,
+        }.get(self.kind, {"mae": (error.sum(), len(error))})
+
+
+class Net(nn.Linear):
+    def __init__(self, kind):
+        super().__init__(6, 1)
+        self.kind = kind
+
+    def forward(self, rows):
+        return {"nothing": None, "dict": {"out": rows}}.get(self.kind, super().forward(rows))
+
+
+class Wide(nn.Linear):
+    def __init__(self, width):
+        super().__init__(6, width)
+"""
+YAML = {
+    "dataset/rows": "_target_: bad_tasks.Rows\nkind: plain\n",
+    "dataset/tokens": "_target_: bad_tasks.Tokens\nkind: plain\n",
+    "task/own": "_target_: bad_tasks.Own\nkind: plain\nmetrics: {mae: min}\n",
+    "task/no_loss": "_target_: bad_tasks.NoLoss\n",
+    "model/wide": "_target_: bad_tasks.Wide\nwidth: 1\n",
+    "model/net": "_target_: bad_tasks.Net\nkind: plain\n",
+}
+
+
+TABLE = "dataset=table dataset.path=t.csv dataset.targets=y "
+TEXT = "task=language_model model=transformer dataset=text dataset.root="
+TOKENS = "task=language_model model=transformer batch_size=8 dataset=tokens dataset.kind="
+REGRESSION = "task=regression model=mlp batch_size=8 dataset=rows dataset.kind="
+ROWS = "task=own model=net batch_size=8 dataset=rows dataset.kind="
+TASK = "model=net batch_size=8 dataset=rows task=own task.kind="
+
+TASKS = {
+    # metrics
+    "no such metric": Bad("objective=f1/val",
+        "objective=f1/val: is not measured; use one of loss/train"),
+    "a metric of another task": Bad(
+        "task=regression dataset=diabetes objective=accuracy/val",
+        "objective=accuracy/val: is not measured; use one of loss/train"
+    ),
+    # tables
+    "texts for labels": Bad(
+        f"{TABLE} task=multilabel dataset.features=[a] dataset.targets=name",
+        "a label is 0 or 1: give each a column"
+    ),
+    "a key of an own dataset without a YAML": Bad(
+        "~dataset +dataset._target_=bad_tasks.Rows +dataset.kind=plain dataset.folds=4",
+        "dataset.folds=4: ",
+    ),
+    # texts
+    "a context longer than the text": Bad(f"{TEXT}t.csv dataset.context=5000",
+        "dataset.context=5000: only "),
+    "a token out of range": Bad(f"{TOKENS}input",
+        "sample 5: its inputs hold the token 9, expected 0 to 4 (vocab_size"),
+    "tokens that are not integers": Bad(f"{TOKENS}float",
+        "sample 0: its inputs are torch.float32; let them be tokens"),
+    "a sample longer than the context": Bad(f"{TOKENS}long",
+        "a sample has 6 tokens, and the model takes 4; cut it, o"),
+    "no tokens": Bad("task=language_model model=mlp dataset=rows batch_size=8",
+        "a sample's targets are torch.float32"),
+    # masks
+    "masks of an unknown number of classes": Bad("task=segmentation model=unet dataset=rows",
+        "task.num_classes: a custom dataset has none; give it, e.g."),
+    # samples
+    "images' settings for rows": Bad(f"{ROWS}plain dataset.mean=[0.5]",
+        "dataset.mean, std and augment: are of images"),
+    "nan in a sample": Bad(f"{ROWS}'no number'",
+        "at step 1 (epoch 1) on rank 0, for inputs, column 0, of the traini"),
+    "samples of unequal length": Bad(f"{ROWS}lengths", "has another shape than sample"),
+    "targets that are not labels": Bad(
+        "task=multilabel model=mlp batch_size=8 dataset=rows dataset.kind=labels",
+        "some targets are neither 0 nor 1;"
+    ),
+    "a class out of range": Bad("dataset=rows dataset.kind=class dataset.num_classes=3",
+        "sample 5: its label is 7, e"),
+    "no targets": Bad(f"{REGRESSION}'no target'",
+        "model=mlp: needs channels, image_size, num_classes, and the datase"),
+    "two targets for one output": Bad(
+        "task=regression model=net batch_size=8 dataset=rows dataset.kind='two targets'",
+        "the model gives float32 [8, 1], and a batch's targets are float32 [8, 2]"
+    ),
+    # models
+    "no images for a named model": Bad(
+        "task=own model=torchvision model.arch=resnet18 dataset=rows dataset.kind=dict",
+        "model=torchvision: needs channels, image_size, and the dataset has not",
+    ),
+    "tokens for a named model": Bad(
+        "task=language_model model=torchvision model.arch=resnet18 batch_size=8 dataset=tokens "
+        "dataset.kind=input",
+        "the dataset gives it tokens; use model=transformer",
+    ),
+    "a model that gives nothing": Bad(
+        "task=regression model=net model.kind=nothing batch_size=8 dataset=rows",
+        "the model gives a NoneType, and a batch's targets"
+    ),
+    "an argument of another type": Bad("task=own model=wide model.width=abc dataset=rows",
+        "as Wide(width='abc'): Typ"),
+    # own tasks
+    "a task without a loss": Bad("task=no_loss model=net dataset=rows", "abstract method"),
+    "a loss without a weight": Bad(f"{TASK}'no weight'", "Own.loss is float32 []; give its sum"),
+    "a loss without a gradient": Bad(f"{TASK}'no gradient'",
+        "Own.loss gives a number without a gradient; compute it"),
+    "no loss": Bad(f"{TASK}nothing", "Own.loss is a NoneType"),
+    "a loss with an unsaid weight": Bad(f"{TASK}'other weight'",
+        "Own.loss: its weights add up to 14 for 56 samples,"),
+    "no sums": Bad(f"{TASK}'no measure'",
+        "Own.measure gives a NoneType; return a dict of name: (sum, weight)"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the cases name."""
+    root = tmp_path_factory.mktemp("bad_tasks")
+    (root / "bad_tasks.py").write_text(CUSTOM)
+    for name, text in YAML.items():
+        (root / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "conf" / f"{name}.yaml").write_text(text)
+    rows = "".join(
+        f"{number / 2},{'nan' if number == 7 else number},x{number},0.5\n" for number in range(60)
+    )
+    (root / "t.csv").write_text(f"a,b,name,y\n{rows}")
+    return root
+
+
+TYPED = (
+    "a metric of another task",
+    "texts for labels",
+    "a class out of range",
+    "nan in a sample",
+    "an argument of another type",
+    "a key of an own dataset without a YAML",
+    "no sums",
+)
+ALWAYS = ("world_size=1", "log_every=7", "drop_last=false")
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_bad_task_one_line(name: str, tasks: Path, monkeypatch: Patch, typed: Typed) -> None:
+    """Some of each kind, as they are typed."""
+    monkeypatch.chdir(tasks)
+    monkeypatch.syspath_prepend(tasks)
+    assert_refused(typed(*shlex.split(TASKS[name].words), *ALWAYS), TASKS[name])
+
+
+def _carry_out(words: Sequence[str], tasks: Path, folder: Path) -> None:
+    config = parse(composed(*words, conf=tasks / "conf"), Machine(cpus=2))
+    one_run.run(request_of(config, folder, content_of(config)))
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in TYPED])
+def test_the_others_are_too(name: str, tasks: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Without the command around it, as a sweep's point is composed, which takes half the time."""
+    monkeypatch.chdir(tasks)
+    monkeypatch.syspath_prepend(tasks)
+    with pytest.raises(ExptError) as told:
+        _carry_out((*shlex.split(TASKS[name].words), *ALWAYS), tasks, tmp_path / "run")
+    assert (told.value.exit_code, "\n" in str(told.value)) == (2, False), told.value
+    assert TASKS[name].says in str(told.value)

@@ -1,7 +1,5 @@
 """The table of faults is true: each is held by tests that exist."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """A disk that fills up, a save that is cut short: the checkpoint before stays, and the run can go
 on from it."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource
@@ -49,9 +47,7 @@ def _goes_on(folder: Path, trained: Trained) -> None:
         assert steps == sorted(set(steps))
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
-    tmp_path: Path, trained: Trained
-) -> None:
+def test_failed_save_leaves_the_checkpoint_before(tmp_path: Path, trained: Trained) -> None:
     process, children = training(tmp_path, "log_every=20")
     folder = tmp_path / "here"
     wait_until(lambda: _rotated(folder), process)
@@ -97,9 +93,7 @@ def _fill(folder: Path) -> Path:
     [True, pytest.param(False, marks=pytest.mark.slow)],
     ids=["checkpoints too", "TensorBoard and metrics alone"],
 )
-def test_a_disk_that_fills_up_ends_the_run_with_a_word(
-    checkpoints: bool, disk: Path, trained: Trained
-) -> None:
+def test_full_disk_ends_the_run(checkpoints: bool, disk: Path, trained: Trained) -> None:
     words = () if checkpoints else ("checkpoint.every_epochs=null",)
     process = start(*LONG[:2], "hydra.run.dir=run", *words, cwd=disk)
     wait_until(lambda: _rotated(disk / "run"), process)

@@ -1,19 +1,15 @@
 """Two commands that want the same folder, port or file; surroundings that another launcher has
 left."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from expt.launch.workers import bind_free_port
 from tests.data.test_files import config, write_idx_set
-from tests.facade import RunFolder, run
+from tests.facade import Patch, RunFolder, run
 from tests.faults.running import listening
 
 
@@ -42,7 +38,7 @@ def test_what_another_launcher_left_in_the_environment_does_no_harm(tmp_path: Pa
     assert RunFolder(tmp_path / "here").result["world_size"] == 2
 
 
-def test_of_two_runs_at_once_one_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_runs_at_once_one_downloads(tmp_path: Path, monkeypatch: Patch) -> None:
     import torchvision.datasets
 
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))

@@ -1,7 +1,5 @@
 """A run that is asked to stop saves and says so; one whose worker dies starts again by itself."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

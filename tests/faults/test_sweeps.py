@@ -1,7 +1,5 @@
 """Sweeps in which something goes wrong: one run, the command, or the person's mind."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -21,7 +19,18 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 import expt
 from expt.errors import ConfigError, Interrupted, RunFailed
 from scripts.stress import carried
-from tests.facade import Process, RunFolder, alive, as_typed, children_of, descendants, run, start
+from tests.facade import (
+    Capture,
+    Patch,
+    Process,
+    RunFolder,
+    alive,
+    as_typed,
+    children_of,
+    descendants,
+    run,
+    start,
+)
 from tests.faults.running import wait_until
 from tests.integration.test_resume import assert_equal
 from tests.integration.test_sweep import SMALL, results, spans
@@ -147,9 +156,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
         assert steps == sorted(steps), f"{name} holds one attempt"
 
 
-def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(
-    tmp_path: Path, faulty: tuple[str, ...]
-) -> None:
+def test_ctrl_c_stops_a_sweep_and_says_how(tmp_path: Path, faulty: tuple[str, ...]) -> None:
     one_by_one = "hydra.launcher.max_concurrent=1"
     words = ("model.how=hold", "seed=0,1,2", "epochs=2", one_by_one, "hydra.sweep.dir='my sweep'")
     process = start("-m", *faulty, *words, cwd=tmp_path)
@@ -183,6 +190,7 @@ def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_hydras_own_launcher_too(tmp_path: Path, faulty: tuple[str, ...]) -> None:
     words = (
         *as_typed("model.how=hold seed=0,1 epochs=2 hydra/launcher=basic hydra.sweep.dir=sweep"),
@@ -199,7 +207,7 @@ def test_ctrl_c_stops_hydras_own_launcher_too(tmp_path: Path, faulty: tuple[str,
 
 @pytest.fixture
 def sweep(
-    tmp_path: Path, faulty: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faulty: tuple[str, ...], monkeypatch: Patch
 ) -> Callable[..., expt.SweepResult]:
     """expt.sweep of the faulty model, into tmp_path/sweep."""
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -207,7 +215,7 @@ def sweep(
 
 
 def test_a_failed_run_is_tried_again_and_the_others_are_returned(
-    tmp_path: Path, sweep: Callable[..., expt.SweepResult], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, sweep: Callable[..., expt.SweepResult], capsys: Capture
 ) -> None:
     found = sweep("model.how=raise,once", "hydra.launcher.retries=1")
     assert capsys.readouterr().err.endswith(
@@ -234,18 +242,14 @@ def test_a_failed_run_is_tried_again_and_the_others_are_returned(
     assert len(list((tmp_path / "sweep" / "how=once").glob("events.out.tfevents.*"))) == 1
 
 
-def test_fail_fast_starts_no_further_run(
-    tmp_path: Path, sweep: Callable[..., expt.SweepResult]
-) -> None:
+def test_fail_fast_starts_no_more(tmp_path: Path, sweep: Callable[..., expt.SweepResult]) -> None:
     one_by_one = "hydra.launcher.max_concurrent=1"
     with pytest.raises(RunFailed, match="1 of 4 runs failed, 3 were stopped or not started"):
         sweep("model.how=raise,good", "seed=0,1", "hydra.launcher.fail_fast=true", one_by_one)
     assert statuses(tmp_path / "sweep") == {"how=raise,seed=0": "failed"}
 
 
-def test_after_fail_fast_complete_runs_are_not_counted_as_not_started(
-    sweep: Callable[..., expt.SweepResult], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fail_fast_counts_complete(sweep: Callable[..., expt.SweepResult], capsys: Capture) -> None:
     sweep("batch_size=64", "seed=0,1")
     found = sweep("batch_size=63,64", "seed=0,1", "hydra.launcher.fail_fast=true")
     assert "1 of 4 runs failed, 1 were stopped or not started" in capsys.readouterr().err
@@ -254,7 +258,7 @@ def test_after_fail_fast_complete_runs_are_not_counted_as_not_started(
 
 @pytest.mark.cpu("the GPUs are simulated")
 def test_what_was_refused_is_run_once_it_can(
-    tmp_path: Path, sweep: Callable[..., expt.SweepResult], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sweep: Callable[..., expt.SweepResult], monkeypatch: Patch
 ) -> None:
     """As on a machine that has got its GPUs back; the refused point neither stands in the way nor
     stays behind."""
@@ -267,9 +271,7 @@ def test_what_was_refused_is_run_once_it_can(
     assert statuses(tmp_path / "sweep") == {"gpus=0": "completed", "gpus=2": "completed"}
 
 
-def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_sweep_leaves_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as refused:
         expt.sweep("batch_size=63,65")
@@ -293,9 +295,7 @@ def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(
 @pytest.mark.parametrize(
     "during", ["expt.command.command_line._with_latest", "expt.command.sweep.wrong_values"]
 )
-def test_ctrl_c_before_the_first_run_says_that_none_began(
-    during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_before_the_first_run(during: str, tmp_path: Path, monkeypatch: Patch) -> None:
     def press(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
@@ -390,9 +390,7 @@ CARRIED = "task=warmed_up dataset=open_file dataset.folder=. dataset.num_workers
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", GRID_OR_SEARCH.values(), ids=GRID_OR_SEARCH)
-def test_a_sweep_survives_workers_that_die_at_random(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_survives_random_kills(words: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     carried.write(tmp_path)
     more = "model.dropout=0.3 epochs=3 threads=1 checkpoint.every_steps=7"

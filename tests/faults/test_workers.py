@@ -1,7 +1,5 @@
 """A worker raises, dies, leaves or hangs, or its driver dies: real processes, real signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -39,9 +37,7 @@ def test_the_failing_ranks_traceback_is_the_error(tmp_path: Path) -> None:
         ("0:30:exit0", "rank 0 of 2 exited with code 0 before it had completed"),
     ],
 )
-def test_however_a_worker_ends_the_run_says_which_and_how(
-    what: str, text: str, tmp_path: Path, failing: Failing
-) -> None:
+def test_worker_end_is_reported(what: str, text: str, tmp_path: Path, failing: Failing) -> None:
     error = failing(what, "log_every=5")
     assert error.exit_code == 1
     assert text in str(error)
@@ -75,7 +71,7 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path, begin: Callable[..., 
     assert "to continue: python -m expt hydra.run.dir=here resume=auto\n" in report.stdout
 
 
-def test_a_worker_that_was_stopped_ends_with_its_driver_too_and_lets_others_into_its_folder(
+def test_stopped_worker_ends_with_its_driver_and_frees_the_folder(
     tmp_path: Path,
 ) -> None:
     process, children = training(tmp_path)
@@ -93,7 +89,7 @@ def _forkserver(driver: int) -> int:
     return pid
 
 
-def test_without_the_process_that_they_are_forked_from_no_worker_lives_and_the_run_says_why(
+def test_killed_forkserver_ends_all_workers_and_is_reported(
     tmp_path: Path,
 ) -> None:
     process, children = training(tmp_path)

@@ -1,7 +1,5 @@
 """TensorBoard on a sweep's folder, as a person sees it: in a headless Chromium."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

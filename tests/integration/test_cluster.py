@@ -1,8 +1,6 @@
 """Runs as jobs: of submitit on this machine, and of a real Slurm whose two nodes are this machine
 too."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
@@ -167,9 +165,7 @@ def test_a_preempted_job_of_a_sweep_goes_on(slurm: Slurm, tmp_path: Path, traine
 
 
 @pytest.mark.slow
-def test_a_cancelled_job_of_a_search_has_stopped_and_the_others_go_on(
-    slurm: Slurm, tmp_path: Path
-) -> None:
+def test_cancelled_job_of_a_search_can_be_resumed(slurm: Slurm, tmp_path: Path) -> None:
     """By `scancel`, as a person or an administrator does; the same command goes on with it."""
     pytest.importorskip("submitit", reason="needs expt[slurm]")
     search = ("search=random", "search.runs=3", "search.batch=2", "optimizer.lr=interval(0.01,0.1)")
@@ -192,9 +188,7 @@ def test_a_cancelled_job_of_a_search_has_stopped_and_the_others_go_on(
 
 
 @pytest.mark.slow
-def test_the_template_trains_on_two_nodes_and_goes_on(
-    slurm: Slurm, tmp_path: Path, trained: Trained
-) -> None:
+def test_template_trains_on_two_nodes(slurm: Slurm, tmp_path: Path, trained: Trained) -> None:
     settings = ("epochs=100", "threads=1", "log_every=20")
     (tmp_path / "job").write_text(SBATCH.read_text().replace("#SBATCH --gpus-per-node=4\n", ""))
     size = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")

@@ -1,8 +1,6 @@
 """Every command that README.md, docs/ or expt itself tells a person to type works, pasted into a
 shell."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

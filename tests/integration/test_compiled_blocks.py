@@ -1,8 +1,6 @@
 """compile=blocks, really compiled: the numbers of a run without it, its names, and runs that go
 on."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What TensorBoard shows of runs beside curves, read back by its own API."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path
@@ -24,7 +22,7 @@ from expt.config.identity import typed_hyperparameters
 from expt.dashboards.hparams import Value, columns
 from expt.errors import RunFailed
 from tests.conftest import Trained
-from tests.facade import as_typed
+from tests.facade import Patch, as_typed
 
 SUCCESS, FAILURE = 1, 2
 ODD_ONE_OUT = """
@@ -92,7 +90,7 @@ def test_pictures_after_every_epoch_or_never(trained: Trained) -> None:
 
 
 @pytest.fixture
-def odd_one_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+def odd_one_out(tmp_path: Path, monkeypatch: Patch) -> tuple[str, ...]:
     """A model of one's own, whose rank 1 behaves as `model.how` says."""
     (tmp_path / "odd.py").write_text(ODD_ONE_OUT)
     monkeypatch.syspath_prepend(tmp_path)
@@ -107,9 +105,7 @@ def test_a_rank_that_is_slow_shows(odd_one_out: tuple[str, ...], trained: Traine
     assert values["ranks/all_reduce_share"] > 0.3
 
 
-def test_a_rank_whose_weights_drift_ends_the_run(
-    odd_one_out: tuple[str, ...], trained: Trained, tmp_path: Path
-) -> None:
+def test_drift_fails(odd_one_out: tuple[str, ...], trained: Trained, tmp_path: Path) -> None:
     words = (*odd_one_out, "+model.how=drift")
     with pytest.raises(RunFailed, match="after epoch 1 the weights of rank 1 differ") as caught:
         trained(*words, "epochs=2")

@@ -1,7 +1,5 @@
 """`python -m expt doctor`, and the completion of words by a shell."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pty

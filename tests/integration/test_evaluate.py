@@ -1,8 +1,6 @@
 """`expt evaluate` with real workers: the same numbers on any number of them, and nothing left of
 one that failed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -16,7 +14,7 @@ from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from tests.conftest import Trained
-from tests.facade import as_typed, ended, start
+from tests.facade import Capture, Patch, as_typed, ended, start
 
 DATA = """
 from torch.utils.data import Dataset
@@ -38,8 +36,8 @@ class Turned(Dataset):
 def test_any_number_of_workers_counts_each_sample_once(
     trained: Trained,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capfd: Capture,
 ) -> None:
     """Of a model with batch norm and a moving average, trained by two, in a folder that has moved
     since."""
@@ -86,9 +84,7 @@ class Net(nn.Sequential):
 """
 
 
-def test_ctrl_c_leaves_nothing(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_nothing(trained: Trained, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "slow_net.py").write_text(SLOW)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -106,9 +102,7 @@ def test_ctrl_c_leaves_nothing(
     assert sorted(os.listdir(run.folder)) == there
 
 
-def test_a_sweeps_best_and_folders_that_are_none(
-    trained: Trained, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_best_of_sweep_wrong_folders(trained: Trained, tmp_path: Path, capfd: Capture) -> None:
     sweep = tmp_path / "sweep"
     few = as_typed("epochs=1 max_steps=2 world_size=1 tensorboard.images=false")
     run = trained(*few, name="sweep/a")

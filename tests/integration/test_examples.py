@@ -4,8 +4,6 @@ The loops are written from the same first weights and the same order of samples,
 means; of an example they take the model, and the dataset.
 """
 
-from __future__ import annotations
-
 import gzip
 import runpy
 import shutil
@@ -323,7 +321,7 @@ SMALL: dict[Callable[[Own, Path], Curves], str] = {
     word_lm: "dataset.root=text.txt dataset.window=5 dataset.words=20 model.width=8",
 }
 """What is typed for each, so that a loop takes no time: a very small model, and few samples."""
-QUICK = (siamese, graph, word_lm)
+QUICK = (graph, word_lm)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """The published settings of conf/experiment: what each asks for, and that it trains on its real
 data."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -118,6 +116,7 @@ def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
     assert not (tmp_path / "sweep").exists()
 
 
+RARE = {"d2l_resnet18", "paddle_mnist", "ddp_mlp", "amp_sweep"}
 OF_A_BOX = {"gpt2_124m"}  # `expt plan` says what it takes
 FEW = {
     "d2l_resnet18": ("batch_size=16", "max_steps=1"),
@@ -128,7 +127,7 @@ FEW = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name == "d2l_resnet18" else name
+        pytest.param(name, marks=pytest.mark.slow) if name in RARE else name
         for name in EXPERIMENTS
         if name not in OF_A_BOX
     ],

@@ -1,13 +1,11 @@
 """expt in a notebook: workers start from a running kernel, and the second run finds them warm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.facade import environment
+from tests.facade import Patch, environment
 from tests.late import Late
 
 nbformat: Any = Late("nbformat")
@@ -22,7 +20,7 @@ print(f"accuracy {result.metrics['accuracy/test']:.3f}")
 
 
 @pytest.fixture
-def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kernel(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder for the kernel to work in, with nothing of this machine's own settings of
     Jupyter."""
     for variable in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):

@@ -1,8 +1,6 @@
 """`preflight=true`: every kind of run tried, those named that cannot run, and nothing left
 behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from expt.command import plan
 from expt.errors import ConfigError
 from tests import on_cards
 from tests.conftest import Configured
-from tests.facade import as_typed, run
+from tests.facade import Patch, as_typed, run
 
 OWN = """
 import torch
@@ -58,7 +56,7 @@ def test_a_search_is_tried_at_its_ends(tmp_path: Path) -> None:
     assert "4 runs take about " in done.stdout
 
 
-def test_a_single_run_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_run_leaves_no_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     done = run(
         "preflight=true", "epochs=3", "dataset.train_limit=320", "world_size=1", cwd=tmp_path
     )

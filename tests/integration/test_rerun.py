@@ -2,8 +2,6 @@
 anywhere.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -14,7 +12,7 @@ import pytest
 import expt
 from expt.errors import ConfigError
 from tests.conftest import Trained
-from tests.facade import RunFolder, as_typed, run
+from tests.facade import Patch, RunFolder, as_typed, run
 from tests.integration.test_resume import assert_equal
 
 SETTINGS = ("model.dropout=0.2", "epochs=2", "log_every=5", "threads=1")
@@ -100,9 +98,7 @@ def secretive(tmp_path: Path) -> tuple[str, ...]:
     return (*own, "+model.url='https://me:${oc.env:EXPT_TEST_TOKEN}@host'", "+model.tell=false")
 
 
-def test_what_the_environment_holds_is_not_written(
-    secretive: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_environment_secrets_are_not_written(secretive: tuple[str, ...], tmp_path: Path) -> None:
     for name, tell in (("quiet", "false"), ("loud", "true")):
         words = [*secretive[:-1], f"+model.tell={tell}", f"hydra.run.dir={name}"]
         done = run(*words, cwd=tmp_path, EXPT_TEST_TOKEN=SECRET)
@@ -119,7 +115,7 @@ def test_what_the_environment_holds_is_not_written(
 
 
 def test_a_rerun_takes_it_from_the_environment_again(
-    secretive: tuple[str, ...], tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+    secretive: tuple[str, ...], tmp_path: Path, trained: Trained, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -132,7 +128,10 @@ def test_a_rerun_takes_it_from_the_environment_again(
         expt.rerun(first.folder, tmp_path / "never")
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0, 0o664), (0o027, 0o640)])  # as lax as can be
+@pytest.mark.parametrize(
+    ("umask", "mode"),
+    [(0, 0o664), pytest.param(0o027, 0o640, marks=pytest.mark.slow)],  # as lax as can be
+)
 def test_nobody_else_can_write_what_a_run_leaves(umask: int, mode: int, trained: Trained) -> None:
     before = os.umask(umask)
     try:

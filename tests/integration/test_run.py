@@ -1,7 +1,5 @@
 """One run, from the command to the event file."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -72,7 +70,7 @@ def test_one_event_file_holds_every_tag_at_the_right_steps(trained: Trained) -> 
 
 
 @pytest.mark.slow
-def test_a_script_starts_runs_without_a_main_guard_and_never_waits_for_torch(
+def test_script_needs_no_main_guard_and_no_torch(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "script.py").write_text(
@@ -131,9 +129,7 @@ class Net(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("calls", "parts"), [(0, 1), (4, 1), (5, 2)])
-def test_parameters_that_get_no_gradient_or_none_any_more_are_named(
-    calls: int, parts: int, tmp_path: Path
-) -> None:
+def test_parameters_without_gradient_are_named(calls: int, parts: int, tmp_path: Path) -> None:
     """DistributedDataParallel reports it a step late, or never if that was the last; a gradient of
     a step's first micro-batch is none of its last."""
     (tmp_path / "idle.py").write_text(UNUSED)

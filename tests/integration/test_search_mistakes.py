@@ -1,8 +1,6 @@
 """What is mistyped beside a search's space: told in one line before it begins, and mended by what
 is typed next."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +13,7 @@ from expt.command.hydra_files import about_run
 from expt.errors import ConfigError
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
-from tests.facade import as_typed, run
+from tests.facade import Patch, as_typed, run
 
 SHORT = as_typed(
     "dataset.train_limit=64 batch_size=32 world_size=1 threads=1 tensorboard.images=false"
@@ -34,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _there(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _there(place: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """Each test in a folder of its own, with both."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "f"):

@@ -2,8 +2,12 @@
 kills.
 """
 
-from __future__ import annotations
-
+import contextlib
+import json
+import os
+import random
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import pytest
 import expt
 from expt.runs import checkpoint
 from tests.conftest import Trained
-from tests.facade import RunFolder, as_typed, run, same
+from tests.facade import RunFolder, as_typed, ended, run, same, start
 
 SHORT = as_typed(
     "dataset.train_limit=320 batch_size=32 optimizer.momentum=0.9 model.dropout=0.3 ema=0.9"
@@ -35,9 +39,7 @@ def assert_same(promoted: RunFolder, whole: RunFolder) -> None:
 @pytest.mark.parametrize(
     "strategy", [(), pytest.param(SHARDED, marks=pytest.mark.slow)], ids=["ddp", "fsdp in parts"]
 )
-def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
-    strategy: tuple[str, ...], tmp_path: Path, trained: Trained
-) -> None:
+def test_pruned_run_resumes(strategy: tuple[str, ...], tmp_path: Path, trained: Trained) -> None:
     folder = tmp_path / "search"
     search = "search=random search.rungs=asha search.reduction=2 search.keep_checkpoints=true"
     size = "epochs=2 threads=1 tensorboard.images=false"
@@ -55,7 +57,7 @@ def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
     assert_same(RunFolder(done.folder), trained(*arguments, name="whole"))
 
 
-def test_of_more_epochs_a_run_goes_on_from_its_shorter_self_past_a_rung_that_this_had_passed(
+def test_longer_run_resumes_its_shorter_self_past_a_rung(
     tmp_path: Path,
 ) -> None:
     """It pauses at once, without a step, and has a checkpoint all the same: that of the shorter
@@ -74,3 +76,87 @@ def test_of_more_epochs_a_run_goes_on_from_its_shorter_self_past_a_rung_that_thi
         "3/4",
         "4/4",
     ]
+
+
+SPACE = ("optimizer.lr=tag(log,interval(1e-4,1))", "optimizer.weight_decay=interval(0,0.5)")
+SEARCH_KILLED_ALONE = ("world_size=1", "threads=1", "hydra.launcher.max_concurrent=1")
+SEARCHES = {
+    "random": "search=random search.runs=4 epochs=1",
+    "tpe": "search=tpe search.runs=4 epochs=1",
+    "gp": "search=gp search.runs=4 epochs=1",
+    "cmaes": "search=cmaes search.runs=5 search.population=2 epochs=1",
+    "qmc": "search=qmc search.runs=4 epochs=1",
+    "nsga2": (
+        "search=nsga2 search.runs=5 search.population=2 objective=[loss/val,loss/train] epochs=1"
+    ),
+    "asha": "search=tpe search.rungs=asha search.runs=5 search.reduction=2 epochs=4",
+    "median": "search=random search.rungs=median search.runs=5 epochs=3",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEARCHES)
+def test_killed_search_comes_to_the_same_end(name: str, tmp_path: Path) -> None:
+    words = (
+        "-m",
+        *as_typed(SEARCHES[name]),
+        *SPACE,
+        *SEARCH_KILLED_ALONE,
+        "experiment=diabetes",
+        "model.hidden=[]",
+    )
+    whole = run(*words, "hydra.sweep.dir=whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    moments = random.Random(name)
+    for number in (signal.SIGKILL, signal.SIGINT):
+        process = start(*words, "hydra.sweep.dir=hurt", cwd=tmp_path)
+        until = _written(tmp_path / "hurt") + moments.randrange(
+            1, max(2, _written(tmp_path / "whole") // 3)
+        )
+        end = time.monotonic() + 60
+        while (
+            process.poll() is None
+            and _written(tmp_path / "hurt") < until
+            and time.monotonic() < end
+        ):
+            time.sleep(0.002)  # the workers need the core
+        if number == signal.SIGKILL:
+            os.killpg(process.pid, number)
+        else:
+            os.kill(process.pid, number)
+        assert ended(process).returncode in (-signal.SIGKILL, 130, 0)
+    last = run(*words, "hydra.sweep.dir=hurt", cwd=tmp_path)
+    assert last.returncode == 0, last.stderr
+    assert _ends(tmp_path / "hurt") == _ends(tmp_path / "whole")
+    assert _best(last.stdout) == _best(whole.stdout)
+
+
+def _written(folder: Path) -> int:
+    """Values that the runs have logged so far."""
+    found = 0
+    for path in folder.glob("*/metrics.jsonl"):
+        with contextlib.suppress(FileNotFoundError):  # a run that begins anew has removed it since
+            found += path.read_bytes().count(b"\n")
+    return found
+
+
+def _ends(folder: Path) -> dict[int, Any]:
+    """All that a search has come to, but for times: of each run its place, its name, its numbers
+    and checkpoints."""
+    found = {}
+    for path in folder.glob("*/result.json"):
+        record = json.loads(path.read_text())
+        numbers = {
+            tag: value
+            for tag, value in record["metrics"].items()
+            if tag.startswith(("loss/", "mae/"))
+        }
+        kept = sorted(file.name for file in path.parent.glob("checkpoints/*.safetensors"))
+        ended = (path.parent.name, record["status"], record["objective"], numbers, kept)
+        assert record["search"]["number"] not in found
+        found[record["search"]["number"]] = ended
+    return found
+
+
+def _best(stdout: str) -> list[str]:
+    return [line for line in stdout.splitlines() if line.startswith("best  ")]

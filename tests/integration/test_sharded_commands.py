@@ -1,7 +1,5 @@
 """A sharded run as people type it, and all that is done with a run besides."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
@@ -14,7 +12,7 @@ import torch
 import expt
 from expt.runs import checkpoint_file
 from expt.runs.paths import RunPaths
-from tests.facade import RunFolder, as_typed, environment, run
+from tests.facade import Patch, RunFolder, as_typed, environment, run
 
 MINE = """
 import torch
@@ -80,9 +78,7 @@ def measured(folder: Path) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_that_is_done_with_a_run_is_done_with_a_sharded_one(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_takes_a_sharded_run(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("mine.py").write_text(MINE)
@@ -134,7 +130,7 @@ beside them.
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_the_whole(
+def test_sharded_checkpoint_too_large_for_memory_is_refused(
     tmp_path: Path,
 ) -> None:
     words = (*WIDE, "hydra.run.dir=wide", "log_every=1")
@@ -153,7 +149,7 @@ def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_t
 
 
 @pytest.mark.slow
-def test_a_run_that_would_train_to_other_weights_ends_before_its_first_epoch(
+def test_run_that_sharding_would_change_is_refused(
     tmp_path: Path,
 ) -> None:
     listed = ("~model", "+model._target_=tests.worker.odd_models.Listed")

@@ -1,7 +1,5 @@
 """Sweeps that go well: what they leave, how they share a machine, and who may look on."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composer
-from tests.facade import run, start
+from tests.facade import Capture, Patch, run, start
 
 SMALL = ("epochs=1", "dataset.train_limit=320")
 GRID = ("model=mlp,convnet", "optimizer.lr=0.1,0.01", "world_size=1", *SMALL)
@@ -143,9 +141,7 @@ def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
     assert most_at_once([*a, *b]) > 1
 
 
-def test_a_dry_run_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_starts_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.chdir(tmp_path)
     assert expt.sweep("seed=0,1", "batch_size=64,63", "hydra.launcher.dry_run=true") == []
     shown = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()[1:]]
@@ -171,9 +167,7 @@ def test_each_grid_that_is_shipped_can_run(path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["sweep", "sweep/more"])
-def test_a_run_in_a_sweeps_folder_is_refused_and_a_sweep_in_a_runs(
-    folder: str, tmp_path: Path
-) -> None:
+def test_run_in_a_sweep_folder_and_reverse_are_refused(folder: str, tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "multirun.yaml").touch()
     (tmp_path / "run").mkdir()

@@ -1,7 +1,5 @@
 """Two hosts, as network namespaces joined by a cable: torchrun on both trains one run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -191,9 +189,7 @@ SHARDED = ("optimizer=adamw", "optimizer.lr=0.001", "ema=0.9")
     ],
     ids=["one file", "parts", "replicas, parts"],
 )
-def test_a_sharded_run_of_two_hosts_goes_on_after_a_worker_is_killed(
-    words: tuple[str, ...], hosts: Hosts, trained: Trained
-) -> None:
+def test_sharded_two_hosts_resume(words: tuple[str, ...], hosts: Hosts, trained: Trained) -> None:
     settings = (*SHARDED, *words)
     restarted = _killed_once(hosts, "-".join(words).replace("=", " "), *settings)
     of_this_machine = ("sharding.shards=2",) if "hsdp" in words[0] else ()  # as `auto` is there
@@ -211,9 +207,7 @@ def test_checkpoints_on_a_disk_that_one_host_alone_sees(hosts: Hosts, trained: T
     assert_equal(restarted, _local(trained))
 
 
-def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(
-    hosts: Hosts, trained: Trained
-) -> None:
+def test_lost_host_leaves_the_global_batch(hosts: Hosts, trained: Trained) -> None:
     settings = as_typed("epochs=40 threads=1 log_every=20 checkpoint.every_steps=20 timeout_s=5")
     # else torchrun waits for half a minute for more hosts
     soon = "last_call_timeout=3,keep_alive_interval=1"

@@ -1,7 +1,5 @@
 """The forkserver and what is forked from it, in a Python of its own, without torch."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from expt.launch import forkserver
-from tests.facade import as_typed, children_of, environment
+from tests.facade import Capture, as_typed, children_of, environment
 
 ALONE = """
 import os, signal, socket, sys, time
@@ -93,7 +91,7 @@ def python(code: str, cwd: Path, typed: str = "") -> list[str]:
     return out.splitlines()
 
 
-def test_there_is_one_in_a_session_of_its_own_and_kill_ends_it_whatever_was_forked(
+def test_one_forkserver_in_its_own_session_until_killed(
     tmp_path: Path,
 ) -> None:
     code = """
@@ -231,9 +229,7 @@ def test_a_driver_may_ignore_its_children_and_have_many_files_open(tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_what_reaches_all_does_not_reach_it_and_the_driver_hears_it_still(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_signals_reach_the_driver_alone(tmp_path: Path, number: signal.Signals) -> None:
     code = f"""
         heard, real = [], forkserver.launch
         def launch(*arguments):
@@ -307,9 +303,7 @@ HOLDS_LOCK = "import ctypes; ctypes.PyDLL(None).sleep(60)\n"  # no Python runs m
     "how", [IMPORTS, IMPORTS.partition("; import time")[0] + "; " + HOLDS_LOCK]
 )
 @pytest.mark.parametrize("stopped", [False, True])
-def test_it_dies_with_its_driver_in_the_middle_of_its_imports(
-    tmp_path: Path, how: str, stopped: bool
-) -> None:
+def test_forkserver_dies_with_importing_driver(tmp_path: Path, how: str, stopped: bool) -> None:
     (tmp_path / "slow.py").write_text(how)
     with driver(tmp_path, 'forkserver.warm(["slow"]); until(Path("imports").exists)') as process:
         (child,) = children_of(process.pid)
@@ -361,9 +355,7 @@ def gone_with(process: subprocess.Popen[str], others: set[int], *, stopped: bool
         os.close(handle)
 
 
-def test_what_is_printed_goes_to_the_ends_of_files(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_printed_goes_to_the_ends_of_files(tmp_path: Path, capfd: Capture) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
     out.write_text("before\n")
     kept = [os.dup(1), os.dup(2)]
@@ -379,9 +371,7 @@ def test_what_is_printed_goes_to_the_ends_of_files(
     assert capfd.readouterr() == ("", "")
 
 
-def test_where_one_file_cannot_be_written_nothing_changes(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_where_one_file_cannot_be_written_nothing_changes(tmp_path: Path, capfd: Capture) -> None:
     with pytest.raises(OSError, match="missing"):
         forkserver.print_to(tmp_path / "out", tmp_path / "missing" / "err")
     os.write(1, b"still here\n")

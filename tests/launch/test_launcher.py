@@ -1,7 +1,5 @@
 """Who starts the workers, by what this process finds in its environment."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess
@@ -22,7 +20,7 @@ from expt.launch.launcher import (
     refuse_in_torchrun,
     tasks_per_node,
 )
-from tests.facade import environment, run
+from tests.facade import Patch, environment, run
 
 TORCHRUN = {
     "LOCAL_RANK": "0",
@@ -32,14 +30,14 @@ TORCHRUN = {
 }
 
 
-def set_all(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+def set_all(monkeypatch: Patch, **variables: str) -> None:
     for name in ("RANK", "WORLD_SIZE", *TORCHRUN):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
 
-def test_a_worker_of_torchrun_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_torchrun_starts_none(monkeypatch: Patch) -> None:
     set_all(monkeypatch, RANK="1", WORLD_SIZE="2", **TORCHRUN)
     with pytest.raises(ConfigError, match="an evaluation cannot run inside torchrun"):
         expt.evaluate("any")
@@ -55,9 +53,7 @@ def test_a_worker_of_torchrun_starts_none(monkeypatch: pytest.MonkeyPatch) -> No
     (None, False, False), ("0", False, False), ("1", False, True), (None, True, True), ("0", True,
         True),
 ])  # fmt: skip
-def test_whether_the_workers_were_started_again(
-    count: str | None, begun: bool, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restart_noticed(count: str | None, begun: bool, again: bool, monkeypatch: Patch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     if count is not None:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
@@ -156,7 +152,7 @@ def test_a_task_of_submitit_on_this_machine_is_a_worker() -> None:
     ],
     ids=["nothing", "one task", "torchrun within srun", "one task of submitit"],
 )
-def test_whoever_is_alone_or_has_torchs_variables_stays_as_it_is(
+def test_single_task_or_torchrun_environment_stays(
     environment: dict[str, str],
 ) -> None:
     before = dict(environment)
@@ -218,9 +214,7 @@ def test_leftovers_of_a_cluster_are_refused_with_the_way_out(left: dict[str, str
     assert "RANK" not in left, "as it was typed"
 
 
-def test_a_lonely_first_rank_names_the_others_after_its_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lonely_rank_0_names_the_missing_after_its_timeout(monkeypatch: Patch) -> None:
     left = {**SRUN, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "127.0.0.1"}
     adopt(left)
     with socket.socket() as free:

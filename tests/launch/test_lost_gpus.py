@@ -1,7 +1,5 @@
 """Runs that GPUs fail before their first step, in a pool whose workers are not processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -125,9 +123,7 @@ def test_a_run_on_named_gpus_gets_no_others(world: World) -> None:
 
 @pytest.mark.parametrize("kind", [DeviceLost, OutOfMemory])
 @pytest.mark.parametrize(("gpus", "instead"), [(4, "0,1,3"), ((2, 3), "0,3"), ((0, 1, 2), "0,1,3")])
-def test_the_gpus_to_take_instead_are_named(
-    world: World, kind: type[RunFailed], gpus: Any, instead: str
-) -> None:
+def test_other_gpus_are_named(world: World, kind: type[RunFailed], gpus: Any, instead: str) -> None:
     put(world, dead("2", kind=kind))
     (job,) = jobs(world, "a", gpus=gpus)
     world.run(job, gpus=4)

@@ -1,7 +1,5 @@
 """A run in this process, as `debug=true` has it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from expt.runs.failure import LOG, RAISED
 from expt.runs.named_checkpoint import Checkpoint
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
-from tests.facade import request
+from tests.facade import Patch, request
 
 OWN = """
 import torch
@@ -30,9 +28,7 @@ class Net(torch.nn.Sequential):
 
 
 @pytest.mark.parametrize("mine", [None, "logs/mine.txt"])
-def test_a_refused_run_leaves_a_new_folder_empty_and_a_persons_files_alone(
-    mine: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_run_leaves_no_trace(mine: str | None, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("+model._target_=wide_net.Net", "~model.hidden", "~model.dropout")
     (tmp_path / "wide_net.py").write_text(OWN)
@@ -46,9 +42,7 @@ def test_a_refused_run_leaves_a_new_folder_empty_and_a_persons_files_alone(
     assert (folder / mine).exists() if mine else not folder.exists()
 
 
-def test_a_run_that_failed_says_how_to_continue_unless_that_fails_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_says_how_to_continue(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     asked = request(tmp_path / "run", epochs=10)
     create_result(asked.paths, steps_per_epoch=20)
@@ -69,7 +63,7 @@ TWO_CORES = Machine(cpus=2)
 METRICS = {"start_s": 1.0, "first_step_s": 0.5, "step_s": 0.1, "eval_s": 2.0}
 
 
-def test_runs_of_one_core_share_a_machine_and_larger_ones_have_it_alone(
+def test_small_runs_share_a_machine_large_ones_wait(
     configured: Configured,
 ) -> None:
     small, large = configured("world_size=1", "threads=1"), configured("world_size=2", "threads=1")
@@ -79,9 +73,7 @@ def test_runs_of_one_core_share_a_machine_and_larger_ones_have_it_alone(
     assert together_s([], TWO_CORES, Options()) == 0.0
 
 
-def test_a_run_takes_as_long_as_its_steps_from_where_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimated_time_counts_steps_left(tmp_path: Path, monkeypatch: Patch) -> None:
     tried = Tried(None, {"metrics": METRICS, "steps_per_epoch": 10})
 
     def seconds(**config: Any) -> float:

@@ -1,7 +1,5 @@
 """Packing by itself: what it never does, and how full it keeps a machine."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections import Counter
@@ -14,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expt.launch.packing import Demand, GpuLocks, Packing
+from tests.facade import Patch
 
 
 @dataclass
@@ -271,7 +270,7 @@ def test_a_thousand_runs_fill_the_machine(num_gpus: int, sizes: Sequence[int], l
 
 
 @pytest.fixture(autouse=True)
-def locks_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def locks_folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("EXPT_LOCKS", str(tmp_path / "locks"))
     return tmp_path / "locks"
 

@@ -2,8 +2,6 @@
 moved.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -45,7 +43,7 @@ from expt.runs.result import (
     update_result,
 )
 from tests.data.test_build import folder_config
-from tests.facade import request
+from tests.facade import Patch, request
 
 
 class Clock:
@@ -174,14 +172,12 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, monkeypatch: Patch) -> World:
     monkeypatch.setenv("EXPT_LOCKS", str(tmp_path / "locks"))
     return World(tmp_path / "sweep")
 
 
-def test_the_next_run_starts_at_once_where_one_has_ended(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_run_starts_at_once_where_one_has_ended(world: World, monkeypatch: Patch) -> None:
     happened = list[str]()
     monkeypatch.setattr(pool, "wait", lambda *_: happened.append("wait"))
     monkeypatch.setattr(
@@ -206,9 +202,7 @@ def test_in_a_sweep_time_counts_from_a_runs_turn(world: World) -> None:
     ]
 
 
-def test_the_next_run_is_made_ready_while_another_is_under_way(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_run_is_prepared_while_another_trains(world: World, monkeypatch: Patch) -> None:
     told = list[str]()
     monkeypatch.setattr(Told, "job_next", lambda _, job: told.append(job.name))
     world.plans = {"a": [{"looks": 3}], "b": [{"looks": 3}]}
@@ -228,9 +222,7 @@ def test_the_next_run_is_made_ready_while_another_is_under_way(
         ),
     ],
 )
-def test_a_missing_part_of_a_folder_is_told_before_any_image_is_decoded(
-    there: str, options: dict[str, Any], text: str, world: World
-) -> None:
+def test_missing_part_first(there: str, options: dict[str, Any], text: str, world: World) -> None:
     root = world.folder / "images"
     for part in ("train", there):
         (root / part / "cat").mkdir(parents=True)
@@ -308,9 +300,7 @@ def test_a_gpu_that_another_run_shares_stays_locked(world: World) -> None:
     assert missed == [["0"]] * 6
 
 
-def test_the_time_of_a_run_that_starts_again_counts_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_a_run_that_starts_again_counts_once(world: World, monkeypatch: Patch) -> None:
     later = SimpleNamespace(time=lambda: time.time() + 100)  # as if each attempt had taken that
     monkeypatch.setattr(result, "time", later)
     asked = request(world.folder / "a", typed_at=world.clock.now - 60, max_restarts=1)
@@ -335,9 +325,7 @@ def test_the_time_of_a_run_that_starts_again_counts_once(
     ],
     ids=str,
 )
-def test_retries_come_to_an_end_and_what_would_come_to_the_same_is_not_tried_again(
-    world: World, error: ExptError, starts: int
-) -> None:
+def test_retries_end_and_repeats_are_not_tried(world: World, error: ExptError, starts: int) -> None:
     world.plans["a"] = [{"error": error}]
     world.run(world.job("a"), retries=2)
     assert len(world.started) == starts
@@ -426,9 +414,7 @@ def test_what_has_paused_there_already_is_not_started(world: World) -> None:
 
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize(("until_epoch", "status"), [(1, PRUNED), (None, COMPLETED)])
-def test_all_that_paused_or_completed_before_they_heard_is_no_interruption(
-    world: World, until_epoch: int | None, status: str
-) -> None:
+def test_ended_run_is_not_interrupted(world: World, until_epoch: int | None, status: str) -> None:
     job = pausing(world, "a", until_epoch)
     ends = world.plans["a"][0]["on_poll"]
 
@@ -453,9 +439,7 @@ def test_a_run_that_lost_its_workers_before_it_began_starts_again(world: World) 
 
 
 @pytest.mark.parametrize("error", [Killed("by SIGKILL"), WorkersLost("all"), OutOfMemory("x")])
-def test_a_trial_that_was_killed_is_tried_again_before_it_is_judged(
-    world: World, error: RunFailed
-) -> None:
+def test_killed_trial_is_tried_again_before_it_is_judged(world: World, error: RunFailed) -> None:
     job, trial, again = world.job("a"), world.job("b"), world.job("c")
     for one in (job, trial, again):
         world.plans[one.name] = [{"error": error, "on_poll": one.paths.metrics.touch}, {}]
@@ -484,7 +468,7 @@ def press(number: signal.Signals) -> None:
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def heard(monkeypatch: Patch) -> Iterator[None]:
     """Signals are Python's own again afterwards."""
     before = {number: signal.getsignal(number) for number in signals.ASKING}
     monkeypatch.setattr(signals, "_in_command", True)
@@ -523,7 +507,7 @@ def test_who_does_not_end_in_time_is_ended_and_at_a_second_signal_at_once(
     assert read_result(job.paths)["error"] == f"interrupted ({name})"
 
 
-def test_a_run_in_whose_folder_another_is_at_work_waits_and_holds_up_what_a_search_chooses(
+def test_run_in_a_used_folder_waits_and_holds_up_the_search(
     world: World,
 ) -> None:
     """As workers of a command that was killed are, as long as they take to be gone."""

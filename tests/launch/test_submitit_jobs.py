@@ -1,7 +1,5 @@
 """Jobs of a cluster, with a queue that is none."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import pickle
@@ -30,7 +28,7 @@ from expt.machine import Machine
 from expt.runs.request import received
 from expt.runs.result import COMPLETED, INTERRUPTED, RUNNING, create_result, update_result
 from expt.signals import Heeded
-from tests.facade import request
+from tests.facade import Patch, request
 
 
 class Submitted:
@@ -42,7 +40,7 @@ class Submitted:
         if outcome:
             create_result(received(job.sent, Machine(cpus=8), typed_at=1.0).paths, **outcome)
 
-    def task(self, _: int) -> Submitted:
+    def task(self, _: int) -> "Submitted":
         return self
 
     def done(self) -> bool:
@@ -74,7 +72,7 @@ class Executor:
 
 
 @pytest.fixture(autouse=True)
-def _on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_one_machine(monkeypatch: Patch) -> None:
     monkeypatch.setattr(submitit_jobs, "RESULT_S", 0.0)
 
 
@@ -120,9 +118,7 @@ def test_a_jobs_outcome(
 
 
 @pytest.mark.parametrize("kind", [DeviceLost, Diverged, OutOfMemory, RunFailed])
-def test_a_failure_is_of_the_kind_that_the_record_says(
-    tmp_path: Path, kind: type[RunFailed]
-) -> None:
+def test_failure_has_the_recorded_kind(tmp_path: Path, kind: type[RunFailed]) -> None:
     """Of a search the first two are bad points, and no failures."""
     (job,) = jobs(tmp_path, 1)
     Queue(
@@ -151,9 +147,7 @@ def test_a_job_is_not_submitted_for_ever(tmp_path: Path, cluster: str, times: in
 
 
 @pytest.mark.parametrize("tasks", [1, 3])
-def test_of_a_job_that_was_killed_submitit_is_not_waited_for(
-    tmp_path: Path, tasks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_job_is_not_waited_for(tmp_path: Path, tasks: int, monkeypatch: Patch) -> None:
     """By itself it waits 15 s for each task's file."""
     local = pytest.importorskip("submitit.local.local", reason="needs expt[slurm]")
     monkeypatch.setattr(local.LocalJob, "_results_timeout_s", 10**6)
@@ -174,9 +168,7 @@ def test_a_sweep_is_one_batch_of_what_is_left_to_do(tmp_path: Path) -> None:
     assert (refused.status, refused.refused) == ("failed", True)
 
 
-def test_what_is_pickled_holds_no_secret_and_is_the_request_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickled_request_holds_no_secret(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("EXPT_TEST_ROOT", "/home/very-secret")
     monkeypatch.setattr(secrets, "_texts", {})
     secrets.remember({"dataset.root": "${oc.env:EXPT_TEST_ROOT}"})
@@ -195,7 +187,7 @@ def test_what_is_pickled_holds_no_secret_and_is_the_request_again(
 
 @pytest.mark.parametrize(("by", "called"), [(signal.SIGUSR2, True), (signal.SIGTERM, False)])
 def test_a_job_that_has_to_make_room_goes_back_into_the_queue(
-    by: signal.Signals, called: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by: signal.Signals, called: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     calls = []
 
@@ -220,9 +212,7 @@ def test_a_job_that_has_to_make_room_goes_back_into_the_queue(
     assert sys.argv == ["expt", "-m"]
 
 
-def test_without_slurm_there_is_no_queue_to_submit_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_slurm_there_is_no_queue_to_submit_to(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     options = {"executor": "slurm", "submitit_folder": "jobs", "max_num_timeout": 3}
     with pytest.raises(ConfigError, match="hydra/launcher=submitit_slurm: "):
@@ -252,7 +242,7 @@ class Running:
         if self.run.result.exists():
             update_result(self.run, status=INTERRUPTED)
 
-    def task(self, _: int) -> Running:
+    def task(self, _: int) -> "Running":
         return self
 
     def exception(self) -> Exception | None:
@@ -288,7 +278,7 @@ LONG, WAITS = (50, True), (50, False)
 
 
 @pytest.fixture
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _at_once(monkeypatch: Patch) -> None:
     monkeypatch.setattr(submitit_jobs, "POLL_S", 0.0)
 
 
@@ -306,9 +296,7 @@ def test_to_finish_cancels_what_runs_or_waits_and_is_no_interruption(tmp_path: P
 
 
 @pytest.mark.usefixtures("_at_once")
-def test_while_a_word_of_one_that_has_ended_is_waited_for_the_others_are_looked_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_job_does_not_hold_up_others(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(submitit_jobs, "RESULT_S", 60.0)
     late, other = jobs(tmp_path, 2)
     queue, looks = Queue(Cluster((0, True), (3, True), kind=Silent), Observer()), list[str]()

@@ -1,8 +1,6 @@
 """Where workers that another launcher has started meet: a store in this process, a worker in a
 thread."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -19,7 +17,7 @@ from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
 from expt.launch.torchrun import ROUND, Arrival, Rendezvous, hosts, interface_towards
 from expt.runs.paths import RunPaths
-from tests.facade import request
+from tests.facade import Capture, Patch, request
 
 
 @pytest.fixture
@@ -64,9 +62,7 @@ def test_the_word_of_a_stale_round_is_not_believed(store: dist.HashStore) -> Non
         Rendezvous(store, rank=1, world_size=2, arrive_s=0.05).listen()
 
 
-def test_a_worker_turns_from_a_stale_round_to_the_new_one(
-    store: dist.HashStore, threads: ThreadPoolExecutor
-) -> None:
+def test_worker_leaves_a_stale_round(store: dist.HashStore, threads: ThreadPoolExecutor) -> None:
     dead = Rendezvous(store, rank=0, world_size=2)
     dead.tell([], {"folder": "/runs/old"})
     other = listening(threads, store, 1)
@@ -113,9 +109,7 @@ ib0 0000010A 00000000 0001 0 0 0 0000FFFF 0 0 0
 
 
 @pytest.mark.skipif(sys.byteorder == "big", reason="the table is written in the machine's order")
-def test_the_interface_is_the_one_that_leads_to_other_machines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interface_leads_to_other_machines(tmp_path: Path, monkeypatch: Patch) -> None:
     """A machine's own name may stand for its loopback, by which no other reaches it."""
     (table := tmp_path / "route").write_text(ROUTES)
     monkeypatch.setattr(torchrun, "ROUTES", table)
@@ -158,9 +152,7 @@ def test_two_workers_on_one_gpu_need_gloo(tmp_path: Path) -> None:
         torchrun._gpus(shared, dataclasses.replace(config, backend="nccl"))
 
 
-def test_a_worker_whose_log_cannot_be_written_prints_here(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_whose_log_cannot_be_written_prints_here(tmp_path: Path, capfd: Capture) -> None:
     (tmp_path / "file").touch()
     with torchrun._logged(RunPaths(tmp_path / "file"), 0, 1):
         os.write(1, b"trains\n")

@@ -1,9 +1,10 @@
 """One run's workers as the pool looks at them, with processes that have already ended."""
 
-from __future__ import annotations
-
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,15 @@ from typing import Any
 import pytest
 
 from expt.errors import ConfigError, DataError, Interrupted, RunFailed, TimedOut
-from expt.launch import processes
+from expt.launch import last_word, processes
 from expt.launch.forkserver import FINISHED
 from expt.launch.workers import LATE_S, Aftermath, Workers
 from expt.runs.failure import write_error
-from expt.runs.paths import RunPaths
-from expt.runs.result import create_result
+from expt.runs.paths import RunPaths, at_work
+from expt.runs.result import COMPLETED, create_result, read_result
+from expt.worker.fault import VARIABLE
+from tests.facade import Patch, environment
+from tests.faults.running import wait_until
 
 
 def workers(folder: Path, *codes: int | None) -> Workers:
@@ -43,9 +47,7 @@ def test_the_driver_is_woken_by_those_alone_that_it_has_not_seen_ended(tmp_path:
 
 
 @pytest.mark.parametrize(("status", "end"), [("interrupted", Interrupted), ("running", RunFailed)])
-def test_an_end_without_a_result_is_an_interruption_or_a_failure(
-    status: str, end: type[Exception], tmp_path: Path
-) -> None:
+def test_missing_result_is_a_failure(status: str, end: type[Exception], tmp_path: Path) -> None:
     create_result(RunPaths(tmp_path), status=status)
     with pytest.raises(end) as caught:
         workers(tmp_path, FINISHED).poll()
@@ -53,9 +55,7 @@ def test_an_end_without_a_result_is_an_interruption_or_a_failure(
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_an_end_with_another_code_is_a_failure_whatever_the_record_says(
-    tmp_path: Path, code: int
-) -> None:
+def test_unknown_exit_code_is_a_failure(tmp_path: Path, code: int) -> None:
     create_result(RunPaths(tmp_path), status="completed")
     with pytest.raises(RunFailed, match=f"rank 1 of 2 exited with code {code}"):
         workers(tmp_path, FINISHED, code).poll()
@@ -81,9 +81,7 @@ def test_who_fails_while_it_is_looked_at_has_failed(tmp_path: Path) -> None:
         found.poll()
 
 
-def test_who_knows_why_others_were_lost_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_knows_why_others_were_lost_is_waited_for(tmp_path: Path, monkeypatch: Patch) -> None:
     create_result(RunPaths(tmp_path))
     found = workers(tmp_path, None, 1)
     leave_error(found.paths, 1, RuntimeError("Connection closed by peer"), 10)
@@ -247,4 +245,109 @@ def test_of_those_that_got_no_further_who_had_come_the_least_far_is_named(paths:
     leave_error(paths, 2, TimedOut("waited in vain"), 9)
     assert str(Aftermath(paths, 0, [1, 1, 1]).in_words(60)).startswith(
         "rank 2 of 3: waited in vain\n"
+    )
+
+
+NCCL = (
+    "[rank0]:[E] ProcessGroupNCCL.cpp: ... we are taking the entire process down.\nFatal Python"
+    " error: Aborted\n"
+)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> RunPaths:
+    found = RunPaths(tmp_path)
+    create_result(found, world_size=2)
+    for rank in (0, 1):
+        found.stderr(0, rank).parent.mkdir(parents=True)
+        found.stderr(0, rank).write_text("")
+    return found
+
+
+def test_the_error_of_another_comes_before_an_abort_by_nccl(recorded: RunPaths) -> None:
+    recorded.stderr(0, 0).write_text(NCCL)
+    leave_error(recorded, 1, ValueError("its own"), 10)
+    last_word.write_end(recorded.folder, 0)
+    assert "rank 1 of 2 raised" in read_result(recorded)["error"]
+
+
+def test_a_rank_that_aborted_is_named_before_one_that_was_killed_for_it(recorded: RunPaths) -> None:
+    recorded.stderr(0, 1).write_text("Fatal Python error: Segmentation fault\n")
+    last_word.write_end(recorded.folder, 0)
+    assert read_result(recorded)["error"].startswith("rank 1 of 2 was killed by SIGSEGV\n")
+
+
+def test_of_an_end_without_a_trace_only_that_is_said(recorded: RunPaths) -> None:
+    leave_error(recorded, 1, RuntimeError("Connection closed by peer"), 10)
+    last_word.write_end(recorded.folder, 0)
+    assert (
+        read_result(recorded)["error"]
+        == "rank 0 of 2 has ended without a word, as a process does that is killed; rank 1:"
+        f" Connection closed by peer\nlog: {recorded.stderr(0, 0)}"
+    )
+
+
+def test_what_has_an_end_keeps_it_and_so_does_what_goes_on(recorded: RunPaths) -> None:
+    with at_work(recorded):  # the next attempt
+        last_word.write_end(recorded.folder, 0)
+        assert read_result(recorded)["status"] == "running"
+    create_result(recorded, may_exist=True, status=COMPLETED)
+    last_word.write_end(recorded.folder, 0)
+    assert read_result(recorded)["status"] == "completed"
+
+
+def test_who_ends_in_order_has_no_need_of_it(recorded: RunPaths) -> None:
+    with last_word.kept(recorded.folder, 0):
+        pass
+    assert read_result(recorded)["status"] == "running"
+
+
+ABORTS = """
+import faulthandler, os, sys
+from pathlib import Path
+from expt.launch import last_word
+faulthandler.enable(open(sys.argv[2], "w"))
+with last_word.kept(Path(sys.argv[1]), 0):
+    os.abort()
+"""
+
+
+def test_whoever_aborts_is_outlived_by_its_last_word(recorded: RunPaths) -> None:
+    words = (str(recorded.folder), str(recorded.stderr(0, 0)))
+    done = subprocess.run([sys.executable, "-c", ABORTS, *words], env=environment(), check=False)
+    assert done.returncode == -signal.SIGABRT
+    wait_until(lambda: read_result(recorded)["status"] != "running", timeout_s=30)
+    assert read_result(recorded)["error"].startswith("rank 0 of 2 was killed by SIGABRT\n")
+
+
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "-m",
+    "expt",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_abort_under_torchrun_is_recorded(victim: int, tmp_path: Path) -> None:
+    """As NCCL's watchdog has it abort, in C: here by a fault on purpose, on a CPU."""
+    words = ("epochs=1000", "hydra.run.dir=here", "threads=1", "max_restarts=0")
+    env = environment(**{VARIABLE: f"{victim}:5:abort"})
+    done = subprocess.run(
+        [*TORCHRUN, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode != 0
+    paths = RunPaths(tmp_path / "here")
+    wait_until(lambda: json.loads(paths.result.read_text())["status"] != "running", timeout_s=20)
+    record = read_result(paths)
+    assert record["status"] == "failed"
+    assert f"rank {victim} of 2 was killed by SIGABRT" in record["error"] or (
+        victim
+        and "has lost the other workers"
+        in record["error"]  # where rank 0 has noticed before torchrun ended it
     )

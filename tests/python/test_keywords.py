@@ -1,8 +1,6 @@
 """Keyword arguments as words: each value comes out as it went in, and what cannot be said is
 refused in a line."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import math
@@ -150,9 +148,7 @@ SWEEP: list[tuple[Mapping[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("given_by_name", "words"), SWEEP)
-def test_a_list_is_an_axis_of_a_sweep_and_a_tuple_a_value(
-    given_by_name: Mapping[str, Any], words: list[str]
-) -> None:
+def test_list_is_axis_tuple_is_value(given_by_name: Mapping[str, Any], words: list[str]) -> None:
     assert words_of((), given_by_name, sweep=True) == words
 
 
@@ -185,9 +181,7 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given_by_name", "key"), REFUSED)
-def test_what_cannot_be_said_is_refused_in_a_line(
-    given_by_name: Mapping[str, Any], key: str
-) -> None:
+def test_inexpressible_value_is_refused(given_by_name: Mapping[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(key)}"):
         words_of((), given_by_name)
 

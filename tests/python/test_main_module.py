@@ -1,7 +1,5 @@
 """A class of `__main__` as a module: the same class, under a name of its own code."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import linecache
@@ -19,7 +17,7 @@ import expt
 from expt.config import own_code
 from expt.errors import ConfigError
 from expt.python import main_module
-from tests.facade import environment, python
+from tests.facade import Patch, environment, python
 
 Script = Callable[..., types.ModuleType]
 
@@ -71,7 +69,7 @@ class Wider(Net):
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+def script(tmp_path: Path, monkeypatch: Patch) -> Script:
     """`script(TEXT)` runs it as `__main__`, as `python FILE` does."""
 
     def begun(
@@ -210,9 +208,7 @@ print("once")
 
 
 @pytest.mark.usefixtures("_forkserver")
-def test_a_script_without_a_guard_trains_its_own_class_once_and_others_have_it(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unguarded_script_trains_once(script: Script, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     main = script(UNGUARDED)
     assert {path.name for path in tmp_path.iterdir()} == {"script.py", "here", "outputs.pt"}, (

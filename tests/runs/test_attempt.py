@@ -1,7 +1,5 @@
 """A try at a run, as its record tells it from the first moment to the end."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 import time
@@ -13,11 +11,11 @@ from expt.config.identity import VERSION, Content
 from expt.data.fingerprint import identity_of
 from expt.errors import CheckpointError, ConfigError, DataError, Interrupted, RunFailed
 from expt.runs import checkpoint, continuing
-from expt.runs.attempt import Attempt, accept, record_end, take_back
+from expt.runs.attempt import Attempt, accept, record_end, record_refusal, take_back
 from expt.runs.paths import EVENT_FILES, RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import create_result, read_result, result_of_any, update_result
-from tests.facade import checkpoint_state, record_points, request
+from tests.facade import Capture, Patch, checkpoint_state, record_points, request
 
 
 def attempt(asked: RunRequest, number: int = 0) -> Attempt:
@@ -75,9 +73,7 @@ def test_one_worker_needs_no_backend_and_what_was_typed_counts(tmp_path: Path) -
     assert found["started"] == pytest.approx(time.time() - 60, abs=10)
 
 
-def test_without_a_checkpoint_it_starts_from_the_beginning_with_an_empty_record(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_checkpoint_the_record_begins_again(tmp_path: Path, capsys: Capture) -> None:
     asked = request(tmp_path, may_have_run=True)
     attempt(asked).begin()
     leave_metrics(asked.paths)
@@ -90,9 +86,7 @@ def test_without_a_checkpoint_it_starts_from_the_beginning_with_an_empty_record(
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.out.tfevents.123.other"])
 @pytest.mark.parametrize("record", [None, '{"accuracy": 1}', '{"status": "completed"}', "{"])
-def test_numbers_of_no_run_are_left_alone(
-    tmp_path: Path, record: str | None, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_numbers(tmp_path: Path, record: str | None, name: str, capsys: Capture) -> None:
     asked = request(tmp_path, may_have_run=True)
     theirs = asked.paths.folder / name
     theirs.write_text("mine\n")
@@ -117,9 +111,7 @@ def test_numbers_of_no_run_are_left_alone(
         (ValueError("a bug"), "failed", "a bug"),
     ],
 )
-def test_what_ends_it_is_recorded_and_goes_on_up(
-    tmp_path: Path, error: BaseException, status: str, text: str
-) -> None:
+def test_end_is_recorded(tmp_path: Path, error: BaseException, status: str, text: str) -> None:
     asked = request(tmp_path)
     with pytest.raises(type(error)), attempt(asked).recorded():
         raise error
@@ -153,9 +145,7 @@ def test_what_it_came_to_before_its_end_is_kept(tmp_path: Path) -> None:
     assert (under_way["status"], failed["status"]) == ("lost", "failed")
 
 
-def test_a_record_that_cannot_be_written_hides_no_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_that_cannot_be_written_hides_no_error(tmp_path: Path, capsys: Capture) -> None:
     asked = request(tmp_path / "run")
     record_end(asked.paths, RunFailed("no"))  # its folder is gone
     assert capsys.readouterr().err.startswith(
@@ -253,9 +243,7 @@ def test_an_attempt_that_began_a_record_again_is_not_taken_back(tmp_path: Path) 
     assert read_result(asked.paths)["error"] == "a GPU is lost"
 
 
-def test_a_checkpoint_that_cannot_be_taken_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_cannot_be_taken_ends_it(tmp_path: Path, monkeypatch: Patch) -> None:
     def take(*_: object) -> Path:
         raise CheckpointError("is damaged")
 
@@ -276,9 +264,7 @@ def test_what_ends_it_later_is_recorded(tmp_path: Path, accepted: bool) -> None:
     assert read_result(asked.paths)["status"] == "failed"
 
 
-def test_of_a_run_that_is_still_under_way_one_is_told_whose_weights_are_wanted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_of_a_running_run_are_warned_of(tmp_path: Path, capsys: Capture) -> None:
     paths = RunPaths(tmp_path / "source")
     create_result(paths, identity="abc", node="another machine")
     asked = request(tmp_path / "run", weights=str(paths.folder))
@@ -296,3 +282,16 @@ def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
         raise AssertionError
     assert not asked.paths.hydra.exists()
     assert asked.paths.metrics.exists()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_refusal_is_recorded_with_what_is_known(tmp_path: Path, known: bool) -> None:
+    asked = dataclasses.replace(request(tmp_path / "lr=x"))
+    record_refusal(
+        asked.paths, asked.about, asked if known else None, ConfigError("lr=x: no number")
+    )
+    found = read_result(asked.paths)
+    assert found["status"] == "failed"
+    assert found["error"] == "lr=x: no number"
+    assert found["arguments"] == ["seed=0"]
+    assert ("identity" in found, "config" in found) == (known, known)

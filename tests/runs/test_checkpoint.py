@@ -1,10 +1,12 @@
 """A checkpoint is written whole, or the one before stays, and holds no state that would be lost."""
 
-from __future__ import annotations
-
 import collections
+import dataclasses
 import os
+import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from expt.errors import ConfigError, RunFailed
+from expt.errors import CheckpointError, ConfigError, RunFailed
 from expt.runs import checkpoint, checkpoint_file
+from expt.runs.attempt import Attempt
+from expt.runs.continuing import of_fork
 from expt.training import random_state
+from tests.facade import Patch, checkpoint_state, request
 
 
 class Pair(NamedTuple):
@@ -125,9 +130,7 @@ def test_as_many_older_ones_are_kept_as_asked(tmp_path: Path) -> None:
     assert [checkpoint.load(found)["step"] for found in kept] == [5, 4, 3, 2]
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: Patch) -> None:
     path, done = tmp_path / "last.safetensors", list[str]()
     fsync, replace = os.fsync, Path.replace
 
@@ -144,3 +147,133 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(
     checkpoint.save(path, {"step": 1})
     steps = ["fsync .last.safetensors.tmp", "replace last.safetensors", f"fsync {tmp_path.name}"]
     assert [step for step in done if step in steps] == steps
+
+
+RUN: dict[str, Any] = {"position": {"step": 1}, "config": {}}
+
+
+BEGINS = """\
+import pickle, sys
+from expt.runs.attempt import Attempt
+from expt.runs.continuing import of_fork
+for number, asked in pickle.load(sys.stdin.buffer):
+    print(Attempt(request=asked, number=number, devices=()).begin())
+assert not {name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "tensorboard"}
+"""
+
+
+def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_path: Path) -> None:
+    """The newest checkpoint is damaged: the one before it counts, with a warning."""
+    first = request(tmp_path / "run", epochs=9, typed_at=0.0)
+    paths, before = first.paths, first.paths.last.with_stem("last-1")
+    Attempt(request=first, devices=()).begin()
+    for step in (1, 2, 3):
+        position = {"epoch": step, "step": step, "step_in_epoch": 1}
+        more: Any = {"position": position, "steps_per_epoch": 1, "model": {"w": torch.ones(9)}}
+        checkpoint.save(paths.last, checkpoint_state(first.config, step, **more), keep=2)
+    paths.last.write_bytes(paths.last.read_bytes()[:-9])
+    fork = f"{paths.folder}@1"
+    content = of_fork(dataclasses.replace(first.config, fork=fork), {})
+    forked = request(tmp_path / "fork", epochs=9, fork=fork, content=content, typed_at=0.0)
+    again = pickle.dumps([(1, dataclasses.replace(first, may_have_run=True)), (0, forked)])
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINS], check=True, capture_output=True, input=again
+    )
+    assert done.stdout.decode().split() == [str(before), str(forked.paths.forked)]
+    told = done.stderr.decode()
+    assert f"{paths.last}: is truncated" in told
+    assert told.count("warning: ") == 1
+    assert checkpoint.load(forked.paths.forked)["position"]["step"] == 1
+
+
+def test_checkpoints_of_an_earlier_version_are_refused_in_a_line(tmp_path: Path) -> None:
+    paths = request(tmp_path).paths
+    paths.checkpoints.mkdir()
+    torch.save({"model": {}}, paths.last.with_suffix(".pt"))
+    with pytest.raises(ConfigError, match=r"last\.pt: is of an earlier version of expt"):
+        checkpoint_file.candidates(paths.last)
+
+
+def described(folder: Path) -> dict[str, Any]:
+    (folder / "step-3.parts").mkdir(parents=True)
+    for name in ("__0_0.distcp", ".metadata"):
+        (folder / "step-3.parts" / name).write_text(name)
+    return checkpoint_file.described(folder / "step-3.parts")
+
+
+def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    own = described(source)
+    last = source / "last.safetensors"
+    checkpoint.save(last, {**RUN, checkpoint_file.PARTS: own})
+    (target / ".step-3.parts").mkdir(parents=True)  # of one that was killed
+    (target / ".step-3.parts" / "__0_0.distcp").touch()
+    lost = source / "step-3.parts" / ".metadata"
+    lost.rename(tmp_path / "away")
+    with pytest.raises(CheckpointError, match=rf"{lost} is missing, which holds a part of it"):
+        checkpoint_file.bring(last, target)
+    assert not (target / "step-3.parts").exists()
+    (tmp_path / "away").rename(lost)
+    for _ in range(2):  # the second finds them there
+        checkpoint_file.bring(last, target)
+    assert [path.name for path in target.iterdir()] == ["step-3.parts"]
+    assert checkpoint_file.described(target / "step-3.parts") == own
+    checkpoint.save(last, {**RUN, checkpoint_file.PARTS: {**own, "folder": ".."}})
+    with pytest.raises(CheckpointError, match="names parts outside of its folder"):
+        checkpoint_file.bring(last, target)
+
+
+def test_a_checkpoint_that_is_set_aside_keeps_its_parts(tmp_path: Path) -> None:
+    own = described(tmp_path)
+    for name in ("last", "best"):
+        file = tmp_path / f"{name}.safetensors"
+        checkpoint.save(file, {**RUN, checkpoint_file.PARTS: own})
+        checkpoint_file.set_aside(file)
+    (tmp_path / "best.safetensors.corrupt").write_bytes(b"no checkpoint")
+    (tmp_path / "step-2.parts").mkdir()
+    checkpoint_file.remove_unnamed(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.parts")] == ["step-3.parts"]
+    (tmp_path / "last.safetensors.corrupt").unlink()
+    checkpoint_file.remove_unnamed(tmp_path)
+    assert not [*tmp_path.glob("*.parts")]
+
+
+def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    path, written = tmp_path / "best.safetensors", 0
+
+    def replaced(until: int) -> str:
+        nonlocal written
+        written += 1
+        if written <= until:
+            (tmp_path / "other").write_text(str(written))
+            (tmp_path / "other").replace(path)
+            raise CheckpointError("a part is missing")
+        return path.read_text()
+
+    path.write_text("0")
+    assert checkpoint_file.read_steady(path, lambda _: replaced(2)) == "2"
+    with pytest.raises(CheckpointError, match="a part is missing"):
+        checkpoint_file.read_steady(path, lambda _: replaced(100))
+    assert 4 < written < 100, "it gives up"
+
+    def damaged(_: Path) -> None:
+        nonlocal written
+        written = -1 if written > 0 else written - 1
+        raise CheckpointError("is damaged")
+
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoint_file.read_steady(path, damaged)
+    assert written == -1, "once"
+
+
+def test_nothing_is_removed_that_a_damaged_checkpoint_may_name(tmp_path: Path) -> None:
+    state = {**RUN, checkpoint_file.PARTS: described(tmp_path)}
+    checkpoint.save(tmp_path / "last.safetensors", state)
+    for name in ("step-1.parts", ".step-2.parts"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "last-1.safetensors").write_bytes(b"damaged")
+    checkpoint_file.remove_unnamed(tmp_path)
+    assert len([*tmp_path.glob("*step-*.parts")]) == 3
+    (tmp_path / "last-1.safetensors").unlink()
+    checkpoint_file.remove_unnamed(tmp_path)
+    assert [path.name for path in tmp_path.glob("*step-*.parts")] == ["step-3.parts"]

@@ -1,7 +1,5 @@
 """Whether settings differ, by their seeds."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -18,7 +16,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, FoundRecord
 from expt.runs.view import comparison
 from expt.runs.view.text import Console
-from tests.facade import record_points
+from tests.facade import Capture, record_points
 
 A = [0.90, 0.91, 0.93, 0.92, 0.94]
 B = [0.89, 0.91, 0.90, 0.90, 0.93]
@@ -82,9 +80,7 @@ def test_p_is_corrected_as_holm_has_it() -> None:
         ("speed/samples_per_s", {"slow": [90, 91], "fast": [100, 102]}, "fast", 10.5),
     ],
 )
-def test_the_best_is_the_lowest_or_highest(
-    metric: str, rows: dict[str, Any], best: str, lead: float
-) -> None:
+def test_best_by_direction(metric: str, rows: dict[str, Any], best: str, lead: float) -> None:
     found = comparison.verdicts(runs_of(metric, **rows), metric)
     assert found.best.settings["model"] == best
     assert found.others[0].lead == pytest.approx(lead)
@@ -190,9 +186,7 @@ def test_without_seeds_there_is_nothing_to_compare(rows: dict[str, Any]) -> None
         comparison.verdicts(runs_of(**rows))
 
 
-def test_a_report_compares_the_runs_of_a_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_compares_the_runs_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
     for run in runs_of(a=A, b=B):
         paths = RunPaths(tmp_path / run["folder"])
         paths.folder.mkdir()

@@ -1,8 +1,6 @@
 """What a run begins from: the checkpoint that is found, the best that comes with it, what may have
 changed."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path
@@ -18,7 +16,7 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
-from tests.facade import as_typed, checkpoint_state, continued, resumed
+from tests.facade import Capture, as_typed, checkpoint_state, continued, resumed
 
 
 def state(config: RunConfig, step: int, best: int | None, **more: Any) -> dict[str, Any]:
@@ -59,9 +57,7 @@ def step_of(path: Path | None) -> int:
     return step
 
 
-def test_the_newest_whole_one_is_found(
-    config: RunConfig, paths: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_newest_whole_one_is_found(config: RunConfig, paths: RunPaths, capsys: Capture) -> None:
     assert continued(config, paths) == paths.last
     paths.last.write_bytes(b"damaged")
     found = continued(config, paths)
@@ -96,17 +92,7 @@ def test_a_run_of_another_version_is_not_continued(config: RunConfig, paths: Run
             continued(config, paths)
 
 
-def test_points_after_the_checkpoint_are_cut_off_and_the_best_stays(
-    config: RunConfig, paths: RunPaths
-) -> None:
-    continued(config, paths)
-    assert paths.metrics.stat().st_size == 30
-    assert step_of(paths.best) == 1, "not the one that is resumed from"
-
-
-def test_a_best_that_is_damaged_is_not_tested_at_the_end(
-    config: RunConfig, paths: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_best_is_not_tested(config: RunConfig, paths: RunPaths, capsys: Capture) -> None:
     content = bytearray(paths.best.read_bytes())
     content[len(content) // 2] ^= 1
     paths.best.unlink()
@@ -119,22 +105,11 @@ def test_a_best_that_is_damaged_is_not_tested_at_the_end(
     assert not paths.best.exists(), "a state_dict is none either"
 
 
-def test_a_best_that_is_gone_is_taken_from_the_older_checkpoints(
-    config: RunConfig, paths: RunPaths
-) -> None:
+def test_missing_best_is_found_in_older_checkpoints(config: RunConfig, paths: RunPaths) -> None:
     for step in (4, 5):  # of the second `best` is what it knows of
         checkpoint.save(paths.last, state(config, step, best=4), keep=1)
     continued(config, paths)
     assert step_of(paths.best) == 4
-
-
-def test_in_a_new_folder_all_comes_along(
-    config: RunConfig, paths: RunPaths, tmp_path: Path
-) -> None:
-    new = RunPaths(tmp_path / "new")
-    assert resumed(paths.last, new.folder) == new.last
-    assert new.metrics.read_text() == "123456789\n" * 3
-    assert (step_of(new.last), step_of(new.best)) == (3, 1)
 
 
 def test_a_checkpoint_that_is_the_best_becomes_it(config: RunConfig, paths: RunPaths) -> None:
@@ -144,7 +119,7 @@ def test_a_checkpoint_that_is_the_best_becomes_it(config: RunConfig, paths: RunP
 
 
 def test_a_best_of_later_is_not_taken_for_that_of_then(
-    config: RunConfig, paths: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: RunConfig, paths: RunPaths, tmp_path: Path, capsys: Capture
 ) -> None:
     checkpoint.save(paths.best, state(config, 5, best=5))
     resumed(paths.last, tmp_path / "new")
@@ -166,9 +141,7 @@ def test_resume_names_a_checkpoint_as_fork_does(
 
 
 @pytest.mark.parametrize("given", ["{}@9", "{}@first", "{}/none", "{}/checkpoints"])
-def test_what_is_no_checkpoint_to_resume_is_refused(
-    given: str, config: RunConfig, paths: RunPaths, tmp_path: Path
-) -> None:
+def test_no_checkpoint(given: str, config: RunConfig, paths: RunPaths, tmp_path: Path) -> None:
     asked = dataclasses.replace(config, resume=given.format(paths.folder))
     with pytest.raises(ConfigError, match=f"^resume={asked.resume}: "):
         continued(asked, RunPaths(tmp_path / "new"), resumes=False)
@@ -207,9 +180,7 @@ def test_nor_may_a_groups_settings(word: str, configured: Configured, paths: Run
         continued(configured(word), paths)
 
 
-def test_a_custom_class_is_named_as_it_is_typed(
-    config: RunConfig, configured: Configured, paths: RunPaths
-) -> None:
+def test_custom_class_as_typed(config: RunConfig, configured: Configured, paths: RunPaths) -> None:
     word = "model={_target_:torch.nn.LazyLinear,out_features:10}"
     checkpoint.save(paths.last, state(configured(word), 10, best=1))
     with pytest.raises(ConfigError) as refused:
@@ -268,9 +239,7 @@ PLANS: dict[str, tuple[tuple[str, ...], int | None, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_schedule_that_was_planned_to_another_end_is_refused(
-    name: str, configured: Configured, tmp_path: Path
-) -> None:
+def test_other_end_of_schedule_refused(name: str, configured: Configured, tmp_path: Path) -> None:
     words, plan, more, says = PLANS[name]
     paths, config = RunPaths(tmp_path / "run"), configured(*words, "epochs=4")
     checkpoint.save(paths.last, state(config, 20, best=None, plan=plan))
@@ -303,7 +272,7 @@ def test_a_run_that_is_trained_is_not_tested_by_other_source(
 
 
 def test_a_run_goes_on_with_other_source_in_a_new_folder_only(
-    config: RunConfig, paths: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: RunConfig, paths: RunPaths, tmp_path: Path, capsys: Capture
 ) -> None:
     of_source("then", paths)
     assert continued(config, paths, content={"code": "then"}) == paths.last

@@ -1,7 +1,5 @@
 """The summary of a sweep, from records as runs leave them."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path
@@ -15,7 +13,7 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, create_resu
 from expt.runs.view import leaderboard
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import Console
-from tests.facade import record_points
+from tests.facade import Patch, record_points
 
 
 def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any) -> None:
@@ -65,9 +63,7 @@ def leave_notes(folder: Path, *notes: object) -> None:
 
 
 @pytest.mark.parametrize(("objective", "best"), [("accuracy/val", "lr=3"), ("loss/val", "lr=1")])
-def test_the_best_comes_first_whichever_way_the_objective_goes(
-    tmp_path: Path, objective: str, best: str
-) -> None:
+def test_best_comes_first_in_both_directions(tmp_path: Path, objective: str, best: str) -> None:
     for name, value in {"lr=2": 0.5, "lr=3": 0.9, "lr=1": 0.1}.items():
         leave_run(tmp_path, name, value, objective=objective)
     leave_run(
@@ -327,9 +323,7 @@ def test_what_has_paused_shows_what_it_has_reached(tmp_path: Path) -> None:
     ]
 
 
-def test_runs_of_other_code_than_todays_are_stale(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_stale_model.py").write_text("class Net: pass\n")
     targets = ("my_stale_model.Net",)
@@ -361,7 +355,7 @@ def test_runs_of_other_code_than_todays_are_stale(
     assert stale((run["folder"], run) for run in runs) == [], "whether it is cannot be said"
 
 
-def test_of_many_rows_the_best_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_rows_the_best_are_printed(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(leaderboard, "SHOWN", 2)
     for lr in range(1, 6):
         leave_run(tmp_path, f"lr={lr}", lr / 10)

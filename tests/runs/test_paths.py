@@ -1,7 +1,5 @@
 """A run's folder: its name, what it holds, its lock, and JSON for every reader."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -10,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from expt.errors import ConfigError, FolderInUse
 from expt.runs.paths import (
@@ -21,6 +21,8 @@ from expt.runs.paths import (
     make_unused_folder,
     remove_empty,
 )
+from expt.runs.sweep import folder_names, run_name
+from tests.facade import Patch
 
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
@@ -28,9 +30,7 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     assert [make_unused_folder(name) for _ in range(3)] == [name, f"{name}_2", f"{name}_3"]
 
 
-def test_empty_folders_go_up_to_the_first_that_holds_something(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_folders_are_removed_upwards(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("outputs/day/noon", "outputs/night", "elsewhere/run"):
         Path(name).mkdir(parents=True)
@@ -93,20 +93,8 @@ def test_nan_is_null_and_infinity_is_read_as_such() -> None:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch: Patch) -> None:
     monkeypatch.setattr("expt.runs.paths.PATIENCE_S", 0.0)
-
-
-def test_a_second_command_is_refused_until_the_first_leaves(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "new" / "run")
-    with (
-        at_work(paths),
-        pytest.raises(FolderInUse, match="another command is at work there"),
-        at_work(paths),
-    ):
-        pass
-    with at_work(paths):
-        assert paths.folder.is_dir()
 
 
 def test_a_failure_lets_others_in(tmp_path: Path) -> None:
@@ -139,9 +127,7 @@ def test_it_is_held_as_long_as_a_worker_has_it(tmp_path: Path) -> None:
     FolderLock(paths).release()
 
 
-def test_who_was_killed_a_moment_ago_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_was_killed_a_moment_ago_is_waited_for(tmp_path: Path, monkeypatch: Patch) -> None:
     paths = RunPaths(tmp_path)
     first = FolderLock(paths)
     monkeypatch.setattr("expt.runs.paths.PATIENCE_S", 10.0)
@@ -165,3 +151,59 @@ def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path: Path) -> None:
         paths.lock.unlink()
         with at_work(paths):
             assert is_held(paths)
+
+
+@pytest.mark.parametrize(
+    ("points", "names"),
+    [
+        (
+            [["model=mlp", "epochs=1"], ["model=convnet", "epochs=1"]],
+            ["model=mlp", "model=convnet"],
+        ),
+        ([["optimizer.lr=0.1", "seed=0"], ["optimizer.lr=0.1", "seed=1"]], ["seed=0", "seed=1"]),
+        ([["b=1", "a=1"], ["b=2", "a=2"]], ["a=1,b=1", "a=2,b=2"]),
+        ([["x.lr=1", "y.lr=1"], ["x.lr=2", "y.lr=2"]], ["x.lr=1,y.lr=1", "x.lr=2,y.lr=2"]),
+        ([["+model.width=1"], ["~model.width"]], ["width=1", "width="]),
+        ([["epochs=1", "seed=0"]], ["epochs=1,seed=0"]),
+        ([["seed=0"], ["seed=0"]], ["seed=0", "seed=0"]),
+        ([["path=a=b"], [r"path=a\=c"]], ["path=a=b", "path=a=c"]),
+        ([["model=mlp"], ["model={_target_:mine.Net}"]], ["model=mlp", "model=Net"]),
+        ([[]], ["run"]),
+    ],
+)
+def test_a_folder_says_what_differs(points: list[list[str]], names: list[str]) -> None:
+    assert folder_names(points) == names
+
+
+def test_a_swept_key_is_named_where_only_one_value_is_looked_at() -> None:
+    assert folder_names([["lr=0.1", "model=mlp", "seed=1"]], swept=["lr", "model"]) == [
+        "lr=0.1,model=mlp"
+    ]
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z]{1,8}(\.[a-z]{1,8})?", fullmatch=True), st.text(max_size=300)
+    )
+)
+def test_a_name_is_one_that_every_file_system_takes(settings: dict[str, str]) -> None:
+    name = run_name(settings)
+    assert 0 < len(name.encode()) <= 200
+    assert Path(name).parts == (name,)
+    assert name not in (".", "..")
+    assert not set(name) & set("/\0\n\"' ")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("/a/b", "_a_b"), ("x" * 300 + "1", "x" * 300 + "2"), ("é" * 200, "é" * 201), ("a b", "a:b")],
+)
+def test_changed_names_do_not_collide(one: str, other: str) -> None:
+    assert run_name({"key": one}) != run_name({"key": other})
+
+
+def test_dots_and_unicode_stay_inside_the_folder(tmp_path: Path) -> None:
+    for value in ("..", "../..", "naïve", "猫", "~", "$HOME", "-rf"):
+        folder = tmp_path / run_name({"key": value})
+        folder.mkdir()
+        assert folder.resolve().parent == tmp_path

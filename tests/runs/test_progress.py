@@ -1,7 +1,5 @@
 """The terminal's view of a run: what fits, and what stays."""
 
-from __future__ import annotations
-
 import io
 import re
 import time
@@ -16,7 +14,7 @@ from expt.runs.view import progress
 from expt.runs.view.progress import MAX_LAST_BYTES, Printed, RunDisplay, RunState, found_in, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.view.text import Console, shown_path
-from tests.facade import record_points
+from tests.facade import Capture, Patch, record_points
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
 OF_EPOCH = {
@@ -85,9 +83,7 @@ def test_an_objective_that_is_no_column_is_shown_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("width", [44, 80])
-def test_each_epoch_stays_in_the_terminal_in_a_line_the_best_marked(
-    tmp_path: Path, width: int
-) -> None:
+def test_epochs_stay_as_lines_with_the_best_marked(tmp_path: Path, width: int) -> None:
     text = re.sub(r"\x1b\[[?\d;]*\w", "", shown(tmp_path, width, 4000))
     lines = [
         line
@@ -146,9 +142,7 @@ def test_what_workers_print_is_told_with_the_rank(tmp_path: Path) -> None:
     ]
 
 
-def test_a_workers_warning_is_told_once_where_the_commands_own_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_worker_warning_is_told_once(tmp_path: Path, capsys: Capture) -> None:
     paths, out = RunPaths(tmp_path), io.StringIO()
     for rank in (0, 1):
         paths.stderr(0, rank).parent.mkdir(parents=True)
@@ -172,9 +166,7 @@ def test_who_prints_without_end_is_cut_short_at_the_end(tmp_path: Path) -> None:
     assert list(printed.new(last=True))[1:] == [(1, f"... more in {paths.stdout(0, 1)}")]
 
 
-def test_what_is_left_goes_as_fast_as_the_steps_of_this_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_left_follows_this_attempts_speed(tmp_path: Path, monkeypatch: Patch) -> None:
     """And no longer than the minutes that training may take, over all attempts."""
     now = [50.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -201,9 +193,7 @@ def test_what_is_left_goes_as_fast_as_the_steps_of_this_attempt(
 
 
 @pytest.mark.parametrize("plain_line_s", [progress.PLAIN_LINE_S, -1.0])
-def test_lines_are_printed_every_so_many_steps_however_late_one_looks(
-    plain_line_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_printed_every_n_steps(plain_line_s: float, tmp_path: Path, monkeypatch: Patch) -> None:
     """And no step twice, where an evaluation or the time that has passed made a line due, too."""
     monkeypatch.setattr(progress, "PLAIN_LINE_S", plain_line_s)
     paths = RunPaths(tmp_path)
@@ -229,9 +219,7 @@ def test_lines_are_printed_every_so_many_steps_however_late_one_looks(
     ]
 
 
-def test_without_a_terminal_each_number_is_shown_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_each_number_is_shown_once(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(progress, "PLAIN_LINE_S", -1.0)
     monkeypatch.setattr(progress, "REFRESH_S", -1.0)
     paths, out = RunPaths(tmp_path), io.StringIO()
@@ -249,9 +237,7 @@ def test_without_a_terminal_each_number_is_shown_once(
     assert lines == ["img/s 1", "loss 4.0000  img/s 2", "img/s 3", "val 0.2500", "img/s 4"]
 
 
-def test_without_a_terminal_a_step_is_told_of_before_the_next_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_output_tells_each_step(tmp_path: Path, monkeypatch: Patch) -> None:
     now, out, paths = [0.0], io.StringIO(), RunPaths(tmp_path)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     create_result(paths, total_steps=200, steps_per_epoch=100)
@@ -275,9 +261,7 @@ def summary(paths: RunPaths) -> list[list[str]]:
     return [line.split() for line in summary_of(paths).splitlines()]
 
 
-def test_the_summary_tells_the_numbers_and_what_to_do_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_summary_has_numbers_and_next_steps(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["/bin/expt"])
     paths = RunPaths(tmp_path / "outputs" / "my day" / "run")
@@ -312,7 +296,7 @@ def test_the_summary_tells_the_numbers_and_what_to_do_next(
     assert summary(paths)[-2][-1] == "day/run'", "not where other things lie"
 
 
-def test_the_summary_of_a_run_that_was_at_its_end_says_that_nothing_was_trained(
+def test_summary_says_that_nothing_was_trained(
     tmp_path: Path,
 ) -> None:
     paths = RunPaths(tmp_path)
@@ -351,9 +335,7 @@ def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:
         ({"name": "_target_", "num_classes": 3}, "samples/s", "samples"),
     ],
 )
-def test_samples_are_called_what_they_are(
-    dataset: dict[str, Any], label: str, noun: str, tmp_path: Path
-) -> None:
+def test_names_of_samples(dataset: dict[str, Any], label: str, noun: str, tmp_path: Path) -> None:
     paths, out = RunPaths(tmp_path), io.StringIO()
     create_result(paths, total_steps=30, config={"dataset": dataset})
     record_points(paths, (20, 1, RUNNING))

@@ -1,13 +1,12 @@
 """Where numbers come from: the commit, and what was changed since."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from expt.runs import provenance
+from tests.facade import Patch
 
 
 def git(folder: Path, *words: str) -> str:
@@ -28,9 +27,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_changed_since_the_commit(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_changed_since_the_commit(repository: Path, monkeypatch: Patch) -> None:
     """As git itself would show it, whatever a person has it use instead."""
     monkeypatch.setenv("GIT_EXTERNAL_DIFF", "true")
     git(repository, "config", "color.ui", "always")
@@ -50,9 +47,7 @@ def test_a_long_change_is_cut_with_its_length(repository: Path) -> None:
     assert int(cut.split()[0]) > 10
 
 
-def test_outside_a_repository_there_is_no_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outside_a_repository_there_is_no_commit(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert provenance.git_state(tmp_path) is None
     monkeypatch.setenv("PATH", "")

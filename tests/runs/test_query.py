@@ -1,7 +1,5 @@
 """Which runs are meant, and in which order: by columns, settings and metrics of their records."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -65,9 +63,7 @@ RUNS = [
         (["note='yes'"], "b"),
     ],
 )
-def test_filters_compare_numbers_as_numbers_and_text_with_wildcards(
-    filters: list[str], left: str
-) -> None:
+def test_filters_compare_numbers_and_wildcards(filters: list[str], left: str) -> None:
     assert names(chosen(RUNS, filters)) == left
 
 
@@ -102,9 +98,7 @@ LISTS = [
         (["note=a?"], "ab"),
     ],
 )
-def test_brackets_are_those_of_a_list_and_what_is_equal_wins_over_a_pattern(
-    filters: list[str], left: str
-) -> None:
+def test_brackets_are_lists_and_equality_wins(filters: list[str], left: str) -> None:
     assert names(chosen(LISTS, filters)) == left
 
 
@@ -156,9 +150,7 @@ def test_settings_of_ones_own_classes_have_the_names_that_are_typed() -> None:
     [("started", "acb"), ("accuracy/val", "cab"), ("loss/val", "bac"), ("epochs", "acb"),
      ("note", "cab")],
 )  # fmt: skip
-def test_accuracies_fall_and_all_else_rises_and_what_has_no_value_comes_last(
-    key: str, order: str
-) -> None:
+def test_accuracies_fall_others_rise_missing_last(key: str, order: str) -> None:
     assert names(in_order(RUNS, key)) == order
 
 

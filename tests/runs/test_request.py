@@ -1,7 +1,5 @@
 """A request: whether it resumes, its next attempt, sending it, and quoting overrides."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle
@@ -15,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.runs.request import joined, quoted, received, setting_word, unquoted
-from tests.facade import request
+from tests.facade import Patch, request
 
 
 @pytest.mark.parametrize(
@@ -32,7 +30,7 @@ def test_the_next_attempt_follows_those_that_left_logs(
     assert asked.next_attempt() == expected
 
 
-def test_a_request_travels_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_travels_as_json(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     asked = request(Path("here"), may_have_run=True, content={"data": "own"})
     asked = dataclasses.replace(asked, until_epoch=3)

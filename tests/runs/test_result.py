@@ -1,7 +1,5 @@
 """What a run writes can be read at any time, and after any crash."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -15,7 +13,7 @@ from expt.config import secrets
 from expt.config.identity import VERSION
 from expt.errors import Diverged
 from expt.runs.failure import in_one_line, read_error, write_error
-from expt.runs.metrics_file import MetricsReader, Point
+from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point, until
 from expt.runs.paths import RunPaths, at_work, write_atomically
 from expt.runs.result import (
     COMPLETED,
@@ -26,7 +24,7 @@ from expt.runs.result import (
     results_below,
     update_result,
 )
-from tests.facade import record_points
+from tests.facade import Capture, Patch, record_points
 
 
 @pytest.fixture
@@ -71,9 +69,7 @@ def test_a_line_that_is_being_written_is_left_for_the_next_call(paths: RunPaths)
         '{"a": 1}',
     ],
 )
-def test_a_damaged_record_is_named_and_set_aside_by_whoever_writes(
-    text: str, paths: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_record_is_set_aside(text: str, paths: RunPaths, capsys: Capture) -> None:
     damaged = text.encode(errors="surrogateescape")
     paths.result.write_bytes(damaged)
     assert read_result(paths) == {"status": "damaged"}
@@ -101,9 +97,7 @@ def test_a_folder_of_that_name_is_set_aside_whole(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["", "on a disk without hard links"])
-def test_whoever_sees_a_new_record_sees_all_of_it(
-    paths: RunPaths, links: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_record_appears_whole(paths: RunPaths, links: bool, monkeypatch: Patch) -> None:
     sizes, link, replace = list[int](), Path.hardlink_to, Path.replace
 
     def linked(path: Path, target: Path) -> None:
@@ -185,7 +179,7 @@ def test_a_truncated_error_is_none(tmp_path: Path, length: int) -> None:
 
 
 @pytest.fixture
-def a_secret(monkeypatch: pytest.MonkeyPatch) -> str:
+def a_secret(monkeypatch: Patch) -> str:
     """The value of a variable that a run took from the environment."""
     monkeypatch.setattr(secrets, "_texts", {"tok-12345": "${oc.env:TOKEN}"})
     return "tok-12345"
@@ -198,9 +192,7 @@ def test_no_secret_is_written(paths: RunPaths, a_secret: str) -> None:
     assert a_secret not in paths.result.read_text()
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_name(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_is_synced_before_it_is_named(paths: RunPaths, monkeypatch: Patch) -> None:
     """Else a loss of power could leave the name with nothing behind it."""
     calls, fsync, replace = list[str](), os.fsync, Path.replace
 
@@ -218,9 +210,7 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(
     assert calls == ["fsync 5", "replace 5"]
 
 
-def test_a_folder_that_cannot_hold_the_record_is_left_empty(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_record_leaves_an_empty_folder(paths: RunPaths, monkeypatch: Patch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -291,7 +281,7 @@ def test_an_error_of_our_own_is_marked_as_meant_for_a_person(tmp_path: Path, a_s
         assert a_secret not in (tmp_path / "error").read_text()
 
 
-def test_nan_is_null_on_the_disk_and_nan_again_when_read_and_infinity_a_number(
+def test_nan_is_null_on_disk_and_infinity_a_number(
     paths: RunPaths,
 ) -> None:
     nan, inf = float("nan"), float("inf")
@@ -321,3 +311,47 @@ def test_a_line_that_is_no_point_hides_no_other(paths: RunPaths) -> None:
     bad = ["", "{", "[1]", '{"step": 1}', '{"step": 1, "epoch": 1, "tag": "lr", "value": "much"}']
     paths.metrics.write_text("\n".join([*bad, point, ""]))
     assert MetricsReader(paths).read() == [Point(1, 1, "lr", 0.5)]
+
+
+def test_a_file_that_was_cut_back_and_has_grown_again_is_read_anew(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    reader, writer = MetricsReader(paths), MetricsWriter(paths)
+    writer.write(1, 1, {"loss": 0.5})
+    assert [point.step for point in reader.read()] == [1]
+    writer.write(2, 1, {"loss": 0.25, "speed": 1.0})
+    assert [point.step for point in reader.read()] == [2, 2]
+    writer.close()
+    paths.metrics.write_text(paths.metrics.read_text().splitlines()[0] + "\n")
+    writer = MetricsWriter(paths)
+    writer.write(2, 1, {"loss": 0.25, "speed": 1.0625})
+    writer.write(3, 1, {"loss": 0.125})
+    writer.close()
+    assert [point.step for point in reader.read()] == [1, 2, 2, 3]
+    assert reader.read() == []
+
+
+def test_checkpointed_part_of_a_rewritten_file_is_found_by_steps(
+    tmp_path: Path,
+) -> None:
+    paths = RunPaths(tmp_path)
+    writer, sizes = MetricsWriter(paths), list[int]()
+    for step in (1, 2, 3):
+        writer.write(step, 1, {"loss": 0.5, "speed": 1000.0 + step})
+        sizes.append(writer.num_bytes)
+    writer.close()
+    text = paths.metrics.read_bytes()
+    assert [until(paths, size, step) for step, size in zip((1, 2, 3), sizes, strict=True)] == [
+        text[:size] for size in sizes
+    ]
+    paths.metrics.write_bytes(text.replace(b"1001.0", b"999.25"))
+    for size in (sizes[1] - 1, sizes[2], sizes[1] + 9):
+        assert until(paths, size, 2) == text[: sizes[1]].replace(b"1001.0", b"999.25")
+    assert until(RunPaths(tmp_path / "none"), 9, 2) == b""
+    writer = MetricsWriter(paths)
+    writer.write(3, 1, {"loss/test": 0.25})
+    writer.close()
+    tested = paths.metrics.read_bytes()
+    assert until(paths, sizes[2] - 1, 3) == tested[: sizes[2]], (
+        "the test is after the last checkpoint"
+    )
+    assert until(paths, sizes[2] - 1, 3, tests_later=False) == tested

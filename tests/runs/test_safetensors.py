@@ -2,8 +2,6 @@
 not as it was written is refused as what it is.
 """
 
-from __future__ import annotations
-
 import collections
 import io
 import json
@@ -24,7 +22,7 @@ from torch.optim import lr_scheduler
 
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, safetensors
-from tests.facade import differing
+from tests.facade import Capture, Patch, differing
 
 TIED = torch.rand(3, 3)
 STATE: dict[str, Any] = {
@@ -224,9 +222,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize(("content", "says"), FORGED.values(), ids=FORGED)
-def test_a_forged_file_is_refused_as_what_it_is(
-    content: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_forged_file_is_refused(content: bytes, says: str, tmp_path: Path, capsys: Capture) -> None:
     (path := tmp_path / "last.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError) as refused:
         safetensors.check(path)
@@ -234,9 +230,7 @@ def test_a_forged_file_is_refused_as_what_it_is(
     assert not capsys.readouterr().out, "no code is run"
 
 
-def test_forged_strides_and_too_much_state_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forged_strides_and_too_much_state_are_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     about = json.dumps('{"$tensor":"a","stride":[999]}')
     entry = '"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
     with pytest.raises(CheckpointError, match="strides"):

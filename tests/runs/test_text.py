@@ -1,7 +1,5 @@
 """Times and sizes as a person reads them."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path
@@ -10,6 +8,7 @@ import pytest
 from rich.table import Table
 
 import expt
+from expt.runs import tags
 from expt.runs.view import progress, text
 
 
@@ -56,3 +55,51 @@ def test_there_is_no_other_console() -> None:
     for path in Path(expt.__file__).parent.rglob("*.py"):
         found = re.findall(r"rich\.console import .*\bConsole\b|rich\.markup", path.read_text())
         assert not found, path
+
+
+LOGGED = [
+    tags.RUNNING_LOSS,
+    tags.running("accuracy"),
+    tags.RUNNING_SAMPLES_PER_S,
+    *(
+        tags.metric(name, split)
+        for name in ("loss", "accuracy")
+        for split in ("train", "val", "test")
+    ),
+    tags.best("accuracy/val"),
+    tags.LR,
+    tags.SAMPLES_PER_S,
+    tags.EPOCH_S,
+    tags.DATA_WAIT_S,
+    "memory/worker_mib",
+    "ranks/step_ms_min",
+    "ranks/step_ms_max",
+    "ranks/all_reduce_share",
+    "ranks/unequal_weights",
+    f"{tags.GRADIENT_NORM}/0",
+]
+
+
+def charts(eval_split: str, world_size: int, *, is_sharded: bool = False) -> dict[str, list[str]]:
+    """What TensorBoard finds for each chart: the tags that a pattern matches from their
+    beginning.
+    """
+    return {
+        title: [tag for tag in LOGGED if any(re.match(pattern, tag) for pattern in patterns)]
+        for category in tags.layout(eval_split, world_size, is_sharded=is_sharded).values()
+        for title, patterns in category.items()
+    }
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_each_chart_has_one_quantity(split: str, is_sharded: bool) -> None:
+    """TensorBoard draws two curves of a run in one colour."""
+    alone, together = charts(split, 1), charts(split, 2, is_sharded=is_sharded)
+    assert alone.items() <= together.items()
+    for name in ("loss", "accuracy"):
+        for part in ("train", split):
+            assert alone[f"{name}/{part}"] == [f"{name}/{part}"]
+    for title, found in together.items():
+        assert len({re.sub(r"running[_/]|/train", "", tag) for tag in found}) == 1, title
+    assert ("share of all-reduce" in together) == (not is_sharded)

@@ -1,7 +1,5 @@
 """What a search is for: tags, which way each is better, limits; and what it may spend."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -34,7 +32,7 @@ RECORD: Record = {
 }
 
 
-def test_a_goal_knows_which_way_is_better_and_what_a_run_has_come_to(
+def test_goals_know_direction_and_value(
     configured: Configured,
 ) -> None:
     tags = ["accuracy/val", "loss/val", "speed/samples_per_s", "memory/gpu_mib", "loss/test"]
@@ -89,9 +87,7 @@ def test_a_limit_is_exceeded_by_a_number_and_by_having_no_memory(configured: Con
     assert upper.violation({"metrics": {}}, NOWHERE) == 0, "what was not measured"
 
 
-def test_limits_and_goals_are_those_of_the_epoch_that_is_kept(
-    tmp_path: Path, configured: Configured
-) -> None:
+def test_limits_and_goals_of_the_kept_epoch(tmp_path: Path, configured: Configured) -> None:
     paths, space = RunPaths(tmp_path), Space((Parameter("seed", "int", 0, 9),))
     record_points(
         paths,
@@ -200,9 +196,7 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     ("text", "is_kept"), [("<", False), (">", False), ("<=", True), (">=", True)]
 )
 @pytest.mark.parametrize("bound", [0.5, 0.0])
-def test_the_bound_itself_exceeds_a_strict_limit_and_nan_any(
-    text: str, is_kept: bool, bound: float, configured: Configured
-) -> None:
+def test_strict_limits(text: str, is_kept: bool, bound: float, configured: Configured) -> None:
     (limit,) = limits_of([f"loss/val{text}{bound}"], configured())
     assert (limit.violation({"metrics": {"loss/val": bound}}, NOWHERE) <= 0) is is_kept
     assert limit.violation({"metrics": {"loss/val": math.nan}}, NOWHERE) > 0

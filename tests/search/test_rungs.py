@@ -1,7 +1,5 @@
 """Who pauses when, who goes on, and who never will: held against the papers, written out."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random
@@ -110,7 +108,7 @@ class Search:
         allowed = epoch < self._exceeds.get(number, epoch + 1)
         self.trials[number] = trial(number, status, {**known.costs, **values}, allowed=allowed)
 
-    def run(self) -> Iterator[Search]:
+    def run(self) -> "Iterator[Search]":
         """To its end; yields after each thing that happens."""
         while True:
             while len(self.until) < self.at_a_time and self.decide():
@@ -186,9 +184,7 @@ def test_asha_is_the_papers_algorithm(seed: int) -> None:
         (3, 2, 3, [2]),
     ],
 )
-def test_rungs_are_geometric_and_none_is_just_before_the_end(
-    epochs: int, first: int, reduction: int, stops: list[int]
-) -> None:
+def test_rungs_are_geometric(epochs: int, first: int, reduction: int, stops: list[int]) -> None:
     rungs = Halving(geometric(first, epochs, reduction), reduction)
     assert rungs.epochs == stops
     assert [rungs.next_stop(done) for done in (0, *stops)] == [*stops, None]
@@ -214,9 +210,7 @@ def some(seed: int, share: float) -> dict[int, int]:
 
 @pytest.mark.parametrize("kind", ["asha", "median"])
 @pytest.mark.parametrize("at_a_time", [1, 4])
-def test_a_hopeless_trial_never_continues_whatever_becomes_of_the_others(
-    kind: str, at_a_time: int
-) -> None:
+def test_hopeless_trial_never_continues(kind: str, at_a_time: int) -> None:
     """They fail, end by themselves, violate a limit late, are equal, or measure nan."""
     early = failed = 0
     for seed in range(16):
@@ -256,7 +250,7 @@ def test_failed_and_diverged_trials_and_those_beyond_a_limit_count_as_worst() ->
 
 
 @pytest.mark.parametrize("status", [PRUNED, RUNNING, INTERRUPTED, FAILED, COMPLETED])
-def test_a_trial_that_violates_a_limit_later_keeps_its_place_at_the_rungs_before(
+def test_late_violation_keeps_the_place_at_earlier_rungs(
     status: str,
 ) -> None:
     rungs, costs = rungs_by("asha"), dict.fromkeys((1, 2, 3), 0.1)
@@ -270,7 +264,7 @@ def test_a_trial_that_violates_a_limit_later_keeps_its_place_at_the_rungs_before
 
 
 @pytest.mark.parametrize("end", [2, 3])
-def test_a_trial_that_ends_by_itself_and_violates_a_limit_is_the_worst_of_the_next_rung(
+def test_early_end_beyond_a_limit_is_worst_at_the_next_rung(
     end: int,
 ) -> None:
     rungs = rungs_by("asha")

@@ -2,8 +2,6 @@
 chance.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from expt.search.sampler import Known, check
 from expt.search.sampler import suggest as suggested
 from expt.search.space import Parameter, Space, Values, as_key
 from expt.search.trial import Goal, Limit, Trial
+from tests.facade import Patch
 
 LR = Parameter("lr", "float", 1e-4, 1.0, log=True)
 WIDTH = Parameter("width", "int", 8, 64)
@@ -153,9 +152,7 @@ def test_it_learns(name: str) -> None:
         ({"random_fraction": 0.5}, [11, 13, 15, 17, 19]),
     ],
 )
-def test_a_quarter_of_tpes_points_or_as_many_as_are_asked_for_is_drawn_at_random(
-    more: dict[str, Any], expected: list[int]
-) -> None:
+def test_tpe_draws_a_share_at_random(more: dict[str, Any], expected: list[int]) -> None:
     points = searched("tpe", MIXED, 20, **more)
     by_chance = searched("random", MIXED, 20)
     same = [
@@ -266,7 +263,7 @@ def test_where_most_choices_are_known_the_next_point_is_of_those_that_have_more(
     assert len({as_key(point.values) for point in found}) == 24
 
 
-def test_a_search_that_a_sampler_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_a_sampler_cannot_do_is_refused(monkeypatch: Patch) -> None:
     for space, goals, limited, key in (
         (MIXED, [ACCURACY], False, "model"),
         (NUMBERS, [ACCURACY, SPEED], False, "objective"),
@@ -285,9 +282,7 @@ def test_a_search_that_a_sampler_cannot_do_is_refused(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("measured", [math.nan, math.inf])
-def test_a_limit_on_what_is_no_number_is_exceeded_for_a_sampler_too(
-    name: str, measured: float
-) -> None:
+def test_unmeasured_limit_is_exceeded_for_samplers(name: str, measured: float) -> None:
     limit, nowhere = Limit("mine/x<3", "mine/x", True, 3.0, True), RunPaths(Path("nowhere"))
     points = list[Trial]()
     for point in searched("random", NUMBERS, 12):

@@ -1,7 +1,5 @@
 """The iterator that the pool pulls: which jobs it yields, when it waits, ends, and after kills."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import random
@@ -35,7 +33,7 @@ from expt.search.rungs import Halving, Median
 from expt.search.search import Budget, Search
 from expt.search.space import Parameter, Space, Values
 from expt.search.trial import Goal, Limit, Reader, Trial
-from tests.facade import record_points, request
+from tests.facade import Patch, record_points, request
 
 SPACE = Space((Parameter("optimizer.lr", "float", 0.001, 1.0, log=True),))
 LIMIT = Limit("memory/gpu_mib<100", "memory/gpu_mib", True, 100.0, True)
@@ -90,7 +88,7 @@ def taken(search: Iterator[Job | None], times: int) -> list[str]:
     return ["wait" if job is None else job.name for job in (next(search) for _ in range(times))]
 
 
-def test_a_trial_is_chosen_when_there_is_room_and_the_end_waits_for_running_ones(
+def test_trials_fill_room_and_the_end_waits(
     folder: Folder,
 ) -> None:
     search = folder.search()
@@ -145,9 +143,7 @@ def test_a_batch_waits_for_all_of_the_one_before(tmp_path: Path) -> None:
     assert taken(search, 3) == ["2", "3", "wait"]
 
 
-def test_a_budget_of_devices_counts_all_runs_of_the_folder(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_budget_counts_all_runs(folder: Folder, monkeypatch: Patch) -> None:
     monkeypatch.setattr("expt.search.search.LOOK_S", 0.0)
     other: Any = {"overrides": {"optimizer.lr": 7.0}, "device_s": 50.0}
     create_result(RunPaths(folder.folder / "outside"), status=COMPLETED, **other)
@@ -231,9 +227,7 @@ def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start(tmp_path: P
 
 
 @pytest.mark.parametrize("error", [None, RunFailed("last.safetensors: no space left")])
-def test_a_trial_that_could_not_continue_is_not_promoted_again(
-    error: RunFailed | None, folder: Folder
-) -> None:
+def test_stuck_trial_is_not_promoted_again(error: RunFailed | None, folder: Folder) -> None:
     search = folder.search(rungs=Median([1]))
     assert taken(search, 2) == ["0", "1"]
     for job in folder.jobs:
@@ -299,7 +293,7 @@ class Machine:
         self.search = Search(folder, self.settings, reader, kinds[self.settings.rungs])
         self.search.begin(self._make)
 
-    def run(self) -> Machine:
+    def run(self) -> "Machine":
         """Run to the end of the search."""
         for job in self.search:
             assert job is not None, "one at a time: there is always something to do, or the end"
@@ -376,9 +370,7 @@ def cost(lr: float, epoch: int) -> float:
 
 
 @pytest.mark.parametrize("rungs", ["asha", "median"])
-def test_a_search_that_is_killed_at_any_moment_comes_to_the_same_end(
-    rungs: str, tmp_path: Path
-) -> None:
+def test_killed_search_ends_alike(rungs: str, tmp_path: Path) -> None:
     whole = Machine(tmp_path / "whole", rungs=rungs).run()
     assert {PRUNED, COMPLETED} <= {status for _, status, _ in whole.outcome["runs"].values()}
     moments, kills = random.Random(rungs), 0

@@ -1,7 +1,5 @@
 """What is searched: the values of each parameter, and what a record says of them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

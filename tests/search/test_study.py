@@ -1,7 +1,5 @@
 """A sweep's runs as a study of Optuna's: which settings mattered, and the journal."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -14,6 +12,7 @@ import pytest
 from expt.command.report import main
 from expt.errors import ConfigError
 from tests.dashboards.folders import record, sweep
+from tests.facade import Capture
 
 optuna = pytest.importorskip("optuna")
 
@@ -35,9 +34,7 @@ def grid(folder: Path, number: int, **fields: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_importance_is_what_optuna_says_of_its_own_study_of_these_values(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_importance_equals_optunas(tmp_path: Path, capsys: Capture) -> None:
     known = grid(tmp_path / "grid", 40)
     main([str(tmp_path / "grid"), "--importance"])
     shown = {

@@ -1,8 +1,6 @@
 """Models that meet, in their worker, a torch whose private parts are others; and one that looks
 around there."""
 
-from __future__ import annotations
-
 import inspect
 import resource
 import sys

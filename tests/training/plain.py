@@ -1,8 +1,6 @@
 """What tests of training share: a run's numbers without its folder, and a step of gradient descent
 by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

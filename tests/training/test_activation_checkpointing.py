@@ -1,7 +1,5 @@
 """Activations computed anew: the same numbers, and less memory."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from expt.errors import ConfigError
 from expt.models.transformer import Transformer
 from expt.models.vision import MLP, ResNet18
-from expt.training.compiling import checkpoint_activations
+from expt.training.compiling import checkpoint_activations, compile_module
 
 Wanted = Sequence[str] | Literal["auto"]
 KEY = "activation_checkpointing"
@@ -110,3 +108,25 @@ def test_what_cannot_be_is_told(
     with pytest.raises(ConfigError) as refused:
         checkpoint_activations(build(), wanted, compiled=compiled)
     assert str(refused.value).startswith(KEY + says)
+
+
+def compiled(module: nn.Module) -> list[str]:
+    return [name for name, part in module.named_modules() if part._compiled_call_impl is not None]
+
+
+def test_a_model_or_its_blocks() -> None:
+    whole, blocks = (
+        Transformer(vocab_size=7, context=6, layers=2, width=8, heads=2) for _ in range(2)
+    )
+    compile_module(whole, True)
+    compile_module(blocks, "blocks")
+    assert (compiled(whole), compiled(blocks)) == ([""], ["blocks.0", "blocks.1"])
+
+
+def test_a_model_without_blocks_is_told() -> None:
+    with pytest.raises(
+        ConfigError, match="compile=blocks: MLP has no blocks that are alike; use compile=true"
+    ):
+        compile_module(
+            MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "blocks"
+        )

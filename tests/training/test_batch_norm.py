@@ -1,8 +1,6 @@
 """A batch norm over all workers' images computes what one layer does that has them all; one in
 groups, for each."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable
@@ -163,7 +161,7 @@ class Own(nn.BatchNorm2d):
         lambda module: batch_norm.synchronise(module, lambda values: values),
     ],
 )
-def test_a_class_of_ones_own_is_not_left_out_in_silence(
+def test_custom_batch_norm_class_is_refused(
     change: Callable[[nn.Module], None],
 ) -> None:
     with pytest.raises(
@@ -171,3 +169,17 @@ def test_a_class_of_ones_own_is_not_left_out_in_silence(
         match="the model's layer 1 is a Own, which only batch_norm=per_worker leaves as it",
     ):
         change(nn.Sequential(nn.Conv2d(1, 1, 1), Own(4)))
+
+
+def test_statistics_are_averaged_over_workers() -> None:
+    mine, other = net(), net()
+    for module, images in ((mine, IMAGES[:12]), (other, IMAGES[12:])):
+        batch_norm.group(module, 6)
+        learn(module, images, WEIGHTS[:12])
+    theirs = torch.cat([buffer for buffer in other.buffers() if buffer.dim()])
+    expected = [
+        (ours + others) / 2 for ours, others in zip(mine.buffers(), other.buffers(), strict=True)
+    ]
+    batch_norm.averaging_of_statistics(mine, lambda values: torch.stack((values, theirs)))()
+    for buffer, mean in zip(mine.buffers(), expected, strict=True):
+        torch.testing.assert_close(buffer.to(mean.dtype), mean)

@@ -1,7 +1,5 @@
 """The state goes on, and each setting that is another now is as it is now."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -85,9 +83,7 @@ def test_momentum_is_taken_up_and_left() -> None:
 
 
 @pytest.mark.parametrize(("lr", "goes_on_with", "bad_epochs"), [(0.1, 0.1, 2), (0.05, 0.05, 0)])
-def test_a_plateau_keeps_what_it_has_counted_unless_the_learning_rate_is_given(
-    lr: float, goes_on_with: float, bad_epochs: int
-) -> None:
+def test_plateau_counts_on(lr: float, goes_on_with: float, bad_epochs: int) -> None:
     plateaus = (
         groups.Plateau(**PLATEAU),
         groups.Plateau(**{**PLATEAU, "patience": 9, "min_lr": 0.01}),

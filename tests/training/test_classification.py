@@ -1,10 +1,9 @@
 """Class weights, balanced sampling, mixup and cutmix: the curve of a plain loop over whole batches,
 on any workers."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from expt.data import indexing
 from expt.data.augment import Box, Mixing
 from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch
-from expt.errors import ConfigError
+from expt.errors import ConfigError, DataError
 from expt.tasks.classification import Classification, Config
+from expt.tasks.language_model import LanguageModel
 from expt.tasks.task import Facts
 from expt.training.collectives import Worker
 from tests.conftest import Configured
@@ -154,9 +154,7 @@ def test_a_batch_of_classes_without_weight_moves_nothing() -> None:
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(
-    weights: Any, counts: tuple[int, ...], said: str
-) -> None:
+def test_class_weights_are_checked(weights: Any, counts: tuple[int, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
         Config(class_weights=weights).build(
             Facts(class_counts=counts, class_names="abc", trains=True)
@@ -179,9 +177,7 @@ def test_weights_that_do_not_fit_are_refused(
          "dataset.sampling=balanced: works with task=classification only"),
     ],
 )  # fmt: skip
-def test_settings_that_do_not_go_together_are_refused(
-    words: tuple[str, ...], said: str, configured: Configured
-) -> None:
+def test_settings_that_conflict(words: tuple[str, ...], said: str, configured: Configured) -> None:
     with pytest.raises(ConfigError) as refused:
         configured(*words)
     assert said in str(refused.value)
@@ -204,3 +200,20 @@ def test_a_balanced_order_takes_classes_equally_and_their_samples_too() -> None:
     taken_so_far = orders[0].tolist()
     before = [taken_so_far[:place].count(each) for place, each in enumerate(taken_so_far)]
     assert indexing.times_before(orders[0]).tolist() == before
+
+
+VOCAB = 11
+
+
+def test_a_model_for_other_targets_is_told() -> None:
+    with pytest.raises(
+        DataError, match=r"gives float32 \[2, 7\] for targets int64 \[2, 5\]; let it give logits"
+    ):
+        LanguageModel().loss(
+            torch.zeros(2, 7), Batch(None, torch.zeros(2, 5, dtype=torch.int64), 2)
+        )
+
+
+def test_a_loss_beyond_measure_has_an_infinite_perplexity() -> None:
+    assert LanguageModel().derive({"loss": 1000.0})["perplexity"] == math.inf
+    assert math.isnan(LanguageModel().derive({"loss": math.nan})["perplexity"])

@@ -1,7 +1,5 @@
 """What ranks tell one another, by a real process group; and a single worker, which has none."""
 
-from __future__ import annotations
-
 import math
 import os
 import weakref
@@ -16,12 +14,13 @@ from torch import nn
 from expt.training import collectives
 from expt.training.collectives import Worker
 from tests import on_cards
+from tests.facade import Patch
 from tests.ranks import ends_of, together
 
 ENVIRONMENT = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
 
-def test_a_large_tensor_is_sent_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_tensor_is_sent_where_it_lies(monkeypatch: Patch) -> None:
     """And what is not contiguous, or shares a bucket, through a copy that is freed before another
     is made."""
     monkeypatch.setattr(collectives, "BUCKET_BYTES", 64)
@@ -91,9 +90,7 @@ def _all_of(rank: int, device: torch.device) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("bucket_bytes", [collectives.BUCKET_BYTES, 1])
-def test_every_rank_comes_to_the_same(
-    bucket_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_agree(bucket_bytes: int, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(collectives, "BUCKET_BYTES", bucket_bytes)
     for rank, found in enumerate(together(tmp_path, 3, all_of_them)):
         own = rank + 7
@@ -152,9 +149,7 @@ def raises_within(worker: Worker) -> None:
     raise ValueError(f"of rank {worker.rank}")
 
 
-def test_a_worker_that_fails_leaves_the_group_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_fails_leaves_the_group_as_it_is(tmp_path: Path, monkeypatch: Patch) -> None:
     """NCCL's end waits for the others, who wait for this one."""
     monkeypatch.setattr(dist, "destroy_process_group", lambda: os._exit(9))
     assert ends_of(tmp_path, 2, raises_within) == [1, 1]

@@ -1,7 +1,5 @@
 """The moving average of the weights follows its formula, and leaves out what is not a step."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -4,8 +4,6 @@ sets.
 On 1 to 4 workers, with 1 and 3 parts of gradient accumulation, with and without a smaller last
 batch, of which half of four workers have no sample; and where samples count for nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib
@@ -111,9 +109,7 @@ def measured_of(case: Case, weights: Mapping[str, Any]) -> dict[str, dict[str, f
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "own"])
-def test_a_model_in_double_has_its_loss_and_gradient_in_double(
-    name: str, configured: Configured
-) -> None:
+def test_double_model_has_double_loss_and_gradient(name: str, configured: Configured) -> None:
     case = CASES[name]
     outputs, targets = outputs_of(case.model(), case.dataset(train=True), [*range(1, 6)])
     mine = (outputs.detach().double() + 1e-12).requires_grad_()

@@ -1,8 +1,6 @@
 """Which layer a parameter belongs to, and that the learning rate falls with each layer towards the
 input."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """Muon takes the hidden weight matrices and AdamW the rest, as two optimisers of torch's would; one
 state is saved."""
 
-from __future__ import annotations
-
 import copy
 from collections import OrderedDict
 from typing import Any

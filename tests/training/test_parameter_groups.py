@@ -1,7 +1,5 @@
 """Which parameters get settings of their own, and that an optimiser then uses them."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 
@@ -130,9 +128,7 @@ def test_a_step_uses_the_settings_of_each_group(make: Any) -> None:
     ],
     ids=["nothing", "nothing more"],
 )
-def test_a_group_that_gets_nothing_is_refused(
-    groups: tuple[ParameterGroup, ...], told: str
-) -> None:
+def test_empty_group_is_refused(groups: tuple[ParameterGroup, ...], told: str) -> None:
     with pytest.raises(ConfigError, match=f"^{told}"):
         build_optimizer(OPTIMIZERS["sgd"](groups=groups), net())
 

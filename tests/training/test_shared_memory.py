@@ -1,7 +1,5 @@
 """Memory that workers share: without a name, and never that of another process."""
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile
@@ -14,6 +12,7 @@ from expt.errors import RunFailed, TimedOut
 from expt.training import shared_memory
 from expt.training.collectives import Worker
 from expt.training.shared_memory import SharedMemory, _allocated, _mapped, _place_of
+from tests.facade import Patch
 from tests.ranks import together
 
 pytestmark = pytest.mark.cpu("workers on cards share no memory")
@@ -33,7 +32,7 @@ def test_it_has_no_name_from_its_first_moment() -> None:
         assert theirs[8:12] == b"seen"
 
 
-def test_where_there_is_no_room_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_room_there_is_none(monkeypatch: Patch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,7 +1,5 @@
 """A small GAN of a person's own; a module without pytest, which each worker imports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """Runs of one worker in the test's own process, or of several in forked ranks: they take a fraction
 of a second."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import time
@@ -21,7 +19,7 @@ from expt.worker import build, comparison
 from expt.worker.run import Run
 from tests import on_cards
 from tests.conftest import Configured
-from tests.facade import RunFolder, request_of, same, usual
+from tests.facade import Patch, RunFolder, request_of, same, usual
 from tests.ranks import together
 from tests.worker.sharded import Configs, Observer
 
@@ -47,9 +45,7 @@ TrainAlone = Callable[..., Trained]
 
 
 @pytest.fixture
-def train_alone(
-    tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[TrainAlone]:
+def train_alone(tmp_path: Path, configured: Configured, monkeypatch: Patch) -> Iterator[TrainAlone]:
     """`train_alone("epochs=2", name="a", source=None)` trains in tmp_path/a; `before` may change
     the run it gets."""
 
@@ -131,7 +127,7 @@ def train_together(tmp_path: Path, configured: Configured) -> TrainTogether:
 
 
 @pytest.fixture
-def configs(configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configs:
+def configs(configured: Configured, tmp_path: Path, monkeypatch: Patch) -> Configs:
     """`configs("fsdp", 2, "model=mlp")`: in a folder with a text."""
     for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"):
         importlib.import_module(name)  # once, and not in each rank
@@ -150,6 +146,6 @@ def configs(configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def not_compared(monkeypatch: Patch) -> None:
     """What comes before the first epoch takes as long as three, and has its own tests."""
     monkeypatch.setattr(comparison, "compare", lambda *_: None)

@@ -1,7 +1,5 @@
 """SimCLR as a task of a person's own; a module without pytest, which each worker imports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

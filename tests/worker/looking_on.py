@@ -1,7 +1,5 @@
 """Callbacks of a person's own; a module without pytest, which each worker imports."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import random

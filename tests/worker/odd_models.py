@@ -1,7 +1,5 @@
 """Models that do something in a way of their own, for what sharding makes of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Optimizers, schedules and tasks of a person's own, for what sharding makes of them."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A task of a person's own on images that have classes; a module without pytest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """What tests of sharded models share: runs of forked ranks in folders of their own, and their
 losses side by side."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

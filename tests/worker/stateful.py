@@ -1,7 +1,5 @@
 """Custom tasks and models with a state, and some that break what a task promises."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Mapping

@@ -1,7 +1,6 @@
 """When workers meet, and what they agree on."""
 
-from __future__ import annotations
-
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,8 @@ import pytest
 from expt.training.collectives import Worker
 from expt.worker import steps as agreement
 from expt.worker.steps import Agreement
+from expt.worker.watchdog import TICKS, Watchdog
+from tests.facade import Patch
 from tests.ranks import together
 
 NONE = set[str]()
@@ -23,9 +24,7 @@ class Clock:
         return self.now
 
 
-def test_all_save_and_stop_after_the_same_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_save_and_stop_after_the_same_step(tmp_path: Path, monkeypatch: Patch) -> None:
     """The slower's step takes 0.125 s: they meet after the first, then after each second. What they
     agreed on stays."""
 
@@ -52,12 +51,49 @@ def test_all_save_and_stop_after_the_same_step(
     assert both == [[*expected, (NONE, True)]] * 2
 
 
-def test_fast_steps_do_not_put_a_meeting_off_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_steps_do_not_put_a_meeting_off_for_ever(tmp_path: Path, monkeypatch: Patch) -> None:
     def each(worker: Worker) -> list[int]:
         monkeypatch.setattr(agreement, "time", Clock())  # a step takes no time at all
         asked = Agreement(worker, asked_to_stop=lambda: False)
         return [step for step in range(1, 2002) if asked.after_step({"save"})]
 
     assert together(tmp_path, 2, each) == [[1, 1001, 2001]] * 2
+
+
+def naps_until_a_hang(beats_after: set[int], *, most: int = 5 * TICKS) -> int | None:
+    """After how many naps it calls `on_hang`, where the worker beats after some; None if not within
+    `most`."""
+    naps, ended, hung = list[float](), threading.Event(), list[int]()
+    ready = threading.Event()
+    dog: Watchdog
+
+    def nap(seconds: float) -> None:
+        ready.wait()
+        naps.append(seconds)
+        if len(naps) in beats_after:
+            dog.beat()
+        if len(naps) == most:
+            ended.set()
+            threading.Event().wait()  # for ever: the thread is a daemon
+
+    def on_hang() -> None:
+        hung.append(len(naps))
+        ended.set()
+
+    dog = Watchdog(100.0, on_hang, nap=nap)
+    ready.set()
+    assert ended.wait(10)
+    assert set(naps) == {100.0 / TICKS}
+    return hung[0] if hung else None
+
+
+@pytest.mark.parametrize(
+    ("beats_after", "hangs_after"),
+    [
+        (set(), {TICKS}),  # its dataset blocks, or the others cannot be reached
+        (set(range(1, 5 * TICKS, TICKS - 1)), {None}),
+        ({1, 2, 7}, {7 + TICKS, 8 + TICKS}),
+    ],
+)
+def test_watchdog_barks_in_time(beats_after: set[int], hangs_after: set[int | None]) -> None:
+    assert naps_until_a_hang(beats_after) in hangs_after

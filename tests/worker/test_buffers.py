@@ -1,8 +1,6 @@
 """Batch norms' statistics on several workers: nobody sends them in a step, and rank 0's are what
 counts, as ever."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -65,9 +63,7 @@ def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any,
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_what_is_saved_and_evaluated_is_the_same_to_the_bit(
-    size: int, configured: Configured, tmp_path: Path
-) -> None:
+def test_saved_statistics_are_rank_0s(size: int, configured: Configured, tmp_path: Path) -> None:
     config = dataclasses.replace(configured(*WORDS), world_size=size)
     found = []
     for number, broadcast in enumerate((True, False)):
@@ -165,9 +161,7 @@ def stepped(worker: Worker, *, config: RunConfig) -> tuple[str, list[float]]:
         ("sparse", "hidden"),
     ],
 )
-def test_buffers_of_custom_models_are_sent_between_steps(
-    kind: str, said: str, configured: Configured, tmp_path: Path
-) -> None:
+def test_custom_buffers_sent(kind: str, said: str, configured: Configured, tmp_path: Path) -> None:
     words = ("~model", f"+model={{_target_: {__name__}.Odd, kind: {kind}}}")
     task = ("~task", f"+task._target_={__name__}.Twice", "objective=loss/val")
     config = dataclasses.replace(configured(*words, *task, "batch_size=16"), world_size=2)

@@ -1,7 +1,5 @@
 """Code of a person's own that is told of a run: when, of what, and that no number depends on it."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +12,7 @@ from expt.errors import ConfigError, RunFailed
 from expt.runs import tags
 from expt.training.learner import Position
 from expt.worker.callbacks import Callbacks, as_bytes
-from tests.facade import as_typed
+from tests.facade import Capture, Patch, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
 from tests.worker.looking_on import Busy, Noting
 from tests.worker.test_run import TURNING, measured, values
@@ -29,9 +27,7 @@ def words(*classes: str) -> str:
 NOISY = (*TURNING, "model=convnet", "model.dropout=0.2", "epochs=2", "ema=0.9")
 
 
-def test_it_is_called_after_every_few_steps(
-    train_alone: TrainAlone, train_together: TrainTogether
-) -> None:
+def test_called_every_few_steps(train_alone: TrainAlone, train_together: TrainTogether) -> None:
     """The same when resumed after a step that it was called at, and on two workers."""
     two = train_together(2, *TURNING, "epochs=1", "log_every=1", words("Stepping"), name="two")
     assert len(two.curve("mine/calls")) == 3
@@ -63,7 +59,7 @@ def test_a_class_may_come_and_go_between_two_parts_of_a_run(train_alone: TrainAl
     assert cast(Busy, resumed.built[1]).drawn == [7.0]
 
 
-def test_what_it_is_told_and_when(train_alone: TrainAlone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_is_told_and_when(train_alone: TrainAlone, monkeypatch: Patch) -> None:
     drawn: list[tuple[str, torch.Tensor]] = []
     monkeypatch.setattr(Dashboard, "picture", lambda self, tag, image: drawn.append((tag, image)))
     done = train_alone(*TURNING, words("Noting", "Busy"))
@@ -117,16 +113,14 @@ def test_the_tags_of_expt_are_its_own(train_alone: TrainAlone) -> None:
         ("Mapping", ConfigError, r"is not a subclass of expt\.training\.callback\.Callback"),
     ],
 )
-def test_what_goes_wrong_is_told_in_a_line(
-    train_alone: TrainAlone, name: str, error: Any, told: str
-) -> None:
+def test_callback_errors(train_alone: TrainAlone, name: str, error: Any, told: str) -> None:
     with pytest.raises(error, match=told) as caught:
         train_alone(*TURNING, "epochs=1", words("Noting", name))
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(("callbacks.1", "_target_="))
 
 
-def test_a_method_that_is_never_called_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_method_that_is_never_called_is_told(capfd: Capture) -> None:
     targets = [Target(target=f"{OWN}.{name}", kwargs={}) for name in ("Mistyped", "Noting")]
     Callbacks(targets, ALONE, Position(1, 1), {})
     told = (

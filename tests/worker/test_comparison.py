@@ -1,7 +1,5 @@
 """A sharded model, and a custom optimizer, train to the weights of a whole one, or are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,14 +16,12 @@ from expt.worker import comparison
 from expt.worker.build import build_data
 from expt.worker.diagnosis import in_words
 from tests.conftest import Configured
-from tests.facade import as_typed, same
+from tests.facade import Capture, Patch, as_typed, same
 from tests.worker.conftest import ALONE, TrainAlone
 from tests.worker.sharded import Configs, together, trained
 
 
-def test_it_multiplies_in_full_and_by_algorithms_that_nothing_searched_for(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_compares_in_full_precision(configured: Configured, monkeypatch: Patch) -> None:
     def flags() -> tuple[str, bool, bool]:
         cudnn = torch.backends.cudnn
         return torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
@@ -173,9 +169,7 @@ def test_samples_come_in_the_models_type(configs: Configs, tmp_path: Path) -> No
     assert found == ["completed"] * 2
 
 
-def test_sums_are_checked_where_a_model_is_sharded(
-    configs: Configs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_sums_are_checked_when_sharded(configs: Configs, tmp_path: Path, capfd: Capture) -> None:
     wanted = {name: configs("fsdp", 2, *task(name, *EVEN)) for name in ("Mean", "Paired")}
     for found in outcomes(tmp_path, wanted, 2):
         assert found["Mean"].startswith("ConfigError: Mean.loss gives a mean")
@@ -183,9 +177,7 @@ def test_sums_are_checked_where_a_model_is_sharded(
     assert capfd.readouterr().err.count("warning: Paired.loss") == 1
 
 
-def test_custom_optimizers_are_compared_by_themselves_and_those_of_torch_need_not_be(
-    configured: Configured, configs: Configs, tmp_path: Path
-) -> None:
+def test_custom_optimizers(configured: Configured, configs: Configs, tmp_path: Path) -> None:
     def found(name: str) -> str:
         return outcome(configured(*optimizer(name)), ALONE)
 
@@ -200,9 +192,7 @@ def test_custom_optimizers_are_compared_by_themselves_and_those_of_torch_need_no
 
 
 @pytest.mark.cpu("free memory is a GPU's own there")
-def test_too_large_a_model_is_compared_with_fewer_blocks_or_not_at_all(
-    configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_in_part(configs: Configs, tmp_path: Path, monkeypatch: Patch) -> None:
     deep = (*UNEVEN, "model=mlp", "model.hidden=[8,8,8,8]")
     wanted = {"deep": configs("fsdp", 2, *deep), "flat": configs("fsdp", 2, *model("Sequence"))}
     monkeypatch.setattr(comparison, "LARGE", 600)

@@ -1,8 +1,6 @@
 """A run that has ended is trained longer: it is then what it would have been at once, to the
 bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,17 @@ from tensorboard.plugins.hparams import metadata
 
 import expt
 from expt.command.rerun import NOT_REPEATED
+from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
+from expt.worker.run import Run
+from tests import on_cards
 from tests.conftest import Configured
 from tests.conftest import Trained as TrainInWorkers
-from tests.facade import RunFolder, as_typed, continued, same
+from tests.facade import Capture, RunFolder, as_typed, continued, same
 from tests.integration.test_resume import kill_at
-from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.conftest import TrainAlone, Trained, assert_same, stopped_and_resumed
+from tests.worker.test_callbacks import words as with_callbacks
 
 SHORT = ("dataset.train_limit=320", "log_every=2", "optimizer.lr=0.2", "batch_size=32")
 ALL_AT_ONCE = (
@@ -174,9 +176,7 @@ def test_two_workers_that_are_killed_on_their_way_and_a_new_folder(trained: Trai
     assert elsewhere.points == at_once.points
 
 
-def test_a_longer_sweep_goes_on_from_its_runs_which_stay_as_they_are(
-    tmp_path: Path, trained: TrainInWorkers, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_longer_sweep_continues(tmp_path: Path, trained: TrainInWorkers, capfd: Capture) -> None:
     words = (*SHORT, "world_size=1", "threads=1", "model.dropout=0.3", "tensorboard.images=false")
     stepped = (*words, "scheduler=step", "scheduler.every_epochs=1.5")
     sweep = (*stepped, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
@@ -195,3 +195,123 @@ def test_a_longer_sweep_goes_on_from_its_runs_which_stay_as_they_are(
     _assert_same(RunFolder(longer[1].folder), at_once)
     known = expt.sweep("seed=0,1", "epochs=4", *sweep)
     assert [run.record for run in known] == [run.record for run in longer], "whatever was typed"
+
+
+PAUSE_CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    # the words of the run, and the epochs after which it pauses
+    "all that draws and averages, by a cosine that sees all epochs": (
+        (*ALL_AT_ONCE, "scheduler=cosine",
+            "scheduler.warmup_epochs=1.5", "epochs=3",
+         "checkpoint.every_epochs=null", "tensorboard.images=false", with_callbacks("Busy")),
+        (1, 2),
+    ),
+    "a plateau, an early stop, and half precision": (
+        ("scheduler=plateau", "scheduler.patience=0", "early_stop={metric: loss/val, patience: 2}",
+            "optimizer.lr=3",
+         "amp=bf16", "objective=loss/val", "checkpoint.every_epochs=null", "epochs=9",
+         "tensorboard.images=false"),
+        (1, 2, 3),
+    ),
+}  # fmt: skip
+
+
+def pruned_after(
+    epoch: int, train_alone: TrainAlone, *words: str, source: Path | None = None
+) -> Trained:
+    def until(run: Run) -> None:
+        run.until_epoch = epoch
+
+    return train_alone(*words, name="pruned", source=source, before=until)
+
+
+@pytest.mark.parametrize("name", PAUSE_CASES)
+def test_a_run_that_has_paused_goes_on_to_the_same_bits(
+    name: str,
+    train_alone: TrainAlone,
+    configured: Configured,
+    tmp_path: Path,
+) -> None:
+    words, pauses = (*SHORT, *PAUSE_CASES[name][0]), PAUSE_CASES[name][1]
+    for folder in ("pruned", "at_once"):
+        create_result(RunPaths(tmp_path / folder))
+    paths, source = RunPaths(tmp_path / "pruned"), None
+    for epoch in pauses:
+        pruned = pruned_after(epoch, train_alone, *words, source=source)
+        assert pruned.status == pruned.result["status"] == "pruned"
+        assert len(pruned.result["epoch_s"]) == epoch == len(pruned.curve("loss/val"))
+        assert pruned.result["objective"]["value"] is not None
+        assert (pruned.result["stopped_early"], pruned.curve("loss/test")) == (None, [])
+        source = continued(configured(*words), paths)
+        assert source is not None
+        assert checkpoint.load(source)["position"]["epoch"] == epoch
+    done = train_alone(*words, name="pruned", source=source)
+    assert done.status == "completed"
+    _assert_same(done, train_alone(*words, name="at_once"))
+
+
+def test_a_run_that_ends_before_completes(train_alone: TrainAlone) -> None:
+    early = ("early_stop={metric: loss/val, patience: 1}", "optimizer.lr=3", "epochs=9")
+    for words in (("epochs=2",), ("max_steps=15",), early):
+        ended = pruned_after(9 if words == early else 2, train_alone, *SHORT, *words)
+        assert ended.status == "completed"
+        assert ended.curve("loss/test")
+
+
+def test_asked_for_an_epoch_that_is_behind_it_pauses_where_it_is(train_alone: TrainAlone) -> None:
+    first = pruned_after(2, train_alone, *SHORT, "epochs=3")
+    again = pruned_after(1, train_alone, *SHORT, "epochs=3", source=first.paths.last)
+    assert (again.status, len(again.result["epoch_s"])) == ("pruned", 2)
+    assert again.result["metrics"] == first.result["metrics"]
+
+
+def test_what_is_stopped_within_the_epoch_is_interrupted(train_alone: TrainAlone) -> None:
+    def stop(run: Run) -> None:
+        run.until_epoch = 2
+        run.agreement._asked_to_stop = lambda: run.position.step >= 15
+
+    assert train_alone(*SHORT, "epochs=3", before=stop).status == "interrupted"
+
+
+FEW = ("dataset.train_limit=384", "tensorboard.images=false", "log_every=2")
+MIXTURES = {
+    "mixup, average, parts, groups, plateau, early stop, class weights, a fold": (
+        *as_typed("mixup=0.4 ema=0.8 gradient_accumulation=2 model.hidden=[32] model.dropout=0.2"),
+        *as_typed("dataset.folds=3 dataset.fold=1 epochs=9 seed=7 task.class_weights=balanced"),
+        *as_typed("scheduler=plateau scheduler.patience=0 scheduler.min_delta=0.05"),
+        "scheduler.metric=accuracy/val",
+        "early_stop={metric: accuracy/val, patience: 2, min_delta: 0.03}",
+        "optimizer.groups=[{match: '^4', lr_scale: 0.1, weight_decay: 0.1}]",
+    ),
+    "cutmix, parts, transforms, balanced sampling, a callback": (
+        *as_typed("cutmix=1.0 gradient_accumulation=2 dataset.sampling=balanced drop_last=false"),
+        *as_typed("epochs=2 threads=1 model.hidden=[32]"),
+        "dataset.transforms=[{_target_: torchvision.transforms.v2.RandAugment, num_ops: 1}]",
+        with_callbacks("Busy"),
+    ),
+    "a task with a state, an optimizer that trains at other weights": (
+        *as_typed("~task +task._target_=tests.worker.stateful.Saved objective=loss/val epochs=3"),
+        "model.hidden=[32]",
+        "~optimizer",
+        "+optimizer={_target_: tests.worker.odd_optimizers.Toggled, lr: 0.05}",
+    ),
+    "muon, a schedule of one's own, both clips, frozen parameters": (
+        *as_typed("optimizer=muon optimizer.lr=0.01 model.hidden=[16,16] model.dropout=0.2"),
+        *as_typed("gradient_clip=1.0 gradient_clip_value=0.05 epochs=3 freeze=['1.bias']"),
+        "scheduler={_target_: torch.optim.lr_scheduler.PolynomialLR, total_iters: 9,"
+        " interval: step}",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*[*MIXTURES][:1], *(pytest.param(each, marks=pytest.mark.slow) for each in [*MIXTURES][1:])],
+)
+def test_a_mixture_goes_on_to_the_same_bits(name: str, train_alone: TrainAlone) -> None:
+    settings = (*FEW, *MIXTURES[name])
+    whole = train_alone(*settings, name="whole")
+    step = whole.run.position.steps_per_epoch + 2
+    again = stopped_and_resumed(train_alone, *settings, step=step)
+    assert_same(again, whole)
+    assert again.result["stopped_early"] == whole.result["stopped_early"]
+    assert on_cards.ON or bool(whole.result["stopped_early"]) == ("early stop" in name)

@@ -1,7 +1,5 @@
 """Sums that a custom task promises, tried before the first step; nothing is left changed by it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.training.precision import Precision
 from expt.worker.custom_code import check_sums
+from tests.facade import Capture
 from tests.worker.stateful import Warm
 
 CPU = torch.device("cpu")
@@ -174,7 +173,7 @@ def test_a_batch_that_cannot_be_cut_trains() -> None:
         (Task(lambda outputs, batch: 1 / 0), False),
     ],
 )
-def test_other_sums_train(task: expt.Task, warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_sums_train(task: expt.Task, warns: bool, capsys: Capture) -> None:
     check(task)
     assert ("warning: " in capsys.readouterr().err) == warns
 
@@ -186,7 +185,7 @@ def test_a_weight_of_all_workers_is_refused() -> None:
         check(Task(lambda outputs, batch: (total(outputs, batch)[0] / batch.global_size, 1)))
 
 
-def test_what_cannot_be_copied_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_copied_is_said(capsys: Capture) -> None:
     uncopied = nn.Linear(6, 4)
     uncopied.last = uncopied.weight * 2
     check(Task(mean), module=uncopied)

@@ -1,7 +1,5 @@
 """What custom code carries from step to step: saved by each worker, or reported by its name."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -15,7 +13,7 @@ from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
 from expt.worker.custom_code import FirstSteps
 from tests.conftest import Configured
-from tests.facade import usual
+from tests.facade import Capture, usual
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stopped_and_resumed
 from tests.worker.stateful import Half, Saved, Warm
 from tests.worker.test_run import values
@@ -51,7 +49,7 @@ def of(name: str) -> tuple[str, ...]:
     ],
 )
 def test_what_no_checkpoint_holds_is_reported_once(
-    name: str, lost: set[str], train_alone: TrainAlone, capfd: pytest.CaptureFixture[str]
+    name: str, lost: set[str], train_alone: TrainAlone, capfd: Capture
 ) -> None:
     train_alone("max_steps=4", "checkpoint.every_steps=3", *of(name))
     lines = [line for line in capfd.readouterr().err.splitlines() if "no checkpoint" in line]
@@ -64,9 +62,7 @@ def test_a_state_is_tried_on_a_copy(train_alone: TrainAlone) -> None:
     assert run.learner.optimizer.state
 
 
-def test_what_an_epoch_ends_by_changing_is_reported_after_it(
-    train_alone: TrainAlone, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_state_of_epoch_ends_is_reported(train_alone: TrainAlone, capfd: Capture) -> None:
     callbacks = f"callbacks=[{{_target_: {OWN}.Epochs}},{{_target_: {OWN}.EpochsSaved}}]"
     train_alone("epochs=2", "checkpoint.every_steps=2", *of("Evaluated"), callbacks)
     lines = [line for line in capfd.readouterr().err.splitlines() if "no checkpoint" in line]
@@ -78,9 +74,7 @@ def test_what_an_epoch_ends_by_changing_is_reported_after_it(
     ("name", "made"),
     [("Late", "late.weight"), ("Bank", "bank"), ("Replaced", "head.weight"), ("InAList", "more")],
 )
-def test_what_no_optimizer_would_train_is_refused(
-    name: str, made: str, configured: Configured
-) -> None:
+def test_untrained_tensors_are_refused(name: str, made: str, configured: Configured) -> None:
     config = configured("max_steps=2", *of(name))
     learner = build.build_learner(config, build.build_data(config, ALONE), ALONE)
     steps = FirstSteps(config, learner, warns=True)
@@ -108,9 +102,7 @@ def test_what_is_unfrozen_late_is_refused_on_several_workers(configured: Configu
         steps.refuse_late()
 
 
-def test_a_parameter_of_a_task_is_reported(
-    train_alone: TrainAlone, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_parameter_of_a_task_is_reported(train_alone: TrainAlone, capfd: Capture) -> None:
     train_alone("max_steps=2", *of("Centred"))
     assert "task.centre: gets gradients, but no optimizer trains it" in capfd.readouterr().err
 

@@ -1,7 +1,5 @@
 """What is told of an error is of use."""
 
-from __future__ import annotations
-
 import re
 import sys
 
@@ -15,6 +13,7 @@ from expt.errors import ConfigError, OutOfMemory, RunFailed
 from expt.training.collectives import Worker
 from expt.worker.diagnosis import in_words, lost_peers
 from tests.conftest import Configured
+from tests.facade import Patch
 
 
 @pytest.mark.parametrize(
@@ -40,18 +39,14 @@ def test_what_is_to_be_tried_where_memory_is_short_is_accepted(
         (dist.DistBackendError("NCCL error in: a.cpp\nCuda failure 2 'out of memory'"), "Cuda"),
     ],
 )
-def test_libraries_lack_memory_in_words_of_their_own(
-    error: Exception, first: str, configured: Configured
-) -> None:
+def test_library_memory_errors(error: Exception, first: str, configured: Configured) -> None:
     told = in_words(error, configured())
     assert isinstance(told, OutOfMemory)
     assert str(told).startswith(first)
 
 
 @pytest.mark.parametrize("free", [0, 11])
-def test_where_others_hold_the_memory_no_smaller_batch_is_advised(
-    free: int, configured: Configured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_held_by_others(free: int, configured: Configured, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 4 * 2**30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * 2**30, 16 * 2**30))
@@ -60,7 +55,7 @@ def test_where_others_hold_the_memory_no_smaller_batch_is_advised(
     assert ("batch_size=32" in told) == (free > 0)
 
 
-def test_a_batch_norm_with_one_sample_names_a_fix(configured: Configured) -> None:
+def test_single_sample_batch_norm_fix(configured: Configured) -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel") as raised:
         torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
     told = in_words(raised.value, configured("batch_size=2"))
@@ -79,9 +74,7 @@ def test_what_averaging_of_gradients_does_not_take_names_a_fix(configured: Confi
 @pytest.mark.parametrize(
     "file", ["/usr/lib/python3/multiprocessing/synchronize.py", "/home/me/net.py"]
 )
-def test_no_room_for_the_locks_of_loader_processes_names_the_mend(
-    file: str, configured: Configured
-) -> None:
+def test_missing_locks_of_loaders_are_explained(file: str, configured: Configured) -> None:
     with pytest.raises(OSError, match="No space left") as raised:
         exec(compile("raise OSError(28, 'No space left on device')", file, "exec"))
     told = in_words(raised.value, configured())

@@ -1,23 +1,26 @@
 """Where a loss stopped being finite, and weights that are not."""
 
-from __future__ import annotations
-
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
+import expt
 from expt.data.loading import Batch
 from expt.errors import DataError, Diverged
+from expt.runs import checkpoint
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
 from expt.training.learner import Position
 from expt.worker import diagnosis
 from tests.conftest import Configured
-from tests.worker.conftest import ALONE
+from tests.facade import Capture, as_typed
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stop_at
 
 REGRESSION, UNIT = "task=regression dataset=diabetes", "dataset.standardise_targets=true"
 
@@ -64,15 +67,6 @@ def told(
     with pytest.raises(kind) as raised:
         diagnosis.stop_at_loss(sums, position, cast(Any, loader or Numbered()), ALONE)
     return str(raised.value)
-
-
-def test_the_first_step_that_was_not_finite_is_named_with_its_images(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = told([1.0], [math.inf], [math.nan], [1.0])
-    assert "the loss was inf at step 15 (epoch 2) on rank 0" in text
-    assert "training data: 2040, 2041, 2042" in text
-    assert "samples of step 15, rank 0: 2040, 2041, 2042" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -138,3 +132,144 @@ def test_targets_far_from_1_are_told_what_to_do_about(configured: Configured) ->
         "try dataset.standardise_targets=true, a lower optimizer.lr"
     )
     assert told_of[f"{REGRESSION} {UNIT}"] == told_of[""] == diagnosis.FIX
+
+
+class Padding(Dataset[tuple[Tensor, Tensor]]):
+    """Tokens: of training each second sample is one of padding, else all are."""
+
+    vocab_size, context = 5, 4
+
+    def __init__(self, train: bool) -> None:
+        self.inputs = torch.randint(5, (18, 4), generator=torch.Generator().manual_seed(0))
+        self.targets = torch.full((18, 4), -100)
+        if train:
+            self.targets[::2] = 1
+
+    def __len__(self) -> int:
+        return 18
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+class Table(nn.Sequential):
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(nn.Embedding(vocab_size, vocab_size))
+
+
+def test_unmeasured_split_is_told(train_alone: TrainAlone, capsys: Capture) -> None:
+    own: Any = (
+        f"+dataset={{_target_: {__name__}.Padding, num_workers: 0}}",
+        f"+model={{_target_: {__name__}.Table}}",
+    )
+    words = (
+        "~dataset",
+        "~model",
+        *own,
+        *as_typed("task=language_model batch_size=1 epochs=1"),
+    )
+    train_alone(*words, "log_every=1", "+dataset.val_fraction=0.2")
+    found = {line for line in capsys.readouterr().err.splitlines() if ": not measured" in line}
+    names = ("loss", "perplexity", "bits_per_token", "accuracy")
+    why = ": not measured, because every target is ignored or has no weight"
+    assert found == {
+        "warning: " + ", ".join(f"running/{name}" for name in names) + why,
+        "warning: " + ", ".join(f"{name}/test" for name in names) + why,
+    }
+
+
+class Weightless(expt.Task):
+    """A metric of a weight of 0, beside a loss that has one."""
+
+    def loss(self, outputs: Tensor, batch: Any) -> tuple[Tensor, int]:
+        return outputs.square().sum(), len(outputs)
+
+    def measure(self, outputs: Tensor, batch: Any) -> dict[str, tuple[Tensor, int]]:
+        return {"rare": (outputs.sum(), 0)}
+
+
+def test_an_objective_of_nan_is_told_once(train_alone: TrainAlone, capsys: Capture) -> None:
+    words = (
+        "~task",
+        f"+task={{_target_: {__name__}.Weightless, metrics: {{rare: max}}}}",
+        "model.hidden=[4]",
+    )
+    train_alone(*words, "epochs=2", "dataset.train_limit=160")
+    found = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("warning: objective")
+    ]
+    assert len(found) == 1, found
+    assert found[0].startswith(
+        "warning: objective rare/val is nan after epoch 1: no epoch can be the best"
+    )
+
+
+class Holes(Dataset[tuple[Tensor, Tensor]]):
+    """Numbers, of which some `bad` ones of the training set are none."""
+
+    def __init__(self, train: bool, bad: Sequence[int], size: int = 44) -> None:
+        self.inputs = torch.randn(size, 4, generator=torch.Generator().manual_seed(int(train)))
+        self.targets = self.inputs.sum(1, keepdim=True)
+        if train:
+            self.inputs[list(bad)] = math.nan
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+def words(bad: str, *more: str) -> tuple[str, ...]:
+    own = f"+dataset={{_target_: {__name__}.Holes, bad: {bad}, num_workers: 0}}"
+    model = "task=regression model=mlp model.hidden=[] batch_size=8 optimizer.lr=0.01 on_nan=skip"
+    return ("~dataset", own, *as_typed(model), *more)
+
+
+def numbers(points: Sequence[str]) -> dict[tuple[str, int], float]:
+    """Those of training, by tag and step."""
+    found = [json.loads(line) for line in points]
+    return {
+        (each["tag"], each["step"]): each["value"]
+        for each in found
+        if each["tag"].split("/")[0] in NUMBERS
+    }
+
+
+NUMBERS = ("loss", "mae", "running", "skipped_steps")
+
+
+def test_it_is_the_same_on_any_number_of_workers_and_parts(train_together: TrainTogether) -> None:
+    def found(size: int, parts: int) -> dict[tuple[str, int], float]:
+        more = ("epochs=2", "log_every=2", f"gradient_accumulation={parts}")
+        return numbers(train_together(size, *words("[3]", *more), name=f"{size}").points)
+
+    alone = found(1, 1)
+    assert alone["skipped_steps", 10] == 2, "one in each epoch"
+    assert ("loss/train", 10) in alone
+    assert found(2, 2) == pytest.approx(alone, rel=1e-5)
+
+
+def test_where_every_step_is_left_out_nothing_is_logged(train_alone: TrainAlone) -> None:
+    done = train_alone(*words("[3]", "epochs=2", "log_every=1"))
+    steps = [step for step, _ in done.curve("running/loss")]
+    assert len(steps) == 8
+    assert dict(done.curve("skipped_steps")) == {5: 1, 10: 2}
+    with pytest.raises(
+        Diverged,
+        match=r"^no sample was counted: in every step the loss, or a gradient, was nan or ",
+    ):
+        train_alone(*words(str([*range(44)]), "epochs=1"), name="none")
+
+
+def test_they_count_on_where_a_run_resumes_within_an_epoch(train_alone: TrainAlone) -> None:
+    chosen = words("[3,9,17,30]", "epochs=2", "log_every=100")
+    whole = numbers(train_alone(*chosen, name="whole").points)
+    assert whole["skipped_steps", 10] > whole["skipped_steps", 5] > 1
+    last = train_alone(*chosen, before=stop_at(9)).run.paths.last
+    assert checkpoint.load(last)["skipped_steps"] > whole["skipped_steps", 5], (
+        "there is one in what was done of the epoch"
+    )
+    assert numbers(train_alone(*chosen, source=last).points) == whole

@@ -2,8 +2,6 @@
 scales elsewhere.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +29,7 @@ from expt.worker import evaluation
 from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
 from tests.conftest import Configured
-from tests.facade import as_typed, request_of
+from tests.facade import Patch, as_typed, request_of
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
@@ -154,7 +152,7 @@ def test_its_own_data_gives_its_own_numbers(name: str, train: TrainAlone) -> Non
 
 @pytest.mark.slow
 def test_classes_of_ones_own_and_more_metrics(
-    tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    tmp_path: Path, configured: Configured, monkeypatch: Patch, capfd: Any
 ) -> None:
     (tmp_path / "own_evaluated.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -209,9 +207,7 @@ def table(path: Path, columns: dict[str, Any]) -> str:
     return f"dataset.path={path}"
 
 
-def test_another_table_has_the_runs_columns_scales_and_classes(
-    train: TrainAlone, tmp_path: Path
-) -> None:
+def test_another_table_is_read_as_in_training(train: TrainAlone, tmp_path: Path) -> None:
     drawn = np.random.default_rng(0)
     a, b = drawn.normal(5, 2, 80), drawn.normal(-100, 30, 80)
     kind = np.array(["cat", "dog", "emu"])[(a + b / 15 + 1 > 0).astype(int) + (a > 6)]
@@ -260,9 +256,7 @@ def test_another_table_has_the_runs_columns_scales_and_classes(
         metrics(folder, "dataset.val_fraction=0.5")
 
 
-def test_booleans_are_the_classes_false_and_true_of_any_file(
-    train: TrainAlone, tmp_path: Path, capfd: Any
-) -> None:
+def test_boolean_classes_of_any_file(train: TrainAlone, tmp_path: Path, capfd: Any) -> None:
     """Also one of them only."""
     x = np.random.default_rng(2).normal(size=60)
     y = x > 0
@@ -439,9 +433,7 @@ def write_test_alone(root: Path, number: int = 30) -> tuple[torch.Tensor, torch.
     return torch.from_numpy(images[order]).float() / 255, torch.from_numpy(labels[order]).long()
 
 
-def test_a_folder_of_a_test_alone_is_read_in_the_models_channels(
-    digits: Path, tmp_path: Path
-) -> None:
+def test_folder_with_only_a_test_part(digits: Path, tmp_path: Path) -> None:
     """The run's pictures are grey, those of the folder have three channels."""
     images, labels = write_test_alone(tmp_path / "photos")
     root = f"dataset.root={tmp_path / 'photos'}"
@@ -491,7 +483,7 @@ def test_numbers_are_shown_in_tensorboard_beside_the_runs(digits: Path) -> None:
     assert shown_there["evaluation_of"]["step"] == 2
 
 
-def test_an_evaluation_is_timed_by_its_first_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_is_timed_by_its_first_batches(monkeypatch: Patch) -> None:
     """Of three workers, each with thirty samples in batches of ten."""
     monkeypatch.setattr("time.perf_counter", iter([0.0, 2.0]).__next__)
     monkeypatch.setattr(evaluation, "evaluate", lambda learner, batches, device: list(batches))

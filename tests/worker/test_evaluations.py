@@ -1,7 +1,5 @@
 """Evaluations within epochs: training does not notice them, and what they decide is resumed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -15,11 +13,11 @@ from expt.runs.paths import RunPaths
 from expt.worker.run import Run
 from tests.conftest import Configured
 from tests.conftest import Trained as TrainInWorkers
-from tests.facade import as_typed, same
+from tests.facade import Patch, as_typed, same
 from tests.integration.test_resume import assert_equal, kill_at
 from tests.worker.conftest import TrainAlone, TrainTogether
 from tests.worker.test_continue import SHORT, _assert_same, _longer
-from tests.worker.test_weights_to_use import TOGGLED
+from tests.worker.test_run import TOGGLED
 
 FEW = ("dataset.train_limit=320", "batch_size=32", "log_every=3")
 
@@ -39,9 +37,7 @@ def _draws(run: Run) -> None:
     [as_typed("model=convnet model.dropout=0.3 ema=0.9 epochs=2"), (*TOGGLED, "epochs=2")],
     ids=["batch norm, dropout and an average", "an optimizer that trains at other weights"],
 )
-def test_training_does_not_notice_an_evaluation(
-    words: tuple[str, ...], train_alone: TrainAlone
-) -> None:
+def test_evaluation_leaves_training_alone(words: tuple[str, ...], train_alone: TrainAlone) -> None:
     often, never = (
         train_alone(*FEW, *words, f"eval_every_steps={steps}", name=f"{steps}", before=_draws)
         for steps in (4, 99)
@@ -81,9 +77,7 @@ def _ticking(run: Run) -> None:
     run._note_step = tick  # type: ignore[method-assign]
 
 
-def test_minutes_of_training_decide_and_count_on_after_a_resume(
-    train_alone: TrainAlone, configured: Configured, tmp_path: Path
-) -> None:
+def test_minutes_decide(train_alone: TrainAlone, configured: Configured, tmp_path: Path) -> None:
     """The end comes within an epoch, or with one, where no evaluation is due."""
     words = (*SHORT, *as_typed("epochs=9 eval_every_minutes=0.45 model.dropout=0.2"))
     at_once = train_alone(*words, "max_steps=26", name="at_once", before=_ticking)
@@ -105,9 +99,7 @@ def test_minutes_of_training_decide_and_count_on_after_a_resume(
         assert longer.curve("loss/train") == at_once.curve("loss/train")
 
 
-def test_a_resume_in_which_no_step_is_left_logs_what_was(
-    train_alone: TrainAlone, configured: Configured, tmp_path: Path
-) -> None:
+def test_no_step_left(train_alone: TrainAlone, configured: Configured, tmp_path: Path) -> None:
     words = (*SHORT, *as_typed("epochs=2 eval_every_steps=2 log_every=99"))
     enough = "early_stop={metric: loss/val, threshold: 9}"
     rates = train_alone(*words, enough, name="run").curve("lr")
@@ -141,7 +133,7 @@ KILLED = (
 
 @pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_after_an_evaluation_goes_on_to_the_same_bits(
-    workers: int, tmp_path: Path, trained: TrainInWorkers, monkeypatch: pytest.MonkeyPatch
+    workers: int, tmp_path: Path, trained: TrainInWorkers, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = (*KILLED, f"world_size={workers}")

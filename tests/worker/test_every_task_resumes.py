@@ -1,8 +1,6 @@
 """A run of any task that broke off goes on to the same bits; its weights measured again give the
 run's numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -51,16 +49,15 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
     return {(point["tag"], point["step"]): point["value"] for point in points}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::UserWarning:torchmetrics"
 )  # of three samples, not of each class
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == "own" else pytest.mark.slow) for name in CASES],
+    CASES,
 )
-def test_runs_that_broke_off_go_on_to_the_same_bits_and_are_evaluated_to_them(
-    name: str, configured: Configured, tmp_path: Path
-) -> None:
+def test_broken_off_runs_resume_exactly(name: str, configured: Configured, tmp_path: Path) -> None:
     config = config_of(name, configured)
     often: dict[str, Any] = {"epochs": 2, "log_every": LOGGED, "gradient_accumulation": 3}
     saves = dataclasses.replace(config.checkpoint, every_steps=SAVED)

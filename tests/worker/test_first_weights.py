@@ -1,7 +1,5 @@
 """First weights from a run or a file, and parameters that stay as they are."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from pathlib import Path
@@ -19,7 +17,7 @@ from expt.runs.result import create_result
 from expt.worker import first_weights
 from expt.worker.run import Run
 from tests.conftest import Configured
-from tests.facade import RunFolder, request_of, run
+from tests.facade import Capture, RunFolder, request_of, run
 from tests.worker.conftest import ALONE, TrainAlone
 from tests.worker.sharded import Observer
 
@@ -50,9 +48,7 @@ SAVED = net().state_dict()
     ],
     ids=lambda content: next(reversed(content)),
 )
-def test_a_whole_file_is_loaded_without_a_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: object
-) -> None:
+def test_whole_file_loads_silently(tmp_path: Path, capsys: Capture, content: object) -> None:
     torch.save(content, tmp_path / "file.pt")
     module = net()
     first_weights.load_weights(module, str(tmp_path / "file.pt"), ALONE)
@@ -60,9 +56,7 @@ def test_a_whole_file_is_loaded_without_a_word(
     assert capsys.readouterr().err == ""
 
 
-def test_of_two_that_fit_it_is_told_which_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_two_that_fit_it_is_told_which_is_loaded(tmp_path: Path, capsys: Capture) -> None:
     average = {f"ema_model.{name}": value for name, value in net().state_dict().items()}
     torch.save({"model": SAVED, "ema": average}, tmp_path / "file.pt")
     module = net()
@@ -106,9 +100,7 @@ def test_a_model_may_have_an_attribute_module(wraps: int) -> None:
     assert weights_in(average, state.keys())[0].state == state
 
 
-def test_what_does_not_fit_is_told_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_told_in_a_line(tmp_path: Path, capsys: Capture) -> None:
     saved = {**net(outputs=5).state_dict(), "old.weight": torch.ones(2)}
     del saved["1.running_mean"]
     torch.save(saved, tmp_path / "file.pt")
@@ -177,9 +169,7 @@ def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path,
         first_weights.load_weights(net(), str(path), ALONE)
 
 
-def test_what_is_frozen_stays_as_it_was_loaded_and_a_resume_does_not_load_it_again(
-    tmp_path: Path, train_alone: TrainAlone
-) -> None:
+def test_frozen_parameters_stay_also_when_resumed(tmp_path: Path, train_alone: TrainAlone) -> None:
     few = ("model.hidden=[8]", "epochs=2", "dataset.train_limit=256", "optimizer.weight_decay=0.1")
     train_alone(*few, "epochs=1", name="first")
     best = checkpoint.load(tmp_path / "first/checkpoints/best.safetensors")["model"]
@@ -231,7 +221,7 @@ OTHER_HEAD = ("dataset=synthetic", "dataset.num_classes=4", "dataset.image_size=
 
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_other_data_and_another_head_begin_with_the_runs_tensors(
-    which: str, tmp_path: Path, train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]
+    which: str, tmp_path: Path, train_alone: TrainAlone, capsys: Capture
 ) -> None:
     average = which == "last"
     net = ("model=convnet", "model.batch_norm=false", "model.dropout=0")
@@ -290,7 +280,7 @@ def test_what_was_learned_under_other_names_is_told(
     key: str,
     configured: Configured,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     state = {"model": SAVED, "position": {}, "config": {}, "data": {key: [*then]}}
     checkpoint.save(tmp_path / "best.safetensors", state)

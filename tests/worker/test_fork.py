@@ -1,8 +1,6 @@
 """A fork goes on from another run's checkpoint: to the same bits with the same settings, otherwise
 with others."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from tests.conftest import Configured
-from tests.facade import as_typed, begun, same
+from tests.facade import Capture, Patch, as_typed, begun, same
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.sharded import Observer
 
@@ -29,7 +27,7 @@ Forking = Callable[..., Trained]
 
 @pytest.fixture
 def run(
-    train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: Patch
 ) -> Forking:
     """Carries a run out in tmp_path/NAME as its driver would."""
     monkeypatch.chdir(tmp_path)
@@ -136,7 +134,7 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 
 def test_what_cannot_be_is_refused_in_a_line(
-    run: Forking, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Forking, configured: Configured, tmp_path: Path, capsys: Capture
 ) -> None:
     words = (
         *SHORT,
@@ -190,9 +188,7 @@ def test_another_batch_goes_on_by_epochs_and_is_resumed(
     assert resumed.result["identity"] == fork.result["identity"]
 
 
-def test_a_fork_that_is_killed_as_it_writes_its_first_checkpoint_is_still_a_fork(
-    run: Forking, configured: Configured, tmp_path: Path
-) -> None:
+def test_killed_fork_is_still_a_fork(run: Forking, configured: Configured, tmp_path: Path) -> None:
     words = (*SHORT, "model.hidden=[8]", "epochs=2")
     run(*words, name="parent")
     more = (*words, "fork=parent@10", "optimizer.lr=0.3")
@@ -205,9 +201,7 @@ def test_a_fork_that_is_killed_as_it_writes_its_first_checkpoint_is_still_a_fork
     assert record["forked_from"]["changed"] == {"optimizer.lr": [0.2, 0.3]}
 
 
-def test_another_optimizer_begins_anew_and_rank_0_says_so(
-    run: Forking, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_optimizer_begins_anew_and_rank_0_says_so(run: Forking, capsys: Capture) -> None:
     words = (*SHORT, "model.hidden=[8]", "epochs=4")
     run(*words, name="parent")
     run(*words, "optimizer=adam", "fork=parent@20", name="fork")

@@ -1,15 +1,15 @@
 """Where a worker computes: on the GPUs that were asked for, or not at all."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 
 from expt import machine
@@ -20,26 +20,26 @@ from expt.runs.paths import RunPaths
 from expt.training import devices, random_state
 from expt.training.precision import Autocast, Precision, precision_kept, set_precision
 from expt.worker import main
+from expt.worker.build import in_turn, lock_of
 from tests.composing import composed
 from tests.conftest import Configured
-from tests.facade import RunFolder, as_typed, python, request_of
+from tests.facade import Patch, RunFolder, as_typed, python, request_of, run
 from tests.models.test_named import fetched
 from tests.worker.conftest import ALONE as ONE
+from tests.worker.test_build import WORDS
 
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 
 @pytest.fixture
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _alone(monkeypatch: Patch) -> None:
     monkeypatch.delenv(SIMULATED_GPUS, raising=False)
-    for name, value in ALONE.items():
+    for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.mark.usefixtures("_alone")
-def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(tmp_path: Path, monkeypatch: Patch) -> None:
     """As under a driver that is too old for this torch."""
     config = parse(composed("gpus=1"), Machine(gpus=("0",), cpus=2))
     worker = main.worker_of_environment(config)
@@ -63,7 +63,7 @@ def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(
     assert main.worker_of_environment(config).device == torch.device("cpu")
 
 
-def test_a_gpu_that_cuda_does_not_show_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cuda_does_not_show_is_named(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8, 8))
@@ -136,9 +136,7 @@ def test_a_replica_computes_in_the_type_of_the_run() -> None:
     assert found == [torch.float16, torch.bfloat16]
 
 
-def test_a_run_that_goes_on_has_no_need_of_published_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: Configured
-) -> None:
+def test_resume_without_weights(tmp_path: Path, monkeypatch: Patch, configured: Configured) -> None:
     """They would be fetched once more, on a machine that may not have them, and be overwritten."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
@@ -168,7 +166,7 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
 
 
 def test_cublas_is_deterministic_unless_a_person_has_set_its_workspace(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     name, cpu = "CUBLAS_WORKSPACE_CONFIG", torch.device("cpu")
     monkeypatch.setenv(name, "")  # so that it is put back
@@ -178,3 +176,66 @@ def test_cublas_is_deterministic_unless_a_person_has_set_its_workspace(
     monkeypatch.setenv(name, ":16:8")
     random_state.set_determinism(False, cpu)
     assert os.environ[name] == ":16:8"
+
+
+DOWNLOADS = """
+import os, time, torch
+from torch.utils.data import Dataset
+class Downloaded(Dataset):
+    def __init__(self, train):
+        if not os.path.exists("ready"):
+            os.mkdir("downloading")  # raises where another is at it
+            time.sleep(1)
+            os.rename("downloading", "ready")
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.full((1, 4, 4), index / 64), index % 2
+"""
+
+
+def test_a_dataset_that_downloads_does_not_race(tmp_path: Path) -> None:
+    (tmp_path / "own_data.py").write_text(DOWNLOADS)
+    (tmp_path / "conf/dataset").mkdir(parents=True)
+    (tmp_path / "conf/dataset/mine.yaml").write_text(
+        "_target_: own_data.Downloaded\nnum_classes: 2\nnum_workers: 0\n"
+    )
+    few = as_typed(
+        "world_size=3 batch_size=12 max_steps=1 tensorboard.images=false -q drop_last=false"
+    )
+    done = run("dataset=mine", *few, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_dataset_lock_waits(tmp_path: Path, monkeypatch: Patch, configured: Configured) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path))
+    config, entered = configured(*WORDS), threading.Event()
+
+    def construct() -> None:
+        with in_turn(config, ONE, lambda: None):
+            entered.set()
+
+    lock = lock_of(str(config.dataset.custom_class))
+    lock.parent.mkdir(parents=True)
+    with FileLock(lock):
+        thread = threading.Thread(target=construct)
+        thread.start()
+        assert not entered.wait(0.2)
+    thread.join(10)
+    assert entered.is_set()
+
+
+@pytest.mark.parametrize("words", [WORDS, ["dataset=huggingface", "dataset.path=x"]])
+def test_construction_is_no_hang(words: Sequence[str], configured: Configured) -> None:
+    config, beats = configured(*words), threading.Event()
+    with in_turn(config, ONE, beats.set):
+        assert beats.wait(10)
+    beats.clear()
+    assert not [one for one in threading.enumerate() if one.name == "construction"]
+
+
+def test_unwritable_cache(tmp_path: Path, monkeypatch: Patch, configured: Configured) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file"))
+    with in_turn(configured(*WORDS), ONE, lambda: None):
+        pass

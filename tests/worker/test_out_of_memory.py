@@ -1,8 +1,6 @@
 """gradient_accumulation=auto: where one worker lacks memory all halve their micro-batches, and the
 step is done again as if nothing had been."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import re
@@ -20,7 +18,7 @@ from expt.worker import build, comparison
 from expt.worker.diagnosis import in_words
 from tests import on_cards
 from tests.conftest import Configured, Trained
-from tests.facade import RunFolder, as_typed
+from tests.facade import Capture, Patch, RunFolder, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stop_at
 from tests.worker.odd_models import Hungry
 
@@ -128,7 +126,7 @@ def test_state_from_batch_to_batch_is_refused(number: str, configured: Configure
         build.build_learner(config, build.build_data(config, ALONE), ALONE)
 
 
-def test_a_command(trained: Trained, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command(trained: Trained, capfd: Capture) -> None:
     """Where one sample has no room it ends, and no worker waits for the one that has none."""
     words = (*SHORT, AUTO, "world_size=2")
     done = trained(*words, *of("Hungry", most=20, rank=1, begin=5), name="halved")
@@ -139,9 +137,7 @@ def test_a_command(trained: Trained, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [("world_size=1",), ("world_size=2", "+model.rank=1")], ids=str)
-def test_samples_that_memory_and_a_batch_norm_do_not_take(
-    words: tuple[str, ...], trained: Trained
-) -> None:
+def test_out_of_memory_with_batch_norm(words: tuple[str, ...], trained: Trained) -> None:
     """The lack of memory is reported, also by a worker that has enough."""
     with pytest.raises(OutOfMemory, match="2 at a time") as raised:
         trained(*SHORT, AUTO, *of("HungrySequence", most=1), *words)
@@ -187,7 +183,7 @@ def test_advice_is_of_what_memory_ran_out_for(
     settings: list[str],
     train_alone: TrainAlone,
     configured: Configured,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(comparison, "compare", lambda *_: None)
     where, *more = words

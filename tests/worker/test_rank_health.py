@@ -1,7 +1,5 @@
 """The ranks' rows of numbers, and what they say."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

@@ -1,7 +1,5 @@
 """The story of a run: what is evaluated, noted and saved when, and what is tested at the end."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json
@@ -17,12 +15,13 @@ from torch.nn import functional
 from expt import progress
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
+from expt.training.loop import evaluate
 from expt.worker import build
 from expt.worker.run import Run
 from tests import on_cards
 from tests.conftest import Configured
 from tests.data.test_build import write_folder
-from tests.facade import RunFolder, as_typed, request_of
+from tests.facade import Patch, RunFolder, as_typed, request_of
 from tests.worker.conftest import (
     ALONE,
     TrainAlone,
@@ -106,9 +105,7 @@ def test_where_the_last_epoch_is_the_best_its_weights_are_tested(train_alone: Tr
     )
 
 
-def test_slow_steps_are_seen_between_log_points(
-    train_alone: TrainAlone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_steps_are_seen(train_alone: TrainAlone, monkeypatch: Patch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0)
     few = as_typed("dataset.train_limit=320 epochs=1 batch_size=32 max_steps=8 log_every=4")
     done = train_alone(*few)
@@ -200,7 +197,7 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
     assert saved == [(5, True), (9, False), (10, False), (18, False), (20, False)]
 
 
-def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(
+def test_stopped_run_resumes_to_the_same_numbers(
     train_alone: TrainAlone,
 ) -> None:
     words = as_typed("epochs=3 model.dropout=0.3 log_every=2 dataset.train_limit=320 on_nan=skip")
@@ -232,9 +229,7 @@ def test_a_loss_that_is_no_number_ends_the_run(log_every: int, train_alone: Trai
         train_alone("epochs=3", "dataset.train_limit=320", f"log_every={log_every}", before=spoil)
 
 
-def test_a_folder_without_test_is_validated_and_not_tested(
-    train_alone: TrainAlone, tmp_path: Path
-) -> None:
+def test_missing_test_part_is_not_tested(train_alone: TrainAlone, tmp_path: Path) -> None:
     root = write_folder(tmp_path / "images", test="val")
     words = (
         *as_typed("dataset=image_folder dataset.image_size=[8,8] dataset.cache=false"),
@@ -289,7 +284,7 @@ def test_a_plateau_gets_the_evaluations_loss(train_alone: TrainAlone) -> None:
     assert done.run.learner.scheduler.state_dict()["best"] == dict(done.curve("loss/val"))[5]
 
 
-def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(
+def test_plateau_watches_the_evaluated_loss(
     configured: Configured,
 ) -> None:
     assert configured("scheduler=plateau").scheduler.metric == "loss/val"
@@ -298,9 +293,7 @@ def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(
         configured("scheduler=plateau", "scheduler.metric=acuracy/val")
 
 
-def test_two_workers_drop_other_units_and_evaluate_one_model(
-    train_together: TrainTogether, configured: Configured
-) -> None:
+def test_two_workers_evaluate_one(train_together: TrainTogether, configured: Configured) -> None:
     """Each has batch-norm statistics and, at the end, weights of its own until rank 0's are told to
     all.
     """
@@ -354,3 +347,53 @@ def test_the_first_batches_again_and_again(
             found = [value for _, value in done.curve(tag)]
             assert found == pytest.approx(expected, rel=1e-4), tag
         assert not done.curve("loss/test")
+
+
+OWN = "tests.worker.odd_optimizers"
+TOGGLED = ("~optimizer", f"+optimizer={{_target_: {OWN}.Toggled, lr: 0.05}}", "epochs=3")
+
+
+def test_the_weights_to_use_are_evaluated_and_saved(train_alone: TrainAlone) -> None:
+    done = train_alone(*TURNING, *TOGGLED)
+    run = done.run
+    assert not run.learner.optimizer.trains  # type: ignore[attr-defined]
+    last = done.state()["model"]
+    for name, weight in run.learner.module.named_parameters():
+        assert torch.equal(last[name], weight.cpu())
+    assert run.data.val is not None
+    found = evaluate(run.learner, run.data.val.evaluation(), ALONE.device)
+    assert found.loss == pytest.approx(done.curve("loss/val")[-1][1], rel=1e-6)
+
+
+EMA = (*TURNING, "ema=0.9", "model=convnet", "model.dropout=0.2")
+
+
+def test_the_average_is_evaluated_saved_and_tested(train_alone: TrainAlone) -> None:
+    done = train_alone(*EMA)
+    learner, losses = done.run.learner, dict(done.curve("loss/val"))
+    assert learner.ema
+    best, last = (done.state(name) for name in ("best", "last"))
+    tested = measured(learner.ema.module, done.run, "test")[0]
+    for state in (best, last):
+        done.run.snapshot.load_weights(state)
+        step = state["position"]["step"]
+        assert measured(learner.ema.module, done.run, "val")[0] == pytest.approx(
+            losses[step], abs=1e-6
+        )
+        assert measured(learner.module, done.run, "val")[0] != pytest.approx(losses[step], abs=1e-3)
+        assert int(state["ema"]["n_averaged"]) == step
+    done.run.snapshot.load_weights(best)
+    assert done.result["metrics"]["loss/test"] == pytest.approx(tested, abs=1e-6)
+    assert tested == measured(learner.ema.module, done.run, "test")[0], "of the best"
+
+
+def test_two_workers_have_one_average(train_together: TrainTogether) -> None:
+    same = as_typed("model=mlp model.hidden=[8] dataset.train_limit=128 epochs=2")
+
+    def losses(size: int, *words: str) -> list[float]:
+        done = train_together(size, *same, *words, name=f"{size} {len(words)}")
+        return [value for _, value in done.curve("loss/val")]
+
+    one, two = losses(1, "ema=0.9"), losses(2, "ema=0.9")
+    assert one == pytest.approx(two, abs=1e-5)
+    assert losses(1) != pytest.approx(two, abs=1e-2)

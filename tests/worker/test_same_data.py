@@ -1,8 +1,6 @@
 """An own dataset of other sizes is not the one that a run was trained on: it does not go on with
 it."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,13 @@ from expt.data.build import DataInfo
 from expt.errors import DataError
 from expt.worker.first_weights import refuse_other
 from tests.conftest import Configured
-from tests.worker import test_skipped_steps
+from tests.worker import test_divergence
 from tests.worker.conftest import TrainAlone
 
 
 def words(size: int) -> tuple[str, ...]:
     own = (
-        f"+dataset={{_target_: {test_skipped_steps.__name__}.Holes, bad: [], num_workers: 0, size:"
+        f"+dataset={{_target_: {test_divergence.__name__}.Holes, bad: [], num_workers: 0, size:"
         f" {size}}}"
     )
     model = ("task=regression", "model=mlp", "model.hidden=[]", "batch_size=8", "drop_last=false")

@@ -1,7 +1,5 @@
 """A run with a sharded model pauses, gets another end, and is forked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -28,9 +26,7 @@ DRAWING = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["true", "false"], ids=["parts", "one file"])
-def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(
-    kind: str, configs: Configs, tmp_path: Path
-) -> None:
+def test_pruned_or_longer_sharded_run_is_exact(kind: str, configs: Configs, tmp_path: Path) -> None:
     words = (*SHORT, *DRAWING, f"checkpoint.sharded={kind}")
     whole, within = (
         configs("fsdp", 2, *words, "epochs=3"),
@@ -76,9 +72,7 @@ FORKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORKS)
-def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(
-    name: str, configs: Configs, tmp_path: Path
-) -> None:
+def test_sharded_fork_equals_ddp_and_parent(name: str, configs: Configs, tmp_path: Path) -> None:
     words = (
         *SHORT[:-1],
         "model.hidden=[16,16]",
