@@ -38,6 +38,7 @@ def main() -> None:
     Every line is written at once: whoever ends this has what was measured so far.
     """
     args = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its part ends, too
     if not visible_gpus():
         print("error: torch sees no GPU here; scripts/soft_gpu gives soft ones", file=sys.stderr)
         sys.exit(2)

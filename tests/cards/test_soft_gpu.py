@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tests import soft_gpu
 from tests.cards import checks, numbers
 from tests.conftest import Cards, Trained
-from tests.facade import Patch, python, run
+from tests.facade import Patch, environment, python, run
 
 SEEN: list[tuple[Callable[[], None], dict[str, object]]] = [
     (checks.the_visible_cards_are_listed, {"count": 3, "memory": 1e9, "capability": "7.5"}),
@@ -96,6 +97,16 @@ def test_commands_and_runs_have_cards(cards: Cards, trained: Trained, tmp_path: 
 def test_what_cannot_be_staged_is_refused() -> None:
     with pytest.raises(TypeError, match="no colour"):
         soft_gpu.staged(colour="red")
+
+
+@pytest.mark.parametrize("wrong", ["SOFT_GPU_COUNT=17", "SOFT_GPU_MEMORY=6GB"])
+def test_a_value_that_cannot_be_staged_is_refused(wrong: str, cards: Cards) -> None:
+    name, _, value = wrong.partition("=")
+    variables = environment(**{**cards(), name: value})
+    command = [sys.executable, "-c", "import torch; torch.cuda.mem_get_info(0)"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"soft GPUs: {wrong}: use" in done.stderr
 
 
 def test_it_says_why_it_cannot_be_built(cards: Cards, tmp_path: Path, monkeypatch: Patch) -> None:

@@ -237,6 +237,18 @@ def test_without_a_terminal_each_number_is_shown_once(tmp_path: Path, monkeypatc
     assert lines == ["img/s 1", "loss 4.0000  img/s 2", "img/s 3", "val 0.2500", "img/s 4"]
 
 
+def test_a_look_between_an_evaluation_and_its_best(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_LINE_S", -1.0)
+    monkeypatch.setattr(progress, "REFRESH_S", -1.0)
+    paths, out = RunPaths(tmp_path), io.StringIO()
+    create_result(paths, total_steps=100, steps_per_epoch=100)
+    with RunDisplay(paths, Console(file=out, width=99), epochs=1) as display:
+        for values in (RUNNING, OF_EPOCH, EVALUATED, {"best/accuracy/val": 0.25}):
+            record_points(paths, (100, 1, values))
+            display.update()
+    assert [line.endswith("best") for line in out.getvalue().splitlines()] == [False, True]
+
+
 def test_plain_output_tells_each_step(tmp_path: Path, monkeypatch: Patch) -> None:
     now, out, paths = [0.0], io.StringIO(), RunPaths(tmp_path)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

@@ -8,15 +8,20 @@
 
 enum { MAX_CARDS = 16 };
 
+static inline double refuse_staged(const char *variable, const char *fix) {
+  fprintf(stderr, "soft GPUs: %s=%s: use %s\n", variable, getenv(variable), fix);
+  exit(2);
+}
 static inline double staged(const char *variable, double otherwise) {
   const char *text = getenv(variable);
-  return text && *text ? strtod(text, NULL) : otherwise;
+  char *end = NULL;
+  const double number = text && *text ? strtod(text, &end) : otherwise;
+  return end && *end ? refuse_staged(variable, "a number") : number;
 }
 static inline int num_cards(void) { /* without the variable there are none */
-  double count = staged("SOFT_GPU_COUNT", 0);
-  if (count >= 0 && count <= MAX_CARDS) return (int)count;
-  fprintf(stderr, "soft GPUs: SOFT_GPU_COUNT=%g: use 0 to %d\n", count, MAX_CARDS);
-  exit(2);
+  const double count = staged("SOFT_GPU_COUNT", 0);
+  const bool is_one = count >= 0 && count <= MAX_CARDS;
+  return (int)(is_one ? count : refuse_staged("SOFT_GPU_COUNT", "0 to 16"));
 }
 static inline bool is_listed(const char *variable, int card) { /* as in SOFT_GPU_DEAD=1,3 */
   for (const char *text = getenv(variable); text && *text; text = strchr(text, ',')) {

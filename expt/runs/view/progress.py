@@ -120,9 +120,14 @@ class RunState:
         return ended
 
     def take_newest(self) -> Line | None:
-        """Return the line of the last step so far, if of this attempt; more makes a new one."""
+        """Return the line of the last step so far, if of this attempt; more makes a new one.
+
+        The line of an epoch or an evaluation is returned once it has ended, with its best.
+        """
+        if not self._began or self._awaited & self.of_step.keys():
+            return None
         values, self.of_step = self.of_step, {}
-        return Line(self.epoch, self.step, values, False, False) if self._began else None
+        return Line(self.epoch, self.step, values, False, False)
 
     @property
     def left_s(self) -> float | None:
