@@ -171,7 +171,8 @@ def _with_fewer_samples(config: RunConfig, samples: int) -> tuple[str, list[str]
     few = part // 2
     equal = next(n for n in range(1, each + 1) if each % n == 0 and each // n <= few)
     fewer = [f"batch_size={few * parts * size}"]
-    return now, fewer if fits_itself else [f"gradient_accumulation={equal}", *fewer]
+    or_auto = " (or auto)" * (config.strategy == "ddp")
+    return now, fewer if fits_itself else [f"gradient_accumulation={equal}{or_auto}", *fewer]
 
 
 def lost_peers(error: BaseException, worker: Worker) -> str | None:
