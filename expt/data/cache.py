@@ -112,15 +112,8 @@ def _save(arrays: Arrays, folder: Path) -> None:
         np.save(folder / f"{part}.npy", array)
 
 
-def read(name: str) -> Arrays | None:
-    """Return the entry `name`, mapped into memory, if there is one."""
-    return _used(name, _read)
-
-
-def fill(
-    name: str, write: Callable[[Path], object], read: Callable[[Path], Any] | None = None
-) -> None:
-    """Let `write` fill the folder of the entry `name`, unless another process does.
+def fill(name: str, write: Callable[[Path], object], read: Callable[[Path], Any]) -> None:
+    """Let `write` fill the folder of the entry `name`, unless there is one that `read` returns.
 
     An entry whose name is the same up to the last dot makes way. Raise OSError where it cannot be
     written.
@@ -128,7 +121,7 @@ def fill(
     entry = _folder() / name
     entry.parent.mkdir(parents=True, exist_ok=True)
     with _lock(entry):  # it may be held for minutes
-        if (read or _read)(entry) is not None or rows(name) is not None:
+        if read(entry) is not None:
             return
         with _new(entry) as beside:
             write(beside)
@@ -142,13 +135,16 @@ class Rows:
         import numpy as np
 
         self.folder = folder
-        self.images = np.load(folder / "images.npy", mmap_mode="r+")
+        mode: Any = "c" if self.are_whole else "r+"
+        self.images = np.load(folder / "images.npy", mmap_mode=mode)
         """uint8 [N, C, H, W]"""
-        self._sums = np.load(folder / "sums.npy", mmap_mode="r+")
+        self._sums = np.load(folder / "sums.npy", mmap_mode=mode)
         """uint32 [N]: the checksum of each image that is there, else 0"""
 
-    def __reduce__(self) -> tuple[type[Rows], tuple[Path]]:  # to a process that is not forked
-        return Rows, (self.folder,)
+    @property
+    def are_whole(self) -> bool:
+        """True once all were there, and written to the disk."""
+        return (self.folder / "whole").exists()
 
     def has(self, row: int) -> bool:
         """Return whether the image is there: its writer may have been killed, or the machine."""
@@ -159,6 +155,12 @@ class Rows:
         """Write an image, and then its checksum; another process would write the same."""
         self.images[row] = image
         self._sums[row] = zlib.crc32(image.data) or 1
+
+    def seal(self) -> None:
+        """Note that all are there, if they are."""
+        if not self.are_whole and all(map(self.has, range(len(self._sums)))):
+            self.images.flush()
+            (self.folder / "whole").touch()
 
 
 def new_rows(folder: Path, number: int, shape: tuple[int, ...]) -> Rows:
@@ -178,20 +180,14 @@ def new_rows(folder: Path, number: int, shape: tuple[int, ...]) -> Rows:
 
 def rows(name: str) -> Rows | None:
     """Return the images of the entry `name` to read and to write, if there is one."""
+    return _used(name, open_rows)
+
+
+def open_rows(folder: Path) -> Rows | None:
+    """Return the images in a folder that `new_rows` has written, if there are any."""
     with contextlib.suppress(OSError, ValueError, EOFError):
-        return Rows(_folder() / name)
+        return Rows(folder)
     return None
-
-
-def seal(found: Rows | None, labels: np.ndarray) -> None:
-    """Make rows what `read` returns, once all are there."""
-    import numpy as np
-
-    if found is not None and all(map(found.has, range(len(labels)))):
-        found.images.flush()
-        beside = found.folder / f"labels.{os.getpid()}.npy"
-        np.save(beside, labels)
-        beside.replace(found.folder / "labels.npy")
 
 
 def entries() -> list[Entry]:

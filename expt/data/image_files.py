@@ -158,13 +158,16 @@ def open_picture(
     mode: str | None = None,
     name: object = "",
     needed: tuple[int, int] | None = None,
+    *,
+    counts: bool = False,
 ) -> Any:
     """Return a picture as a viewer shows it, in its own mode or another.
 
     `source` is a path, a stream or a picture of Pillow's. It is turned by its EXIF orientation;
     with a `mode` what is transparent lies on white. Of several frames it is the first. Where less
     is `needed` than its height and width, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size; see
-    `size_of`. Raise DataError for what is not a picture, by its path, or by the `name` of another.
+    `size_of`. With `counts` its `info` says how many `frames` there are. Raise DataError for
+    anything else, by its path, or by the `name` of another.
     """
     from PIL import Image
 
@@ -172,14 +175,13 @@ def open_picture(
         if hasattr(source, "convert"):
             source.load()
             return upright(in_mode(source, mode) if mode else source)
-        with Image.open(source) as picture:
-            return _decoded(picture, mode, needed)
-
-
-def _decoded(file: Any, mode: str | None, needed: tuple[int, int] | None) -> Any:
-    if needed and file.format in _JPEGS:
-        file.draft(None, needed if _note_size(file) >= 5 else needed[::-1])
-    return upright(in_mode(file, mode) if mode else file.copy())
+        with Image.open(source) as file:
+            frames = getattr(file, "n_frames", 1) if counts else 1
+            if needed and file.format in _JPEGS:
+                file.draft(None, needed if _note_size(file) >= 5 else needed[::-1])
+            picture = upright(in_mode(file, mode) if mode else file.copy())
+        picture.info |= {"frames": frames} if frames > 1 else {}
+        return picture
 
 
 def _note_size(picture: Any) -> int:
@@ -268,22 +270,12 @@ def in_mode(image: Any, mode: str) -> Any:
     return image.convert(mode)
 
 
-def look(
-    source: Any, mode: str | None, needed: tuple[int, int] | None = (1, 1), name: object = ""
-) -> Any:
+def look(source: Any, mode: str | None, name: object = "") -> Any:
     """Return a picture like `open_picture`, whose `info` says whether it has other `frames`, too.
 
-    By default a JPEG is decoded at 1/8 of its size, which reads all of the file.
+    A JPEG is decoded at 1/8 of its size, which reads all of the file.
     """
-    from PIL import Image
-
-    if hasattr(source, "convert"):
-        return open_picture(source, mode, name)
-    with refuse_damaged(source if isinstance(source, str) else name), Image.open(source) as file:
-        frames = getattr(file, "n_frames", 1)
-        picture = _decoded(file, mode, needed)
-    picture.info |= {"frames": frames} if frames > 1 else {}
-    return picture
+    return open_picture(source, mode, name, (1, 1), counts=True)
 
 
 def look_at(
@@ -294,14 +286,13 @@ def look_at(
     threads: int,
     *,
     fitted: tuple[int, int] | None = None,
-    anew: bool = False,
     key: Callable[[Any], str] | None = None,
 ) -> Counter[str]:
     """Return how many pictures have each of `FOUND` in their `info`, or a colour of its `palette`.
 
     `look` returns the picture of a sample's files, which is `fitted` to a height and width. It is
-    called in so many threads, once for a content, which is noted with `how` it is looked at, or
-    `anew`. The content is that of the files, unless a `key` names it. Raise DataError for all that
+    called in so many threads, once for a content, which is noted with `how` it is looked at. The
+    content is that of the files, unless a `key` names it. Raise DataError for all that
     is wrong.
     """
     least = fitted or (0, 0)
@@ -312,7 +303,7 @@ def look_at(
         return ""
 
     keys = [*map(key_of, samples)]
-    new = [place for place, key in enumerate(keys) if anew or not key or sums.noted(key) is None]
+    new = [place for place, key in enumerate(keys) if not key or sums.noted(key) is None]
 
     def note(place: int) -> None:
         picture = look(*samples[place])
@@ -418,14 +409,6 @@ def look_at_pair(
         used = [number for _, number in opened.getcolors()]
         picture.info["palette"] = [f"{each}={colours[3 * each :][:3].hex()}" for each in used]
     return picture
-
-
-def pixels_of(picture: Any, image_size: tuple[int, int] | None, channels: int) -> np.ndarray:
-    """Return a picture as uint8 [height, width, channels], fitted to a size, if there is one."""
-    import numpy as np
-
-    pixels = np.array(picture if image_size is None else fit(picture, image_size))
-    return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def fit(image: Any, image_size: tuple[int, int]) -> Any:

@@ -242,6 +242,7 @@ class Kept(Held):
     pictures: Pictures
     labels: Sequence[int]
     rows: Rows
+    device: torch.device
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -256,13 +257,19 @@ class Kept(Held):
 
     def held(self, indices: Tensor, options: LoaderOptions) -> Held | None:
         """See Held: they are in memory once the cache has all, where a batch may still lack."""
-        missing = [index for index in indices.tolist() if not self.rows.has(index)]
-        for index in missing if len(missing) <= options.batch_size else ():  # an epoch drops less
-            self[index]
-        if not all(map(self.rows.has, missing)):
-            return None
-        images, labels = torch.from_numpy(self.rows.images), torch.tensor(self.labels)
-        return InMemory(images, labels, options.device)
+        if not self.rows.are_whole:
+            missing = [index for index in indices.tolist() if not self.rows.has(index)]
+            few = len(missing) <= options.batch_size  # an epoch drops less
+            for index in missing if few else ():
+                self[index]
+            if not all(map(self.rows.has, missing)):
+                return None
+        return self._in_memory
+
+    @functools.cached_property
+    def _in_memory(self) -> InMemory:
+        labels = torch.tensor(self.labels)
+        return InMemory(torch.from_numpy(self.rows.images), labels, self.device)
 
     def evaluated_at_once(self, options: LoaderOptions) -> int | None:
         """See Held."""

@@ -98,7 +98,6 @@ def test_a_val_folder_validates(
         100,
     ]
     assert batch.targets.tolist() == [0, 0, 0, 1, 1, 1]
-    assert (data.val._held is not None) == cache
 
 
 def test_nothing_is_trained_on_a_test_alone(tmp_path: Path, configured: Configured) -> None:

@@ -10,7 +10,6 @@ import pwd
 import shutil
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from PIL import Image
 import expt
 from expt.data import cache as theirs
 from expt.data.cache import Checksums
-from expt.data.image_files import open_picture, pixels_of
+from expt.data.image_files import fit, open_picture
 from expt.data.kinds import image_folder
 from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
 from expt.errors import ConfigError, DataError
@@ -32,8 +31,9 @@ from tests.requests import built, dataset
 SIZE = (6, 8)
 
 
-def decode(path: str, size: tuple[int, int] | None) -> np.ndarray:
-    return pixels_of(open_picture(path, "RGB"), size, 3)
+def decode(path: str) -> np.ndarray:
+    pixels = np.array(fit(open_picture(path, "RGB"), SIZE))
+    return np.moveaxis(pixels, -1, 0)
 
 
 @pytest.fixture
@@ -59,48 +59,36 @@ def config(root: Path, **options: Any) -> Any:
     return dataset("dataset=image_folder dataset.root=x", root=str(root), **chosen)
 
 
-def decoded(listing: Listing, dataset: ImageFolder) -> theirs.Arrays | None:
+def decoded(listing: Listing, dataset: ImageFolder) -> theirs.Rows | None:
     with Checksums.below(Path(dataset.root)) as sums:
         name = image_folder._entry(listing, dataset, sums.known)
-    return theirs.read(name) if name else None
+    found = theirs.rows(name) if name else None
+    return found if found and found.are_whole else None
 
 
 def entries(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
 
 
-def test_the_images_are_decoded_once_on_all_cores(
-    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(image_folder, "usable_cpus", lambda: 2)  # the training part is two chunks
-    dataset = config(root)
-    dataset.prepare()
-    assert len(entries(cache)) == 2
-    listing = list_parts(root)["train"]
-    expected = np.stack([decode(file, SIZE).transpose(2, 0, 1) for file in listing.files])
-    monkeypatch.setattr(image_folder, "pixels_of", None)
-    dataset.prepare()
-    arrays = decoded(listing, dataset)
-    assert arrays is not None
-    assert isinstance(arrays.images, np.memmap)
-    assert np.array_equal(arrays.images, expected)
-    assert arrays.labels.tolist() == [0] * 40 + [1] * 40
-
-
-def growing(root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
-    """Return the loaders of a folder that is too large to be decoded before the first epoch."""
-    monkeypatch.setattr(image_folder, "SMALL", 0)
+def growing(root: Path, **options: Any) -> Any:
+    """Return the loaders of a folder, of which nothing has been decoded."""
     dataset = config(root, **options)
     dataset.fingerprint()  # as when a run is typed
     dataset.prepare()
     return built(dataset, batch_size=8, drop_last=True, num_workers=1)
 
 
-def test_the_first_epoch_fills_the_cache_of_a_large_folder(
-    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    streamed = growing(root, monkeypatch, cache=False).train
-    data, readers = growing(root, monkeypatch), list[int]()
+def fill(root: Path) -> None:
+    """Have the cache hold all pictures of a folder."""
+    data = growing(root)
+    for loader in (data.train, data.val, data.test):
+        [*loader.evaluation()]
+    config(root).prepare()
+
+
+def test_the_first_epoch_fills_the_cache(root: Path, cache: Path) -> None:
+    streamed = growing(root, cache=False).train
+    data, readers = growing(root), list[int]()
     rows = theirs.rows(next(name for name in entries(cache) if "train" in name))
     assert rows is not None
     assert not any(map(rows.has, range(80)))
@@ -117,13 +105,13 @@ def test_the_first_epoch_fills_the_cache_of_a_large_folder(
     arrays = decoded(list_parts(root)["train"], config(root))
     assert arrays is not None
     for row, file in enumerate(list_parts(root)["train"].files):
-        assert np.array_equal(arrays.images[row], decode(file, SIZE).transpose(2, 0, 1))
+        assert np.array_equal(arrays.images[row], decode(file))
 
 
 def test_what_a_killed_reader_has_half_written_is_not_read(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = growing(root, monkeypatch)
+    data = growing(root)
     rows = theirs.rows(next(name for name in entries(cache) if "train" in name))
     assert rows is not None
     whole = np.full(rows.images.shape[1:], 7, np.uint8)
@@ -135,14 +123,12 @@ def test_what_a_killed_reader_has_half_written_is_not_read(
     files = list_parts(root)["train"].files
     for row in (3, 4):
         if rows.has(row):  # else it is what the epoch has dropped
-            assert np.array_equal(rows.images[row], decode(files[row], SIZE).transpose(2, 0, 1))
+            assert np.array_equal(rows.images[row], decode(files[row]))
 
 
 @pytest.mark.parametrize("cached", ["auto", False])
-def test_a_file_that_changes_meanwhile_is_refused(
-    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, cached: Any
-) -> None:
-    data = growing(root, monkeypatch, cache=cached)
+def test_a_file_that_changes_meanwhile_is_refused(root: Path, cache: Path, cached: Any) -> None:
+    data = growing(root, cache=cached)
     files = list_parts(root)["train"].files
     for file in files:
         Path(file).touch()  # as a backup may, which changes nothing
@@ -156,7 +142,7 @@ def test_a_file_that_changes_meanwhile_is_refused(
 def test_a_file_that_changes_while_it_is_read_is_not_kept(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, files = growing(root, monkeypatch).train._reading.dataset, list_parts(root)["train"].files
+    kept, files = growing(root).train._reading.dataset, list_parts(root)["train"].files
 
     def change(label: int) -> int:
         shutil.copy(files[0], files[3])
@@ -168,14 +154,15 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
     assert not kept.rows.has(3)
 
 
-def test_a_changed_folder_is_decoded_anew(root: Path, cache: Path) -> None:
-    config(root).prepare()
+def test_a_changed_folder_is_decoded_again(root: Path, cache: Path) -> None:
+    fill(root)
     listing = list_parts(root)["test"]
+    assert isinstance(arrays := decoded(listing, config(root)), theirs.Rows)
+    assert isinstance(arrays.images, np.memmap)
     shutil.copy(listing.files[1], listing.files[0])
     assert decoded(listing, config(root)) is None
-    config(root).prepare()
-    arrays = decoded(listing, config(root))
-    assert arrays is not None
+    fill(root)
+    assert isinstance(arrays := decoded(listing, config(root)), theirs.Rows)
     assert np.array_equal(arrays.images[0], arrays.images[1])
     assert len(entries(cache)) == 2, "the new entry has taken the place of the old one"
 
@@ -223,24 +210,6 @@ def test_all_unreadable_images_are_named(
             each.prepare()
         problems = caught.value.problems
         assert [str(root / name) in line for name, line in zip(wrong, problems, strict=True)]
-    assert entries(cache) == []
-
-
-def test_of_two_at_once_one_decodes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded, barrier = list[Any](), threading.Barrier(2)
-
-    def counting(picture: Any, *how: Any) -> np.ndarray:
-        decoded.append(picture)
-        return pixels_of(picture, *how)
-
-    def prepare(_: int) -> None:
-        barrier.wait()
-        config(root).prepare()
-
-    monkeypatch.setattr(image_folder, "pixels_of", counting)
-    with ThreadPoolExecutor(2) as both:
-        [*both.map(prepare, range(2))]
-    assert len(decoded) == 90
 
 
 def test_an_image_is_decoded_as_torchvision_does(root: Path) -> None:
@@ -254,7 +223,7 @@ def test_an_image_is_decoded_as_torchvision_does(root: Path) -> None:
         scale = max(SIZE[0] / image.height, SIZE[1] / image.width)
         size = [max(SIZE[0], int(image.height * scale)), max(SIZE[1], int(image.width * scale))]
         expected = functional.center_crop(functional.resize(image, size), list(SIZE))
-        assert np.array_equal(decode(path, SIZE), np.asarray(expected))
+        assert np.array_equal(decode(path), np.asarray(expected).transpose(2, 0, 1))
 
 
 def test_a_class_is_one_however_its_accents_are_composed(root: Path) -> None:
@@ -323,7 +292,7 @@ def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
         begun.set()
         left.wait()
 
-    writer = threading.Thread(target=theirs.fill, args=("other-1.2", write))
+    writer = threading.Thread(target=theirs.fill, args=("other-1.2", write, theirs.open_rows))
     writer.start()
     begun.wait()
     stale = [cache / ".new-image_folder-train-a.b", cache / ".new-as_of_an_older_version"]
@@ -346,9 +315,8 @@ def test_the_cache_keeps_within_its_limit(
             rows = theirs.new_rows(folder, 3, (1, 100, 100))
             for row in range(3):
                 rows.put(row, np.zeros((1, 100, 100), np.uint8))
-            theirs.seal(rows, np.zeros(3, np.int64))
 
-        theirs.fill(name, write)
+        theirs.fill(name, write, theirs.open_rows)
 
     names = ["a-1.1", "b-1.1", "c-1.1"]
     for second, name in enumerate(names):
@@ -356,7 +324,7 @@ def test_the_cache_keeps_within_its_limit(
         os.utime(cache / name, (second, second))
     assert entries(cache) == names
     monkeypatch.setenv("EXPT_CACHE_GB", str(3.5 * 30_500 / 1e9))
-    theirs.read("a-1.1")  # used again
+    theirs.rows("a-1.1")  # used again
     fill("d-1.1")
     assert entries(cache) == ["a-1.1", "c-1.1", "d-1.1"]
     monkeypatch.setenv("EXPT_CACHE_GB", "much")

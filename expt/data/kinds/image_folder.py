@@ -1,7 +1,7 @@
 """Folders of images: root/train/CLASS/*.jpg, or root/train/{images,masks}; and so in val and test.
 
 Without a folder train, val or test the root itself is train. Images of classes that fit in memory
-are decoded once into the cache: by the first epoch, or in a small folder by the driver.
+are decoded once, into the cache, by the first epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from expt.data.image_files import (
     of_suffix,
     parts_there,
     picture_suffixes,
-    pixels_of,
     report_found,
     report_left_out,
     subfolders,
@@ -168,44 +167,25 @@ class ImageFolder(_Folder, Images):
         if (fits or self.cache is True) and not self.transforms:
             with Checksums.below(Path(self.root)) as sums:
                 for listing in listings.values():
-                    self._decode(listing, sums)
+                    self._make_room(listing, sums)
         else:
             samples = self._read(samples)
-        return self._checked(self._how, samples, functools.partial(look, mode=self._mode))
+        return self._checked(
+            f"look {self._mode}", samples, functools.partial(look, mode=self._mode)
+        )
 
-    @property
-    def _how(self) -> str:
-        return f"look {self._mode}"
+    def _make_room(self, listing: Listing, sums: Checksums) -> None:
+        """Make room for images in the cache, which their readers fill; a full one is sealed.
 
-    def _decode(self, listing: Listing, sums: Checksums) -> None:
-        """Make room for images in the cache, which readers decode; a small folder's here.
-
-        What can't be decoded is found when it is looked at.
+        What can't be read is found when it is looked at.
         """
-        import numpy as np
-
-        labels, shape = np.array(listing.labels, np.int64), (self.channels, *self.image_size)
-        places = {file: row for row, file in enumerate(listing.files)}
-        room = functools.partial(cache.new_rows, number=len(labels), shape=shape)
-
-        def write(folder: Path) -> None:
-            rows = room(folder)
-
-            def store(path: str) -> Any:
-                picture = look(path, self._mode, self.needed)
-                pixels = pixels_of(picture, self.image_size, self.channels)
-                rows.put(places[path], pixels.transpose(2, 0, 1).copy())
-                return picture
-
-            # Threads are enough: Pillow decodes and resizes without Python's lock.
-            paths = [(path,) for path in places]
-            look_at(sums, self._how, paths, store, usable_cpus(), fitted=self.image_size, anew=True)
-
+        number, shape = len(listing.files), (self.channels, *self.image_size)
         try:
-            name = _entry(listing, self, sums.of)
-            if name and cache.read(name) is None:
-                cache.fill(name, write if is_small(listing.files) else room)
-                cache.seal(cache.rows(name), labels)
+            if name := _entry(listing, self, sums.of):
+                write = functools.partial(cache.new_rows, number=number, shape=shape)
+                cache.fill(name, write, cache.open_rows)
+                if rows := cache.rows(name):
+                    rows.seal()
         except DataError:
             return
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
@@ -218,13 +198,13 @@ class ImageFolder(_Folder, Images):
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
-        """Read from memory if the driver has put the images into the cache, else one by one."""
+        """Read one by one what is not in the cache, and then from there."""
         import torch
 
-        from expt.data.images import Kept, Unchanged, in_memory, of_pictures, pictures_of
+        from expt.data.images import Kept, Unchanged, of_pictures, pictures_of
 
         listings = list_parts(self.root, self.splits)
-        kept = dict[str, Any]()
+        kept = dict[str, Kept]()
         with Checksums.below(Path(self.root)) as sums:
             pairs = {
                 part: Unchanged([*zip(each.files, each.labels, strict=True)], sums)
@@ -233,10 +213,8 @@ class ImageFolder(_Folder, Images):
             pictures = pictures_of(pairs, self)
             for part, each in listings.items():
                 name = None if self.cache is False else _entry(each, self, sums.known)
-                if name and (arrays := cache.read(name)):
-                    kept[part] = in_memory(arrays, device)
-                elif name and (rows := cache.rows(name)):
-                    kept[part] = Kept(pictures[part], each.labels, rows)
+                if name and (rows := cache.rows(name)):
+                    kept[part] = Kept(pictures[part], each.labels, rows, device)
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
         return of_pictures(pictures, classes, labels, num_workers, kept)
