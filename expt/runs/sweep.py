@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from expt.config.kinds import metrics_of
 from expt.runs import tags
+from expt.runs.metrics_file import at_best, of_epochs
 from expt.runs.paths import RunPaths
 from expt.runs.request import unquoted
 from expt.runs.result import FoundRecord, Record, objective_of, results
@@ -52,6 +53,38 @@ def by_objective(runs: Iterable[tuple[T, Record]]) -> list[T]:
     measured.sort(key=lambda pair: place(pair[1]))  # of equal ones the first of a search
     measured.sort(key=lambda pair: objective_of(pair[1]), reverse=highest)
     return [run for run, _ in measured]
+
+
+def value_of(tag: str, record: Record, paths: RunPaths) -> float | None:
+    """Return a tag's value at the evaluation whose checkpoint the run keeps as its best.
+
+    A tag of the whole run, such as its memory, or one that is measured at the end, has one value.
+    """
+    objective, best = record.get("objective"), record.get("best")
+    if objective and objective["name"] == tag:
+        return objective["value"]
+    last = (record.get("metrics") or {}).get(tag)
+    if last is None or tag in (tags.SKIPPED_STEPS, tags.RUNNING_LOSS):
+        return last
+    if tag in tags.COMPARABLE:
+        return _of_whole_run(tag, last, record, paths)
+    value = at_best(paths, tag, best) if best else None
+    return last if value is None else value
+
+
+def _of_whole_run(tag: str, last: float, record: Record, paths: RunPaths) -> float:
+    """Return the highest memory, or the mean of a speed or a time over the run's own epochs."""
+    since = record["forked_from"]["step"] if "forked_from" in record else 0
+    values = of_epochs(paths, tag, since_step=since)
+    if tag.startswith("memory/"):
+        return max(values.values(), default=last)
+    seconds = of_epochs(paths, tags.EPOCH_S, since_step=since)
+    # A speed's mean is weighted by time: all samples by all seconds.
+    weights = {
+        epoch: seconds.get(epoch, 0.0) if tag == tags.SAMPLES_PER_S else 1.0 for epoch in values
+    }
+    total = sum(weights.values())
+    return sum(values[epoch] * weights[epoch] for epoch in values) / total if total else last
 
 
 def place(record: Record) -> int:

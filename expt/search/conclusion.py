@@ -18,11 +18,11 @@ from expt.config.identity import REPEATED
 from expt.errors import BAD_TRIALS, ConfigError, listed, warn
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, FoundRecord
-from expt.runs.sweep import by_objective, place
+from expt.runs.sweep import by_objective, place, value_of
 from expt.runs.view.leaderboard import objective_of
 from expt.runs.view.text import Console, cells, plain_table, say, setting
 from expt.search.space import Space
-from expt.search.trial import Goal, Limit, Reader, costs_of, goals_for, limits_of, value_of
+from expt.search.trial import Goal, Limit, Reader, costs_of, goals_for, limits_of
 
 if TYPE_CHECKING:
     import optuna

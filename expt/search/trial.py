@@ -15,10 +15,10 @@ from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.errors import BAD_TRIALS, ConfigError, OutOfMemory, did_you_mean
 from expt.runs import tags
-from expt.runs.metrics_file import MetricsReader, at_best, of_epochs
+from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, DAMAGED, FAILED, PRUNED, Record, result_of_any
-from expt.runs.sweep import results_of_sweep
+from expt.runs.sweep import results_of_sweep, value_of
 from expt.runs.view.query import settings_of
 from expt.search.space import Space, Values
 
@@ -203,38 +203,6 @@ class Limit:
         if math.isnan(found):
             return EXCEEDED
         return math.ulp(self.bound) if self.is_strict and found == 0 else found
-
-
-def value_of(tag: str, record: Record, paths: RunPaths) -> float | None:
-    """Return a tag's value at the evaluation whose checkpoint the run keeps as its best.
-
-    A tag of the whole run, such as its memory, or one that is measured at the end, has one value.
-    """
-    objective, best = record.get("objective"), record.get("best")
-    if objective and objective["name"] == tag:
-        return objective["value"]
-    last = (record.get("metrics") or {}).get(tag)
-    if last is None or tag in (tags.SKIPPED_STEPS, tags.RUNNING_LOSS):
-        return last
-    if tag in tags.COMPARABLE:
-        return _of_whole_run(tag, last, record, paths)
-    value = at_best(paths, tag, best) if best else None
-    return last if value is None else value
-
-
-def _of_whole_run(tag: str, last: float, record: Record, paths: RunPaths) -> float:
-    """Return the highest memory, or the mean of a speed or a time over the run's own epochs."""
-    since = record["forked_from"]["step"] if "forked_from" in record else 0
-    values = of_epochs(paths, tag, since_step=since)
-    if tag.startswith("memory/"):
-        return max(values.values(), default=last)
-    seconds = of_epochs(paths, tags.EPOCH_S, since_step=since)
-    # A speed's mean is weighted by time: all samples by all seconds.
-    weights = {
-        epoch: seconds.get(epoch, 0.0) if tag == tags.SAMPLES_PER_S else 1.0 for epoch in values
-    }
-    total = sum(weights.values())
-    return sum(values[epoch] * weights[epoch] for epoch in values) / total if total else last
 
 
 def goals_of(objective: str | Sequence[str], config: RunConfig) -> list[Goal]:

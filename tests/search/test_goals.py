@@ -11,12 +11,12 @@ import pytest
 from expt.errors import ConfigError
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord, Record
-from expt.runs.sweep import by_objective
+from expt.runs.sweep import by_objective, value_of
 from expt.runs.view.text import Console
 from expt.search.conclusion import SearchRecord, bad_trials, conclude_search
 from expt.search.search import Budget
 from expt.search.space import Parameter, Space
-from expt.search.trial import Goal, Reader, Trial, best, goals_of, limits_of, value_of
+from expt.search.trial import Goal, Reader, Trial, best, goals_of, limits_of
 from tests.conftest import Configured
 from tests.facade import record_points
 

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.table import Table
 
 from expt.errors import ConfigError
+from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FoundRecord, Record
-from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold, value_of
+from expt.runs.sweep import value_of
+from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold
 from expt.runs.view.progress import WIDE
 from expt.runs.view.query import ListedRun, best_first, falls
 from expt.runs.view.summary import STALE
@@ -204,7 +206,8 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
 def _values(row: Row, metric: str) -> Values:
     found = dict[tuple[Any, ...], float]()
     for run in row.runs:
-        if run["status"] == COMPLETED and (value := value_of(run, metric)) is not None:
+        value = value_of(metric, run, RunPaths(run["folder"]))
+        if run["status"] == COMPLETED and value is not None:
             found.setdefault(seed_and_fold(run), value)
     return found
 

@@ -18,10 +18,9 @@ from rich.table import Table
 from expt.config.identity import REPEATED
 from expt.errors import printable
 from expt.runs.failure import in_one_line
-from expt.runs.metrics_file import at_best
 from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import COMPLETED, PRUNED, FoundRecord, device_s
-from expt.runs.sweep import place, results_of_sweep
+from expt.runs.sweep import place, results_of_sweep, value_of
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.summary import STALE, epochs_done
 from expt.runs.view.text import Console, as_csv, cells, elapsed, plain_table, setting
@@ -54,7 +53,8 @@ class Row:
     @property
     def values(self) -> list[float]:
         """The objective of each counted run that has measured it."""
-        found = [value_of(run, self.objective) for run in self.counted if run.get("objective")]
+        measured = [run for run in self.counted if run.get("objective")]
+        found = [value_of(self.objective, run, RunPaths(run["folder"])) for run in measured]
         return [value for value in found if value is not None]
 
     def values_of(self, tag: str) -> list[float]:
@@ -195,7 +195,7 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     for run in runs:
         metrics, known = run.get("metrics") or {}, _Settings(run)
         numbers = [
-            value_of(run, objective),
+            value_of(objective, run, RunPaths(run["folder"])),
             *map(metrics.get, tags),
             sum(run.get("epoch_s") or [0.0]),
             device_s(run),
@@ -286,17 +286,6 @@ def _mean(row: Row, key: str) -> Any:
 def objective_of(runs: Sequence[FoundRecord]) -> str:
     """Return the name of the objective of the runs."""
     return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
-
-
-def value_of(run: FoundRecord, tag: str) -> float | None:
-    """Return the objective, or `tag` at the evaluation whose checkpoint the run keeps."""
-    if (objective := run.get("objective")) and objective["name"] == tag:
-        return objective["value"]
-    last, best = (run.get("metrics") or {}).get(tag), run.get("best")
-    if last is None or not best:
-        return last
-    value = at_best(RunPaths(run["folder"]), tag, best)
-    return last if value is None else value
 
 
 def _cell(value: Any) -> str:
