@@ -43,7 +43,15 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
         name: next((group for group in config.groups if re.search(group.match, name)), None)
         for name in named
     }
-    _refuse_idle(chosen, config.groups)
+    left = [name for name, group in chosen.items() if group is None]
+    if problems := [
+        f"optimizer.groups.{index}.match={group.match}: matches no parameter of the model that no"
+        f" group before it has; there are {listed(chosen, SHOWN_NAMES)}."
+        f"{did_you_mean(group.match, left)}"
+        for index, group in enumerate(config.groups)
+        if not any(one is group for one in chosen.values())
+    ]:
+        raise ConfigError(problems)
     depth = dict.fromkeys(named, 0) if config.layer_decay is None else depths(module)
     found: Groups = []
     for group, layer, decays in itertools.product(
@@ -63,19 +71,6 @@ def parameter_groups(module: nn.Module, config: groups.Optimizer) -> Groups:
             settings |= {} if weight_decay is None else {"weight_decay": weight_decay}
             found.append({"params": part, **settings})
     return found
-
-
-def _refuse_idle(chosen: Mapping[str, object], wanted: Sequence[groups.ParameterGroup]) -> None:
-    left = [name for name, group in chosen.items() if group is None]
-    problems = [
-        f"optimizer.groups.{index}.match={group.match}: matches no parameter of the model that no"
-        f" group before it has; there are {listed(chosen, SHOWN_NAMES)}."
-        f"{did_you_mean(group.match, left)}"
-        for index, group in enumerate(wanted)
-        if not any(one is group for one in chosen.values())
-    ]
-    if problems:
-        raise ConfigError(problems)
 
 
 def scale_rates(optimizer: Optimizer) -> None:

@@ -133,7 +133,12 @@ def build_empty(make: Callable[[], nn.Module], device: torch.device) -> nn.Modul
     try:
         with torch.device("meta"):
             module = make()
-        if not any(tensor.is_meta for tensor in _plain_tensors(module)):
+        known, parts = {"_parameters", "_buffers", "_modules"}, module.modules()
+        own = [  # attributes that torch does not know of
+            {name: value for name, value in vars(part).items() if name not in known}
+            for part in (*parts, *module.parameters())
+        ]
+        if not any(tensor.is_meta for _, tensor in named_leaves(own, "")):
             return module
     except Exception:  # many classes: its constructor reads a meta tensor
         pass
@@ -141,27 +146,11 @@ def build_empty(make: Callable[[], nn.Module], device: torch.device) -> nn.Modul
     return make()
 
 
-def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors in attributes of modules and parameters that torch does not know of."""
-    for part in (*module.modules(), *module.parameters()):
-        known = {"_parameters", "_buffers", "_modules"}
-        own = {name: value for name, value in vars(part).items() if name not in known}
-        yield from (tensor for _, tensor in named_leaves(own, ""))
-
-
 def units_of(module: nn.Module) -> dict[str, Any]:
     """Return the units of a sharded `module` by name, itself included."""
     from torch.distributed.fsdp import FSDPModule
 
     return {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}
-
-
-@torch.no_grad()
-def copy_shards(source: nn.Module, target: nn.Module) -> None:
-    """Copy this worker's shards and buffers from `source` to `target`, sharded in the same way."""
-    both = ((*one.parameters(), *one.buffers()) for one in (source, target))
-    for mine, other in zip(*both, strict=True):
-        local(other).copy_(local(mine))
 
 
 def outline(module: nn.Module) -> nn.Module:

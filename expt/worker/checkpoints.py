@@ -79,7 +79,11 @@ class Checkpoints:
         """
         mine, parts, owned = self._worker.rank == 0, None, target is not None
         if self._writes_parts(state):
-            parts = self._folder(state)
+            folder, checkpoints = None, self._paths.checkpoints
+            if mine:
+                checkpoints.mkdir(parents=True, exist_ok=True)
+                folder = checkpoint_file.free_folder(checkpoints, state["position"]["step"])
+            parts = checkpoints / collectives.from_rank_0(folder, self._worker.device)
             room = ROOM * available_memory() / self._worker.local_world_size
             owned = sum(local(one).nbytes for one in leaves(state) if is_sharded(one)) > room
         elif self._shards > 1:
@@ -90,14 +94,6 @@ class Checkpoints:
             self._writer.save(state, bests=bests, target=target, parts=parts, owned=owned)
         if owned and (parts or target):
             self._writer.wait()  # before training changes it
-
-    def _folder(self, state: Mapping[str, Any]) -> Path:
-        """Return a new folder for parts; a collective."""
-        folder, checkpoints = None, self._paths.checkpoints
-        if self._worker.rank == 0:
-            checkpoints.mkdir(parents=True, exist_ok=True)
-            folder = checkpoint_file.free_folder(checkpoints, state["position"]["step"])
-        return checkpoints / collectives.from_rank_0(folder, self._worker.device)
 
     def _writes_parts(self, state: Mapping[str, Any]) -> bool:
         """Return whether each worker writes its shards, as decided at the first checkpoint."""

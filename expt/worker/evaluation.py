@@ -58,7 +58,11 @@ def measure_weights(
     random_state.seed(config.seed)
     random_state.set_determinism(config.deterministic, worker.device)
     with sized_by("model"):
-        record, state = _saved(evaluation, worker)
+        with progress.phase("loading the checkpoint"):
+            # Only rank 0 looks: the run may be under way, and ranks would find different files.
+            found = located(evaluation.run, evaluation.which) if worker.rank == 0 else None
+            record, file = collectives.from_rank_0(found, worker.device)
+            state: Any = read_together(file, worker, lambda _: read(file))
         beat()
         model = rebuilt(record, state, worker.device, amp=config.amp)
     state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
@@ -96,29 +100,19 @@ def measure_weights(
             about["by_class"] = by_class(seen[0], data.class_names)
         metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
         if evaluation.own_data:
-            _warn_of_others(metrics, _measured(record, state), values.samples)
+            _warn_of_others(metrics, record, state, values.samples)
         update_result(paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s)
     return COMPLETED
 
 
-@progress.phase("loading the checkpoint")
-def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, Mapping[str, Any]]:
-    # Only rank 0 looks: the run may be under way, and ranks would find different files.
-    found = located(evaluation.run, evaluation.which) if worker.rank == 0 else None
-    record, file = collectives.from_rank_0(found, worker.device)
-    return record, read_together(file, worker, lambda _: read(file))
-
-
-def _measured(record: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that the run itself has of these weights, by their tags."""
+def _warn_of_others(
+    metrics: Mapping[str, float], record: Any, state: Mapping[str, Any], samples: int
+) -> None:
+    """Warn where numbers differ from the run's own of these weights, by more than rounding."""
     step, best = state["position"]["step"], record.get("best") or {}
-    known = state["last"] if state.get("evaluated_at") == step else {}
     is_tested = record.get("status") == COMPLETED and best.get("step") == step
-    return {**(record["metrics"] if is_tested else {}), **known}
-
-
-def _warn_of_others(metrics: Mapping[str, float], known: Mapping[str, float], samples: int) -> None:
-    """Warn where numbers differ from those `known`, by more than rounding."""
+    known = dict(record["metrics"]) if is_tested else {}
+    known |= state["last"] if state.get("evaluated_at") == step else {}
     near = {"rel_tol": ROUNDING, "abs_tol": 2 / max(1, samples)}
     for tag, value in metrics.items():
         if not math.isclose(value, was := known.get(tag, value), **near) and math.isfinite(was):

@@ -299,8 +299,9 @@ def shard_model(
             param_dtype=param_dtype,
             reduce_dtype=_DTYPES[wanted.reduce_dtype] or torch.float32,
         )
-    if ema is not None:
-        sharding.copy_shards(module, ema.module)
+    if ema is not None:  # its shards begin as the model's
+        ema.update_parameters(module)
+        ema.n_averaged.zero_()
     return ema
 
 
