@@ -26,7 +26,7 @@ PACKAGE = ROOT / "expt"
 # From top to bottom: a package imports from those below it, and from itself.
 PACKAGES = (
     *("python", "command", "search", "launch", "worker", "planning", "inference", "dashboards"),
-    *("training", "tasks", "data", "models", "runs", "config"),
+    *("training", "tasks", "data", "models", "runs", "config", "features"),
 )
 DOORS = ("__init__", "__main__", "api", "catalogue")  # above all packages
 GROUND = ("errors", "machine", "progress", "registry", "signals")  # below them
@@ -42,9 +42,9 @@ MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
 MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_905, 204, 45_300
 MAX_LINES = {
-    "command": 5_185, "config": 2_930, "dashboards": 1_635, "data": 8_305, "inference": 1_785,
+    "command": 5_185, "config": 2_930, "dashboards": 1_635, "data": 8_010, "features": 935, "inference": 1_490,
     "launch": 3_030, "models": 1_135, "planning": 280, "python": 665, "runs": 5_400,
-    "search": 1_595, "tasks": 1_550, "training": 3_775, "worker": 4_380,
+    "search": 1_595, "tasks": 1_555, "training": 3_775, "worker": 4_380,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys

@@ -17,9 +17,9 @@ from PIL import Image
 import expt
 from expt.command import predict
 from expt.errors import ConfigError, ExptError
+from expt.features import Answers
 from expt.inference import plan as files
 from expt.inference import writing
-from expt.inference.answers import Answers
 from expt.inference.plan import Plan
 from expt.inference.predict import Predictor
 from tests.conftest import run
@@ -225,7 +225,7 @@ def test_what_is_broken_off_leaves_nothing(photos: Made, tmp_path: Path) -> None
     mask = Answers(
         [{"path": str(tmp_path / "a.jpg")}],
         {"masks": np.array([[[0, 9], [5, 2]]], np.uint8)},
-        [(4, 6)],
+        sizes=[(4, 6)],
     )
     with (  # noqa: PT012
         pytest.raises(KeyboardInterrupt),

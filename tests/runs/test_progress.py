@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from expt.features import Classes, Features, Image
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import progress
@@ -349,12 +350,11 @@ def test_names_of_samples(dataset: dict[str, Any], label: str, noun: str, tmp_pa
 
 def test_a_run_says_first_what_it_has_found() -> None:
     sizes = {"train_size": 4380, "val_size": 48, "test_size": 120}
-    assert (
-        found_in({**sizes, "class_names": [*"abcd"]}) == "4,380 train, 48 val, 120 test; 4 classes"
-    )
-    uneven = {**sizes, "class_names": ["no", "yes"], "majority": ["no", 0.915]}
-    assert found_in(uneven).endswith("2 classes, 91.5% of train are no")
-    assert found_in({**sizes, "test_size": 0}) == "4,380 train, 48 val"
+    told = Features(Image(channels=1, image_size=(8, 8)), Classes(names=(*"abcd",))).told
+    assert found_in({**sizes, **told}) == ["4,380 train, 48 val, 120 test; 4 classes"]
+    (uneven,) = found_in({**sizes, **told, "majority": ["a", 0.915]})
+    assert uneven.endswith("4 classes, 91.5% of train are a")
+    assert found_in({**sizes, "test_size": 0}) == ["4,380 train, 48 val"]
     of_stream = found_in({"train_size": 4380, "val_size": None, "is_uncounted": True})
-    assert of_stream == "4,380 train in an epoch (a stream)"
-    assert found_in({}) == ""
+    assert of_stream == ["4,380 train in an epoch (a stream)"]
+    assert found_in({}) == [""]
