@@ -138,10 +138,3 @@ class Augment:
     def is_set(self) -> bool:
         """True if images are changed at all."""
         return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))
-
-
-def noun_of(record: Mapping[str, Any]) -> str:
-    """Return the name of a sample of a run's dataset, from its record."""
-    dataset = (record.get("config") or {}).get("dataset") or {}
-    cls = registry.groups()["dataset"].get(str(dataset.get("name")))
-    return cls.noun(dataset) if cls else "image"

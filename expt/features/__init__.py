@@ -10,7 +10,7 @@ Feature, imported by the task that takes it.
 
 from __future__ import annotations
 
-from expt.features.feature import Answers, Anything, Feature, Features, at_least_single
+from expt.features.feature import Answers, Anything, Feature, Features, at_least_single, noun_of
 from expt.features.inputs import NO_TARGET, Columns, Image, Tokens
 from expt.features.targets import Classes, Labels, Mask, Numbers
 
@@ -28,4 +28,5 @@ __all__ = [
     "Numbers",
     "Tokens",
     "at_least_single",
+    "noun_of",
 ]

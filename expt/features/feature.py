@@ -44,6 +44,8 @@ class Feature:
     scales: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     """The mean and deviation by which those of these names are standardised, if they are."""
 
+    noun: ClassVar[str] = "sample"
+    """The noun for a sample with such inputs."""
     has_one_class: ClassVar[bool] = False
     """True if a sample is of one class, so that classes can be smoothed, mixed and drawn evenly."""
     has_unit: ClassVar[bool] = False
@@ -283,6 +285,12 @@ class Features(NamedTuple):
     def read(cls, record: Mapping[str, Any]) -> Features:
         """Return those in the `data` of a run's record. Raise ConfigError for another version's."""
         return cls(*(Feature.read(record.get(name) or {}) for name in cls._fields))
+
+
+def noun_of(record: Mapping[str, Any]) -> str:
+    """Return the noun for a sample of a run or an evaluation, from its record."""
+    data = record.get("data") or {}
+    return Features.read(data).inputs.noun if "inputs" in data else "image"
 
 
 def at_least_single(numbers: Tensor) -> Tensor:

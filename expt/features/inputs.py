@@ -31,6 +31,7 @@ NO_TARGET = -100
 class Image(Feature):
     """Images [channels, height, width] of pixels, normalised."""
 
+    noun: ClassVar[str] = "image"
     is_image: ClassVar[bool] = True
     channels: int
     image_size: tuple[int, int]
@@ -44,6 +45,7 @@ class Image(Feature):
 class Columns(Feature):
     """Rows of a table's columns of numbers, after texts and gaps are encoded."""
 
+    noun: ClassVar[str] = "row"
     width: int
     """How many numbers a row becomes."""
     encoded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -98,6 +100,7 @@ class Tokens(Feature):
     perplexity.
     """
 
+    noun: ClassVar[str] = "window"
     each: ClassVar[str] = "token"
     outputs: ClassVar[str] = "logits of the next token"
     vocab_size: int

@@ -96,18 +96,17 @@ def export(
     """
     (record, path), cpu = located(run, which), torch.device("cpu")
     trained = rebuilt(record, state := read(path), cpu, plain=True)
-    features = trained.features
     with importable_from_here(record):
         config = recorded(state["config"])
         number = max(SAMPLES, batch_size or 0)
         batch, source = _samples(config, record["data"], trained, number, preprocess)
-        task = config.task.build(Facts(targets=features.targets))
+        task = config.task.build(Facts(targets=trained.features.targets))
         load_task_state(task, trained.workers, cpu)
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
-    if preprocess and not isinstance(features.inputs, Columns | Image):
+    inputs, targets = trained.features.inputs, config.task.outputs(trained.features.targets)
+    if preprocess and not isinstance(inputs, Columns | Image):
         raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
-    targets = config.task.outputs(features.targets)
     module = Complete(trained, targets) if preprocess else trained.model
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
@@ -116,11 +115,11 @@ def export(
     about = _metadata(run, trained, config, epoch, preprocess=preprocess)
     if not batch_size:
         dims[0] = torch.export.Dim("batch")
-        if isinstance(features.inputs, Tokens):
-            dims[1] = torch.export.Dim("tokens", max=features.inputs.context)
+        if isinstance(inputs, Tokens):
+            dims[1] = torch.export.Dim("tokens", max=inputs.context)
     with torch.no_grad(), new_file(file, force=force) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
-        inputs, outputs = _write(format, Path(beside.name), module, shown, dims, about)
+        given, outputs = _write(format, Path(beside.name), module, shown, dims, about)
         call, parts = _call_of(format, Path(beside.name)), [_cut(arguments, n) for n in sizes]
         allowed, difference = _compared(module, call, parts, tolerance)
         if not difference <= allowed:  # nan too
@@ -130,7 +129,7 @@ def export(
             )
     meaning = f"{targets.outputs}; names and scales are in the file's metadata"
     return {
-        "takes": f"{inputs}, and gives {outputs}",
+        "takes": f"{given}, and gives {outputs}",
         **({"out": meaning} if targets.outputs else {}),
         "weights": f"of epoch {epoch}, the {which}",
         "checked": f"{sizes[-1]} samples {source}, in batches of {', '.join(map(str, sizes))}",

@@ -130,9 +130,7 @@ class Plan:
     @property
     def noun(self) -> str:
         """The noun for a sample."""
-        if self.split is None:
-            return self.kind.noun
-        return str(type(self.config.dataset).noun(self.record["config"]["dataset"]))
+        return self.kind.noun if self.split is None else self.features.inputs.noun
 
     @property
     def masks_root(self) -> str:

@@ -97,7 +97,10 @@ def measure_weights(
         metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
         if evaluation.own_data:
             _warn_of_others(metrics, _measured(record, state), values.samples)
-        update_result(paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s)
+        told = data.features.told
+        update_result(
+            paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
+        )
     return COMPLETED
 
 

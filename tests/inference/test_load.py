@@ -110,7 +110,7 @@ def test_it_gives_what_the_worker_computed(
     with torch.no_grad():
         for inputs, outputs in seen:
             assert torch.equal(loaded(inputs), outputs)
-    assert loaded.class_names == trained.run.data.info.features.targets.names
+    assert loaded.features == trained.run.data.info.features
     assert loaded.config["epochs"] == 1
 
 

@@ -68,7 +68,7 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
         ),
         ([patients.folder, a_file], "the run was trained on rows; give .csv"),
         ([patients.folder, tmp_path / "x.csv"], r"has no column bmi.* it has age, sex\."),
-        ([patients.folder, patients.data, "--top", 2], "--top 2: .*regression"),
+        ([patients.folder, patients.data, "--top", 2], "--top 2: works for classification only"),
         ([photos.folder, a_file, "--top", 3], "--top 3: the run has 2 classes"),
         ([photos.folder, a_file, "--device", "gpu"], "--device gpu: .*use --device cpu"),
         ([photos.folder, a_file, "--device", "cuda:77"], "--device cuda:77: .*use --device cpu"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expt.features import Classes, Features, Image
+from expt.features import Anything, Classes, Columns, Feature, Features, Image, Tokens
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import progress
@@ -327,18 +327,17 @@ def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "label", "noun"),
+    ("inputs", "label", "noun"),
     [
-        ({"name": "cifar10"}, "img/s", "images"),
-        ({"name": "table"}, "rows/s", "rows"),
-        ({"name": "text"}, "windows/s", "windows"),
-        ({"name": "_target_", "num_classes": None}, "samples/s", "samples"),
-        ({"name": "_target_", "num_classes": 3}, "samples/s", "samples"),
+        (Image(channels=3, image_size=(32, 32)), "img/s", "images"),
+        (Columns(names=("a",), width=1), "rows/s", "rows"),
+        (Tokens(vocab_size=256, context=9), "windows/s", "windows"),
+        (Anything(), "samples/s", "samples"),
     ],
 )
-def test_names_of_samples(dataset: dict[str, Any], label: str, noun: str, tmp_path: Path) -> None:
+def test_names_of_samples(inputs: Feature, label: str, noun: str, tmp_path: Path) -> None:
     paths, out = RunPaths(tmp_path), io.StringIO()
-    create_result(paths, total_steps=30, config={"dataset": dataset})
+    create_result(paths, total_steps=30, data=Features(inputs, Anything()).told)
     record_points(paths, (20, 1, RUNNING))
     with RunDisplay(paths, Console(file=out, width=100), epochs=3, print_every=20) as display:
         display.update()

@@ -101,11 +101,6 @@ class DatasetConfig:
         """Return the number of classes in its masks, if it says so."""
         return None
 
-    @classmethod
-    def noun(cls, settings: Mapping[str, Any]) -> str:
-        """Return what a sample is called, from recorded settings."""
-        return "image"
-
     def problems(self, task: Any) -> list[str]:
         """Return what does not fit together in its own keys, or with the task, one line each."""
         return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -62,10 +61,6 @@ class Custom(DatasetConfig):
     @property
     def custom_class(self) -> str:
         return self.target
-
-    @classmethod
-    def noun(cls, settings: Mapping[str, Any]) -> str:
-        return "sample"
 
     def problems(self, task: Any) -> list[str]:
         number, takes = self.num_classes, task.takes

@@ -74,10 +74,6 @@ class HuggingFace(Images):
         """True if its samples are rows of numbers."""
         return not isinstance(self.input, str)
 
-    @classmethod
-    def noun(cls, settings: Mapping[str, Any]) -> str:
-        return "image" if isinstance(settings.get("input"), str) else "row"
-
     def problems(self, task: Any) -> list[str]:
         problems = problems_of_columns("target", self.target, self.standardise_targets, task)
         if self.has_rows and (self.image_size or self.transforms):

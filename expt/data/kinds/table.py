@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,10 +43,6 @@ class _Table(DatasetConfig):
     std: None = None
 
     default_split = "all"
-
-    @classmethod
-    def noun(cls, settings: Mapping[str, Any]) -> str:
-        return "row"
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; what else is measured has the columns of a run, see `open`."""

@@ -58,10 +58,6 @@ class Text(DatasetConfig):
     def counted_as(self) -> Mapping[str, str]:
         return {} if self.tokens == "bytes" else {"tokens": "tokenizer"}
 
-    @classmethod
-    def noun(cls, settings: Mapping[str, Any]) -> str:
-        return "window"
-
     def problems(self, task: Any) -> list[str]:
         if self.val_fraction + self.test_fraction >= 1:
             return [

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, TextIO
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from expt.config.kinds import noun_of
 from expt.errors import WARNING, warn
-from expt.features import Features
+from expt.features import Features, noun_of
 from expt.progress import EVERY_S
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
