@@ -172,7 +172,7 @@ def predict(
 
     predictor = Predictor(chosen)
     found = Predictions(
-        record for answers in predictor for record in predictor.form.records(answers)
+        record for answers in predictor for record in predictor.form.answers(answers)
     )
     found.skipped = predictor.skipped
     for line in found.skipped:

@@ -26,7 +26,7 @@ PACKAGE = ROOT / "expt"
 # From top to bottom: a package imports from those below it, and from itself.
 PACKAGES = (
     *("python", "command", "search", "launch", "worker", "planning", "inference", "dashboards"),
-    *("training", "tasks", "data", "models", "runs", "config"),
+    *("training", "tasks", "data", "models", "runs", "config", "features"),
 )
 DOORS = ("__init__", "__main__", "api", "catalogue")  # above all packages
 GROUND = ("errors", "machine", "progress", "registry", "signals")  # below them
@@ -40,11 +40,11 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_905, 204, 43_500
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_100, 200, 43_500
 MAX_LINES = {
-    "command": 5_185, "config": 2_930, "dashboards": 1_635, "data": 8_305, "inference": 1_785,
-    "launch": 3_030, "models": 1_135, "planning": 280, "python": 665, "runs": 5_400,
-    "search": 1_595, "tasks": 1_550, "training": 3_775, "worker": 4_380,
+    "command": 5_125, "config": 2_915, "dashboards": 1_635, "data": 7_990, "features": 950,
+    "inference": 1_495, "launch": 3_030, "models": 1_120, "planning": 275, "python": 665,
+    "runs": 5_365, "search": 1_595, "tasks": 1_555, "training": 3_775, "worker": 4_380,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys
@@ -52,7 +52,7 @@ ODD_WORDS = re.compile(  # "what is missing" is better "missing files"
     r"\b(what|told|so many|of which|anew|alike|besides?|go(es)? on|comes? to|came to)\b", re.I
 )
 NOT_REWORDED = {
-    *("data", "inference", "models", "tasks", "training", "worker"),
+    *("data", "features", "inference", "models", "tasks", "training", "worker"),
     *("command.evaluation_settings", "command.predict"),
 }
 ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")
@@ -337,6 +337,19 @@ def strategies(module: Module) -> Iterator[str]:
             yield f"gives {called} arguments of unknown types: {ast.unparse(node)}"
 
 
+def features(module: Module) -> Iterator[str]:
+    """Hold questions on the kind of a task's targets to datasets, which say what they offer."""
+    may_ask = module.component == "data" or module.name == "config.rules"
+    for node in nodes(module.tree):
+        asked = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "issubclass":
+            asked = node.args
+        if not may_ask and any(getattr(one, "attr", "") == "takes" for one in asked):
+            yield f"asks {ast.unparse(node)}, where it is to call the feature"
+        if getattr(node, "attr", getattr(node, "id", "")) == "TARGETS":
+            yield "asks a task for a word, TARGETS, where it is to call the feature"
+
+
 def replacements(module: Module) -> Iterator[str]:
     """Refuse to replace parts of other libraries at run time."""
     for name in sorted(set(assigned_of_others(module.tree)) - REPLACED):
@@ -368,7 +381,7 @@ def assigned_of_others(tree: ast.AST) -> Iterator[str]:
 
 EACH: Sequence[Callable[[Module], Iterator[str]]] = (
     *(imports_go_down, imports_of_others, sizes, names, explanations, words, plain_words),
-    *(private_parts, replacements, strategies, no_pickle),
+    *(private_parts, replacements, strategies, no_pickle, features),
 )
 
 

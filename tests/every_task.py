@@ -18,7 +18,7 @@ from expt.config.constraints import Target
 from expt.config.schema import RunConfig
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch
-from expt.data.memory import NO_TARGET
+from expt.features import NO_TARGET
 from expt.models.transformer import Transformer
 from expt.models.vision import MLP, UNet
 from expt.tasks.custom import Config as TargetTask

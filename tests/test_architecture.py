@@ -67,6 +67,8 @@ RULES: list[tuple[Callable[[Module], Iterator[str]], str, str]] = [
     (architecture.strategies, "training.loop", "from expt.training.strategy import DDP"),
     (architecture.strategies, "training.loop", "learner.strategy.shards"),
     (architecture.strategies, "worker.x", "Learner(module=module, **fields)"),
+    (architecture.features, "worker.x", "if config.task.takes is Classes:\n    pass"),
+    (architecture.features, "data.x", "config.task.TARGETS"),
     (architecture.replacements, "data.x", "import torch.nn as nn; nn.Linear.forward = 1"),
     (architecture.replacements, "data.x", "from torch import nn; setattr(nn.Module, 'a', 2)"),
 ]

@@ -20,6 +20,7 @@ from expt.config.parse import parse as parsed
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
+from expt.features import Features
 from expt.runs.named_checkpoint import run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation
@@ -29,8 +30,6 @@ HOW = tuple(key for key in evaluated() if not key.startswith("dataset"))
 """Settings of how it is measured, which may differ from the run's."""
 TYPED = ("dataset", "task.metrics", "split", "which", *HOW)
 CHOICES = {"which": ("best", "last"), "split": ("train", "val", "test", "all")}
-SHAPE = ("image_size", "channels", "context", "num_classes")
-"""Keys by which another dataset's samples get the form of the run's, where it has these keys."""
 _LONGEST = 60
 """Characters of a dataset's name in that of a folder."""
 _VARYING = varying("split", "repetition")
@@ -123,7 +122,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     """Return what is measured of the run. Raises ConfigError where that can't be done here."""
     kept_code.find_kept(RunPaths(run).code)
     then = as_typed(settings_of(record["config"]))
-    dataset = _dataset(then["dataset"], record["data"], asked)
+    dataset = _dataset(then["dataset"], Features.read(record["data"]), asked)
     node = {**then, **evaluation_values(), "dataset": dataset}
     for key, value in asked.values.items():
         if key in HOW or key.startswith("task."):
@@ -169,30 +168,24 @@ def _name(config: RunConfig, asked: Asked) -> str:
     return str(secrets.hidden(" ".join([name, *words])))
 
 
-def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+def _dataset(then: Mapping[str, Any], features: Features, asked: Asked) -> dict[str, Any]:
     """Return the settings of the run's dataset, or of another that is prepared like it."""
     own = None if "_target_" in then else then["name"]
+    known = {**features.inputs.settings, **features.targets.settings}
     if asked.values.get("dataset") not in (None, own):
         composer = Composer(own_folders(asked.config_dir, asked.words))
         node = composer.settings(asked.words, sweep=False)["dataset"]
         if "_target_" in node or "mean" in node:
             node = {**node, "mean": then.get("mean"), "std": then.get("std")}
-        shape = {*SHAPE} & {*node} & {*data} - {*asked.dataset} if "features" not in node else ()
-        return _with_features({**node, **{key: data[key] for key in shape}}, data)
+        own_keys = known.keys() & node.keys() - asked.dataset.keys()
+        return {**node, **{key: known[key] for key in own_keys}}
     node = dict(then)
     for key, value in asked.dataset.items():
         node = with_value(node, key.split("."), value)
-    if "set" in asked.dataset and node.get("image_size") is None:
-        node["image_size"] = data["image_size"]
-    return _with_features(node, data) if asked.dataset else node
-
-
-def _with_features(node: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a table with the columns of the run's; an array has no names."""
-    names = data.get("feature_names") or ()
-    by_name = names and not any("[" in name for name in names)
-    is_open = "features" in node and node["features"] is None
-    return {**node, "features": list(names)} if by_name and is_open else node
+    # Other pictures of the run's folder may be of other sizes, its other tables of other columns.
+    keys = ("features", *(["image_size"] if "set" in asked.dataset else []))
+    is_open = [key for key in keys if asked.dataset and node.get(key, 0) is None and key in known]
+    return {**node, **{key: known[key] for key in is_open}}
 
 
 def _is_of_run(record: Record, config: RunConfig, content: Content) -> bool:

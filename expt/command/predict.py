@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
     output, force = asked.pop("output"), asked.pop("force")
     refuse_in_torchrun("expt predict")
     chosen, to_file = Plan(**asked), output is not None and output != Path("-")
-    masks = chosen.config.task.TARGETS == "mask"
+    masks = chosen.form.each == "pixel"
     if masks and not to_file:
         raise ConfigError("masks are not text; name a folder or an .npz, e.g. --output masks")
     if output is not None and to_file:
@@ -129,7 +129,7 @@ def _predict(chosen: Plan, output: Path | None, *, to_file: bool, force: bool) -
 def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writing.Write]:
     found = list[Any]()
     if output in (None, Path("-")) and terminal.put(predictions=found):
-        yield lambda answers, form: found.extend(form.records(answers))
+        yield lambda answers, form: found.extend(form.answers(answers))
         return
     if output is None:
         yield writing.to_terminal(lambda line: say(Console(highlight=False), line))

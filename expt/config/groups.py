@@ -25,6 +25,7 @@ from expt.config.constraints import (
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MLP:
+    EACH: ClassVar[str] = "sample"  # one of those of Feature.each that it gives outputs for
     name: Literal["mlp"]
     hidden: tuple[Count, ...]
     dropout: Annotated[Fraction, Key(fork=True)]
@@ -32,6 +33,7 @@ class MLP:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConvNet:
+    EACH: ClassVar[str] = "sample"
     # measured on a CPU: a tenth faster or more, and a quarter with amp
     CHANNELS_LAST_PAYS: ClassVar[bool] = True
     name: Literal["convnet", "paddle_convnet"]
@@ -50,6 +52,7 @@ class ConvNet:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ResNet18:
+    EACH: ClassVar[str] = "sample"
     CHANNELS_LAST_PAYS: ClassVar[bool] = True
     name: Literal["resnet18"]
     stem: Literal["auto", "small", "imagenet"]
@@ -62,6 +65,7 @@ class NamedModel:
     It may have no colon, by which timm would read code from elsewhere.
     """
 
+    EACH: ClassVar[str] = "sample"
     name: Literal["torchvision", "timm"]
     arch: Annotated[str, Field(pattern=r"^\w[\w.]*$")]
     pretrained: bool
@@ -82,6 +86,7 @@ TRANSFORMER_SIZES: dict[str | None, dict[str, int]] = {
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Transformer:
+    EACH: ClassVar[str] = "token"
     name: Literal["transformer"]
     layers: Count
     heads: Count
@@ -98,6 +103,7 @@ class Transformer:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class UNet:
     CHANNELS_LAST_PAYS: ClassVar[bool] = True
+    EACH: ClassVar[str] = "pixel"
     name: Literal["unet"]
     widths: Annotated[tuple[Count, ...], Field(min_length=2)]
     batch_norm: bool

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from expt import registry
 from expt.config.constraints import IS_SET, STRICT, Key, Target
+from expt.features import Feature
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 Better = Literal["min", "max"]
 """Which way a metric is better."""
-Targets = Literal["class", "labels", "numbers", "mask", "tokens", "any"]
-"""The target of a sample: one class, labels of 0 and 1, numbers, the class of each pixel, the
-token after each, or whatever a custom task takes."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -38,8 +36,8 @@ MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
 class TaskConfig:
     """The keys of every task; a subclass adds its own, its `name` among them."""
 
-    TARGETS: ClassVar[Targets]
-    """The targets that it trains on; they decide how predictions are written and shown."""
+    takes: ClassVar[type[Feature]]
+    """The targets that it trains on."""
     METRICS: ClassVar[Mapping[str, Better]] = {}
     MORE: ClassVar[Mapping[str, Better]] = {}
     """More metrics of its own that `metrics` may name, such as {f1: max}."""
@@ -58,6 +56,10 @@ class TaskConfig:
     def problems(self, config: RunConfig) -> list[str]:
         """Return a line for each of the run's other settings that does not go with the task."""
         return []
+
+    def outputs(self, targets: Feature) -> Feature:
+        """Return the feature that decodes predictions of a run with such `targets`."""
+        return targets
 
     def build(self, facts: Any) -> Any:
         """Return the Task for such data, given as Facts."""
@@ -136,10 +138,3 @@ class Augment:
     def is_set(self) -> bool:
         """True if images are changed at all."""
         return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))
-
-
-def noun_of(record: Mapping[str, Any]) -> str:
-    """Return the name of a sample of a run's dataset, from its record."""
-    dataset = (record.get("config") or {}).get("dataset") or {}
-    cls = registry.groups()["dataset"].get(str(dataset.get("name")))
-    return cls.noun(dataset) if cls else "image"

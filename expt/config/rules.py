@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from expt.config import groups
-from expt.config.constraints import Target, word
+from expt.config.constraints import word
 from expt.config.keys import typed
 from expt.config.kinds import metrics_of, only_in_evaluations
 from expt.config.schema import problems_of_trackers
 from expt.errors import ConfigError, DataError, did_you_mean
+from expt.features import Anything
 from expt.machine import Machine, is_slice
 
 if TYPE_CHECKING:
@@ -209,13 +210,12 @@ def _schedule(config: RunConfig, machine: Machine) -> Problems:
 def _of_data(config: RunConfig) -> list[str]:
     task, dataset = config.task, config.dataset
     problems: list[str] = dataset.problems(task)
-    if task.TARGETS not in {
-        "any",
-        *(groups.GROUPS["task"][name].TARGETS for name in dataset.TASKS),
-    }:
+    if not issubclass(task.takes, (*dataset.OFFERS, Anything)):
+        tasks = groups.GROUPS["task"].items()
+        names = [name for name, cls in tasks if issubclass(cls.takes, dataset.OFFERS)]
         problems = [
-            f"task={task.name}: {dataset.label} is for task={' or '.join(dataset.TASKS)}, or"
-            " for a custom task"
+            f"task={task.name}: {dataset.label} is for task={' or '.join(names)}, or for a custom"
+            " task"
         ]
     if (more := getattr(task, "MORE", None)) is not None:
         known = f"one of {{{', '.join(f'{key}: {value}' for key, value in more.items())}}}, or "
@@ -240,10 +240,8 @@ def _of_classes(config: RunConfig, machine: Machine) -> Problems:
         "dataset.sampling": (dataset.sampling, None),
     }
     for key, (value, unset) in settings.items():
-        if value != unset and config.task.TARGETS != "class":
+        if value != unset and not config.task.takes.has_one_class:
             yield key, "works with task=classification only", f"use {key}={typed(unset)}"
-    if config.cutmix is not None and dataset.has_rows:
-        yield "cutmix", f"cuts images, and {dataset.label} has rows of numbers", "use mixup"
 
 
 def _transforms(config: RunConfig, machine: Machine) -> Problems:
@@ -261,21 +259,14 @@ def _transforms(config: RunConfig, machine: Machine) -> Problems:
 
 
 def _fits_samples(config: RunConfig, machine: Machine) -> Problems:
-    """Models of tokens, and of a class for each pixel, go with such data only, and the reverse."""
-    model, task, dataset = config.model, config.task, config.dataset
-    is_transformer, is_unet = (isinstance(model, of) for of in (groups.Transformer, groups.UNet))
-    is_custom = isinstance(model, Target)
-    if dataset.has_tokens and not (is_transformer or is_custom):
-        yield "model", "takes images, and dataset=text has tokens", "use model=transformer"
-    if is_transformer and "language_model" not in dataset.TASKS:
-        why = f"takes tokens, and {dataset.label} has no vocabulary"
-        yield "model", why, "use dataset=text"
-    if is_unet and task.TARGETS not in ("mask", "any"):
-        why = f"gives a class for each pixel, and task={task.name} takes one for a sample"
-        yield "model", why, "use model=mlp"
-    if task.TARGETS == "mask" and not (is_unet or is_custom):
-        why = f"gives a class for each image, and task={task.name} takes one for each pixel"
-        yield "model", why, "use model=unet, or a custom one"
+    """Models of tokens, and of a class for each pixel, go with such targets only."""
+    gives, wanted = getattr(config.model, "EACH", ""), config.task.takes.each
+    is_offered = issubclass(config.task.takes, config.dataset.OFFERS)
+    if gives and wanted and gives != wanted and is_offered:
+        why = f"gives outputs for each {gives}, and task={config.task.name} for each {wanted}"
+        models = groups.GROUPS["model"].items()
+        names = [name for name, cls in models if getattr(cls, "EACH", "") == wanted]
+        yield "model", why, f"use model={' or '.join(names)}, or a custom one"
 
 
 def _folds(config: RunConfig, machine: Machine) -> Problems:

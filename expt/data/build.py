@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,7 @@ from expt.data.kinds import DatasetConfig
 from expt.data.loader import Loader
 from expt.data.loading import Batch, LoaderOptions, is_double, mapped, of_type
 from expt.data.source import (
-    About,
     Source,
-    are_images,
     as_evaluated,
     check_batch,
     majority_of,
@@ -30,20 +28,20 @@ from expt.data.source import (
     refuse_uncounted,
     warn_of_absent,
 )
-from expt.errors import ConfigError, did_you_mean, listed, type_name, warn
+from expt.errors import ConfigError, warn
+from expt.features import Features
 from expt.runs.request import Split
 
-# deviations from 0, beyond which a variance from sums of squares loses more than four digits
-_FAR = 100.0
 _NO_FOLDS = "none can be held out of an IterableDataset; give it '+dataset.val={split: val}'"
 NOTICEABLE = 0.05
 """The share of the training samples that `drop_last` leaves out without a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataInfo(About):
+class DataInfo:
     """The facts about its data that a model needs."""
 
+    features: Features
     train_size: int
     """samples to train on in an epoch, after validation is held out and train_limit applied"""
     val_size: int | None
@@ -51,15 +49,10 @@ class DataInfo(About):
     test_size: int | None
     is_uncounted: bool = False
     """whether those to train on are not counted"""
-    sample: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """the shape and the dtype of one, if it is one tensor"""
     class_counts: tuple[int, ...] = ()
     """samples of each class to train on, if that is known before they are read"""
     majority: tuple[str, float] | tuple[()] = ()
     """the class of most training samples and its share, if that alone makes a good accuracy"""
-    target_origin: float | tuple[float, ...] = 0.0
-    """what targets that are numbers lie near, where that is far from 0 by their deviation; of a row
-    of several each"""
 
     @property
     def sizes(self) -> dict[str, int | None]:
@@ -68,21 +61,10 @@ class DataInfo(About):
 
     @property
     def told(self) -> dict[str, Any]:
-        """The `data` of a record; `shapes_told` finds the shapes there again."""
-        names = ("majority", "target_origin", "sample", "is_uncounted")
-        more = {**_about(self), **{name: getattr(self, name) for name in names}}
-        shapes = more.pop("shapes")
-        return {**shapes, **self.sizes, **{name: one for name, one in more.items() if one}}
-
-
-def _about(one: About) -> dict[str, Any]:
-    return {field.name: getattr(one, field.name) for field in dataclasses.fields(About)}
-
-
-def shapes_told(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the shapes in what `DataInfo.told` has recorded."""
-    others = {field.name for field in dataclasses.fields(DataInfo)}
-    return {key: value for key, value in record.items() if key not in others}
+        """The `data` of a record."""
+        more = {"majority": self.majority, "is_uncounted": self.is_uncounted}
+        told = {name: one for name, one in more.items() if one}
+        return {**self.features.told, **self.sizes, **told}
 
 
 @dataclass(frozen=True)
@@ -95,11 +77,6 @@ class Data:
     train: Loader
     val: Loader | None
     test: Loader | None
-
-    @property
-    def are_images(self) -> bool:
-        """True if its samples are images, each of one class."""
-        return are_images(self.info.class_names, self.example)
 
     def blank(self, size: int) -> Batch:
         """Return a batch of `size` samples, all zeros."""
@@ -157,7 +134,7 @@ def build(
         check_batch(len(train_idx), given.batch_size, given.batch_parts)
     if given.shard.rank == 0:
         fills = given.batch_size if given.drop_last else 1
-        warn_of_samples(dataset, source, task, train_idx, fills)
+        warn_of_samples(dataset, source, train_idx, fills)
     in_order = dataclasses.replace(given, seed=0, drop_last=False, epoch_steps=None)
     in_order = as_evaluated(dataset, in_order)
     to_train = dataclasses.replace(
@@ -179,7 +156,7 @@ def build(
         val = source.train.load(val_idx, in_order)
     train = source.train.load(train_idx, to_train)
     return Data(
-        info=_info(source, train_idx, task, train=train, val=val, test=test),
+        info=_info(source, train_idx, train=train, val=val, test=test),
         example=mapped(lambda one: torch.zeros_like(one, device=given.device), source.example),
         train=train,
         val=val,
@@ -187,12 +164,10 @@ def build(
     )
 
 
-def warn_of_samples(
-    dataset: DatasetConfig, source: Source, task: Any, train: Tensor, fills: int
-) -> None:
+def warn_of_samples(dataset: DatasetConfig, source: Source, train: Tensor, fills: int) -> None:
     """Warn of what training samples lack, change or leave out; batches have `fills` of them."""
     there = len(train)
-    warn_of_absent(dataset, source, task, train)
+    warn_of_absent(dataset, source, train)
     for note in source.notes:
         warn(f"dataset{'._target_' * bool(dataset.custom_class)}={word(dataset)}: {note}")
     if dataset.train_limit and dataset.train_limit > there:
@@ -210,46 +185,25 @@ def warn_of_samples(
 def _info(
     source: Source,
     chosen: Tensor,
-    task: Any,
     *,
     train: Loader,
     val: Loader | None,
     test: Loader | None,
 ) -> DataInfo:
-    classes, is_of_numbers = source.counted, getattr(task, "TARGETS", None) == "numbers"
-    counts: Any = ()
-    inputs, sample = source.example[0], dict[str, Any]()
-    if isinstance(inputs, Tensor):
-        sample = {"shape": [*inputs.shape], "dtype": type_name(inputs)}
-    if classes is not None:
-        counts = classes[chosen].bincount(minlength=len(source.class_names)).tolist()
+    features, counts = source.features, list[int]()
+    if (classes := source.counted) is not None:
+        number = features.shapes["num_classes"]
+        counts = classes[chosen].bincount(minlength=number).tolist()
+    targets = features.targets.seen(lambda: source.known_targets(chosen))
     return DataInfo(
-        **_about(source),
+        features=features._replace(targets=targets),
         train_size=train.size,
         is_uncounted=source.train.size is None,
         val_size=0 if val is None else val.size or None,
         test_size=0 if test is None else test.size or None,
-        sample=sample,
         class_counts=tuple(counts),
-        majority=majority_of(source.class_names, counts),
-        target_origin=_origin(source, chosen) if is_of_numbers else 0.0,
+        majority=majority_of(targets.names, counts),
     )
-
-
-def _origin(source: Source, train: Tensor) -> float | tuple[float, ...]:
-    """Return the origin, see DataInfo: equal on all workers, and in a run that resumes."""
-    if source.targets_of is None:
-        return 0.0
-    values, example = source.targets_of(train).double().flatten(), source.example[1]
-    number = len(example) if isinstance(example, Tensor) and example.dim() == 1 else 1
-    if number > 1 and len(values) % number == 0:
-        return tuple(map(_near, values.view(-1, number).T))
-    return _near(values)
-
-
-def _near(values: Tensor) -> float:
-    mean = float(values.mean())
-    return mean if abs(mean) > _FAR * float(values.std(correction=0)) else 0.0
 
 
 def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
@@ -278,12 +232,13 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
 def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
     """Raise ConfigError where a mean, std or augmentation does not fit the samples."""
     augment, problems = dataset.augment, []
-    if not (source.normalises or are_images(source.class_names, source.example)):
+    if not source.features.inputs.is_image:
         if dataset.mean or dataset.std or augment.is_set:
             problems = ["dataset.mean, std and augment: are of images; leave them out here"]
     else:
-        channels, (height, width) = source.shapes["channels"], source.shapes["image_size"]
-        if not source.moves and augment.is_set:
+        shapes = source.features.shapes
+        channels, (height, width) = shapes["channels"], shapes["image_size"]
+        if source.features.targets.each == "pixel" and augment.is_set:
             problems = ["dataset.augment: moves images without their masks; leave it out"]
         problems += [
             f"dataset.{name} has {len(values)} values, but the images have {channels} channels;"
@@ -319,10 +274,8 @@ def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
 class EvaluationData:
     """The data of an evaluation, on one worker."""
 
-    class_names: tuple[str, ...]
-    """The run's."""
-    are_images: bool
-    """True if its samples are images, each of one class."""
+    features: Features
+    """Those that it is evaluated with: the run's inputs and classes."""
     loaders: Sequence[Loader]
     numbers: Tensor | None
     """The run's number of each of the dataset's classes, where it counts them otherwise."""
@@ -344,7 +297,7 @@ def load(
     dataset: DatasetConfig,
     task: Any,
     split: Split,
-    trained_on: Mapping[str, Any],
+    trained_on: Features,
     options: LoaderOptions,
     *,
     own: bool,
@@ -352,25 +305,26 @@ def load(
 ) -> EvaluationData:
     """Return the samples of a split, for the model of a run.
 
-    Its record says `trained_on` of its data. `own` samples are those that it was trained and
-    evaluated with. Raise ConfigError where the model does not take the samples, DataError for the
-    data.
+    Its record has the features that it was `trained_on`. `own` samples are those that it was
+    trained and evaluated with. Raise ConfigError where the model does not take the samples,
+    DataError for the data.
     """
     options = dataclasses.replace(options, mean=dataset.mean, std=dataset.std)
     options = as_evaluated(dataset, options)
     source = dataset.open(task, options.device, num_workers, trained_on)
     tells = options.shard.rank == 0
-    if not own:
-        _refuse_other_shapes(dataset, source, trained_on)
-        for note in source.notes if tells and dataset.has_rows else ():
-            warn(f"{dataset.label}: {note}")
-    names = tuple(trained_on.get("class_names", ()))
-    numbers = _numbers(dataset, source.class_names, names, trained_on, tells=tells)
+    for here, there in zip(source.features, trained_on, strict=True):
+        if why := here.misfit(there):
+            raise ConfigError(f"{dataset.label}: {why}")
+    targets = source.features.targets
+    notes = [targets.missing_in(trained_on.targets), *([] if own else source.notes)]
+    for note in filter(None, notes if tells else ()):
+        warn(f"{dataset.label}: {note}")
+    places = targets.places_in(trained_on.targets)
     return EvaluationData(
-        class_names=names or source.class_names,
-        are_images=are_images(source.class_names, source.example),
+        features=trained_on,
         loaders=_loaders(dataset, source, split, options, tells=tells and not own),
-        numbers=None if numbers is None else numbers.to(options.device),
+        numbers=None if places is None else torch.tensor(places, device=options.device),
     )
 
 
@@ -400,80 +354,3 @@ def _loaders(
     raise ConfigError(
         f"split={split}: {dataset.label} has none; use split={' or split='.join([*there, 'all'])}"
     )
-
-
-def _refuse_other_shapes(
-    dataset: DatasetConfig, source: Source, trained_on: Mapping[str, Any]
-) -> None:
-    """Raise ConfigError for samples that the model was not built for.
-
-    Classes have names, see `_numbers`.
-    """
-    keys = ["channels", "image_size", "vocab_size", "context"]
-    if dataset.passes_as_is:  # the first sample's, and others may be larger
-        keys.remove("image_size")
-    keys += [] if source.class_names else ["num_classes"]
-    for key in keys:
-        has, wanted = (_shown(key, shapes.get(key)) for shapes in (source.shapes, trained_on))
-        if has != wanted:
-            raise ConfigError(
-                f"{dataset.label}: has {has}, and the model takes {wanted}; use data like the run's"
-            )
-
-
-def _shown(key: str, value: Any) -> str:
-    if isinstance(value, list | tuple):
-        value = " x ".join(map(str, value))
-    return f"no {key}" if value is None else f"{key} {value}"
-
-
-def _numbers(
-    dataset: DatasetConfig,
-    names: Sequence[str],
-    known: Sequence[str],
-    trained_on: Mapping[str, Any],
-    *,
-    tells: bool,
-) -> Tensor | None:
-    """Return the run's number of each class, by its name; None where all are equal.
-
-    Raise ConfigError for an unknown one.
-    """
-    if tuple(names) == tuple(known) or not (names or known):
-        return None
-    has, has_known = len(names), len(known) or trained_on.get("num_classes")
-    if not known or _are_taken_by_number(dataset, names, known):
-        if has != has_known:
-            raise ConfigError(
-                f"{dataset.label}: has {has} classes, and the run's model {has_known}; use"
-                " data of its classes"
-            )
-        if tells:
-            warn(
-                f"{dataset.label}: its classes have other names than the run's, and are"
-                " taken by their numbers"
-            )
-        return None
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigError(
-            f"{dataset.label}: has the class {listed(unknown, 1)}, which the run does not"
-            f" know; it has {listed(known)}."
-            f"{did_you_mean(unknown[0], known)}"
-        )
-    if tells and (missing := [name for name in known if name not in names]):
-        warn(f"{dataset.label}: lacks the run's classes {listed(missing)}")
-    return torch.tensor([list(known).index(name) for name in names])
-
-
-def _are_taken_by_number(
-    dataset: DatasetConfig, names: Sequence[str], known: Sequence[str]
-) -> bool:
-    """Return whether names are missing on one side; a folder called 1 has a name."""
-    if all(name.isdigit() for name in (*names, *known)):
-        return _are_numbers(names) and not dataset.names_classes
-    return _are_numbers(names) or _are_numbers(known)
-
-
-def _are_numbers(names: Sequence[str]) -> bool:
-    """Return whether they are what classes without names are called."""
-    return [*names] == [str(number) for number in range(len(names))]

@@ -15,6 +15,7 @@ from expt.config.own_code import own_frame
 from expt.data import changes
 from expt.data.image_files import in_mode
 from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, described
+from expt.features.feature import labelled
 
 Check = Callable[[Any], Any]
 """Returns a sample as it is to be used. Raise DataError that says what is wrong with it."""
@@ -88,7 +89,7 @@ def to_tensor(image: Any) -> Tensor:
     return tensor if tensor.dtype == torch.uint8 else tensor.float()
 
 
-def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:
+def checked_image(sample: Any, shape: tuple[int, ...], classes: Any) -> tuple[Tensor, int]:
     """Return a sample (image, label) as a tensor and a number. Raise DataError for another."""
     image, label = labelled(sample, "image")
     tensor = to_tensor(image)
@@ -97,36 +98,7 @@ def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tupl
             f"its image is {tuple(tensor.shape)}, expected {shape} (channels, height, width) as in"
             " the first sample; resize the images to one size"
         )
-    return tensor, class_of(label, num_classes)
-
-
-def labelled(sample: Any, what: str, label: str = "label") -> tuple[Any, Any]:
-    """Return a sample (`what`, `label`). Raise DataError where it is none."""
-    if isinstance(sample, list | tuple) and len(sample) == 2:
-        return sample[0], sample[1]
-    is_some = isinstance(sample, list | tuple)
-    found = f"{len(sample)} values" if is_some else f"a {type(sample).__name__}"
-    raise DataError(f"it is {found}, expected ({what}, {label})")
-
-
-def class_of(label: Any, num_classes: int) -> int:
-    """Return the label as a number. Raise DataError where it is none of a class."""
-    number = label if type(label) is int else _integral(label)
-    if number is None or not 0 <= number < num_classes:
-        raise DataError(
-            f"its label is {label!r}, expected 0 to {num_classes - 1}; fix the label, or"
-            " dataset.num_classes"
-        )
-    return number
-
-
-def _integral(label: Any) -> int | None:
-    """Return a label as an integer, if it is one: 2.7 must not become class 2."""
-    try:
-        number = int(label)
-        return number if float(label) == number else None
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last by a tensor of several
-        return None
+    return tensor, classes.number(label)
 
 
 def structure_of(sample: Any) -> Any:

@@ -17,29 +17,27 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from expt.config import user_class
-from expt.data import changes, masks, samples
+from expt.data import changes, samples
 from expt.data.checked_samples import (
     Check,
     as_it_is,
     checked,
     checked_image,
-    class_of,
     in_words,
-    labelled,
     like,
     read,
     read_all,
     structure_of,
     to_tensor,
 )
-from expt.data.image_files import values_of
 from expt.data.images import stacked
 from expt.data.loader import loading
-from expt.data.memory import NO_TARGET
 from expt.data.samples import MEDIAN_OF, Collate, Reading, median_read_s
 from expt.data.seeding import Read, preserved_generators, seeded
-from expt.data.source import Part, Source, are_images
+from expt.data.source import Part, Source
 from expt.errors import ConfigError, DataError, described, listed
+from expt.features import Anything, Classes, Feature, Features, Image, Tokens
+from expt.features.feature import labelled
 
 if TYPE_CHECKING:
     from expt.data.kinds.custom import Custom
@@ -125,33 +123,23 @@ class _Built:
         """Return them as a source: samples like the first, of a class each or of any kind."""
         if self.config.num_classes is not None:
             return self._of_classes(first)
-        found = self._like(first, check_for(self.train, self.config, self.task))
-        shapes, targets = {**found.shapes}, getattr(self.task, "TARGETS", None)
-        if targets == "mask":
-            shapes["num_classes"] = self.task.num_classes
-        elif targets == "any" and _is_integer(found.example[1]):  # a class, or a count
-            shapes.pop("num_classes", None)
-        return dataclasses.replace(found, shapes=shapes)
+        takes: type[Feature] = getattr(self.task, "takes", Anything)
+        targets = _targets(self.train, first)
+        return self._like(first, takes.of_custom(targets, self.train, self.task))
 
     def _of_classes(self, first: Any) -> Source:
         """Return samples (inputs, label): images, or inputs of any kind."""
-        names = self._names()
+        classes = Classes(names=self._names())
         inputs, _ = checked(functools.partial(labelled, what="inputs"), 0, first)
         shape = None if hasattr(self.train, "collate") else _image_shape(inputs)
         if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
-            found = self._like(first, functools.partial(checked_class, num_classes=len(names)))
+            found = self._like(first, classes)
         else:
-            check = functools.partial(checked_image, shape=shape, num_classes=len(names))
-            found = self._like(first, check, stacked)
-        if are_images(names, found.example):
+            check = functools.partial(checked_image, shape=shape, classes=classes)
+            found = self._like(first, classes, check, stacked)
+        if found.features.inputs.is_image:
             self._refuse_channels_last(tuple(found.example[0].shape))
-        return dataclasses.replace(
-            found,
-            shapes={**found.shapes, "num_classes": len(names)},
-            class_names=names,
-            classes=_classes_of(self.train),
-            targets_of=None,
-        )
+        return dataclasses.replace(found, classes=_classes_of(self.train), targets_of=None)
 
     def _names(self) -> tuple[str, ...]:
         number = cast(int, self.config.num_classes)
@@ -181,15 +169,22 @@ class _Built:
             reads = samples.Stream(Reading(self.train)).read
         return median_read_s(reads, samples.size_of(self.train) or MEDIAN_OF)
 
-    def _like(self, first: Any, check: Check, collate: Collate | None = None) -> Source:
+    def _like(
+        self,
+        first: Any,
+        targets: Feature,
+        check: Check | None = None,
+        collate: Collate | None = None,
+    ) -> Source:
         """Return samples of any kind, which are like the `first`."""
+        check = check or targets.check
         if not (collate or hasattr(self.train, "collate")):  # which may make anything of anything
             check = like(structure_of(first), check)
         example, classes = samples.example(self.train, first, check), self.config.num_classes
         channels = _channels(example[0]) if classes else None
         if channels:
             example = example[0].float(), example[1]  # as they are once they are normalised
-        of = classes if getattr(self.task, "TARGETS", "class") == "class" else None
+        of = classes if getattr(self.task, "takes", Classes).has_one_class else None
         how: Any = {"channels": channels, "sample_s": self._seconds()}
 
         def part(found: Dataset[Any]) -> Part:
@@ -203,30 +198,30 @@ class _Built:
         parts = {name: part(each) for name, each in self.parts.items()}
         are_tensors = isinstance(example[1], Tensor)
         return Source(
-            shapes=shapes(self.train, *example),
+            features=Features(_inputs(self.train, example[0], has_pixels=bool(channels)), targets),
             example=example,
             train=parts["train"],
             val=parts.get("val"),
             test=parts.get("test"),
             targets_of=functools.partial(some_targets, self.train) if are_tensors else None,
+            sees_few=True,
         )
 
 
-def shapes(dataset: Dataset[Any], inputs: Any, targets: Any) -> Mapping[str, Any]:
-    """Return what a model may ask for.
-
-    It is `channels` and `image_size` of inputs that are one tensor (a row [features] is an image of
-    one row), and `num_classes` outputs; of a dataset of tokens its `vocab_size` and `context`.
-    """
-    found: dict[str, Any] = {}
+def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:
+    """Return the feature of a sample's inputs: tokens, an image, or any that are like the first."""
     if hasattr(dataset, "vocab_size"):
-        return {"vocab_size": dataset.vocab_size, "context": dataset.context}  # type: ignore[attr-defined]
-    if isinstance(inputs, Tensor) and 1 <= inputs.dim() <= 3:
-        channels, height, width = (1,) * (3 - inputs.dim()) + tuple(inputs.shape)
-        found = {"channels": channels, "image_size": (height, width)}
-    if isinstance(targets, Tensor):
-        found["num_classes"] = math.prod(targets.shape)
-    return found
+        return Tokens(vocab_size=dataset.vocab_size, context=dataset.context)  # type: ignore[attr-defined]
+    if has_pixels:
+        channels, height, width = inputs.shape
+        return Image(channels=channels, image_size=(height, width))
+    return Anything.like(inputs, are_inputs=True)
+
+
+def _targets(dataset: Dataset[Any], first: Any) -> Any:
+    """Return the targets of the first sample, or what they become in a batch."""
+    example = samples.example(dataset, first, as_it_is)
+    return example[1]
 
 
 def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
@@ -270,12 +265,6 @@ def _collated(
     )
 
 
-def _is_integer(target: Any) -> bool:
-    if not isinstance(target, Tensor) or target.dim() or target.dtype == torch.bool:
-        return False
-    return not (target.is_floating_point() or target.is_complex())
-
-
 def some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
     """Return targets of a few samples, spread evenly over those at `indices`."""
     places = torch.linspace(0, len(indices) - 1, _SOME).long()
@@ -296,42 +285,3 @@ def _classes_of(dataset: Dataset[Any]) -> Tensor | None:
         if targets.shape == (samples.size_of(dataset),):
             return targets
     return None
-
-
-def check_for(dataset: Dataset[Any], config: Custom, task: Any) -> Check:
-    """Return what looks at samples: a GPU says nothing, or little, of a wrong target."""
-    targets = getattr(task, "TARGETS", None)
-    if targets == "mask":
-        return functools.partial(masks.checked_mask, values=values_of(config, task))
-    if targets == "tokens" and hasattr(dataset, "vocab_size"):
-        return functools.partial(_checked_tokens, vocab_size=dataset.vocab_size)
-    return as_it_is
-
-
-def checked_class(sample: Any, num_classes: int) -> tuple[Any, int]:
-    """Return the sample (inputs, label), its label a number. Raise DataError for no class."""
-    if type(sample) is tuple and len(sample) == 2:  # as most are: calls take their time
-        inputs, label = sample
-        if type(label) is int and 0 <= label < num_classes:
-            return inputs, label
-    inputs, label = labelled(sample, "inputs")
-    return inputs, class_of(label, num_classes)
-
-
-def _checked_tokens(sample: Any, vocab_size: int) -> Any:
-    is_pair = isinstance(sample, list | tuple) and len(sample) == 2
-    for name, tokens in zip(("inputs", "targets"), sample if is_pair else (), strict=False):
-        if not isinstance(tokens, Tensor):
-            continue
-        if tokens.is_floating_point():
-            raise DataError(f"its {name} are {tokens.dtype}; let them be tokens, int64")
-        wrong = (tokens < 0) | (tokens >= vocab_size)
-        if name == "targets":
-            wrong &= tokens != NO_TARGET
-        if wrong.any():
-            more = f", or {NO_TARGET} where nothing counts" if name == "targets" else ""
-            raise DataError(
-                f"its {name} hold the token {int(tokens[wrong][0])}, expected 0 to"
-                f" {vocab_size - 1} (vocab_size){more}; fix it, or vocab_size"
-            )
-    return sample

@@ -9,12 +9,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expt import progress
 from expt.errors import DataError, ExptError, collected, first_line, listed, warn
+from expt.features import Mask
 
 if TYPE_CHECKING:
     import numpy as np
@@ -336,30 +336,10 @@ def report_found(root: object, counts: Counter[str]) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskValues:
-    """The values that masks may hold."""
-
-    num_classes: int
-    ignore_index: int = 255
-
-    def check(self, mask: Any, name: str) -> None:
-        """Raise DataError for a value that is neither a class nor to be ignored."""
-        out = (mask < 0) | (mask >= self.num_classes)
-        out &= mask != self.ignore_index
-        if out.any():
-            is_jpeg = name.lower().endswith((".jpg", ".jpeg"))
-            fix = "JPEG changes numbers: save masks as PNG" if is_jpeg else "fix it, or num_classes"
-            raise DataError(
-                f"{name} holds the class {int(mask[out][0])}, expected 0 to {self.num_classes - 1},"
-                f" or {self.ignore_index} (task.ignore_index); {fix}"
-            )
-
-
-def values_of(dataset: Any, task: Any) -> MaskValues:
+def mask_of(dataset: Any, task: Any) -> Mask:
     """Return what masks may hold: the dataset says how many classes, else the task."""
     settings = {"ignore_index": task.ignore_index} if hasattr(task, "ignore_index") else {}
-    return MaskValues(num_classes=dataset.mask_classes() or task.num_classes, **settings)
+    return Mask(num_classes=dataset.mask_classes() or task.num_classes, **settings)
 
 
 def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
@@ -391,7 +371,7 @@ def look_at_pair(
     source: Any,
     mask: Any,
     mode: str,
-    values: MaskValues | None,
+    values: Mask | None,
     name: str = "",
 ) -> Any:
     """Return a picture as `look` does. Raise DataError for what is wrong with it or its mask."""
@@ -403,7 +383,7 @@ def look_at_pair(
     picture, opened = collected(lambda read: read(), reads)
     numbers = numbers_of_mask(opened, picture, its)
     if values:
-        values.check(numbers, its)
+        values.check_values(numbers, its)
     if opened.mode == "P":
         colours = bytes(opened.getpalette())
         used = [number for _, number in opened.getcolors()]

@@ -32,6 +32,7 @@ from expt.data.samples import size_of
 from expt.data.seeding import preserved_generators
 from expt.data.source import NOTHING, Part, Source
 from expt.errors import DataError, warn
+from expt.features import Feature, Features, Image
 from expt.machine import usable_cpus
 
 Shape = tuple[int, int, int]
@@ -40,27 +41,22 @@ Scales = Mapping[str, Sequence[float]]
 """The mean and deviation of each target, by its name; targets are given in these units."""
 
 
+LABEL = torch.zeros((), dtype=torch.int64)
+
+
 def of_parts(
-    shape: Shape, number: int, parts: Mapping[str, Part], target: Tensor, **more: Any
+    shape: Shape, targets: Feature, parts: Mapping[str, Part], target: Tensor = LABEL, **more: Any
 ) -> Source:
-    """Return a source of images of one shape, for `number` outputs; targets are like `target`."""
-    shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": number}
+    """Return a source of images of one shape, with `targets` that are like `target`."""
+    features = Features(Image(channels=shape[0], image_size=shape[1:]), targets)
     more |= {"train": NOTHING, **parts}
-    return Source(shapes=shapes, example=(torch.zeros(shape), target), **more)
-
-
-def of_images(
-    shape: Shape, class_names: Sequence[str], parts: Mapping[str, Part], **more: Any
-) -> Source:
-    """Return a source of images of one shape, each of one class."""
-    label, names = torch.zeros((), dtype=torch.int64), tuple(class_names)
-    return of_parts(shape, len(names), parts, label, class_names=names, **more)
+    return Source(features=features, example=(torch.zeros(shape), target), **more)
 
 
 def of_arrays(
     train: Sequence[Any],
     test: Sequence[Any],
-    class_names: Sequence[str],
+    features: Features,
     device: torch.device,
     num_workers: int,
 ) -> Source:
@@ -68,9 +64,8 @@ def of_arrays(
     images, labels = map(_tensor, train)
     shape = images.shape[1], images.shape[2], images.shape[3]
     sets = {"train": InMemory(images, labels, device), "test": in_memory(test, device)}
-    how: Any = (shape, num_workers, len(class_names))
-    parts = {part: image_part(each, *how) for part, each in sets.items()}
-    return of_images(shape, class_names, parts, classes=labels, in_random_order=True)
+    parts = {part: image_part(x, shape, num_workers, features.targets) for part, x in sets.items()}
+    return of_parts(shape, features.targets, parts, classes=labels, in_random_order=True)
 
 
 def in_memory(arrays: Sequence[Any], device: torch.device) -> InMemory:
@@ -89,19 +84,19 @@ def image_part(
     images: Dataset[Any],
     shape: Shape,
     num_workers: int,
-    num_classes: int | None = None,
+    classes: Feature | None = None,
     *,
     originals: Dataset[Any] | None = None,
     eval_as_training: bool = False,
 ) -> Part:
-    """Return a part of images, each of a class if there are `num_classes`.
+    """Return a part of images, each of a class if there are `classes`.
 
     Transforms get the `originals`, which may be of any size. With `eval_as_training` an evaluation
     takes no more of them at a time than a step.
     """
     how: Any = {}
-    if num_classes is not None:
-        check = functools.partial(checked_image, shape=shape, num_classes=num_classes)
+    if classes is not None:
+        check = functools.partial(checked_image, shape=shape, classes=classes)
         how = {"check": check, "collate": stacked}
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
@@ -299,7 +294,7 @@ def pictures_of(pairs: Mapping[str, Any], dataset: Any) -> dict[str, Pictures]:
 
 def of_pictures(
     sets: Mapping[str, Pictures],
-    class_names: Sequence[str],
+    classes: Feature,
     labels: Tensor | None,
     num_workers: int,
     memory: Mapping[str, Held] | None = None,
@@ -309,13 +304,13 @@ def of_pictures(
     Without transforms what is in `memory` is taken from there.
     """
     shape, sets = of_one_shape(sets)
-    how: Any = (shape, num_workers, len(class_names))
+    how: Any = (shape, num_workers, classes)
     parts = {
         part: image_part((memory or {}).get(part, each), *how, originals=each.as_is())
         for part, each in sets.items()
     }
     read = {part: each for part, each in sets.items() if part not in (memory or {})}
-    return of_images(shape, class_names, parts, classes=labels, pictures=read)
+    return of_parts(shape, classes, parts, classes=labels, pictures=read)
 
 
 def row(target: Any) -> Tensor:
@@ -325,6 +320,7 @@ def row(target: Any) -> Tensor:
 
 def of_numbers(
     sets: Mapping[str, Pictures],
+    takes: type[Feature],
     targets: Tensor,
     names: Sequence[str],
     num_workers: int,
@@ -332,23 +328,22 @@ def of_numbers(
     scales: Scales | None = None,
     standardises: bool = False,
 ) -> Source:
-    """Return parts of pictures with numbers to predict, or labels of 0 and 1.
+    """Return parts of pictures with numbers to predict, or labels of 0 and 1, as a task `takes`.
 
     `targets` float32 [N, T] are those of train. They are in units of `scales`; or, where the source
     `standardises`, of what the training samples give, once these are chosen.
     """
     shape, sets = of_one_shape(sets)
 
-    def found(by: Scales, **more: Any) -> Source:
+    def found(by: Mapping[str, Any], **more: Any) -> Source:
         scale = _scaling(by, names)
         parts = dict[str, Part]()
         for part, each in sets.items():
             scaled = replace(each, target=lambda target: scale(row(target)))
             parts[part] = image_part(scaled, shape, num_workers, originals=scaled.as_is())
-        number, values = targets.shape[1], scale(targets)
-        more |= {"normalises": True, "target_names": tuple(names)}
+        feature, values = takes.of_columns(names, by), scale(targets)
         more |= {"targets_of": values.__getitem__, "pictures": sets}
-        return of_parts(shape, number, parts, torch.zeros(number), **more)
+        return of_parts(shape, feature, parts, torch.zeros(targets.shape[1]), **more)
 
     def fitted(chosen: Tensor) -> Source:
         values = targets[chosen].double()
@@ -356,7 +351,7 @@ def of_numbers(
         # else all are alike
         std = torch.where(std > 1e-12 * values.abs().amax(0), std, torch.ones_like(std))
         by = dict(zip(names, zip(mean.tolist(), std.tolist(), strict=True), strict=True))
-        return found(by, standardised=by)
+        return found(by)
 
     if scales is not None:
         return found(scales)

@@ -10,20 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.data.checked_samples import labelled
 from expt.data.image_files import (
     MODES,
-    MaskValues,
     look_at_pair,
+    mask_of,
     numbers_of_mask,
     open_picture,
     refuse_damaged,
     stretch,
-    values_of,
 )
 from expt.data.images import Pictures, image_part, of_one_shape, of_parts
 from expt.data.source import Source
-from expt.errors import DataError
+from expt.features import Mask
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,13 +32,13 @@ class MaskPictures(Pictures):
     other values.
     """
 
-    values: MaskValues
+    values: Mask
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image, source = self.opened(index)
         name = source if isinstance(source, str) else f"sample {index}: its mask"
         mask = self._numbers(source, name, image)
-        self.values.check(mask, name)
+        self.values.check_values(mask, name)
         if self.size is None:
             self.check_size(index, image)
         return _resized(image, mask, self.size or mask.shape)
@@ -86,7 +84,7 @@ def _resized(image: Any, mask: np.ndarray, image_size: tuple[int, int]) -> tuple
 def of_masks(pairs: Mapping[str, Any], dataset: Any, task: Any, num_workers: int) -> Source:
     """Return the parts of pictures and masks."""
     how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size}
-    how |= {"needed": dataset.needed, "values": (values := values_of(dataset, task))}
+    how |= {"needed": dataset.needed, "values": (values := mask_of(dataset, task))}
     shape, sets = of_one_shape({part: MaskPictures(each, **how) for part, each in pairs.items()})
 
     # Logits of many classes are as large as an image.
@@ -94,23 +92,6 @@ def of_masks(pairs: Mapping[str, Any], dataset: Any, task: Any, num_workers: int
         part: image_part(each, shape, num_workers, eval_as_training=True)
         for part, each in sets.items()
     }
-    more: dict[str, Any] = {"normalises": True, "moves": False, "pictures": sets}
+    more: dict[str, Any] = {"pictures": sets}
     more |= {"targets_of": sets["train"].occurring} if "train" in sets else {}
-    mask = torch.zeros(shape[1:], dtype=torch.int64)
-    return of_parts(shape, values.num_classes, parts, mask, **more)
-
-
-def checked_mask(sample: Any, values: MaskValues) -> tuple[Any, Tensor]:
-    """Return a custom (inputs, mask), the mask as int64.
-
-    Raise DataError for another: a GPU says nothing of it.
-    """
-    inputs, mask = labelled(sample, "image", "mask")
-    mask = torch.as_tensor(mask)
-    if mask.dim() != 2 or mask.is_floating_point():
-        raise DataError(
-            f"its mask is {mask.dtype} {list(mask.shape)}, expected class numbers, int64 [height,"
-            " width]"
-        )
-    values.check(mask, "its mask")
-    return inputs, mask.long()
+    return of_parts(shape, values, parts, torch.zeros(shape[1:], dtype=torch.int64), **more)

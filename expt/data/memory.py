@@ -20,6 +20,7 @@ from expt.data.loading import MIN_EVAL_BATCH, LoaderOptions, mapped
 from expt.data.rows import Chosen
 from expt.data.source import NOTHING, Part, Source
 from expt.errors import ConfigError, DataError, did_you_mean
+from expt.features import NO_TARGET, Classes, Columns, Feature, Features, Numbers
 
 if TYPE_CHECKING:
     from expt.data.kinds.text import Extent
@@ -101,17 +102,19 @@ def parts_of(number: int, test_fraction: float, how: str) -> dict[str, np.ndarra
 
 def of_rows(
     dataset: Any,
+    task: Any,
     rows: Rows,
     parts: Mapping[str, np.ndarray],
     device: torch.device,
-    trained_on: Mapping[str, Any] | None = None,
+    trained_on: Features | None = None,
 ) -> Source:
     """Return the rows at the indices of the parts `train`, and `val` and `test` if there are such.
 
-    They are standardised by those that are trained on, or as a record says of `trained_on`.
+    They are standardised by those that are trained on, or as a run was `trained_on`.
     """
+    takes = getattr(task, "takes", Numbers)
     if trained_on is not None:
-        return _source(as_trained_on(trained_on, rows), parts, device)
+        return _source(as_trained_on(trained_on, rows), takes, parts, device)
 
     def fitted(chosen: Tensor) -> Source:
         training = parts["train"][chosen.numpy()]
@@ -121,14 +124,17 @@ def of_rows(
             scales |= _scales(rows.features, rows.feature_names, training, encoded)
         if dataset.standardise_targets and isinstance(rows.targets, Chosen):
             scales |= _scales(rows.targets, rows.target_names, training, {})
-        scaled = rows._replace(encoded=encoded, scales=scales)
-        return _source(scaled, parts, device, standardised=scales, encoded=encoded)
+        return _source(rows._replace(encoded=encoded, scales=scales), takes, parts, device)
 
-    return _source(rows, parts, device, fitted=fitted)
+    return _source(rows, takes, parts, device, fitted=fitted)
 
 
 def _source(
-    rows: Rows, parts: Mapping[str, np.ndarray], device: torch.device, **more: Any
+    rows: Rows,
+    takes: type[Feature],
+    parts: Mapping[str, np.ndarray],
+    device: torch.device,
+    **more: Any,
 ) -> Source:
     def part(index: np.ndarray) -> Part:
         @functools.cache  # one for all loaders, made for the first
@@ -140,14 +146,22 @@ def _source(
     train = parts.get("train", np.arange(0))
     there = {name: part(index) for name, index in parts.items() if len(index)}
     more |= {"train": NOTHING, **there}
-    more |= {name: getattr(rows, name) for name in ("feature_names", "target_names", "left_out")}
     features, targets = _encoders(rows)
-    # An image of one row and one channel, so that a model of images may flatten it.
-    shapes = {"channels": 1, "image_size": (1, features.number)}
-    shapes["num_classes"] = len(rows.class_names or rows.target_names)
+    names, scales = rows.feature_names, rows.scales
+    inputs = Columns(
+        names=names,
+        width=features.number,
+        scales={name: scales[name] for name in names if name in scales},
+        encoded=rows.encoded,
+        left_out=rows.left_out,
+    )
+    feature = (
+        takes.of_columns(rows.target_names, scales)
+        if not rows.class_names
+        else Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
+    )
     return Source(
-        shapes=shapes,
-        class_names=rows.class_names,
+        features=Features(inputs, feature),
         example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
         classes=torch.from_numpy(rows.targets[train]) if rows.class_names else None,
         targets_of=lambda chosen: targets(torch.from_numpy(rows.targets[train[chosen.numpy()]])),
@@ -289,15 +303,16 @@ def _scales(
     return {name: (mean, std) for name, mean, std, how in each if "categories" not in how}
 
 
-def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
+def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
     """Return the rows with a run's columns, in its order, names and scales, from its record.
 
     A single target may have another name. Raise ConfigError where a column is missing.
     """
-    targets = trained_on.get("target_names") or rows.target_names
+    inputs: Any = trained_on.inputs
+    targets = trained_on.targets.columns or rows.target_names
     if len(targets) == len(rows.target_names) == 1:
         rows = rows._replace(target_names=tuple(targets))
-    for kind, wanted in (("feature", trained_on["feature_names"]), ("target", targets)):
+    for kind, wanted in (("feature", inputs.names), ("target", targets)):
         there = getattr(rows, f"{kind}_names")
         if missing := [name for name in wanted if name not in there]:
             raise ConfigError(
@@ -307,18 +322,16 @@ def as_trained_on(trained_on: Mapping[str, Any], rows: Rows) -> Rows:
         if kind == "feature" or not rows.class_names:
             values = getattr(rows, f"{kind}s").columns([there.index(name) for name in wanted])
             rows = rows._replace(**{f"{kind}s": values, f"{kind}_names": tuple(wanted)})
-    encoded, scales = trained_on.get("encoded", {}), trained_on.get("standardised", {})
-    for name in trained_on["feature_names"]:
-        if "categories" in (how := encoded.get(name, {})):
+    for name in inputs.names:
+        if "categories" in (how := inputs.encoded.get(name, {})):
             continue
         if name in rows.texts or (name in rows.gaps and "median" not in how):
             what = "texts" if name in rows.texts else "gaps"
             raise DataError(f"column {name}: has {what}, and had none in training; correct it")
-    return rows._replace(encoded=encoded, scales=scales)
+    scales = {**inputs.scales, **trained_on.targets.scales}
+    return rows._replace(encoded=inputs.encoded, scales=scales)
 
 
-NO_TARGET = -100
-"""The target of a token that counts for nothing: what torch's cross-entropy ignores."""
 _EVAL_TOKENS = 2**15
 """Evaluated at a time by a worker, at least: their logits are what takes memory."""
 
@@ -383,14 +396,14 @@ class Windows(Held):
 
 
 def of_extents(
-    extents: Sequence[Extent | None], context: int, vocab_size: int, tokens: np.ndarray | None
+    extents: Sequence[Extent | None], features: Features, tokens: np.ndarray | None
 ) -> Source:
-    """Return a text's parts, by windows of `context` tokens."""
+    """Return a text's parts, by windows."""
+    context = features.shapes["context"]
     train, val, test = (extent and _part(Windows(extent, context, tokens)) for extent in extents)
     assert train
-    example, shapes = torch.zeros(context, dtype=torch.int64), {"vocab_size": vocab_size}
-    shapes["context"] = context
-    return Source(shapes=shapes, example=(example, example), train=train, val=val, test=test)
+    window = torch.zeros(context, dtype=torch.int64)
+    return Source(features=features, example=(window, window), train=train, val=val, test=test)
 
 
 def _part(windows: Windows) -> Part:

@@ -25,6 +25,7 @@ from expt.data.columns import (
 )
 from expt.data.table_files import Table, files_of, fingerprint, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, listed
+from expt.features import Classes, Feature, Labels
 
 if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
     import numpy as np
@@ -110,8 +111,8 @@ class Wanted(NamedTuple):
     targets: tuple[str, ...]
     features: tuple[str, ...] | None
     """None: all other columns that are features"""
-    kind: str
-    """of the task's targets"""
+    takes: type[Feature]
+    """the task's targets"""
     categories: tuple[str, ...] = ()
     """columns that are texts, whatever they hold"""
     limit: int | None = None
@@ -194,8 +195,8 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     import numpy as np
 
     names, left_out = _candidates(table, wanted)
-    texts = {*wanted.categories, *(wanted.targets if wanted.kind == "class" else ())}
-    known = table.classes if wanted.kind == "class" else {}
+    texts = {*wanted.categories, *(wanted.targets if wanted.takes is Classes else ())}
+    known = table.classes if wanted.takes is Classes else {}
     most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
     targets = [Column(x, are_texts=x in texts, known=known.get(x, ())) for x in wanted.targets]
     features = [Column(x, are_texts=x in wanted.categories, most=most) for x in names]
@@ -259,17 +260,17 @@ def _answers(
     import numpy as np
 
     path = table.path
-    if wanted.kind == "class":
+    if wanted.takes is Classes:
         (target,) = targets
         classes, names = classes_of(path, target, table.row)
         if wanted.limit is not None and wanted.features != ():
             check_learnable(path, target.name, classes, names)
         return classes, names
-    fix = _LABELS if wanted.kind == "labels" else f"{FIX}, or use task=classification for classes"
+    fix = _LABELS if wanted.takes is Labels else f"{FIX}, or use task=classification for classes"
     refuse(path, {each.name: each.odd_rows(fix, table.row) for each in targets})
     for each in targets:
         each.number()
-        if wanted.kind == "labels":
+        if wanted.takes is Labels:
             check_labels(path, each, table.row)
     return np.empty(0, np.int64), ()
 

@@ -16,6 +16,7 @@ from expt.data.kinds import DatasetConfig
 from expt.data.loader import Load, Loader
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError, described, listed, warn
+from expt.features import Features
 
 UNEVEN = 0.1
 """The least by which a class's share exceeds an even one if it is reported."""
@@ -42,29 +43,10 @@ NOTHING = Part(0, _of_nothing)
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
-    """The facts about samples that a model needs and a run's record has."""
-
-    shapes: Mapping[str, Any]
-    """what a model may ask for, by keyword, such as `channels`, `image_size` and `num_classes`"""
-    class_names: tuple[str, ...] = ()
-    """empty where samples are of no class"""
-    standardised: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    """of a table's columns: the mean and standard deviation over the training samples"""
-    feature_names: tuple[str, ...] = ()
-    """of a table's columns that the model gets, in their order"""
-    encoded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    """what those become that are texts or have gaps; see `memory.Encoder`"""
-    target_names: tuple[str, ...] = ()
-    """of a table's columns that are to be predicted"""
-    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """why columns of a table are neither"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source(About):
+class Source:
     """The parts of a dataset, and what is known of its samples."""
 
+    features: Features
     example: tuple[Any, Any]
     """inputs and targets of one sample"""
     train: Part
@@ -79,13 +61,11 @@ class Source(About):
     """whether they come only one after the other, so that none can be held out"""
     fitted: Callable[[Tensor], Source] | None = None
     """the same, with what is taken from the training samples at these indices"""
-    normalises: bool = False
-    """whether its samples are images [C, H, W], by mean and std, though not of one class each"""
-    moves: bool = True
-    """whether such images may be augmented: a mask would stay where it is"""
     targets_of: Callable[[Tensor], Tensor] | None = None
     """numbers that are the targets of the training samples at these indices, or of some; of masks
     those that occur"""
+    sees_few: bool = False
+    """whether these are only of a few samples"""
     pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """those of each part that are not held in memory"""
     notes: Sequence[str] = ()
@@ -93,11 +73,17 @@ class Source(About):
 
     @property
     def counted(self) -> Tensor | None:
-        """The `classes`, where they are the numbers of the `class_names`."""
-        found, number = self.classes, len(self.class_names)
+        """The `classes`, where they are the numbers of those that the targets name."""
+        found, number = self.classes, self.features.shapes.get("num_classes", 0)
         if found is None or not len(found) or found.is_floating_point():
             return None
         return found if 0 <= int(found.min()) <= int(found.max()) < number else None
+
+    def known_targets(self, chosen: Tensor) -> Tensor | None:
+        """Return those of the training samples at these indices, or of some, where that can be."""
+        if self.counted is not None:
+            return self.counted[chosen]
+        return self.targets_of(chosen) if self.targets_of else None
 
 
 def majority_of(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:
@@ -107,45 +93,18 @@ def majority_of(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float
     return (names[counts.index(most)], share) if share > UNEVEN + 1 / max(1, len(counts)) else ()
 
 
-def absent_classes(source: Source, targets: str, train: Tensor) -> list[str]:
-    """Return the names of the classes or labels that no training sample at `train` has.
-
-    Of masks only some are read, until all classes have occurred. Empty where nothing is known
-    before samples are read.
-    """
-    number = source.shapes.get("num_classes", 0)
-    names = [*(source.class_names or source.target_names or map(str, range(number)))]
-    there = [True] * len(names)
-    if (classes := source.counted) is not None:
-        there = (classes[train].bincount(minlength=len(names)) > 0).tolist()
-    elif targets in ("mask", "labels") and source.targets_of:
-        values = source.targets_of(train)
-        if targets == "mask":
-            there = torch.isin(torch.arange(number), values.long()).tolist()
-        elif len(values) == len(train) and values.dim() == 2:
-            there = (values > 0).any(0).tolist()
-    return [name for name, occurs in zip(names, there, strict=True) if not occurs]
-
-
-def warn_of_absent(dataset: DatasetConfig, source: Source, task: Any, train: Tensor) -> None:
-    """Warn of classes that no training sample has, by the masks that were read if they are masks.
-
-    Of a custom dataset only a few are read, and it is warned of only if they have one class.
-    """
-    targets, number = getattr(task, "TARGETS", ""), source.shapes.get("num_classes", 0)
-    absent = absent_classes(source, targets, train)
-    if targets == "class" and number == 1:
+def warn_of_absent(dataset: DatasetConfig, source: Source, train: Tensor) -> None:
+    """Warn of classes that no training sample has; if a few are read, of a single class only."""
+    targets = source.features.targets
+    absent = targets.absent(lambda: source.known_targets(train))
+    number = targets.shapes.get("num_classes", 0)
+    if targets.has_one_class and number == 1:
         warn(f"{dataset.label}: all samples are of one class; nothing can be learned of it")
-    if not absent or (targets == "mask" and dataset.custom_class and len(absent) < number - 1):
-        return
-    fix = "add some, or hold out other samples"
-    if targets == "mask":
-        ignored = getattr(task, "ignore_index", 255)
-        fix = f"masks are to hold 0, 1, ...; {ignored} is ignored (task.ignore_index)"
-    warn(
-        f"{dataset.label}: no training sample has the class {listed(absent)}, which can't be"
-        f" learned; {fix}"
-    )
+    if absent and not (source.sees_few and len(absent) < number - 1):
+        warn(
+            f"{dataset.label}: no training sample has the class {listed(absent)}, which can't be"
+            f" learned; {targets.absent_fix}"
+        )
 
 
 def refuse_uncounted(
@@ -188,7 +147,8 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
                 f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
                 f" {key}=null"
             )
-    return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
+    number = source.features.shapes.get("num_classes", 0)
+    return Mixing(number, mixup, cutmix) if mixup or cutmix else None
 
 
 def as_evaluated(dataset: DatasetConfig, options: LoaderOptions) -> LoaderOptions:
@@ -196,11 +156,3 @@ def as_evaluated(dataset: DatasetConfig, options: LoaderOptions) -> LoaderOption
     key, chosen = "dataset.eval_transforms", getattr(dataset, "eval_transforms", None) or ()
     transforms = build_transforms(chosen, key)
     return dataclasses.replace(options, transforms=transforms, transforms_key=key)
-
-
-def are_images(class_names: Sequence[str], example: Any) -> bool:
-    """Return whether samples like `example` are images [C, H, W] of pixels, each of one class."""
-    inputs = example[0]
-    if not class_names or not isinstance(inputs, Tensor):
-        return False
-    return inputs.dim() == 3 and inputs.is_floating_point()

@@ -24,7 +24,8 @@ from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, leaves, mapped
 from expt.errors import ConfigError, DataError, ExptError, RunFailed, type_name
-from expt.inference.load import Scales, TrainedModel, importable_from_here, located, read, rebuilt
+from expt.features import Columns, Feature, Features, Image, Tokens
+from expt.inference.load import TrainedModel, importable_from_here, located, read, rebuilt
 from expt.inference.writing import new_file
 from expt.tasks.task import Facts
 from expt.training.task_state import load_task_state
@@ -36,13 +37,6 @@ LARGE = 100.0
 """An output from which on float32 has no digits left for an absolute tolerance."""
 METADATA = "expt.json"
 """The name in a torch.export file for what ONNX has as metadata."""
-_GIVES = {
-    "class": "logits of the classes",
-    "labels": "logits of the labels",
-    "numbers": "numbers",
-    "mask": "logits of each pixel's classes",
-    "tokens": "logits of the next token",
-}
 
 
 class Complete(nn.Module):
@@ -55,10 +49,10 @@ class Complete(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, trained: TrainedModel, *, scaled: bool) -> None:
+    def __init__(self, trained: TrainedModel, targets: Feature) -> None:
         super().__init__()
         self.model, self._preprocess = trained.model, trained.preprocess
-        scales = [*trained.preprocess.targets.values()] if scaled else []
+        scales = [*targets.scales.values()]
         mean, deviation = torch.tensor(scales, dtype=torch.float64).reshape(-1, 2).T.contiguous()
         self.register_buffer("mean", mean.clone())
         self.register_buffer("deviation", deviation.clone())
@@ -101,31 +95,31 @@ def export(
     Raise ConfigError for what cannot be done, RunFailed where the export or the check fails.
     """
     (record, path), cpu = located(run, which), torch.device("cpu")
-    data, trained = record["data"], rebuilt(record, state := read(path), cpu, plain=True)
+    trained = rebuilt(record, state := read(path), cpu, plain=True)
     with importable_from_here(record):
         config = recorded(state["config"])
         number = max(SAMPLES, batch_size or 0)
-        batch, source = _samples(config, data, trained, number, normalised=not preprocess)
-        task = config.task.build(Facts(shapes=data, class_names=trained.class_names))
+        batch, source = _samples(config, record["data"], trained, number, preprocess)
+        task = config.task.build(Facts(targets=trained.features.targets))
         load_task_state(task, trained.workers, cpu)
     if task.phases:
         raise ConfigError(f"{run}: a model of several phases has no one output to export")
-    if preprocess and not (config.dataset.has_rows or config.dataset.has_pixels(data)):
+    inputs, targets = trained.features.inputs, config.task.outputs(trained.features.targets)
+    if preprocess and not isinstance(inputs, Columns | Image):
         raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
-    is_scaled = config.task.TARGETS == "numbers"
-    module = Complete(trained, scaled=is_scaled) if preprocess else trained.model
+    module = Complete(trained, targets) if preprocess else trained.model
     arguments = _called_with(module, task, batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
     epoch, dims = state["position"]["epoch"], dict[int, Any]()
-    about = _metadata(run, trained, config, data, epoch, preprocess=preprocess)
+    about = _metadata(run, trained, config, epoch, preprocess=preprocess)
     if not batch_size:
         dims[0] = torch.export.Dim("batch")
-        if "vocab_size" in data:
-            dims[1] = torch.export.Dim("tokens", max=data["context"])
+        if isinstance(inputs, Tokens):
+            dims[1] = torch.export.Dim("tokens", max=inputs.context)
     with torch.no_grad(), new_file(file, force=force) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
-        inputs, outputs = _write(format, Path(beside.name), module, shown, dims, about)
+        given, outputs = _write(format, Path(beside.name), module, shown, dims, about)
         call, parts = _call_of(format, Path(beside.name)), [_cut(arguments, n) for n in sizes]
         allowed, difference = _compared(module, call, parts, tolerance)
         if not difference <= allowed:  # nan too
@@ -133,10 +127,10 @@ def export(
                 f"{file}: is not written: its outputs differ from the model's by up to"
                 f" {difference:.2g}, and {allowed:.1g} is allowed; --tolerance allows more"
             )
-    found = {"takes": f"{inputs}, and gives {outputs}"}
-    if meaning := _GIVES.get(config.task.TARGETS):
-        found["out"] = f"{meaning}; names and scales are in the file's metadata"
-    return found | {
+    meaning = f"{targets.outputs}; names and scales are in the file's metadata"
+    return {
+        "takes": f"{given}, and gives {outputs}",
+        **({"out": meaning} if targets.outputs else {}),
         "weights": f"of epoch {epoch}, the {which}",
         "checked": f"{sizes[-1]} samples {source}, in batches of {', '.join(map(str, sizes))}",
         "difference": f"at most {difference:.2g}, and {allowed:.2g} is allowed",
@@ -148,81 +142,67 @@ def _samples(
     data: Mapping[str, Any],
     trained: TrainedModel,
     number: int,
-    *,
-    normalised: bool,
+    preprocess: bool,
 ) -> tuple[Batch, str]:
     """Return up to `number` samples of the run's dataset, or random ones, and in words which.
 
-    Nothing is downloaded. If not `normalised`, images are pixels in [0, 1] and rows [N, F] as they
+    Nothing is downloaded. To `preprocess`, images are pixels in [0, 1], and rows [N, F] as they
     stand in the table. Raise ConfigError where it is not known what samples are like.
     """
-    if not normalised and any({*how} - {"flags"} for how in trained.preprocess.encoded.values()):
+    encoded = getattr(trained.features.inputs, "encoded", {})
+    if preprocess and any({*how} - {"flags"} for how in encoded.values()):
         raise ConfigError("--preprocess: the run's table has texts or gaps; leave it out")
     dataset = config.dataset
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
     dataset = dataclasses.replace(dataset, **left_out)
-    if not normalised:
+    features = trained.features
+    if preprocess:
         dataset = dataclasses.replace(dataset, mean=None, std=None)
+        features = Features(*(each.unscaled for each in features))
     split = next(part for part in ("test", "val", "train") if data.get(f"{part}_size"))
     options = LoaderOptions(batch_size=number, device=torch.device("cpu"), eval_batch_size=number)
-    known = data if normalised else {**data, "standardised": {}}
     try:
         dataset.prepare(config.task, learns=False)
-        found = build.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
+        found = build.load(dataset, config.task, split, features, options, own=True)  # type: ignore[arg-type]
         build.keep_doubles(trained, found.loaders)
         batch = next(iter(found.evaluation()), None)
         if batch is None:
             raise DataError(f"{dataset.label}: has no samples")
     except (ExptError, OSError, ImportError) as error:
-        scales = {} if normalised else trained.preprocess.features
-        inputs = _random(data, number, scales, rows=dataset.has_rows)
-        if inputs is None:
+        inputs = trained.features.inputs
+        scaled = inputs if preprocess else inputs.unscaled
+        if (drawn := scaled.drawn(number, torch.Generator().manual_seed(0))) is None:
             raise ConfigError(
                 f"what the model takes is not known without its dataset: {error}"
             ) from error
-        return Batch(inputs, None, number), "at random"
+        return Batch(drawn, None, number), "at random"
     inputs, targets = mapped(lambda tensor: tensor[:number], (batch.inputs, batch.targets))
     return Batch(inputs, targets, number), f"of {split}"
-
-
-def _random(data: Mapping[str, Any], number: int, scales: Scales, *, rows: bool) -> Tensor | None:
-    """Return random tokens, pixels or rows; None where nobody knows what samples are like."""
-    drawn = torch.Generator().manual_seed(0)
-    if "vocab_size" in data:
-        shape = (number, data["context"])
-        return torch.randint(data["vocab_size"], shape, generator=drawn)
-    if "image_size" not in data:
-        return None
-    shape = (number, data["channels"], *data["image_size"])
-    if not rows:
-        return torch.rand(shape, generator=drawn)
-    found = torch.randn(shape, generator=drawn).flatten(1)
-    mean, deviation = torch.tensor([*scales.values()] or [(0.0, 1.0)]).T
-    return torch.addcmul(mean, found, deviation)
 
 
 def _metadata(
     run: Path,
     trained: TrainedModel,
     config: RunConfig,
-    data: Mapping[str, Any],
     epoch: int,
     *,
     preprocess: bool,
 ) -> dict[str, str]:
     """Return what the file says of its numbers, each value in JSON."""
+    inputs, targets = trained.features
     about: dict[str, Any] = {
         "class_names": trained.class_names,
-        "feature_names": data.get("feature_names"),
-        "target_names": None if trained.class_names else data.get("target_names"),
+        "feature_names": inputs.names,
+        "target_names": () if trained.class_names else targets.columns,
         "preprocess": preprocess,
         "run": run.resolve().name,
         "epoch": epoch,
     }
     if not preprocess:
-        scales = {"features": trained.preprocess.features, "targets": trained.preprocess.targets}
+        scales = {"features": inputs.scales}
+        scales["targets"] = targets.scales
         about |= {"mean": config.dataset.mean, "std": config.dataset.std}
-        about["encoded"] = trained.preprocess.encoded
+        about["encoded"] = getattr(inputs, "encoded", {})
         about["standardised"] = {key: value for key, value in scales.items() if value}
     return {key: json.dumps(v) for key, v in about.items() if v not in (None, (), [], {})}
 

@@ -17,7 +17,6 @@ from expt.config import groups, kept_code, own_code
 from expt.config.own_code import targets
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.build import shapes_told
 from expt.data.checked_samples import Transformed, build_transforms
 from expt.data.columns import read_as_known, text_of, unknown_texts
 from expt.data.image_files import MODES, fit, open_picture, size_of, stretch
@@ -25,6 +24,7 @@ from expt.data.kinds import DatasetConfig
 from expt.data.loading import Finish, LoaderOptions
 from expt.data.memory import Encoder
 from expt.errors import ConfigError, warn
+from expt.features import Classes, Columns, Features, Image, Tokens
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file
@@ -39,9 +39,6 @@ Sample: TypeAlias = Any
 """A picture's path or a picture of Pillow's; a text; or a tensor or array, by itself or with a
 batch's dimension.
 """
-Scales: TypeAlias = Mapping[str, tuple[float, float]]
-"""The mean and the deviation that columns were standardised by, if they were."""
-
 OF_MODEL = ("model", "ema", "config", "position", "workers", "last", "evaluated_at", "data")
 """Keys of a checkpoint that are not of the optimizer."""
 
@@ -63,57 +60,53 @@ class Preprocess:
     def __init__(
         self,
         dataset: DatasetConfig,
-        data: Mapping[str, Any],
+        features: Features,
         device: torch.device,
-        *,
-        segments: bool = False,
     ) -> None:
-        self._dataset, self._data, self._device = dataset, data, device
+        self._dataset, self._inputs, self._device = dataset, features.inputs, device
         self._transforms = build_transforms(getattr(dataset, "eval_transforms", None) or ())
-        self._resize = stretch if dataset.has_masks(segments) else fit
-        self._names, encoded = [*data.get("feature_names", ())], data.get("encoded", {})
-        known, features = data.get("standardised", {}), {*self._names} if dataset.has_rows else {}
-        self.features: Scales = {x: each for x, each in known.items() if x in features}
-        self.targets: Scales = {x: each for x, each in known.items() if x not in features}
-        self.encoded: Mapping[str, Mapping[str, Any]] = encoded
-        self._encode = Encoder(self._names, encoded, self.features)
-        self._shape: list[int] = [*data.get("sample", {}).get("shape", ())]
-        self._normalise: Finish | None = None
-        if dataset.has_pixels(data):
+        self._resize = stretch if features.targets.each == "pixel" else fit
+        if isinstance(inputs := features.inputs, Columns):
+            self._encode = Encoder(inputs.names, inputs.encoded, inputs.scales)
+        elif isinstance(inputs, Image):
             how = LoaderOptions(batch_size=1, device=device, mean=dataset.mean, std=dataset.std)
-            self._normalise = Finish(how, data["channels"])
+            self._normalise = Finish(how, inputs.channels)
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
         """Return the batch."""
-        if "vocab_size" in self._data:
+        inputs, are_several = self._inputs, isinstance(samples, list | tuple)
+        if isinstance(inputs, Tokens):
             return self._tokens(samples)
-        if self.encoded and not _are_arrays(samples):
-            samples = self._coded(samples)
-        has_rows, are_several = self._dataset.has_rows, isinstance(samples, list | tuple)
-        if are_several and (not has_rows or any(hasattr(sample, "dtype") for sample in samples)):
+        if isinstance(inputs, Columns):
+            if inputs.encoded and not _are_arrays(samples):
+                samples = self._coded(samples, inputs)
+            elif are_several and any(hasattr(sample, "dtype") for sample in samples):
+                return torch.cat([self(sample) for sample in samples])
+            return self._rows(samples, inputs.names)
+        if are_several:
             return torch.cat([self(sample) for sample in samples])
-        if has_rows:
-            return self._rows(samples)
-        if self._normalise is None:
-            return self._as_is(_tensor(samples))
-        is_array = isinstance(samples, Tensor | np.ndarray)
-        images = _tensor(samples) if is_array else self.picture(samples)[0]
+        if isinstance(inputs, Image):
+            return self._images(samples, inputs.channels)
+        return self._as_is(_tensor(samples), getattr(inputs, "shape", None) or ())
+
+    def _images(self, given: Any, channels: int) -> Tensor:
+        is_array = isinstance(given, Tensor | np.ndarray)
+        images = _tensor(given) if is_array else self.picture(given)[0]
         images = images.unsqueeze(0) if images.dim() == 3 else images
-        channels = self._data["channels"]
         if images.dim() != 4 or images.shape[1] != channels:
             raise ConfigError(
                 f"an image of shape {list(images.shape)}: give [{channels}, height, width], or many"
             )
         return self._normalise(images.to(self._device, copy=True))
 
-    def _as_is(self, given: Tensor) -> Tensor:
+    def _as_is(self, given: Tensor, shape: Sequence[int]) -> Tensor:
         """Return samples of a custom dataset; one gets a batch's dimension."""
-        if self._shape and given.dim() not in (len(self._shape), len(self._shape) + 1):
+        if shape and given.dim() not in (len(shape), len(shape) + 1):
             raise ConfigError(
-                f"samples of shape {list(given.shape)}: those of training are {self._shape}; give"
-                " one, or a batch"
+                f"samples of shape {list(given.shape)}: those of training are {[*shape]}; give one,"
+                " or a batch"
             )
-        return (given[None] if given.dim() == len(self._shape) else given).to(self._device)
+        return (given[None] if given.dim() == len(shape) else given).to(self._device)
 
     def picture(self, given: Any, name: str = "the picture") -> tuple[Tensor, tuple[int, int]]:
         """Return a picture, or that of a path, as uint8 [C, H, W] of the model's size.
@@ -121,7 +114,7 @@ class Preprocess:
         And the width and height that it had. Raise DataError for a damaged one, by its path or
         `name`.
         """
-        channels, (height, width) = self._data["channels"], self._data["image_size"]
+        channels, (height, width) = self._inputs.shapes.values()
         if channels not in MODES:
             raise ConfigError(f"a picture: the model takes {channels} channels; give a tensor")
         needed = None if self._transforms else self._dataset.needed
@@ -133,28 +126,28 @@ class Preprocess:
         pixels = torch.from_numpy(np.array(self._resize(picture, (height, width))))
         return pixels.reshape(height, width, -1).permute(2, 0, 1), size_of(picture)
 
-    def _rows(self, given: Any) -> Tensor:
+    def _rows(self, given: Any, names: Sequence[str]) -> Tensor:
         try:
             is_list = isinstance(given, list | tuple)
             rows = torch.tensor(given, dtype=torch.float64) if is_list else _tensor(given).double()
         except (TypeError, ValueError) as error:
             raise ConfigError(f"rows: {error}; give lists of numbers, as many in each") from error
         rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
-        if rows.dim() != 2 or rows.shape[1] != len(self._names):
-            raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {len(self._names)}]")
+        if rows.dim() != 2 or rows.shape[1] != len(names):
+            raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {len(names)}]")
         return self._encode(rows.cpu()).float()[:, None, None].to(self._device)
 
-    def _coded(self, given: Any) -> Tensor:
+    def _coded(self, given: Any, inputs: Columns) -> Tensor:
         """Return rows of numbers, texts and None as Encoder takes them, float64 [N, F]."""
         if hasattr(given, "columns"):  # of pandas, by their names
-            given = given[self._names].to_numpy(object)
+            given = given[[*inputs.names]].to_numpy(object)
         rows = np.array(given, object)
         rows = rows.reshape(-1, rows.shape[-1])
-        if rows.shape[1] != len(self._names):
-            raise ConfigError(f"rows of {rows.shape[1]} cells: give {', '.join(self._names)}")
+        if rows.shape[1] != len(inputs.names):
+            raise ConfigError(f"rows of {rows.shape[1]} cells: give {', '.join(inputs.names)}")
         cells = (pyarrow.array([*map(text_of, each)], pyarrow.string()) for each in rows.T)
-        columns = dict(zip(self._names, cells, strict=True))
-        values, wrong, unknown = read_as_known(columns, self.encoded)
+        columns = dict(zip(inputs.names, cells, strict=True))
+        values, wrong, unknown = read_as_known(columns, inputs.encoded)
         for row, why in wrong.items():
             raise ConfigError(f"row {row + 1}: {why}; correct it")
         for name, texts in unknown.items():
@@ -190,7 +183,7 @@ class TrainedModel(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        record: Record,
+        features: Features,
         config: Mapping[str, Any],
         preprocess: Preprocess,
         autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
@@ -199,8 +192,11 @@ class TrainedModel(nn.Module):
         self.model = model
         self.autocast = autocast
         """The context in which the forward pass is computed; see `amp` of `load`."""
-        self.class_names: tuple[str, ...] = tuple(record["data"].get("class_names", ()))
-        """Empty where there are no classes, or the run is of a version that did not record them."""
+        self.features = features
+        """The descriptions of the samples: `inputs` and `targets`."""
+        targets = features.targets
+        self.class_names = targets.names if isinstance(targets, Classes) else ()
+        """Empty where there are no classes."""
         self.preprocess = preprocess
         self.config = config
         """All settings of the run, as result.json has them."""
@@ -276,32 +272,28 @@ def rebuilt(
 ) -> TrainedModel:
     """Return the model of a checkpoint's `state`; `plain` in torch's own memory format."""
     with importable_from_here(record):
-        config = recorded(state["config"])
-        model = _built(config, record)
+        config, features = recorded(state["config"]), Features.read(record["data"])
+        model = _built(config, features)
     averaged = weights_in(state, model.state_dict().keys())[0].state
     load_all(model, {**state["model"], **averaged})
     layout = torch.channels_last if config.channels_last and not plain else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     computed = config.amp if amp == "recorded" else amp
     precision = Precision(computed, device)
-    preprocess = Preprocess(
-        config.dataset, record["data"], device, segments=config.task.TARGETS == "mask"
-    )
-    trained = TrainedModel(model, record, state["config"], preprocess, precision.autocast)
+    preprocess = Preprocess(config.dataset, features, device)
+    trained = TrainedModel(model, features, state["config"], preprocess, precision.autocast)
     trained.workers = state.get("workers", ())
     return trained.eval()
 
 
-def _built(config: RunConfig, record: Record) -> nn.Module:
+def _built(config: RunConfig, features: Features) -> nn.Module:
     """Return the model with weights to be replaced; leave torch's random numbers as they are."""
-    shapes = dict(model_build.offered(config, shapes_told(record["data"])))
-    example: Tensor | None = None
+    shapes, example = features.shapes, None
     if "image_size" in shapes:
-        shapes["image_size"] = tuple(shapes["image_size"])
         example = torch.zeros(1, shapes["channels"], *shapes["image_size"])
     with torch.random.fork_rng(devices=[]):
         return model_build.build(
-            config.model, groups.DefaultInit(name="default"), shapes, example, fetch=False
+            config.model, groups.DefaultInit(name="default"), features, example, fetch=False
         )
 
 

@@ -21,9 +21,9 @@ from expt.data.image_files import (
     picture_suffixes,
     report_left_out,
 )
-from expt.data.kinds import DatasetConfig
 from expt.data.table_files import Arrays, Table, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
+from expt.features import Columns, Feature, Features, Image, Tokens
 from expt.runs.named_checkpoint import found
 
 if TYPE_CHECKING:
@@ -61,13 +61,8 @@ TEXTS = Kind("texts", "line", (), (".txt",))
 SAMPLES = Kind("samples", "sample", ARRAYS, ARRAYS)
 
 
-def kind_of(dataset: DatasetConfig, data: Mapping[str, Any]) -> Kind:
-    """Return what a model takes, by its dataset and by the shapes in its record."""
-    if dataset.has_tokens:
-        return TEXTS
-    if dataset.has_rows:
-        return ROWS
-    return PICTURES if dataset.has_pixels(data) else SAMPLES
+KINDS: Mapping[type[Feature], Kind] = {Image: PICTURES, Columns: ROWS, Tokens: TEXTS}
+"""The files that hold such inputs; SAMPLES of others."""
 
 
 class Plan:
@@ -88,27 +83,30 @@ class Plan:
     ) -> None:
         """Raise ConfigError for no run, and for samples that it does not take."""
         self.run, self.which, self.split, self.batch_size = run, which, split, batch_size
-        self.device, self.amp, self.top, self.trust_code = device, amp, top, trust_code
+        self.device, self.amp, self.trust_code = device, amp, trust_code
         self.record, _ = found(run, which)
         self.config: RunConfig = recorded(self.record["config"])
         self.data: dict[str, Any] = self.record["data"]
+        self.features = Features.read(self.data)
         self._check(paths)
-        dataset, data = self.config.dataset, self.data
-        self.kind = kind_of(dataset, data)
+        form = self.config.task.outputs(self.features.targets)
+        self.form: Feature = form if top is None else form.likeliest(top)
+        dataset, inputs = self.config.dataset, self.features.inputs
+        self.kind = KINDS.get(type(inputs), SAMPLES)
         self.files = list_files(self.kind, paths)
         if self.kind is PICTURES and self.files and dataset.custom_class:
             warn(
                 f"{dataset.custom_class}: what this class does to a picture is not known: it is"
-                f" scaled to {data['image_size']}, counted in [0, 1] and normalised by dataset.mean"
-                " and std; --split has its own"
+                f" scaled to {inputs.shapes['image_size']}, counted in [0, 1] and normalised by"
+                " dataset.mean and std; --split has its own"
             )
         several = TABLES if self.kind is ROWS else () if self.kind is TEXTS else ARRAYS
         of_several = [path for path in self.files if path.lower().endswith(several)]
-        self.samples = [open_samples(path, self.kind, dataset, data) for path in of_several]
+        self.samples = [open_samples(path, self.features) for path in of_several]
         """Samples of arrays and tables."""
 
     def _check(self, paths: Sequence[Path]) -> None:
-        split, top, task = self.split, self.top, self.config.task
+        split = self.split
         if bool(paths) == bool(split):
             raise ConfigError(
                 "name files or folders, or --split test for a part of the run's dataset"
@@ -116,10 +114,6 @@ class Plan:
         there = [name for name in SPLITS if self.data.get(f"{name}_size", 0) != 0]
         if split is not None and split not in there:
             raise ConfigError(f"--split {split}: the run's dataset has {', '.join(there)}")
-        if top is not None and task.TARGETS != "class":
-            raise ConfigError(f"--top {top}: works for classification only, not for {task.name}")
-        if top is not None and not 1 <= top <= self.data["num_classes"]:
-            raise ConfigError(f"--top {top}: the run has {self.data['num_classes']} classes")
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"--batch-size {self.batch_size}: must be 1 or more")
 
@@ -136,17 +130,7 @@ class Plan:
     @property
     def noun(self) -> str:
         """The noun for a sample."""
-        if self.split is None:
-            return self.kind.noun
-        return str(type(self.config.dataset).noun(self.record["config"]["dataset"]))
-
-    @property
-    def target_names(self) -> Sequence[str]:
-        """The names of what is predicted; none where the dataset has none."""
-        if names := self.data.get("target_names"):
-            return list(names)
-        named = getattr(self.config.dataset, "targets", ())
-        return [named] if isinstance(named, str) else list(named)
+        return self.kind.noun if self.split is None else self.features.inputs.noun
 
     @property
     def masks_root(self) -> str:
@@ -217,27 +201,27 @@ class Samples:
             yield Piece(self.array[start : start + size])
 
 
-class Features(Samples):
+class Cells(Samples):
     """The features in a table, float64 [n, F], read as they are needed.
 
     Texts are the places of their categories, and gaps nan where training rows had some. Columns
     that the model neither takes nor predicts, such as an ID, are read too.
     """
 
-    def __init__(self, path: str, data: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, inputs: Columns, targets: Sequence[str]) -> None:
         """Read the first rows. Raise ConfigError where the model's columns are not there."""
-        wanted = [*data.get("feature_names", ())]
-        self._encoded: Mapping[str, Any] = data.get("encoded", {})
+        wanted = [*inputs.names]
+        self._encoded = inputs.encoded
         if path.lower().endswith(".npy"):
             if self._encoded:
                 raise ConfigError(f"{path}: the run's columns are found by name; give a table")
             table: Table = Arrays(Path(path), {"x": _array(path)})
             known = wanted = []  # only features, in their order
         else:
-            table, known = open_table(Path(path)), wanted or [*data.get("target_names", ())]
+            table, known = open_table(Path(path)), wanted or [*targets]
         named = {name if name in table.names else base(name) for name in known}
         self._names = [name for name in table.names if (name in named) == bool(wanted)]
-        others = {*self._names, *data.get("target_names", ())}
+        others = {*self._names, *targets}
         self._beside = {
             name: f"table.{name}" if name in OURS else name
             for name in table.names
@@ -255,7 +239,7 @@ class Features(Samples):
             if name not in parts:
                 what = f"has no column {name}, which the model takes; it has {columns}"
                 raise ConfigError(f"{path}: {what}.{did_you_mean(name, table.names)}")
-        if len(wanted or parts) != (number := len(wanted) or data["image_size"][1]):
+        if len(wanted or parts) != (number := len(wanted) or inputs.width):
             what = f"has {len(parts)} columns ({columns}), and the model takes {number}"
             raise ConfigError(f"{path}: {what}")
         self._order = [parts.index(name) for name in wanted or parts]
@@ -283,22 +267,24 @@ class Features(Samples):
             warn(f"{self.path}: {unknown_texts(name, counted, counted.total())}")
 
 
-def open_samples(path: str, kind: Kind, dataset: DatasetConfig, data: Mapping[str, Any]) -> Samples:
-    """Return the samples in an array's file or a table, for a model that was trained on `data`.
+def open_samples(path: str, features: Features) -> Samples:
+    """Return the samples in an array's file or a table, for a model of such `features`.
 
     Raise ConfigError for another shape, for numbers that the model does not take, and for a table
     without its columns, DataError for a damaged file.
     """
-    if kind is ROWS:
-        return Features(path, data)
+    inputs = features.inputs
+    if isinstance(inputs, Columns):
+        return Cells(path, inputs, features.targets.columns)
     array = _array(path)
     if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
         raise ConfigError(
             f"{path}: is {list(array.shape)} of {array.dtype}; give samples of numbers"
         )
-    if kind is PICTURES:
-        return Samples(path, _images(path, array, data))
-    shape, wanted = array.shape[1:], (data.get("channels"), *data.get("image_size", ()))
+    if isinstance(inputs, Image):
+        return Samples(path, _images(path, array, inputs))
+    shape = array.shape[1:]
+    wanted = inputs.shapes.get("channels"), *inputs.shapes.get("image_size", ())
     if len(wanted) > 1 and len(shape) <= 3 and (1,) * (3 - len(shape)) + shape != wanted:
         raise ConfigError(f"{path}: samples are {list(shape)}, not {list(wanted)}")
     return Samples(path, array)
@@ -323,9 +309,9 @@ def _array(path: str) -> np.ndarray:
         raise DataError(f"{path} cannot be read ({first_line(error)}); replace it") from error
 
 
-def _images(path: str, array: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
+def _images(path: str, array: np.ndarray, inputs: Image) -> np.ndarray:
     """Return images, or one, as [n, C, H, W]."""
-    channels, size = data["channels"], tuple(data["image_size"])
+    channels, size = inputs.channels, inputs.image_size
     if array.dtype.kind != "f" and array.dtype != "uint8":
         raise ConfigError(f"{path}: holds {array.dtype}; give uint8, or floats from 0 to 1")
     shapes = [(channels, *size), (*size, channels), *([size] if channels == 1 else [])]

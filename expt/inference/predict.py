@@ -6,7 +6,8 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -19,10 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 from expt import errors, machine
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, to_device
-from expt.data.memory import NO_TARGET
 from expt.data.plain_text import opened
 from expt.errors import ConfigError, DataError, OutOfMemory, first_line, is_out_of_memory, warn
-from expt.inference.answers import About, Answers, Form, form_of
+from expt.features import NO_TARGET, Answers
 from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import PICTURES, ROWS, SAMPLES, TEXTS, Plan
 from expt.runs.request import Split
@@ -41,7 +41,7 @@ _AHEAD = 2
 class Chunk(NamedTuple):
     """Some samples, in order."""
 
-    about: Sequence[About]
+    about: Sequence[Mapping[str, str | int]]
     inputs: Any
     """On the device, as the model takes them."""
     targets: Any = None
@@ -60,11 +60,11 @@ class Predictor:
             self.model: TrainedModel = load(
                 plan.run, plan.which, device=self.device, amp=plan.amp, trust_code=plan.trust_code
             )
-            self._task = plan.config.task.build(Facts(shapes=plan.data))
+            self._task = plan.config.task.build(Facts(targets=plan.features.targets))
             load_task_state(self._task, self.model.workers, self.device)
         if self._task.phases:
             raise ConfigError(f"{plan.run}: a model of several phases is used by expt.load only")
-        self.form: Form = form_of(plan, self.model.preprocess.targets)
+        self.form = plan.form
         self.seen = 0
         """Samples so far, with those that are left out."""
         self.skipped: list[str] = []
@@ -93,18 +93,18 @@ class Predictor:
         with self.model.autocast():
             batch = Batch(chunk.inputs, chunk.targets, len(chunk.about))
             outputs = self._task.forward(self.model.model, batch)
-        arrays = self.form.arrays(self._task.predict(outputs), chunk.targets)
-        return Answers(chunk.about, arrays, chunk.sizes)
+        decoded = self.form.decoded(self._task.predict(outputs), chunk.targets)
+        return Answers(chunk.about, *decoded, chunk.sizes)
 
     def _chunks(self) -> Iterator[Chunk]:
         plan, size = self._plan, self._plan.batch_size
         if plan.split is not None:
             return self._split(plan.split, size)
         if plan.kind is TEXTS:
-            context = int(plan.data["context"])
+            context = plan.features.shapes["context"]
             return self._texts(context, size or max(1, _NUMBERS // (context * 256)))
-        height, width = plan.data.get("image_size", (1, 1))
-        numbers = plan.data.get("channels", 1) * height * width
+        shapes = plan.features.shapes
+        numbers = shapes.get("channels", 1) * math.prod(shapes.get("image_size", ()))
         if plan.samples and plan.kind is not ROWS:
             numbers = plan.samples[0].array[:1].size
         size = size or max(1, min(_MOST, _NUMBERS // max(1, numbers)))
@@ -128,7 +128,9 @@ class Predictor:
         )
         workers, part = min(machine.usable_cpus(), 8), cast("Split", split)
         (loader,) = build.load(
-            dataset, config.task, part, record["data"], options, own=True, num_workers=workers
+            *(dataset, config.task, part, self._plan.features, options),
+            own=True,
+            num_workers=workers,
         ).loaders
         build.keep_doubles(self.model, [loader])
         about, numbers = dataset.origin(config.task, split), loader.numbers()
@@ -166,7 +168,7 @@ class Predictor:
                 self._skip([f"{path}: row {start + at + 1}: {why}" for at, why in skipped])
                 good = [at for at in range(len(array)) if at not in wrong]
                 piece = array[good]  # always a copy: files are mapped read-only
-                about: list[About] = [
+                about: list[Mapping[str, str | int]] = [
                     {"path": path, name: start + at + first, **{x: beside[x][at] for x in beside}}
                     for at in good
                 ]

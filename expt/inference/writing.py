@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from expt.errors import ConfigError
+from expt.features import Answers, Feature
 from expt.runs.paths import dumps, written
 from expt.runs.view.text import in_csv
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from expt.inference.answers import Answers, Form, Record
+    from expt.features.feature import Record
 
-Write: TypeAlias = "Callable[[Answers, Form], None]"
+Write: TypeAlias = "Callable[[Answers, Feature], None]"
 """Takes answers as they come."""
 _SHOWN = 3
 
@@ -75,8 +76,8 @@ def to_csv(file: IO[bytes]) -> Iterator[Write]:
     text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
     writer, keys = csv.writer(text, lineterminator="\n"), list[str]()
 
-    def write(answers: Answers, form: Form) -> None:
-        rows = [flat(record) for record in form.records(answers)]
+    def write(answers: Answers, form: Feature) -> None:
+        rows = [flat(record) for record in form.answers(answers)]
         if rows and not keys:
             keys.extend(rows[0])
             writer.writerow(map(in_csv, keys))
@@ -90,8 +91,8 @@ def to_csv(file: IO[bytes]) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _to_jsonl(file: IO[bytes]) -> Iterator[Write]:
-    def write(answers: Answers, form: Form) -> None:
-        for record in form.records(answers):
+    def write(answers: Answers, form: Feature) -> None:
+        for record in form.answers(answers):
             text = dumps(record, ensure_ascii=False)
             file.write(text.encode("utf-8", "surrogateescape") + b"\n")
 
@@ -105,8 +106,8 @@ def _to_npz(file: IO[bytes]) -> Iterator[Write]:
 
     parts, names = collections.defaultdict[str, list[Any]](list), dict[str, Any]()
 
-    def write(answers: Answers, form: Form) -> None:
-        names.update(form.beside)
+    def write(answers: Answers, form: Feature) -> None:
+        names.update({name: np.array(each) for name, each in answers.beside.items()})
         for name in answers.about[0]:
             if name not in answers.arrays:
                 parts[name].append(np.array([about[name] for about in answers.about]))
@@ -124,8 +125,8 @@ FILES = {".csv": to_csv, ".jsonl": _to_jsonl, ".npz": _to_npz}
 def to_terminal(print_line: Callable[[str], None]) -> Write:
     """Return what prints a line for each sample, with its likeliest classes."""
 
-    def write(answers: Answers, form: Form) -> None:
-        for about, record in zip(answers.about, form.records(answers), strict=True):
+    def write(answers: Answers, form: Feature) -> None:
+        for about, record in zip(answers.about, form.answers(answers), strict=True):
             place = (str(v) if name == "path" else f"{name} {v}" for name, v in about.items())
             predicted = {key: value for key, value in record.items() if key not in about}
             print_line(f"{' '.join(place)}  {_in_words(predicted)}")
@@ -186,7 +187,7 @@ def to_masks(folder: Path, paths: Sequence[str], root: str, *, force: bool) -> I
         if os.path.abspath(folder / mask) == os.path.abspath(path):
             raise ConfigError(f"--output {folder}: the mask of {path} would take its place")
 
-    def write(answers: Answers, form: Form) -> None:
+    def write(answers: Answers, form: Feature) -> None:
         sizes = answers.sizes or itertools.repeat(None)
         for about, mask, size in zip(answers.about, answers.arrays["masks"], sizes, strict=False):
             path = beside / _name(about, root)

@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import constraints, groups, user_class
-from expt.config.schema import RunConfig
 from expt.errors import ConfigError, did_you_mean
+from expt.features import Features
 from expt.models import named
 from expt.models.transformer import Transformer
 from expt.models.vision import MLP, ConvNet, ResNet18, UNet
@@ -33,38 +33,23 @@ NAMES = ("name", "size")
 """Fields that stand for others."""
 
 
-def offered(config: RunConfig, shapes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return those of the data's `shapes` that the run's model may ask for.
-
-    Where the dataset gives no number of classes, it is how many numbers a target has; of what a
-    custom task makes of these only its model knows.
-    """
-    dataset, model = config.dataset, config.model
-    is_custom = dataset.passes_as_is and config.task.TARGETS == "any"
-    if not (is_custom and isinstance(model, constraints.Target)):
-        return shapes
-    return {
-        name: shape
-        for name, shape in shapes.items()
-        if name != "num_classes" or name not in model.kwargs
-    }
-
-
 def build(
     config: groups.Model,
     init: groups.Init,
-    shapes: Mapping[str, Any],
+    features: Features,
     example: Any,
     *,
     fetch: bool = True,
 ) -> nn.Module:
-    """Return the model for data of these `shapes`, initialized from torch's global generator.
+    """Return the model for data of these `features`, drawn from torch's global generator.
 
     `example` is the inputs of a blank sample, on the CPU, as the model is. Without `fetch`
     published weights are left out: others will be loaded. Raises ConfigError if a custom class is
     no Module or does not take the keywords.
     """
+    shapes = features.shapes
     if isinstance(config, constraints.Target):
+        shapes = {**features.inputs.shapes, **features.targets.offered(config.kwargs)}
         wanted = user_class.taken(user_class.resolve(config.target, nn.Module), shapes)
         if given := wanted.keys() & config.kwargs:
             keys = ", ".join(f"model.{key}" for key in shapes if key in given)

@@ -11,7 +11,7 @@ import logging
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from expt.config.schema import RunConfig
 from expt.data import build as data_build
 from expt.data.loading import Batch, Shard, leaves, mapped, of_type
 from expt.errors import ConfigError, ExptError
+from expt.features import Features
 from expt.models import build as model_build
 from expt.models.blocks import blocks
 from expt.models.build import freeze
@@ -59,10 +60,10 @@ class Plan:
 class Sample(NamedTuple):
     """A sample of a dataset, and the facts of the data that its model and task are given."""
 
-    shapes: dict[str, Any]
+    features: Features
     inputs: Any
     targets: Any
-    about: dict[str, Any]
+    class_counts: Sequence[int]
 
     def batch(self, size: int) -> Batch:
         """Return a batch of `size` blank samples."""
@@ -149,7 +150,11 @@ def _activations(
     with _fake(config, sample) as module:
         if wanted:
             checkpoint_activations(module, wanted, compiled=False)
-        facts = Facts(shapes=sample.shapes, label_smoothing=config.label_smoothing, **sample.about)
+        facts = Facts(
+            targets=sample.features.targets,
+            class_counts=sample.class_counts,
+            label_smoothing=config.label_smoothing,
+        )
         task = config.task.build(facts)
         for parameter in module.parameters():
             if parameter.requires_grad:
@@ -204,7 +209,7 @@ def _fake(config: RunConfig, sample: Sample) -> Iterator[nn.Module]:
             module = model_build.build(
                 config.model,
                 groups.DefaultInit(name="default"),
-                model_build.offered(config, sample.shapes),
+                sample.features,
                 sample.batch(1).inputs,
                 fetch=False,
             )
@@ -251,19 +256,11 @@ def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
 
     """
     dataset = config.dataset
-    if dataset.has_tokens:
-        window = torch.zeros(dataset.context, dtype=torch.int64)
-        shapes = {"vocab_size": vocabulary or dataset.vocab_size(), "context": dataset.context}
-        return Sample(shapes, window, window, {})
-    if (known := dataset.known_images()) is not None:
-        channels, size, num_classes = known
-        names = tuple(map(str, range(num_classes)))
-        return Sample(
-            {"channels": channels, "image_size": size, "num_classes": num_classes},
-            torch.zeros(channels, *size),
-            torch.zeros((), dtype=torch.int64),
-            {"class_counts": (1,) * num_classes, "class_names": names},
-        )
+    if known := dataset.known_features(vocabulary):
+        inputs = cast(Tensor, known.inputs.drawn(1, torch.Generator()))[0]
+        label = torch.zeros((), dtype=torch.int64)
+        targets = inputs if known.targets.each == "token" else label
+        return Sample(known, inputs, targets, (1,) * known.shapes.get("num_classes", 0))
     data = data_build.build(
         dataset,
         config.task,
@@ -272,7 +269,4 @@ def sample_of(config: RunConfig, vocabulary: int | None = None) -> Sample:
         device=torch.device("cpu"),
         epoch_steps=1,
     )
-    about = ("class_counts", "class_names", "target_origin")
-    return Sample(
-        dict(data.info.shapes), *data.example, {name: getattr(data.info, name) for name in about}
-    )
+    return Sample(data.info.features, *data.example, data.info.class_counts)

@@ -10,9 +10,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, NonNegative
-from expt.config.kinds import Better, Targets, TaskConfig
+from expt.config.kinds import Better, TaskConfig
 from expt.errors import ConfigError
-from expt.tasks.task import Facts, Sum, Task, at_least_single
+from expt.features import Classes, Feature, at_least_single
+from expt.tasks.task import Facts, Sum, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,7 @@ ClassWeights = Literal["balanced"] | Annotated[tuple[NonNegative, ...], Field(mi
 class Config(TaskConfig):
     """See conf/task/classification.yaml."""
 
-    TARGETS: ClassVar[Targets] = "class"
+    takes: ClassVar[type[Feature]] = Classes
     METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max"}
     MORE: ClassVar[Mapping[str, Better]] = {"balanced_accuracy": "max", "f1": "max"}
     OBJECTIVE: ClassVar[str] = "accuracy"
@@ -47,13 +48,13 @@ class Config(TaskConfig):
 
     def build(self, facts: Facts) -> Task:
         """Return the task, its weights one for each class."""
-        number = max(2, facts.shapes.get("num_classes", len(facts.class_names)))
+        number = max(2, facts.targets.shapes.get("num_classes", 0))
         weights, metrics = self._weights(facts), {**self.METRICS, **self.own_metrics}
         return Classification(facts.label_smoothing, weights, metrics, number)
 
     def _weights(self, facts: Facts) -> Sequence[float] | None:
         """Return the weights; `balanced` is N / (K * n) for n of N samples and K classes."""
-        counts, names = facts.class_counts, facts.class_names
+        counts, names = facts.class_counts, facts.targets.names
         if self.class_weights is None or not facts.trains:
             return None
         if self.class_weights != "balanced":

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key, Target
-from expt.config.kinds import Better, TargetMetric, Targets
+from expt.config.kinds import Better, TargetMetric
 from expt.errors import ConfigError
+from expt.features import Anything, Feature
 from expt.tasks.task import Facts, Task
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class Config(Target):
     """A custom Task, with the names of its metrics and which way each is better."""
 
-    TARGETS: ClassVar[Targets] = "any"
+    takes: ClassVar[type[Feature]] = Anything
     metrics: Annotated[
         dict[str, Better | TargetMetric], Key(example="'task.metrics={near: max}'")
     ] = dataclasses.field(default_factory=dict)
@@ -38,6 +39,10 @@ class Config(Target):
             for name in self.metrics
             if name == "loss" or not name.isidentifier()
         ]
+
+    def outputs(self, targets: Feature) -> Feature:
+        """Return the feature of what the task's `predict` gives."""
+        return Anything()
 
     def build(self, facts: Facts) -> Task:
         """Return an instance of the class.

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
-from expt.config.kinds import Better, Targets, TaskConfig
+from expt.config.kinds import Better, TaskConfig
 from expt.errors import DataError, described
-from expt.tasks.task import Facts, Sum, Task, at_least_single
+from expt.features import NO_TARGET, Feature, Tokens, at_least_single
+from expt.tasks.task import Facts, Sum, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Config(TaskConfig):
     """See conf/task/language_model.yaml."""
 
-    TARGETS: ClassVar[Targets] = "tokens"
+    takes: ClassVar[type[Feature]] = Tokens
     METRICS: ClassVar[Mapping[str, Better]] = {
         "perplexity": "min",
         "bits_per_token": "min",
@@ -52,8 +53,6 @@ class LanguageModel(Task):
         """Return it in float32 or float64, nats."""
         from torch.nn import functional
 
-        from expt.data.memory import NO_TARGET
-
         logits, targets = _flat(outputs, batch.targets)
         total = functional.cross_entropy(
             at_least_single(logits), targets, ignore_index=NO_TARGET, reduction="sum"
@@ -62,8 +61,6 @@ class LanguageModel(Task):
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """Return how many tokens have the highest logit."""
-        from expt.data.memory import NO_TARGET
-
         logits, targets = _flat(outputs, batch.targets)
         return {"accuracy": ((logits.argmax(-1) == targets).sum(), (targets != NO_TARGET).sum())}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -10,10 +11,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
-from expt.config.kinds import Better, Targets, TaskConfig
+from expt.config.kinds import Better, TaskConfig
 from expt.errors import DataError
+from expt.features import Feature, Labels, at_least_single
 from expt.tasks.regression import aligned
-from expt.tasks.task import Facts, Sum, Task, at_least_single
+from expt.tasks.task import Facts, Sum, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,11 +27,15 @@ if TYPE_CHECKING:
 class Config(TaskConfig):
     """See conf/task/multilabel.yaml."""
 
-    TARGETS: ClassVar[Targets] = "labels"
+    takes: ClassVar[type[Feature]] = Labels
     METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max", "f1": "max"}
     OBJECTIVE: ClassVar[str] = "f1"
     name: Annotated[Literal["multilabel"], Key(fork=False)]
     threshold: Annotated[float, Field(gt=0, lt=1)]
+
+    def outputs(self, targets: Feature) -> Feature:
+        """Return the labels with the threshold."""
+        return dataclasses.replace(targets, threshold=self.threshold)  # type: ignore[call-arg]
 
     def build(self, facts: Facts) -> Task:
         """Return the task."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
-from expt.config.kinds import Better, Targets, TaskConfig
+from expt.config.kinds import Better, TaskConfig
 from expt.errors import DataError, described
-from expt.tasks.task import Facts, Sum, Task, at_least_single
+from expt.features import Feature, Numbers, at_least_single
+from expt.tasks.task import Facts, Sum, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,7 @@ ROUNDING = 1e-13
 class Config(TaskConfig):
     """See conf/task/regression.yaml."""
 
-    TARGETS: ClassVar[Targets] = "numbers"
+    takes: ClassVar[type[Feature]] = Numbers
     METRICS: ClassVar[Mapping[str, Better]] = {"mae": "min", "rmse": "min", "r2": "max"}
     OBJECTIVE: ClassVar[str] = "loss"
     name: Annotated[Literal["regression"], Key(fork=False)]
@@ -37,7 +38,7 @@ class Config(TaskConfig):
 
     def build(self, facts: Facts) -> Task:
         """Return the task."""
-        return Regression(self.loss, facts.target_origin)
+        return Regression(self.loss, getattr(facts.targets, "origin", 0.0))
 
 
 class Regression(Task):

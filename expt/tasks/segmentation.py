@@ -10,9 +10,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Key
-from expt.config.kinds import Better, Targets, TaskConfig
+from expt.config.kinds import Better, TaskConfig
 from expt.errors import ConfigError, described
-from expt.tasks.task import Facts, Sum, Task, at_least_single
+from expt.features import Feature, Mask, at_least_single
+from expt.tasks.task import Facts, Sum, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class Config(TaskConfig):
     """See conf/task/segmentation.yaml."""
 
-    TARGETS: ClassVar[Targets] = "mask"
+    takes: ClassVar[type[Feature]] = Mask
     METRICS: ClassVar[Mapping[str, Better]] = {"mean_iou": "max", "accuracy": "max", "dice": "max"}
     OBJECTIVE: ClassVar[str] = "mean_iou"
     name: Annotated[Literal["segmentation"], Key(fork=False)]
@@ -33,7 +34,7 @@ class Config(TaskConfig):
 
     def build(self, facts: Facts) -> Task:
         """Return the task, for as many classes as the data has."""
-        return Segmentation(facts.shapes["num_classes"], self.ignore_index)
+        return Segmentation(facts.targets.shapes["num_classes"], self.ignore_index)
 
 
 class Segmentation(Task):

@@ -10,17 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from expt.features import Anything, Feature
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from expt.data.loading import Batch
-
-
-def at_least_single(numbers: Tensor) -> Tensor:
-    """Return numbers in float32; those of a model in float64 stay as they are."""
-    import torch  # late: the driver has none
-
-    return numbers if numbers.dtype == torch.float64 else numbers.float()
 
 
 Sum: TypeAlias = "tuple[Tensor, Tensor | float]"
@@ -31,10 +26,8 @@ Sum: TypeAlias = "tuple[Tensor, Tensor | float]"
 class Facts:
     """Facts about the training data (see DataInfo) and the run that a task may need."""
 
-    shapes: Mapping[str, Any] = field(default_factory=dict)
+    targets: Feature = field(default_factory=Anything)
     class_counts: Sequence[int] = ()
-    class_names: Sequence[str] = ()
-    target_origin: float | Sequence[float] = 0.0
     label_smoothing: float = 0.0
     trains: bool = False
     """True if training losses are computed, by the weights of classes."""

@@ -9,9 +9,8 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,6 +32,7 @@ from expt.data.cache import cache_dir, digest
 from expt.data.loader import Loader, StreamLoader
 from expt.data.loading import Batch, Shard, mapped
 from expt.errors import ConfigError, described, sized_by, warn
+from expt.features import Classes, Features
 from expt.models import build as model_build
 from expt.models.build import freeze
 from expt.runs import tags
@@ -181,8 +181,9 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema)
     own = config.model.target if isinstance(config.model, constraints.Target) else None
-    if own and not built.compiled and config.task.TARGETS == "class":
-        check_first_output(module, own, data.info.shapes["num_classes"], warns=worker.rank == 0)
+    if own and not built.compiled and config.task.takes.has_one_class:
+        number = data.info.features.shapes["num_classes"]
+        check_first_output(module, own, number, warns=worker.rank == 0)
     learner = Learner(
         module=module,
         precision=built.precision,
@@ -244,7 +245,7 @@ def build_scheduler(
 def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], nn.Module]:
     """Return a function that builds the model on the CPU."""
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
-    about = config.model, config.init, model_build.offered(config, data.info.shapes), example
+    about = config.model, config.init, data.info.features, example
     return functools.partial(model_build.build, *about, fetch=fetch)
 
 
@@ -268,10 +269,8 @@ def _precision(config: RunConfig, worker: Worker) -> Precision:
 
 def _build_task(config: RunConfig, info: DataInfo) -> Task:
     facts = Facts(
-        shapes=info.shapes,
+        targets=info.features.targets,
         class_counts=info.class_counts,
-        class_names=info.class_names,
-        target_origin=info.target_origin,
         label_smoothing=config.label_smoothing,
         trains=True,
     )
@@ -337,8 +336,7 @@ def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
     """Build what is drawn into rank 0's `events`; the other ranks take part in it."""
-    info = data.info
-    pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
+    pictures = build_pictures(config, data.info.features)
     return Dashboard(events, learner, position, pictures, settings=config.tensorboard)
 
 
@@ -353,16 +351,14 @@ def with_beats(
             here.done += batch.size * worker.world_size
 
 
-def build_pictures(
-    config: RunConfig, shapes: Mapping[str, Any], class_names: Sequence[str], *, are_images: bool
-) -> RunPictures | None:
+def build_pictures(config: RunConfig, features: Features) -> RunPictures | None:
     """Build the pictures of an image classifier's samples and mistakes; None for another task."""
-    if not are_images or config.task.TARGETS != "class":
+    targets, takes = features.targets, config.task.takes
+    if not (features.inputs.is_image and takes.has_one_class and isinstance(targets, Classes)):
         return None
-    channels, dataset = shapes["channels"], config.dataset
-    return RunPictures(
-        class_names, mean=dataset.mean or [0.0] * channels, std=dataset.std or [1.0] * channels
-    )
+    channels, dataset = features.shapes["channels"], config.dataset
+    mean, std = dataset.mean or [0.0] * channels, dataset.std or [1.0] * channels
+    return RunPictures(targets.names, mean=mean, std=std)
 
 
 BEAT_S = 0.2

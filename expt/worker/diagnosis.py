@@ -192,8 +192,8 @@ FIX = "try a lower optimizer.lr or gradient_clip=1.0; on_nan=skip leaves such a 
 
 def fix_for(config: RunConfig) -> str:
     """Return what to try; targets of a table may be too large for any usual learning rate."""
-    dataset, predicts_numbers = config.dataset, config.task.TARGETS == "numbers"
-    is_large = predicts_numbers and dataset.has_rows and not dataset.standardise_targets
+    in_units = not getattr(config.dataset, "standardise_targets", True)
+    is_large = in_units and config.task.takes.has_unit
     return FIX.replace("try ", "try dataset.standardise_targets=true, ") if is_large else FIX
 
 

@@ -22,6 +22,7 @@ from expt.data import build as evaluation_data
 from expt.data.build import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
 from expt.errors import sized_by, warn
+from expt.features import Classes, Features
 from expt.inference.load import located, read, rebuilt
 from expt.runs import tags
 from expt.runs.paths import RunPaths
@@ -67,13 +68,12 @@ def measure_weights(
         model = rebuilt(record, state, worker.device, amp=config.amp)
     state = {key: value for key, value in state.items() if key not in ("model", "ema")}  # unmapped
     with sized_by("data"):
-        data = _data(evaluation, config, record["data"], worker, beat)
+        data = _data(evaluation, config, Features.read(record["data"]), worker, beat)
     beat()
     evaluation_data.keep_doubles(model.model, data.loaders)
     compile_module(model.model, mode_of(config.compile, steps=0))
-    origin = record["data"].get("target_origin", 0.0)
-    facts = Facts(shapes=record["data"], class_names=data.class_names, target_origin=origin)
-    task = config.task.build(facts)
+    targets = data.features.targets
+    task = config.task.build(Facts(targets=targets))
     load_task_state(task, state["workers"], worker.device, worker.rank)
     evaluator = Evaluator(
         module=model.model,
@@ -82,12 +82,12 @@ def measure_weights(
         strategy=Strategy(model.model),
         extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
     )
-    are_images = data.are_images and config.tensorboard.images is not False
-    shown = config, record["data"], data.class_names
-    pictures = build_pictures(*shown, are_images=are_images)
+    shows = config.tensorboard.images is not False
+    pictures = build_pictures(config, data.features) if shows else None
     review = pictures.review() if pictures else None
-    if config.task.TARGETS == "class" and len(data.class_names) <= MOST_COUNTED:
-        review = review or Review(len(data.class_names), keep=0)
+    names: Sequence[str] = targets.names
+    if config.task.takes.has_one_class and len(names) <= MOST_COUNTED:
+        review = review or Review(len(names), keep=0)
     began = time.perf_counter()
     batches = build.with_beats(data, evaluation.split, worker, beat)
     values = evaluate(evaluator, batches, worker.device, review)
@@ -97,11 +97,14 @@ def measure_weights(
         about = _about(evaluation, state["position"], values, data)
         _show(values, about, paths, pictures, seen)
         if seen:
-            about["by_class"] = by_class(seen[0], data.class_names)
+            about["by_class"] = by_class(seen[0], names)
         metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
         if evaluation.own_data:
             _warn_of_others(metrics, record, state, values.samples)
-        update_result(paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s)
+        told = data.features.told
+        update_result(
+            paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
+        )
     return COMPLETED
 
 
@@ -127,7 +130,7 @@ def _warn_of_others(
 def _data(
     evaluation: Evaluation,
     config: RunConfig,
-    trained_on: Any,
+    trained_on: Features,
     worker: Worker,
     beat: Callable[[], None],
 ) -> EvaluationData:
@@ -180,8 +183,8 @@ def _about(
     }
     if evaluation.dataset is not None:
         about["dataset"] = evaluation.dataset
-    if data.class_names:
-        about["class_names"] = list(data.class_names)
+    if isinstance(data.features.targets, Classes):
+        about["class_names"] = list(data.features.targets.names)
     return about
 
 

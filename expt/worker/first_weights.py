@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import re
 import zipfile
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
 from expt.errors import CheckpointError, ConfigError, DataError, listed, warn
+from expt.features import Features
 from expt.inference import load
 from expt.models import named
 from expt.models.partial_load import SHOWN, is_of_run, load_some, renumbered, weights_in, what_fits
@@ -153,23 +154,13 @@ def _warn_of_runs(config: RunConfig, content: State, data: State) -> None:
     settings, about = (
         one if isinstance(one := content.get(key), Mapping) else {} for key in ("config", "data")
     )
-    then, now = (json.loads(json.dumps(dict(one))) for one in (about, data))
     trained_by = settings.get("dataset") or {}
     if "mean" in trained_by:
         _warn(config, f"weights={config.weights}", trained_by.get("mean"), trained_by.get("std"))
-    if then.get("standardised", now.get("standardised")) != now.get("standardised"):
-        warn(f"weights={config.weights}: were trained on rows with other means and deviations")
-    for key in then.keys() & now.keys():
-        names = then[key], now[key]
-        are_names = all(isinstance(one, list) and {*map(type, one)} == {str} for one in names)
-        if not are_names or len(names[0]) != len(names[1]):  # of other lengths they don't fit
-            continue
-        if others := [pair for pair in zip(*names, strict=True) if len({*pair}) > 1]:
-            theirs, ours = (listed(one, SHOWN) for one in zip(*others, strict=True))
-            warn(
-                f"weights={config.weights}: were trained with the {key} {theirs}, and this run has"
-                f" {ours} at the same positions; these start from what was learned for the former"
-            )
+    with contextlib.suppress(ConfigError):  # of other files nothing is known
+        for here, there in zip(Features.read(data), Features.read(about), strict=True):
+            for why in here.differing(there):
+                warn(f"weights={config.weights}: {why}")
 
 
 def _warn(config: RunConfig, word: str, mean: Any, std: Any) -> None:

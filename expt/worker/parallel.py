@@ -214,7 +214,7 @@ def _distributed(
 
 
 def _is_custom(config: RunConfig) -> bool:
-    return isinstance(config.model, constraints.Target) or config.task.TARGETS == "any"
+    return any(isinstance(each, constraints.Target) for each in (config.model, config.task))
 
 
 def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:

@@ -45,8 +45,8 @@ def loaded(folder: Path) -> tuple[nn.Module, Text]:
         raise SystemExit(
             f"error: {folder}: was trained on dataset={config.dataset.name}, not on dataset=text"
         )
-    shapes = {"vocab_size": config.dataset.vocab_size(), "context": config.dataset.context}
-    model = build(config.model, config.init, shapes, torch.zeros(1, 1, dtype=torch.int64))
+    example = torch.zeros(1, 1, dtype=torch.int64)
+    model = build(config.model, config.init, config.dataset.known_features(), example)
     model.load_state_dict(state["model"])
     return model.eval(), config.dataset
 

@@ -21,6 +21,7 @@ from expt.data.loader import Loader, loading
 from expt.data.loading import Batch, LoaderOptions, Shard, TimedBatches
 from expt.data.memory import InMemory
 from expt.errors import ConfigError
+from expt.features import Classes
 from tests.requests import built, dataset
 
 CPU = torch.device("cpu")
@@ -42,7 +43,8 @@ def in_memory(**options: Any) -> Loader:
 
 
 def streamed(**options: Any) -> Loader:
-    part = image_part(TensorDataset(IMAGES, LABELS), (2, HEIGHT, WIDTH), 0, SIZE)
+    classes = Classes(names=tuple(map(str, range(SIZE))))
+    part = image_part(TensorDataset(IMAGES, LABELS), (2, HEIGHT, WIDTH), 0, classes)
     return part.load(LABELS, dataclasses.replace(EIGHT, **options))
 
 

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from expt import features
 from expt.config.rules import refuse_missing_folders
 from expt.data.build import Data
 from expt.data.fingerprint import content_of
@@ -24,8 +25,8 @@ from expt.data.kinds.custom import Custom
 from expt.data.kinds.image_folder import Listing, list_parts
 from expt.data.loader import Loader
 from expt.data.loading import Shard
-from expt.data.source import NOTHING, Source, absent_classes
 from expt.errors import ConfigError, DataError
+from expt.features import Classes, Features, Labels
 from tests.conftest import Configured
 from tests.data.test_files import idx
 from tests.requests import built, dataset
@@ -60,9 +61,9 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert (image.shape, image.dtype, label) == ((3, 8, 10), torch.uint8, 1)
     assert image.float().mean((1, 2)).tolist() == [100, 10, 7]
     data = build_data(folder_config(tmp_path))
-    assert data.info.shapes["channels"] == 3
-    assert data.info.shapes["image_size"] == (8, 10)
-    assert data.info.class_names == ("cat", "dog")
+    assert data.info.features.shapes["channels"] == 3
+    assert data.info.features.shapes["image_size"] == (8, 10)
+    assert data.info.features.targets.names == ("cat", "dog")
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, 6)
     assert [batch.inputs.shape for batch in data.train.epoch(0)] == [(4, 3, 8, 10)] * 2
 
@@ -154,7 +155,7 @@ def test_classes_are_those_of_train(tmp_path: Path, capsys: pytest.CaptureFixtur
     dataset.prepare()
     assert "test has no image of cat" in capsys.readouterr().err
     data = build_data(dataset)
-    assert (data.info.class_names, data.info.test_size) == (("cat", "dog"), 3)
+    assert (data.info.features.targets.names, data.info.test_size) == (("cat", "dog"), 3)
     assert data.test is not None
     assert [batch.targets.tolist() for batch in data.test.evaluation()] == [[1, 1, 1]]
     for file in (root / "test/dog").iterdir():
@@ -166,10 +167,9 @@ def test_classes_are_those_of_train(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_label_that_no_training_sample_has_is_known() -> None:
-    labels = Source(shapes={"num_classes": 2}, example=(0, 0), train=NOTHING,
-                    targets_of=torch.tensor([[0, 1], [0, 1], [1, 1]]).__getitem__)  # fmt: skip
-    assert absent_classes(labels, "labels", torch.arange(2)) == ["0"]
-    assert absent_classes(labels, "labels", torch.arange(3)) == []
+    labels, rows = Labels(names=("a", "b")), torch.tensor([[0, 1], [0, 1], [1, 1]])
+    assert labels.absent(lambda: rows[:2]) == ["a"]
+    assert labels.absent(lambda: rows) == []
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_mean_and_std_need_a_value_per_channel() -> None:
 def test_synthetic_images_show_their_class() -> None:
     data = build_data(synthetic(), batch_size=1500)
     (train,), (test,) = data.train.epoch(0), of_test(data).evaluation()
-    assert data.info.class_names == tuple("0123456")
+    assert data.info.features.targets.names == tuple("0123456")
     means = torch.stack(
         [train.inputs[train.targets == label].mean(0).flatten() for label in range(7)]
     )
@@ -290,7 +290,7 @@ def test_a_class_of_torchvisions_is_a_custom_dataset(tmp_path: Path) -> None:
     kmnist = Custom(target="torchvision.datasets.KMNIST", num_classes=10, kwargs=kwargs)
     data = build_data(kmnist)
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (27, 3, 20)
-    assert data.info.shapes["image_size"] == (8, 8)
+    assert data.info.features.shapes["image_size"] == (8, 8)
     assert sum(data.info.class_counts) == 27, "known before an image is read"
     for batch in of_test(data).evaluation():
         assert torch.equal((255 * batch.inputs[:, 0, 0, 0]).round().long(), batch.targets)
@@ -309,13 +309,18 @@ def own(name: str = "Own", num_classes: int = 3, **kwargs: Any) -> Custom:
 def test_a_person_s_own_dataset() -> None:
     data = build_data(own(), batch_size=9, num_workers=1)
     info = data.info
-    assert info.shapes["channels"] == 1
-    assert info.shapes["image_size"] == (5, 4)
-    assert info.class_names == ("0", "1", "2")
+    assert info.features == Features(
+        features.Image(channels=1, image_size=(5, 4)), Classes(names=("0", "1", "2"))
+    )
     assert (info.train_size, info.val_size, info.test_size) == (36, 4, 6)
     assert len(list(data.train.epoch(0))) == len(data.train) == 4
     assert [batch.targets.tolist() for batch in of_test(data).evaluation()] == [[0, 1, 2, 0, 1, 2]]
-    assert build_data(own("Named", num_classes=4)).info.class_names == ("a", "b", "c", "d")
+    assert build_data(own("Named", num_classes=4)).info.features.targets.names == (
+        "a",
+        "b",
+        "c",
+        "d",
+    )
 
 
 def test_an_own_dataset_has_its_own_val_and_its_order_if_that_is_wanted() -> None:

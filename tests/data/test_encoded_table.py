@@ -14,9 +14,10 @@ from torch.nn import functional
 
 import expt
 from expt.data import memory, table_files
+from expt.data.build import Data
 from expt.data.indexing import split
 from expt.errors import ConfigError, DataError
-from expt.runs.view.progress import encoded_in
+from expt.features import Columns, Features
 from tests.conftest import Trained
 from tests.data.test_table import CLASS, CPU, NUMBER, built, of, samples, written
 from tests.late import Late
@@ -98,11 +99,16 @@ def test_the_matrix_is_scikit_learns(
     for loader, rows in ((data.train, REST[TRAIN]), (data.val, REST[VAL]), (data.test, TEST)):
         expected = by_scikit_learn(frame, rows, scales=scales).astype(np.float32)
         np.testing.assert_allclose(samples(loader)[0], expected, rtol=1e-6, atol=1e-6)
-    info = data.info
-    assert (info.feature_names, info.shapes["image_size"]) == (tuple(NAMES), (1, len(expected[0])))
-    assert info.left_out.keys() == {"id", "void"}
-    assert info.standardised.keys() == ({*NAMES} - {*TEXTS} if scales else set())
-    assert json.loads(json.dumps(info.encoded)) == info.encoded
+    inputs = encoded_in(data)
+    assert (inputs.names, inputs.width) == (tuple(NAMES), len(expected[0]))
+    assert inputs.scales.keys() == ({*NAMES} - {*TEXTS} if scales else set())
+    assert json.loads(json.dumps(inputs.encoded)) == inputs.encoded
+
+
+def encoded_in(data: Data) -> Columns:
+    inputs = data.info.features.inputs
+    assert isinstance(inputs, Columns)
+    return inputs
 
 
 def test_rows_that_are_held_out_tell_nothing(tmp_path: Path) -> None:
@@ -111,10 +117,7 @@ def test_rows_that_are_held_out_tell_nothing(tmp_path: Path) -> None:
     held_out = torch.cat([TEST, REST[VAL]]).numpy()
     frame.loc[held_out, "age"], frame.loc[held_out, "city"] = 1e6, "Atlantis"
     after = opened(save(frame, tmp_path / "t.csv"), standardise=True)
-    assert (after.info.encoded, after.info.standardised) == (
-        before.info.encoded,
-        before.info.standardised,
-    )
+    assert after.info.features == before.info.features
     assert torch.equal(samples(after.train)[0], samples(before.train)[0])
 
 
@@ -166,7 +169,7 @@ def test_what_a_run_does_with_other_rows(trained: Trained, tmp_path: Path) -> No
 
 def test_rows_that_a_run_does_not_take(tmp_path: Path) -> None:
     path = written(tmp_path, "a,b,y\n1,u,1\n2,v,2\n3,u,3\n")
-    known = {**built(of(path)).info.told, "standardised": {}}
+    known = Features(*(each.unscaled for each in built(of(path)).info.features))
     for text, why in (
         ("a,b,y\nx,u,1\nz,v,2\n", "column a: has texts, and had none in training"),
         ("a,b,y\n1,u,1\n,v,2\n", "column a: has gaps, and had none"),
@@ -189,7 +192,7 @@ def test_yes_and_no_are_numbers_unless_there_is_more(tmp_path: Path) -> None:
     data = built(of(path))
     assert samples(data.train)[0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1]]
     flags = {"a": {"flags": ["no", "true", "yes"]}}
-    assert data.info.encoded == {**flags, "b": {"categories": ["Yes", "no", "perhaps"]}}
+    assert encoded_in(data).encoded == {**flags, "b": {"categories": ["Yes", "no", "perhaps"]}}
     labels = of(written(tmp_path, "a,y\n1,yes\n2,no\n"), features=("a",)).load(NUMBER)
     assert labels.targets[:].tolist() == [[1], [0]]
 
@@ -197,18 +200,17 @@ def test_yes_and_no_are_numbers_unless_there_is_more(tmp_path: Path) -> None:
 def test_a_table_without_texts_and_gaps_is_as_before(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,b,y\n1,2,3\n3,4,5\n")).load(NUMBER)
     assert not memory.encodings(rows, np.arange(2))
-    assert "encoded" not in built(of(tmp_path / "t.csv")).info.told
+    assert not encoded_in(built(of(tmp_path / "t.csv"))).encoded
 
 
 def test_the_columns_are_shown_in_few_lines() -> None:
     encoded: dict[str, Any] = {"age": {"median": 37.0, "gaps": 4}, "smoker": {"flags": ["no"]}}
     encoded |= {f"c{x}": {"categories": ["u", *"vwxy"[:x], None]} for x in range(4)}
-    data = {"feature_names": ["x", *encoded], "encoded": encoded, "image_size": [1, 17]}
-    _, *shown = encoded_in(data)
-    assert [line.split()[0] for line in shown] == data["feature_names"]
+    _, *shown = Columns(names=("x", *encoded), encoded=encoded, width=17).in_words()
+    assert [line.split()[0] for line in shown] == ["x", *encoded]
     assert "4 gaps" in shown[1]
     encoded |= {f"d{x}": {"categories": [*"uvw"]} for x in range(50)}
-    many = [*encoded_in({**data, "feature_names": [*encoded]})]
+    many = [*Columns(names=(*encoded,), encoded=encoded, width=17).in_words()]
     assert len(many) < 20
     assert max(map(len, many)) < 100
-    assert not [*encoded_in({"feature_names": ["x"], "image_size": [1, 1]})]
+    assert not [*Columns(names=("x",), width=1).in_words()]

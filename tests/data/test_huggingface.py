@@ -14,12 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
+from expt import features
 from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.build import Data
 from expt.data.fingerprint import content_of
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
+from expt.features import Classes, Features
 from expt.inference.load import Preprocess
 from expt.worker.build import build_data, build_learner
 from tests.late import Late
@@ -85,7 +87,7 @@ def test_each_layout_gives_its_parts(
     content = content_of(chosen())["data"]
     data = build_data(chosen(), ALONE)
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (12, 6, 3)
-    assert (data.info.class_names, data.info.class_counts) == (tuple(NAMES), (4, 4, 4))
+    assert (data.info.features.targets.names, data.info.class_counts) == (tuple(NAMES), (4, 4, 4))
     for part, first, number in (("val", 100, 6), ("test", 200, 3)):
         images, labels = of(data, part)
         order = (
@@ -196,7 +198,7 @@ def test_an_evaluation_needs_no_train(chosen: Callable[..., RunConfig], tmp_path
     config = chosen()
     with pytest.raises(DataError, match="no rows to train on"):
         build_data(config, ALONE)
-    record = {"class_names": NAMES, "channels": 3, "image_size": [6, 5]}
+    record = Features(features.Image(channels=3, image_size=(6, 5)), Classes(names=tuple(NAMES)))
     options = LoaderOptions(batch_size=4, device=ALONE.device)
     found = build.load(config.dataset, config.task, "test", record, options, own=False)
     assert found.size == 3
@@ -216,7 +218,7 @@ def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
     )
     data = build_data(config, ALONE)
     assert (data.info.train_size, data.info.val_size, data.test) == (6, 2, None)
-    assert data.info.class_names == ("cow", "dog")
+    assert data.info.features.targets.names == ("cow", "dog")
     assert next(data.train.epoch(1)).inputs.shape == (4, 3, 4, 4)
 
 
@@ -304,10 +306,11 @@ def test_columns_of_numbers_are_rows_standardised_by_those_of_train(
         *MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true"
     )
     data = build_data(config, ALONE)
-    assert data.info.shapes == {"channels": 1, "image_size": (1, 3), "num_classes": 1}
+    assert data.info.features.shapes == {"channels": 1, "image_size": (1, 3), "num_classes": 1}
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (40, 8, 9)
-    assert list(data.info.standardised) == ["a", "b[0]", "b[1]", "y"]
-    assert not data.are_images
+    both = data.info.features
+    assert [[*each.scales] for each in both] == [["a", "b[0]", "b[1]"], ["y"]]
+    assert not both.inputs.is_image
     assert data.test is not None
     columns = {part: split.with_format("numpy") for part, split in numbers.items()}
     for part, name in (("train", "train"), ("val", "validation"), ("test", "test")):
@@ -318,12 +321,12 @@ def test_columns_of_numbers_are_rows_standardised_by_those_of_train(
             assert found.numpy() == pytest.approx(expected, abs=1e-5), (part, column)
     model = build_learner(config, data, ALONE).module
     assert model(data.blank(2).inputs).shape == (2, 1)
-    found = Preprocess(config.dataset, data.info.told, ALONE.device)([5.0, 0.0, 0.0])
-    mean, std = data.info.standardised["a"]
+    found = Preprocess(config.dataset, both, ALONE.device)([5.0, 0.0, 0.0])
+    mean, std = both.inputs.scales["a"]
     assert found.shape == (1, 1, 1, 3)
     assert found[0, 0, 0, 0].item() == pytest.approx((5 - mean) / std)
     options = LoaderOptions(batch_size=4, device=ALONE.device)
-    again = build.load(config.dataset, config.task, "test", data.info.told, options, own=True)
+    again = build.load(config.dataset, config.task, "test", both, options, own=True)
     for mine, theirs in zip(again.evaluation(), data.test.evaluation(), strict=True):
         torch.testing.assert_close(mine.inputs, theirs.inputs)
         torch.testing.assert_close(mine.targets, theirs.targets)
@@ -336,7 +339,7 @@ def test_rows_have_classes_or_labels(
         chosen(*MODEL, "dataset.target=kind", "task=classification", "dataset.sampling=balanced"),
         ALONE,
     )
-    assert data.info.class_names == ("cold", "warm")
+    assert data.info.features.targets.names == ("cold", "warm")
     assert of(data, "test")[1].tolist() == [int(kind == "warm") for kind in numbers["test"]["kind"]]
     labels = build_data(chosen(*MODEL, "dataset.target=[odd,even]", "task=multilabel"), ALONE)
     assert of(labels, "val")[1].tolist() == [[odd, 0.0] for odd in numbers["validation"]["odd"]]
@@ -348,7 +351,6 @@ def test_rows_have_classes_or_labels(
     ("words", "told"),
     [
         (("dataset.standardise_targets=true",), "dataset.standardise_targets=true: is of numbers"),
-        (("dataset.input=[a]", "cutmix=1.0"), "cutmix=1: cuts images, and dataset=huggingface"),
         (("dataset.input=[a]", "dataset.target=[y,z]"), "dataset.target names 2 columns"),
         (("dataset.input=[a]", "dataset.image_size=[3,3]"), "dataset.image_size and transforms"),
         (
@@ -375,7 +377,7 @@ def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise(
     )
     as_saved(hf.DatasetDict({"train": train, "validation": train, "test": test}), tmp_path / "set")
     data = build_data(chosen("batch_size=3"), ALONE)
-    assert data.info.class_names == ("ant", "bee", "None")
+    assert data.info.features.targets.names == ("ant", "bee", "None")
     assert [of(data, part)[1].tolist() for part in ("val", "test")] == [[0, 1, 2], [2, 1, 0]]
     unlabelled = split(["ant", "bee"], [0, -1, 1])
     as_saved(hf.DatasetDict({"train": unlabelled}), tmp_path / "other")

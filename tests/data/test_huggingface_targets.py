@@ -17,6 +17,7 @@ from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
+from expt.features import Numbers
 from expt.worker.build import build_data, build_learner
 from tests.conftest import as_typed
 from tests.data.test_huggingface import of, pixels
@@ -64,9 +65,9 @@ def test_a_folder_of_pictures_with_a_csv_of_numbers(
 ) -> None:
     config = chosen(*AGES, "dataset.mean=[0.5,0.5,0.5]", "dataset.augment.flip=true")
     data = build_data(config, ALONE)
-    assert data.info.shapes == {"channels": 3, "image_size": (6, 5), "num_classes": 1}
+    assert data.info.features.shapes == {"channels": 3, "image_size": (6, 5), "num_classes": 1}
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, 4)
-    assert (data.info.target_names, data.info.class_names, data.are_images) == (("age",), (), False)
+    assert data.info.features.targets == Numbers(names=("age",), shape=(1,))
     images, ages = of(data, "test")
     assert ages.tolist() == [[20.5 + 3 * index] for index in range(4)]
     expected = (
@@ -85,10 +86,10 @@ def test_numbers_are_standardised_by_those_that_are_trained_on(
     ages = of(data, "train")[1].double()
     assert float(ages.mean()) == pytest.approx(0, abs=1e-6)
     assert float(ages.std(correction=0)) == pytest.approx(1)
-    mean, std = data.info.standardised["age"]
+    mean, std = data.info.features.targets.scales["age"]
     assert of(data, "test")[1][2].item() == pytest.approx((26.5 - mean) / std)
     options = LoaderOptions(batch_size=4, device=ALONE.device)
-    again = build.load(config.dataset, config.task, "test", data.info.told, options, own=True)
+    again = build.load(config.dataset, config.task, "test", data.info.features, options, own=True)
     torch.testing.assert_close(
         torch.cat([batch.targets for batch in again.evaluation()]), of(data, "test")[1]
     )
@@ -130,7 +131,7 @@ def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> 
         "dataset.val_fraction=0.5",
     )
     data = build_data(chosen(*words, "task.num_classes=3"), ALONE)
-    assert data.info.shapes == {"channels": 3, "image_size": (6, 5), "num_classes": 3}
+    assert data.info.features.shapes == {"channels": 3, "image_size": (6, 5), "num_classes": 3}
     (batch,) = data.train.epoch(1)
     assert batch.inputs.shape == (4, 3, 6, 5)
     assert batch.targets.shape == (4, 6, 5)

@@ -12,7 +12,6 @@ from PIL import Image, ImageOps
 
 from expt.data.cache import Checksums
 from expt.data.image_files import (
-    MaskValues,
     files_below,
     left_out,
     look,
@@ -27,6 +26,7 @@ from expt.data.image_files import (
 from expt.data.images import Pictures
 from expt.data.masks import MaskPictures
 from expt.errors import DataError
+from expt.features import Mask
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (6, 9, 3), dtype=np.uint8)
 HIDDEN = np.where(np.arange(6)[:, None] < 3, 255, 0).astype(np.uint8).repeat(9, 1)
@@ -114,7 +114,7 @@ def test_a_mask_lies_as_its_image(tmp_path: Path, orientation: int, with_image: 
     lying, upright = (each[..., 0] // 128 for each in (PIXELS, shown))
     turned = with_image and orientation > 4
     mask = save(tmp_path / "mask.png", lying if turned else upright)
-    values = MaskValues(num_classes=2)
+    values = Mask(num_classes=2)
     sets = MaskPictures(pairs=[(image, mask)], channels=3, size=None, values=values)
     pixels, numbers = sets[0]
     assert torch.equal(numbers, (pixels[0] // 128).long())
@@ -137,7 +137,7 @@ def test_a_jpeg_is_decoded_at_the_size_that_is_needed(tmp_path: Path, orientatio
     assert np.abs(pixels[0] - pixels[1]).mean() < 2
     assert open_picture(path, needed=(61, 61)).size == whole.size, "less would not do"
     mask = save(tmp_path / "a.png", np.asarray(whole)[..., 0] // 128)
-    values, how = MaskValues(num_classes=2), {"channels": 3, "size": needed, "needed": needed}
+    values, how = Mask(num_classes=2), {"channels": 3, "size": needed, "needed": needed}
     image, numbers = MaskPictures(pairs=[(path, mask)], values=values, **how)[0]  # type: ignore[arg-type]
     assert image.shape[1:] == numbers.shape == needed
 
@@ -177,7 +177,7 @@ def test_everything_wrong_with_a_pair_is_named(tmp_path: Path) -> None:
     assert [problem.split()[0] for problem in wrong.value.problems] == [*bad]
     image, mask = save(tmp_path / "c.png", PIXELS), save(tmp_path / "d.png", PIXELS[..., 0])
     with pytest.raises(DataError, match=mask):
-        look_at_pair(image, mask, "RGB", MaskValues(num_classes=2))
+        look_at_pair(image, mask, "RGB", Mask(num_classes=2))
 
 
 def test_a_stream_is_read_as_its_file(tmp_path: Path) -> None:

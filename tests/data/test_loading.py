@@ -24,6 +24,7 @@ from expt.data.loader import Loader, loading
 from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.data.memory import InMemory, eval_batch_size
 from expt.errors import DataError
+from expt.features import Classes
 from tests.conftest import alive, environment
 from tests.faults.running import wait_until
 from tests.warm import Command
@@ -72,7 +73,8 @@ def streamed(
     num_workers: int = 0,
     **options: Any,
 ) -> Loader:
-    part = image_part(dataset or InRam(), (channels, 4, 3), num_workers, num_classes)
+    classes = Classes(names=tuple(map(str, range(num_classes))))
+    part = image_part(dataset or InRam(), (channels, 4, 3), num_workers, classes)
     return part.load(indices, dataclasses.replace(FIVE, **options))
 
 

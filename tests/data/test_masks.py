@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,16 +11,17 @@ import torch
 from PIL import Image
 
 from expt.data.checked_samples import read_all
-from expt.data.image_files import MaskValues, parts_there
+from expt.data.image_files import parts_there
 from expt.data.kinds.image_folder import list_pairs
-from expt.data.masks import MaskPictures, checked_mask
-from expt.data.source import absent_classes, warn_of_absent
+from expt.data.masks import MaskPictures
+from expt.data.source import warn_of_absent
 from expt.errors import ConfigError, DataError
+from expt.features import Mask
 from expt.worker.build import build_data
 from tests.conftest import Configured
 from tests.worker.conftest import ALONE
 
-VALUES = MaskValues(num_classes=3)
+VALUES = Mask(num_classes=3)
 
 
 def save(path: Path, values: np.ndarray, mode: str | None = None) -> None:
@@ -128,8 +128,7 @@ def test_what_is_wrong_is_told_by_its_file(
 def test_a_persons_own_samples_are_checked() -> None:
     image, mask = torch.zeros(3, 2, 2), torch.tensor([[0, 1], [2, 255]])
     wrong = [(image, mask), (image, mask + 2), (image, mask.float()), (image, mask[0]), image]
-    check = functools.partial(checked_mask, values=VALUES)
-    assert torch.equal(read_all(wrong, check, [0])[0][1], mask)  # type: ignore[arg-type]
+    assert torch.equal(read_all(wrong, VALUES.check, [0])[0][1], mask)  # type: ignore[arg-type]
     told = (
         "sample 1: .* holds the class 3, expected 0 to 2",
         "float32",
@@ -138,7 +137,7 @@ def test_a_persons_own_samples_are_checked() -> None:
     )
     for index, text in enumerate(told, 1):
         with pytest.raises(DataError, match=text):
-            read_all(wrong, check, [index])  # type: ignore[arg-type]
+            read_all(wrong, VALUES.check, [index])  # type: ignore[arg-type]
 
 
 WORDS = ("task=segmentation", "dataset=segmentation_folder", "model=unet", "dataset.num_classes=3")
@@ -150,13 +149,15 @@ def test_a_class_in_no_mask_of_train_is_reported(
     """Masks of 0 and 255, and a class that only held-out masks have."""
     config = configured(*WORDS, f"dataset.root={root}")
     source = config.dataset.open(config.task, torch.device("cpu"), 0)
-    warn_of_absent(config.dataset, source, config.task, torch.arange(4))
+    warn_of_absent(config.dataset, source, torch.arange(4))
     assert capsys.readouterr().err == ""
     for name in ("a", "b", "town/c"):
         save(root / "train/masks" / f"{name}.png", np.tile(np.array([[0, 255]], np.uint8), (6, 2)))
-    assert absent_classes(source, "mask", torch.arange(4)) == []
-    assert absent_classes(source, "mask", torch.arange(3)) == ["1", "2"]
-    warn_of_absent(config.dataset, source, config.task, torch.arange(3))
+    for number, absent in ((4, []), (3, ["1", "2"])):
+        train = torch.arange(number)
+        found = source.features.targets.absent(lambda: source.known_targets(train))  # noqa: B023
+        assert found == absent
+    warn_of_absent(config.dataset, source, torch.arange(3))
     assert "task.ignore_index" in capsys.readouterr().err
 
 

@@ -16,6 +16,7 @@ from expt.data.images import image_part
 from expt.data.loader import Loader, loading
 from expt.data.loading import LoaderOptions, Shard
 from expt.data.memory import InMemory
+from expt.features import Classes
 from tests.late import Late
 
 v2: Any = Late("torchvision.transforms.v2")
@@ -27,6 +28,7 @@ IMAGES = torch.randint(
 )
 LABELS = torch.arange(SIZE) % CLASSES
 EIGHT = LoaderOptions(batch_size=8, device=CPU, shuffle=True, seed=4)
+NAMED = Classes(names=tuple(map(str, range(CLASSES))))
 BOTH = Mixing(CLASSES, mixup=0.4, cutmix=1.0)
 
 
@@ -36,7 +38,7 @@ def in_memory(**options: Any) -> Loader:
 
 
 def streamed(**options: Any) -> Loader:
-    part = image_part(TensorDataset(IMAGES, LABELS), (2, 6, 5), 0, CLASSES)
+    part = image_part(TensorDataset(IMAGES, LABELS), (2, 6, 5), 0, NAMED)
     return part.load(torch.arange(SIZE), dataclasses.replace(EIGHT, **options))
 
 

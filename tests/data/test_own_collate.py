@@ -15,7 +15,7 @@ from expt.data import custom
 from expt.data.augment import Mixing
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, LoaderOptions
-from expt.data.source import Source, are_images
+from expt.data.source import Source
 from expt.errors import DataError
 from expt.tasks.classification import Config as Classification
 
@@ -76,8 +76,9 @@ def opened(kind: str, name: str = "Pictures", readers: int = 0) -> Source:
 
 def batches(kind: str, name: str = "Pictures", **options: Any) -> list[Batch]:
     source = opened(kind, name)
-    assert are_images(source.class_names, source.example)
-    assert (source.shapes["channels"], source.shapes["num_classes"]) == (2, 2)
+    assert source.features.inputs.is_image
+    shapes = source.features.shapes
+    assert (shapes["channels"], shapes["num_classes"]) == (2, 2)
     options = {"batch_size": 4, "device": CPU, **options}
     return [*source.train.load(torch.arange(8), LoaderOptions(**options)).epoch(1)]
 

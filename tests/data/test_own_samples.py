@@ -24,6 +24,7 @@ from expt.data.loader import loading
 from expt.data.loading import Batch, LoaderOptions
 from expt.data.source import Source, mixing_of
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
+from expt.features import Classes
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression
@@ -199,7 +200,7 @@ def test_what_has_a_class_need_be_no_image(kind: str) -> None:
     assert torch.equal(inputs, torch.arange(4.0) + torch.arange(4)[:, None])
     assert inputs.dtype == torch.float32
     assert torch.equal(torch.cat([first.targets, second.targets]), torch.tensor([0, 1] * 4))
-    assert (source.class_names, source.shapes["num_classes"]) == (("0", "1"), 2)
+    assert source.features.targets == Classes(names=("0", "1"))
 
 
 @pytest.mark.parametrize(

@@ -328,7 +328,7 @@ def test_it_goes_on_where_its_state_was_kept(
 def test_images_are_augmented_and_mixed_alike_on_any_number_of_workers() -> None:
     own = {"augment": Augment(crop_padding=2, flip=True), "mean": (0.5,), "std": (0.5,)}
     one = data_of(Pictures, mixup=0.4, own=own)
-    assert one.info.shapes["num_classes"] == 4
+    assert one.info.features.shapes["num_classes"] == 4
     assert (one.info.train_size, one.info.val_size) == (STEPS * BATCH, None)
     assert one.info.told["is_uncounted"]
     epoch = rows([*one.train.epoch(1)])
@@ -424,7 +424,7 @@ def test_a_run_on_it_has_the_numbers_of_a_plain_loop_and_resumes_to_the_same_bit
 
 def test_all_of_it_can_be_evaluated() -> None:
     own = Custom(target=f"{__name__}.Numbers", kwargs={}, val={"train": False})
-    trained_on = {"channels": 1, "image_size": (1, 3), "num_classes": 1}
+    trained_on = own.open(None, torch.device("cpu"), 0).features
     options = LoaderOptions(batch_size=5, device=torch.device("cpu"))
     sizes = {}
     for split in ("train", "val", "test", "all"):

@@ -22,7 +22,8 @@ from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, Shard
 from expt.data.rows import Chosen, Rows
 from expt.errors import ConfigError, DataError
-from expt.inference.plan import ROWS, open_samples
+from expt.features import Columns, Features, Numbers
+from expt.inference.plan import open_samples
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression
@@ -71,10 +72,10 @@ def test_columns_become_features_targets_and_classes(tmp_path: Path) -> None:
     data = built(of(path, "kind", None), CLASS)
     inputs, targets = samples(data.train)
     assert inputs.tolist() == [[1, 2, 0.5], [3, 4.5, 1], [-1, 1000, 2]]
-    assert (targets.tolist(), data.info.class_names) == ([0, 1, 0], ("cat", "dog"))
+    assert (targets.tolist(), data.info.features.targets.names) == ([0, 1, 0], ("cat", "dog"))
     assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
-    assert data.info.shapes == {"channels": 1, "image_size": (1, 3), "num_classes": 2}
-    assert not data.are_images
+    assert data.info.features.shapes == {"channels": 1, "image_size": (1, 3), "num_classes": 2}
+    assert not data.info.features.inputs.is_image
 
 
 @pytest.mark.parametrize("sign", ";\t|")
@@ -133,7 +134,8 @@ def test_what_numbers_the_rows_is_no_feature_unless_it_is_named(tmp_path: Path, 
         ("b",),
         [(text.partition(",")[0] or "Unnamed: 0") if text[0] != "b" else "Unnamed: 2"],
     )
-    assert built(of(path, features=None), CLASS).info.told["left_out"] == rows.left_out
+    told = built(of(path, features=None), CLASS).info.told
+    assert told["inputs"]["left_out"] == rows.left_out
     if text[0] != "b":
         named = of(path, features=(*rows.left_out, "b")).load(CLASS)
         assert (named.features.shape[1], named.left_out) == (2, {})
@@ -174,10 +176,11 @@ def test_the_columns_of_a_run_are_those_of_its_evaluation(tmp_path: Path) -> Non
     other = "".join(f"x y,{row},{row + 1},{'uv'[row % 2]}\n" for row in range(30))
     dataset = of(written(tmp_path, f"name,a,b,y\n{other}"), features=None)
     dataset.prepare(CLASS, learns=False)
-    source = dataset.open(CLASS, CPU, 0, told.info.told)
-    assert source.feature_names == ("b", "a")
-    assert source.shapes["image_size"] == (1, 2)
-    known = {"feature_names": ("b", "a")}  # now a target, too
+    known = told.info.features
+    source = dataset.open(CLASS, CPU, 0, known)
+    assert source.features.inputs.names == ("b", "a")
+    assert source.features.shapes["image_size"] == (1, 2)
+    # now a target, too
     assert of(dataset.path, "a", None).load(NUMBER, known).feature_names == ("b", "a")
 
 
@@ -189,7 +192,7 @@ def test_a_class_that_train_has_none_of_is_reported(
         rows = [f"{row * 3 % 7},{'uv'[row % 2] if row != place else 'odd'}" for row in range(40)]
         path = written(tmp_path, "a,y\n" + "\n".join(rows))
         data = built(of(path, features=None, test_fraction=0.2), CLASS)
-        assert data.info.class_names == ("odd", "u", "v")
+        assert data.info.features.targets.names == ("odd", "u", "v")
         assert ("class odd," in capsys.readouterr().err) == (place in test)
 
 
@@ -210,8 +213,8 @@ def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     rows = of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")).load(NUMBER)
     assert rows.features[:].tolist() == [[1, 1], [0, 2]]
     (tmp_path / "new.csv").write_text("a,b\nTRUE,1\nmaybe,2\nfalse,3\n1,4\n")
-    known = {"feature_names": ["a", "b"], "image_size": [1, 2]}
-    samples = open_samples(str(tmp_path / "new.csv"), ROWS, of(tmp_path / "new.csv"), known)
+    known = Features(Columns(names=("a", "b"), width=2), Numbers())
+    samples = open_samples(str(tmp_path / "new.csv"), known)
     ((found, wrong, _),) = samples.pieces(4)
     assert found[[0, 2, 3]].tolist() == [[1, 1], [0, 3], [1, 4]], "also beside what is none"
     assert wrong == {1: "column a holds 'maybe', which is not a number"}
@@ -227,7 +230,7 @@ def test_rows_in_the_order_of_time_hold_out_the_last(tmp_path: Path) -> None:
     assert rows == [*range(12)]
     assert samples(data.val)[1].flatten().tolist() == [12, 13, 14, 15]
     assert samples(data.test)[1].flatten().tolist() == [16, 17, 18, 19]
-    assert data.info.standardised["a"][0] == 5.5, "by the rows that are trained on"
+    assert data.info.features.inputs.scales["a"][0] == 5.5, "by the rows that are trained on"
     assert of(path, **chosen).origin(NUMBER, "test")(0)["row"] == 17
 
 
@@ -245,7 +248,7 @@ def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
     assert of(path, "large", ("x",)).load(CLASS).class_names == (str(2**60), str(2**60 + 1))
     with pytest.raises(DataError, match="column gaps, row 2: has no value"):
         of(path, features=("gaps",)).load(LABEL)
-    known = {"feature_names": ["x[1]", "x[0]"]}
+    known = Features(Columns(names=("x[1]", "x[0]"), width=2), Numbers())
     assert of(path, features=None).load(LABEL, known).features[:].tolist() == [
         [0, 1],
         [2, 3],
@@ -437,10 +440,10 @@ def test_only_the_rows_that_are_trained_on_say_how_it_is_standardised() -> None:
         inputs, targets = samples(loader)
         np.testing.assert_allclose(inputs, expected[:, :10], atol=1e-5)
         np.testing.assert_allclose(targets, expected[:, 10:], atol=1e-5)
-    told = data.info.standardised
+    told = {name: one for each in data.info.features for name, one in each.scales.items()}
     assert list(told) == "age sex bmi bp s1 s2 s3 s4 s5 s6 progression".split()
     np.testing.assert_allclose(list(told.values()), np.stack([mean, std], 1))
-    assert not built(diabetes(standardise=False)).info.standardised
+    assert not built(diabetes(standardise=False)).info.features.inputs.scales
 
 
 def test_a_column_of_one_value_is_shifted_alone(tmp_path: Path) -> None:
@@ -464,12 +467,18 @@ def drawn(size: Any, seed: int) -> torch.Tensor:
 
 def measured(task: Any, outputs: torch.Tensor, targets: torch.Tensor, origin: Any = 0.0) -> Any:
     """Its metrics, counted over batches of unequal sizes."""
-    made = task.build(Facts(target_origin=origin))
+    made = task.build(Facts(targets=Numbers(origin=origin)))
     sums = Sums(made, CPU)
     for out, target in zip(outputs.split(7), targets.split(7), strict=True):
         batch = Batch(None, target, len(target))
         sums.add(made.loss(out, batch), out, batch)
     return sums.averages(sums.values).values
+
+
+def origin_of(data: Data) -> Any:
+    targets = data.info.features.targets
+    assert isinstance(targets, Numbers)
+    return targets.origin
 
 
 class Years(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -492,11 +501,11 @@ def test_r2_keeps_its_digits_where_targets_lie_far_from_0(tmp_path: Path) -> Non
     np.savez(path, x=np.ones((200, 1)), y=y, near=y - 2_000_000)
     own = Custom(target=f"{__name__}.Years", kwargs={})
     far, near = of(path, features=("x",)), of(path, "near", ("x",))
-    origins = [built(each).info.target_origin for each in (far, own, near)]
+    origins = [origin_of(built(each)) for each in (far, own, near)]
     assert origins == pytest.approx([2_000_000, 2_000_000, 0], abs=2)
     scaled = of(path, features=("x",), standardise_targets=True)
-    assert built(scaled).info.target_origin == 0
-    assert origins[1] == built(own, shard=Shard(1, 2)).info.target_origin
+    assert origin_of(built(scaled)) == 0
+    assert origins[1] == origin_of(built(own, shard=Shard(1, 2)))
     outputs = rows.targets + drawn(200, 5)
     error, apart = (outputs - rows.targets).double(), rows.targets.double()
     expected = float(1 - error.square().sum() / (apart - apart.mean()).square().sum())
@@ -510,7 +519,7 @@ def test_r2_of_several_targets_takes_each_from_its_own_mean(tmp_path: Path) -> N
     """Whoever says each target's mean knows nothing of it: 0, and not the 1.0 of all pooled."""
     targets = torch.tensor([[0.0, 2e6]]) + drawn((71, 2), 1)
     np.savez(path := tmp_path / "t.npz", x=np.ones((71, 1)), y=targets.numpy())
-    origin = built(of(path, features=("x",))).info.target_origin
+    origin = origin_of(built(of(path, features=("x",))))
     assert origin == pytest.approx((0, 2e6), abs=2)
     constant = targets.double().mean(0).float().expand(71, 2)
     assert measured(NUMBER, constant, targets, origin)["r2"] == pytest.approx(0, abs=0.01)
@@ -529,7 +538,8 @@ def test_to_look_at_targets_draws_no_random_number() -> None:
 def test_rows_get_the_columns_of_the_run_by_their_names() -> None:
     numbers = Chosen(np.array([[1.0, 2.0, 3.0]])), Chosen(np.array([[4.0, 5.0]]))
     there = Rows(*numbers, ("a", "b", "c"), ("x", "y"), ())
-    run = {"feature_names": ["c", "a"], "target_names": ["y", "x"], "standardised": {"c": (1, 2)}}
+    columns = Columns(names=("c", "a"), width=2, scales={"c": (1, 2)})
+    run = Features(columns, Numbers(names=("y", "x"), shape=(2,)))
     found = memory.as_trained_on(run, there)
     inputs, targets = memory._tensors(found, np.arange(1))
     assert (inputs.tolist(), targets.tolist()) == ([[1.0, 1.0]], [[5.0, 4.0]])

@@ -100,7 +100,7 @@ def seen(source: Source, table: pa.Table, path: Path, task: Any, *rest: Any, **m
     path.mkdir()
     found = built(of(source, table, path, *rest, **more), task, drop_last=False)
     info = found.info
-    return samples(found.train), (info.class_names, info.feature_names, info.encoded, info.shapes)
+    return samples(found.train), info.features
 
 
 @pytest.mark.parametrize("source", SOURCES[1:])
@@ -111,9 +111,9 @@ def test_columns_and_numbers_are_those_of_the_csv(source: Source, tmp_path: Path
         mine = seen(source, people(), tmp_path / f"a{number}", *words, categories=("key",))
         theirs = seen(as_csv, people(), tmp_path / f"b{number}", *words, categories=("key",))
         assert mine[1] == theirs[1]
-        assert mine[1][2]["plan"] == {"categories": ["No", "Yes", "by post", None]}
+        assert mine[1].inputs.encoded["plan"] == {"categories": ["No", "Yes", "by post", None]}
         assert all(map(torch.equal, mine[0], theirs[0]))
-    assert theirs[1][2]["key"] == {"categories": ["007", "7", "x=y"]}
+    assert theirs[1].inputs.encoded["key"] == {"categories": ["007", "7", "x=y"]}
 
 
 BAD: dict[str, tuple[Any, list[Any]]] = {
@@ -166,7 +166,7 @@ def test_a_class_that_is_declared_keeps_its_place_and_its_name(tmp_path: Path) -
     words = f"dataset=huggingface dataset.path={tmp_path}"
     chosen = dataset(words, input=("a",), target="y", standardise=False, val_fraction=0.0)
     data = built(chosen, CLASS)
-    assert data.info.class_names == (*names,)
+    assert data.info.features.targets.names == (*names,)
     assert samples(data.train)[1].tolist() == [2, 0, 1]
     chosen = dataset(f"{words} task=multilabel", input=("a",), target="on", val_fraction=0.0)
     assert samples(built(chosen, LABEL).train)[1].tolist() == [[1], [0], [1]]

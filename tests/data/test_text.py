@@ -18,8 +18,9 @@ from expt.config.identity import digest
 from expt.data.kinds import text as text_kind
 from expt.data.kinds.text import Extent
 from expt.data.loading import Shard
-from expt.data.memory import NO_TARGET, Windows
+from expt.data.memory import Windows
 from expt.errors import DataError
+from expt.features import NO_TARGET
 from expt.inference.load import Preprocess
 from expt.inference.predict import _lines
 from tests.conftest import Configured, as_typed
@@ -90,7 +91,7 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path, file: Path) -> None:
 def test_batches_are_of_each_workers_windows(file: Path) -> None:
     """37 windows train, and 3 are left for the last batch of 4 workers."""
     whole = built(text(file), batch_size=6, seed=1)
-    assert whole.info.shapes == {"vocab_size": 256, "context": 10}
+    assert whole.info.features.shapes == {"vocab_size": 256, "context": 10}
     assert (whole.info.train_size, whole.info.val_size, whole.info.test_size) == (37, 6, 11)
     shared = [built(text(file), batch_size=6, seed=1, shard=Shard(rank, 4)) for rank in range(4)]
     for batch, *parts in zip(
@@ -173,7 +174,7 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
     assert (tokens.tolist(), tokens.dtype.name) == (whole, "uint16")
     assert isinstance(dataset._tokens(), np.memmap), "from the cache"
     data = built(dataset)
-    assert data.info.shapes == {"vocab_size": dataset.vocab_size(), "context": 10}
+    assert data.info.features.shapes == {"vocab_size": dataset.vocab_size(), "context": 10}
     assert data.val is not None
     assert data.test is not None
     found = [
@@ -184,7 +185,7 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
     for targets, part in zip(found, parts, strict=True):
         assert part is not None
         assert targets.tolist() == whole[part.start + 1 : part.stop]
-    made = Preprocess(dataset, {"vocab_size": 1}, CPU)("the cat")
+    made = Preprocess(dataset, data.info.features, CPU)("the cat")
     assert made.tolist() == [dataset.encode("the cat")]
 
 

@@ -130,8 +130,7 @@ def test_evaluations_and_predictions_have_transforms_of_their_own(
     found = torch.cat([batch.inputs for batch in made.test.evaluation()])
     by_hand: Any = v2.Compose([v2.Resize(14), v2.CenterCrop([10, 12])])
     files = sorted((folder / "test").glob("*/*.png"))
-    shapes = {"channels": 3, "image_size": SHAPE}
-    preprocess = Preprocess(config.dataset, shapes, CPU)
+    preprocess = Preprocess(config.dataset, made.info.features, CPU)
     for image, file in zip(found, files, strict=True):
         expected = torch.from_numpy(np.array(by_hand(Image.open(file)))).permute(2, 0, 1)
         torch.testing.assert_close(image, expected.float() / 255)

@@ -95,7 +95,7 @@ def test_torch_export_of_a_table_with_its_scales(
         ]
     )
     model = expt.load(folder, "last")
-    mean, deviation = located(folder, "last")[0]["data"]["standardised"]["progression"]
+    mean, deviation = model.features.targets.scales["progression"]
     with torch.no_grad():
         said = model(model.preprocess(rows)).double() * deviation + mean
     torch.testing.assert_close(module(rows), said, rtol=1e-5, atol=0)
@@ -105,8 +105,7 @@ def test_torch_export_of_a_table_with_its_scales(
     scales = json.loads(json.loads(about[exporter.METADATA])["standardised"])
     assert [*scales["features"]][9] == "s6"
     assert scales["targets"]["progression"] == pytest.approx([152, 77], abs=10)
-    data, scales = located(folder, "last")[0]["data"], model.preprocess.features
-    drawn = exporter._random(data, 900, scales, rows=True)
+    drawn = model.features.inputs.drawn(900, torch.Generator().manual_seed(0))
     assert drawn is not None
     assert drawn.shape == (900, 10)
     assert drawn.mean(0)[[0, 3]].tolist() == pytest.approx([48.5, 94.6], abs=4), (

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import expt
 from expt.data.kinds.custom import Custom
 from expt.errors import CheckpointError, ConfigError
+from expt.features import Anything, Features
 from expt.inference.load import Preprocess
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.result import update_result
@@ -109,7 +110,7 @@ def test_it_gives_what_the_worker_computed(
     with torch.no_grad():
         for inputs, outputs in seen:
             assert torch.equal(loaded(inputs), outputs)
-    assert loaded.class_names == trained.run.data.info.class_names
+    assert loaded.features == trained.run.data.info.features
     assert loaded.config["epochs"] == 1
 
 
@@ -185,7 +186,7 @@ def test_pictures_of_a_segmentation_folder_are_stretched_as_they_were(
 
 def test_samples_of_ones_own_without_classes_are_only_moved() -> None:
     own = Custom(target="mine.Data", kwargs={})
-    preprocess = Preprocess(own, {"channels": 1, "image_size": [8, 8]}, torch.device("cpu"))
+    preprocess = Preprocess(own, Features(Anything(), Anything()), torch.device("cpu"))
     for samples in (torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), torch.ones(3, 5)):
         assert torch.equal(preprocess(samples), samples)
 
@@ -195,7 +196,7 @@ def test_a_sample_of_ones_own_becomes_a_batch_by_its_recorded_shape(
     num_classes: int | None,
 ) -> None:
     own = Custom(target="mine.Data", kwargs={}, num_classes=num_classes)
-    data = {"channels": 1, "image_size": [1, 3], "sample": {"shape": [3], "dtype": "float32"}}
+    data = Features(Anything.like(torch.zeros(3), are_inputs=True), Anything())
     preprocess, rows = Preprocess(own, data, torch.device("cpu")), torch.arange(6.0).view(2, 3)
     for given in (rows, rows.numpy(), [*rows], [rows[:1], rows[1]]):
         assert torch.equal(preprocess(given), rows)

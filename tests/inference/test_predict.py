@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import expt
 from expt.errors import ConfigError, DataError
-from expt.inference.answers import Answers, Form, Numbers
+from expt.features import Answers, Anything, Features, Numbers
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from tests import every_task
@@ -102,7 +102,8 @@ def test_arrays_of_images_in_any_of_the_usual_layouts(photos: Made, tmp_path: Pa
 
 def patients_by_hand(made: Made) -> list[float]:
     """By the recorded means and deviations, and torch."""
-    scales = json.loads(RunPaths(made.folder).result.read_text())["data"]["standardised"]
+    features = Features.read(json.loads(RunPaths(made.folder).result.read_text())["data"])
+    scales = {**features.inputs.scales, **features.targets.scales}
     rows = list(csv.DictReader(made.data.read_text().splitlines()))
     names = [name for name in rows[0] if name != "progression"]
     scaled = [scales.get(name, (0.0, 1.0)) for name in names]
@@ -183,16 +184,16 @@ def test_rows_of_a_hugging_face_dataset_are_rows(
 
 
 def test_numbers_come_back_by_their_deviation_not_their_size() -> None:
-    far = Numbers(["at", "x"], [(1.7e9, 40.0), (0.0, 0.003)])
-    arrays = far.arrays(
+    far = Numbers(names=("at", "x"), shape=(2,), scales={"at": (1.7e9, 40.0), "x": (0.0, 0.003)})
+    arrays, _ = far.decoded(
         torch.tensor([[0.25, 1.0], [-1.5, 2.5]]), torch.tensor([[0.3, 0.0], [0.0, 1.0]])
     )
     assert arrays["values"].tolist() == [[1.7e9 + 10, 0.003], [1.7e9 - 60, 0.0075]]
     assert arrays["target"].tolist() == [[1.7e9 + 12, 0.0], [1.7e9, 0.003]]
     assert (
-        far.values({name: array.tolist() for name, array in arrays.items()}, 0)["at"] == 1.7e9 + 10
+        far.answer({name: array.tolist() for name, array in arrays.items()}, 0)["at"] == 1.7e9 + 10
     )
-    as_they_are = Numbers(["x"], []).arrays(torch.tensor([[0.1], [16777216.0]]), None)
+    as_they_are, _ = Numbers(names=("x",)).decoded(torch.tensor([[0.1], [16777216.0]]), None)
     assert as_they_are["values"].tolist() == [[0.1], [16777216.0]]
 
 
@@ -333,8 +334,8 @@ def test_what_an_own_task_predicts_lies_beside_targets_of_one_value(
     targets: Any, told: list[float] | None
 ) -> None:
     predicted = {"target": torch.tensor([7, 8]), "p": torch.tensor([[0.5, 0.25], [1.0, 0.0]])}
-    form, about = Form(), [{"index": 0}, {"index": 1}]
-    found = [*form.records(Answers(about, form.arrays(predicted, targets)))]
+    form, about = Anything(), [{"index": 0}, {"index": 1}]
+    found = [*form.answers(Answers(about, *form.decoded(predicted, targets)))]
     assert [record["target predicted"] for record in found] == [7, 8]
     assert [record["p"] for record in found] == [[0.5, 0.25], [1.0, 0.0]]
     assert [record["target"] for record in found if "target" in record] == (told or [])

@@ -17,9 +17,9 @@ from PIL import Image
 import expt
 from expt.command import predict
 from expt.errors import ConfigError, ExptError
+from expt.features import Answers
 from expt.inference import plan as files
 from expt.inference import writing
-from expt.inference.answers import Answers
 from expt.inference.plan import Plan
 from expt.inference.predict import Predictor
 from tests.conftest import run
@@ -68,7 +68,7 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
         ),
         ([patients.folder, a_file], "the run was trained on rows; give .csv"),
         ([patients.folder, tmp_path / "x.csv"], r"has no column bmi.* it has age, sex\."),
-        ([patients.folder, patients.data, "--top", 2], "--top 2: .*regression"),
+        ([patients.folder, patients.data, "--top", 2], "--top 2: works for classification only"),
         ([photos.folder, a_file, "--top", 3], "--top 3: the run has 2 classes"),
         ([photos.folder, a_file, "--device", "gpu"], "--device gpu: .*use --device cpu"),
         ([photos.folder, a_file, "--device", "cuda:77"], "--device cuda:77: .*use --device cpu"),
@@ -225,7 +225,7 @@ def test_what_is_broken_off_leaves_nothing(photos: Made, tmp_path: Path) -> None
     mask = Answers(
         [{"path": str(tmp_path / "a.jpg")}],
         {"masks": np.array([[[0, 9], [5, 2]]], np.uint8)},
-        [(4, 6)],
+        sizes=[(4, 6)],
     )
     with (  # noqa: PT012
         pytest.raises(KeyboardInterrupt),

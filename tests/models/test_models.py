@@ -14,6 +14,7 @@ from expt.config import constraints, groups
 from expt.errors import ConfigError
 from expt.models import build as model_build
 from expt.models.vision import MLP, ConvNet, ResNet18
+from tests.models import images
 
 SIZES = [(8, 8), (28, 28), (32, 32), (28, 20)]
 CONFIGS: dict[str, Any] = {
@@ -62,7 +63,7 @@ GREY_28: dict[str, Any] = {"channels": 1, "image_size": (28, 28), "num_classes":
 
 def build(config: Any, init: Any, **shapes: Any) -> nn.Module:
     return model_build.build(
-        config, init, shapes, torch.zeros(1, shapes["channels"], *shapes["image_size"])
+        config, init, images(**shapes), torch.zeros(1, shapes["channels"], *shapes["image_size"])
     )
 
 

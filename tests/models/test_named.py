@@ -17,14 +17,17 @@ from expt.errors import ConfigError
 from expt.models.build import build
 from expt.worker import first_weights
 from tests.conftest import Configured
+from tests.models import images
 
 DEFAULT = groups.DefaultInit(name="default")
 
 
 def named(library: Any, arch: str, *, pretrained: bool = False, **shape: Any) -> nn.Module:
     config = groups.NamedModel(name=library, arch=arch, pretrained=pretrained)
-    shapes = {"channels": 1, "image_size": (28, 28), "num_classes": 10, **shape}
-    return build(config, DEFAULT, shapes, torch.zeros(1, shapes["channels"], *shapes["image_size"]))
+    shapes: Any = {"channels": 1, "image_size": (28, 28), "num_classes": 10, **shape}
+    return build(
+        config, DEFAULT, images(**shapes), torch.zeros(1, shapes["channels"], *shapes["image_size"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_weights_that_were_fetched_before_and_are_damaged(
 def test_without_fetching_it_is_the_same_network(channels: int) -> None:
     """The published GoogLeNet normalises colours by itself."""
     config = groups.NamedModel(name="torchvision", arch="googlenet", pretrained=True)
-    shapes = {"channels": channels, "image_size": (32, 32), "num_classes": 3}
+    shapes = images(channels, (32, 32), 3)
     with torch.device("meta"):
         module: Any = build(config, DEFAULT, shapes, torch.zeros(1, channels, 32, 32), fetch=False)
     assert module.transform_input == (channels == 3)

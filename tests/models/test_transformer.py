@@ -11,6 +11,7 @@ from expt.config import groups
 from expt.errors import ConfigError, DataError
 from expt.models.build import build
 from expt.models.transformer import Transformer, rotated, rotations
+from tests import models as features
 
 DEFAULT = groups.DefaultInit(name="default")
 
@@ -128,10 +129,10 @@ def test_a_model_and_data_that_do_not_fit_are_named() -> None:
         name="transformer", layers=1, heads=1, width=4, dropout=0.0, tied=True
     )
     tokens, image = torch.zeros(1, 6, dtype=torch.int64), torch.zeros(1, 1, 8, 8)
-    built = build(decoder, DEFAULT, {"vocab_size": 7, "context": 6, "num_classes": 3}, tokens)
+    built = build(decoder, DEFAULT, features.tokens(7, 6), tokens)
     assert built(tokens).shape == (1, 6, 7)
     with pytest.raises(ConfigError, match="model=transformer: needs vocab_size, context"):
-        build(decoder, DEFAULT, {"channels": 1, "image_size": (8, 8), "num_classes": 10}, image)
+        build(decoder, DEFAULT, features.images(1, (8, 8), 10), image)
     mlp = groups.MLP(name="mlp", hidden=(4,), dropout=0.0)
     with pytest.raises(ConfigError, match="model=mlp: needs channels, image_size, num_classes"):
-        build(mlp, DEFAULT, {"vocab_size": 7, "context": 6}, tokens)
+        build(mlp, DEFAULT, features.tokens(7, 6), tokens)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from expt.features import Anything, Classes, Columns, Feature, Features, Image, Tokens
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view import progress
@@ -338,18 +339,17 @@ def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "label", "noun"),
+    ("inputs", "label", "noun"),
     [
-        ({"name": "cifar10"}, "img/s", "images"),
-        ({"name": "table"}, "rows/s", "rows"),
-        ({"name": "text"}, "windows/s", "windows"),
-        ({"name": "_target_", "num_classes": None}, "samples/s", "samples"),
-        ({"name": "_target_", "num_classes": 3}, "samples/s", "samples"),
+        (Image(channels=3, image_size=(32, 32)), "img/s", "images"),
+        (Columns(names=("a",), width=1), "rows/s", "rows"),
+        (Tokens(vocab_size=256, context=9), "windows/s", "windows"),
+        (Anything(), "samples/s", "samples"),
     ],
 )
-def test_names_of_samples(dataset: dict[str, Any], label: str, noun: str, tmp_path: Path) -> None:
+def test_names_of_samples(inputs: Feature, label: str, noun: str, tmp_path: Path) -> None:
     paths, out = RunPaths(tmp_path), io.StringIO()
-    create_result(paths, total_steps=30, config={"dataset": dataset})
+    create_result(paths, total_steps=30, data=Features(inputs, Anything()).told)
     record_points(paths, (20, 1, RUNNING))
     with RunDisplay(paths, Console(file=out, width=100), epochs=3, print_every=20) as display:
         display.update()
@@ -361,12 +361,11 @@ def test_names_of_samples(dataset: dict[str, Any], label: str, noun: str, tmp_pa
 
 def test_a_run_says_first_what_it_has_found() -> None:
     sizes = {"train_size": 4380, "val_size": 48, "test_size": 120}
-    assert (
-        found_in({**sizes, "class_names": [*"abcd"]}) == "4,380 train, 48 val, 120 test; 4 classes"
-    )
-    uneven = {**sizes, "class_names": ["no", "yes"], "majority": ["no", 0.915]}
-    assert found_in(uneven).endswith("2 classes, 91.5% of train are no")
-    assert found_in({**sizes, "test_size": 0}) == "4,380 train, 48 val"
+    told = Features(Image(channels=1, image_size=(8, 8)), Classes(names=(*"abcd",))).told
+    assert found_in({**sizes, **told}) == ["4,380 train, 48 val, 120 test; 4 classes"]
+    (uneven,) = found_in({**sizes, **told, "majority": ["a", 0.915]})
+    assert uneven.endswith("4 classes, 91.5% of train are a")
+    assert found_in({**sizes, "test_size": 0}) == ["4,380 train, 48 val"]
     of_stream = found_in({"train_size": 4380, "val_size": None, "is_uncounted": True})
-    assert of_stream == "4,380 train in an epoch (a stream)"
-    assert found_in({}) == ""
+    assert of_stream == ["4,380 train in an epoch (a stream)"]
+    assert found_in({}) == [""]

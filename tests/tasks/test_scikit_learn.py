@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from expt.data.loading import Batch
-from expt.data.memory import NO_TARGET
+from expt.features import NO_TARGET
 from expt.tasks.classification import Classification
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.language_model import LanguageModel

@@ -18,6 +18,7 @@ from expt.data.augment import Box, Mixing
 from expt.data.kinds.originals import Digits
 from expt.data.loading import Batch
 from expt.errors import ConfigError, DataError
+from expt.features import Classes
 from expt.tasks.classification import Classification, Config
 from expt.tasks.language_model import LanguageModel
 from expt.tasks.task import Facts
@@ -157,7 +158,7 @@ def test_a_batch_of_classes_without_weight_moves_nothing() -> None:
 def test_class_weights_are_checked(weights: Any, counts: tuple[int, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
         Config(class_weights=weights).build(
-            Facts(class_counts=counts, class_names="abc", trains=True)
+            Facts(class_counts=counts, targets=Classes(names=("a", "b", "c")), trains=True)
         )
 
 
@@ -169,8 +170,6 @@ def test_class_weights_are_checked(weights: Any, counts: tuple[int, ...], said: 
         (("mixup=0",), "mixup=0"),
         ((*TABLE, "task=regression", "mixup=0.2"),
             "mixup=0.2: works with task=classification only; use mixup=null"),
-        ((*TABLE, "cutmix=1.0"),
-            "cutmix=1: cuts images, and dataset=table has rows of numbers; use mixup"),
         (("task.class_weights=balanced", "dataset.sampling=balanced"),
             "evens the classes out too; use one of them"),
         ((*TABLE, "task=regression", "dataset.sampling=balanced"),

@@ -21,6 +21,7 @@ from torch.utils.data import default_collate
 
 from expt.data import indexing
 from expt.data.loading import Batch
+from expt.features import Mask
 from expt.tasks.classification import Classification
 from expt.tasks.task import Facts
 from expt.training.collectives import Worker
@@ -114,7 +115,7 @@ def test_double_model_has_double_loss_and_gradient(name: str, configured: Config
     outputs, targets = outputs_of(case.model(), case.dataset(train=True), [*range(1, 6)])
     mine = (outputs.detach().double() + 1e-12).requires_grad_()
     targets = targets.double() + 1e-12 if targets.is_floating_point() else targets
-    task = config_of(name, configured).task.build(Facts(shapes={"num_classes": outputs.shape[1]}))
+    task = config_of(name, configured).task.build(Facts(targets=Mask(num_classes=outputs.shape[1])))
     for loss in (task.loss, task.training_loss):
         total, weight = loss(mine, Batch(None, targets, 5))
         expected = case.loss(mine, targets)

@@ -269,10 +269,10 @@ def test_boolean_classes_of_any_file(train: TrainAlone, tmp_path: Path, capfd: A
     expected = metrics(folder, "split=all")
     assert metrics(folder, whole) == pytest.approx(expected)
     assert metrics(folder, true)
-    assert read_result(RunPaths(folder))["data"]["class_names"] == ["False", "True"]
+    assert read_result(RunPaths(folder))["data"]["targets"]["names"] == ["False", "True"]
     untested = (*TABLE, "dataset.test_fraction=0", "dataset.val_fraction=0.2")
     trained = train("dataset=table", whole, "dataset.targets=y", *untested, name="npz")
-    assert trained.result["data"]["class_names"] == ["False", "True"]
+    assert trained.result["data"]["targets"]["names"] == ["False", "True"]
     capfd.readouterr()
     assert "loss/val" in metrics(trained.folder)
     assert "has no test set: val is measured" in capfd.readouterr().err

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from expt.errors import ConfigError
+from expt.features import Classes, Columns, Features
 from expt.models.partial_load import weights_in
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
@@ -272,7 +273,7 @@ def test_other_data_and_another_head_begin_with_the_runs_tensors(
         (("cat", "dog"), ("cat", "dog", "elk"), False),  # another shape, which is told
     ],
 )
-@pytest.mark.parametrize("key", ["class_names", "feature_names"])
+@pytest.mark.parametrize("key", ["columns", "classes"])
 def test_what_was_learned_under_other_names_is_told(
     then: tuple[str, ...],
     now: tuple[str, ...],
@@ -282,10 +283,17 @@ def test_what_was_learned_under_other_names_is_told(
     tmp_path: Path,
     capsys: Capture,
 ) -> None:
-    state = {"model": SAVED, "position": {}, "config": {}, "data": {key: [*then]}}
+    data = [
+        Features(
+            Columns(names=names if key == "columns" else ("a", "b"), width=2),
+            Classes(names=names if key == "classes" else ("c", "d")),
+        ).told
+        for names in (then, now)
+    ]
+    state = {"model": SAVED, "position": {}, "config": {}, "data": data[0]}
     checkpoint.save(tmp_path / "best.safetensors", state)
     config = configured(f"weights={tmp_path}/best.safetensors")
-    first_weights.begin_with(config, net(), ALONE, {key: now, "image_size": (2, 2)})
+    first_weights.begin_with(config, net(), ALONE, data[1])
     assert (f"the {key} {then[0]}" in capsys.readouterr().err) == warns
 
 

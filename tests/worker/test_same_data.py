@@ -9,6 +9,7 @@ import pytest
 
 from expt.data.build import DataInfo
 from expt.errors import DataError
+from expt.features import Anything, Features
 from expt.worker.first_weights import refuse_other
 from tests.conftest import Configured
 from tests.worker import test_divergence
@@ -42,7 +43,9 @@ def test_a_fork_may_have_fewer_to_train_on_alone(configured: Configured, tmp_pat
     config = dataclasses.replace(configured(*words(44)), fork=str(tmp_path))
     saved: dict[str, Any] = {"config": {"dataset": {"train_limit": None}}, "steps_per_epoch": 3}
     saved["sizes"] = {"train_size": 40, "val_size": 4, "test_size": 44}
-    info = DataInfo(shapes={}, train_size=40, val_size=4, test_size=44)
+    info = DataInfo(
+        features=Features(Anything(), Anything()), train_size=40, val_size=4, test_size=44
+    )
     refuse_other(config, info, saved)
     other = dataclasses.replace(info, train_size=20)
     with pytest.raises(

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Positive
 from expt.config.kinds import Augment
+from expt.features import Classes, Feature, Features, Mask
 
 Check = Callable[[int], None]
 """Checks data in a number of threads; raises DataError that names all that is wrong."""
@@ -67,16 +68,12 @@ class DatasetConfig:
         bool, Key(fork="epoch", evaluate=True, only_if={"dataset.shuffle": False})
     ] = True
 
-    TASKS: ClassVar[Collection[str]] = ("classification",)
-    """The tasks that it can be trained for; a custom task takes any."""
+    OFFERS: ClassVar[tuple[type[Feature], ...]] = (Classes,)
+    """The targets that it has for a task; a custom task takes any."""
     default_split: ClassVar[Literal["test", "all"]] = "test"
     """The split that an evaluation measures by default; all of a single file."""
-    names_classes: ClassVar[bool] = False
-    """True if a class that is called 1 has that name, and not only that number."""
     may_have_val: ClassVar[bool] = False
     """True if it may come with a part that validates."""
-    has_tokens: ClassVar[bool] = False
-    """True if its samples are tokens of a text."""
     looks_when_opened: ClassVar[bool] = False
     """True if a worker looks at its pictures, because the driver does not open it."""
 
@@ -86,19 +83,9 @@ class DatasetConfig:
         return None
 
     @property
-    def has_rows(self) -> bool:
-        """True if its samples are rows of numbers."""
-        return False
-
-    @property
     def needed(self) -> tuple[int, int] | None:
         """The height and width that pictures are decoded at, at the least; None: as they are."""
         return getattr(self, "image_size", None) if getattr(self, "draft", False) else None
-
-    @property
-    def passes_as_is(self) -> bool:
-        """True if its samples are given to the model as they are, of whatever kind."""
-        return False
 
     @property
     def counted_as(self) -> Mapping[str, str]:
@@ -110,25 +97,9 @@ class DatasetConfig:
         """How it is chosen, for messages."""
         return f"dataset={self.name}"
 
-    def has_pixels(self, data: Mapping[str, Any]) -> bool:
-        """Return whether a model gets images, normalised; `data` is what its run's record has."""
-        if "channels" not in data or self.has_rows or self.passes_as_is:
-            return False
-        sample = data.get("sample", {"shape": (1, 1, 1), "dtype": "float32"})
-        return len(sample["shape"]) == 3 and "float" in sample["dtype"]
-
-    def has_masks(self, segments: bool) -> bool:
-        """Return whether its samples have masks, for a task that `segments` or another."""
-        return False
-
     def mask_classes(self) -> int | None:
         """Return the number of classes in its masks, if it says so."""
         return None
-
-    @classmethod
-    def noun(cls, settings: Mapping[str, Any]) -> str:
-        """Return what a sample is called, from recorded settings."""
-        return "image"
 
     def problems(self, task: Any) -> list[str]:
         """Return what does not fit together in its own keys, or with the task, one line each."""
@@ -160,12 +131,12 @@ class DatasetConfig:
         task: Any,
         device: torch.device,
         num_workers: int,
-        trained_on: Mapping[str, Any] | None = None,
+        trained_on: Features | None = None,
     ) -> Source:
         """Return its parts, on a worker.
 
-        In an evaluation `trained_on` is what the run's record says of its data: its columns and
-        scales are used then.
+        In an evaluation `trained_on` are the features in the run's record: their columns and scales
+        are used then.
         """
         raise NotImplementedError
 
@@ -173,8 +144,11 @@ class DatasetConfig:
         """Return a function that says where a sample of a split is from, by its number."""
         return lambda index: {"index": index}
 
-    def known_images(self) -> tuple[int, tuple[int, int], int] | None:
-        """Return the images' channels, size and number of classes, if no file need be read."""
+    def known_features(self, vocabulary: int | None = None) -> Features | None:
+        """Return its features, if no file of samples need be read.
+
+        Of a text whose tokenizer is not there the `vocabulary` is the number of tokens.
+        """
         return None
 
     def encode(self, text: str) -> list[int]:
@@ -201,7 +175,7 @@ def problems_of_masks(dataset: DatasetConfig, task: Any) -> list[str]:
         )
     if getattr(dataset, "transforms", None):
         problems.append("dataset.transforms: move images without their masks; leave them out")
-    if task.TARGETS == "mask":
+    if task.takes is Mask:
         if known is None and task.num_classes is None:
             problems.append(f"task.num_classes: dataset={name} has none; use task.num_classes=21")
         elif known is not None and task.num_classes not in (None, known):

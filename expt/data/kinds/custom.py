@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,6 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, DottedName, Key
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Readers, Std, TrainLimit, ValSplit
+from expt.features import Anything, Classes, Feature, Mask
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ class Custom(DatasetConfig):
     test: dict[str, Any] | None = dataclasses.field(default_factory=lambda: {"train": False})
     kwargs: dict[str, Any]
 
-    TASKS = ("classification", "multilabel", "regression", "language_model", "segmentation")
+    OFFERS = (Feature,)
 
     @property
     def may_have_val(self) -> bool:  # type: ignore[override]
@@ -62,27 +62,19 @@ class Custom(DatasetConfig):
     def custom_class(self) -> str:
         return self.target
 
-    @property
-    def passes_as_is(self) -> bool:
-        return self.num_classes is None
-
-    @classmethod
-    def noun(cls, settings: Mapping[str, Any]) -> str:
-        return "sample"
-
     def problems(self, task: Any) -> list[str]:
-        number = self.num_classes
-        if task.TARGETS == "class" and number is None:
+        number, takes = self.num_classes, task.takes
+        if takes is Classes and number is None:
             return [
                 "dataset.num_classes: task=classification needs it, e.g. dataset.num_classes=10"
             ]
-        if task.TARGETS not in ("class", "any") and number is not None:
-            also = f", or use task.num_classes={number}" if task.TARGETS == "mask" else ""
+        if takes not in (Classes, Anything) and number is not None:
+            also = f", or use task.num_classes={number}" if takes is Mask else ""
             return [
                 f"dataset.num_classes={number}: is of task=classification, not of"
                 f" task={task.name}; leave it out of the dataset{also}"
             ]
-        if task.TARGETS == "mask" and task.num_classes is None:
+        if takes is Mask and task.num_classes is None:
             return [
                 "task.num_classes: a custom dataset has none; give it, e.g. task.num_classes=21"
             ]

@@ -36,6 +36,7 @@ from expt.data.kinds.table import names_of, problems_of_columns, wanted
 from expt.data.rows import Read, Wanted, kept, read_rows, refuse_twice, rows_of
 from expt.data.table_files import Table
 from expt.errors import ConfigError, DataError, first_line
+from expt.features import Anything, Classes, Features, Labels, Mask, Numbers
 
 if TYPE_CHECKING:
     import torch
@@ -64,21 +65,14 @@ class HuggingFace(Images):
     draft: bool = True
     num_workers: Readers
 
-    TASKS = ("classification", "multilabel", "regression", "segmentation")
-    names_classes = True
+    OFFERS = (Classes, Labels, Numbers, Mask)
     may_have_val = True
     looks_when_opened = True
 
     @property
     def has_rows(self) -> bool:
+        """True if its samples are rows of numbers."""
         return not isinstance(self.input, str)
-
-    def has_masks(self, segments: bool) -> bool:
-        return segments and not self.has_rows
-
-    @classmethod
-    def noun(cls, settings: Mapping[str, Any]) -> str:
-        return "image" if isinstance(settings.get("input"), str) else "row"
 
     def problems(self, task: Any) -> list[str]:
         problems = problems_of_columns("target", self.target, self.standardise_targets, task)
@@ -87,13 +81,13 @@ class HuggingFace(Images):
                 "dataset.image_size and transforms: are of images, and dataset.input names columns"
                 " of numbers; leave them out"
             )
-        if self.standardise_targets and not self.has_rows and task.TARGETS != "numbers":
+        if self.standardise_targets and not self.has_rows and task.takes is not Numbers:
             problems.append(
                 "dataset.standardise_targets=true: is of numbers to predict; use task=regression,"
                 f" or name columns of numbers, e.g. 'dataset.input=[{self.input}]'"
             )
-        masks = problems_of_masks(self, task) if self.has_masks(task.TARGETS == "mask") else []
-        return [*problems, *masks]
+        has_masks = task.takes is Mask and not self.has_rows
+        return [*problems, *(problems_of_masks(self, task) if has_masks else [])]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; pictures are looked at once they are opened."""
@@ -121,7 +115,7 @@ class HuggingFace(Images):
         task: Any,
         device: torch.device,
         num_workers: int,
-        trained_on: Mapping[str, Any] | None = None,
+        trained_on: Features | None = None,
     ) -> Source:
         """Return its parts, by the names of its splits: images, or rows.
 
@@ -140,26 +134,28 @@ class HuggingFace(Images):
             words = digest((str(Path(self.path).resolve()), repr(chosen), str(learns)))
             name = f"rows-{words}.{self.fingerprint()}"
             rows = kept(name, lambda file: _read(self, _splits(self, task, learns), chosen, file))
-            return of_rows(self, rows, rows.places(), device, trained_on)
+            return of_rows(self, task, rows, rows.places(), device, trained_on)
         splits = _splits(self, task, learns)
-        if task.TARGETS == "mask":
+        if task.takes is Mask:
             masks = {part: _Rows(split, self, None) for part, split in splits.items()}
             return of_masks(masks, self, task, num_workers)
-        if task.TARGETS == "any" and isinstance(self.target, str):  # a custom task
-            chosen = chosen._replace(kind="class")
+        if task.takes is Anything and isinstance(self.target, str):  # a custom task
+            chosen = chosen._replace(takes=Classes)
         with tempfile.TemporaryFile() as file:
             rows = rows_of(*_read(self, splits, chosen, file), file)
         targets = {part: torch.from_numpy(rows.targets[at]) for part, at in rows.places().items()}
         pairs = {part: _Rows(split, self, targets[part]) for part, split in splits.items()}
         pictures = pictures_of(pairs, self)
         if rows.class_names:
-            return of_pictures(pictures, rows.class_names, targets.get("train"), num_workers)
+            classes = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
+            return of_pictures(pictures, classes, targets.get("train"), num_workers)
         return of_numbers(
             pictures,
+            task.takes,
             targets.get("train", next(iter(targets.values()))).float(),
             rows.target_names,
             num_workers,
-            scales=None if trained_on is None else trained_on.get("standardised", {}),
+            scales=None if trained_on is None else trained_on.targets.scales,
             standardises=self.standardise_targets,
         )
 
@@ -192,7 +188,7 @@ class _Splits(Table):
 
         if name not in self.classes or not pa.types.is_integer(cells.type):
             return cells
-        known = dict(enumerate(getattr(feature, "names", None) or self.classes[name]))
+        known = dict(enumerate(feature.names or self.classes[name]))
         found = [None if x is None else known.get(x, str(x)) for x in cells.to_pylist()]
         return pa.array(found, pa.string())
 
@@ -201,7 +197,7 @@ def _read(dataset: HuggingFace, splits: Mapping[str, Any], chosen: Wanted, file:
     """Return what `rows.read_rows` does. Raise DataError for a class that is not trained on."""
     import numpy as np
 
-    numbers = () if chosen.kind == "class" else chosen.targets
+    numbers = () if chosen.takes is Classes else chosen.targets
     table = _Splits(Path(dataset.path), splits, numbers)
     about, classes = read_rows(table, chosen, file)
     if len(classes) and not table.classes.get(chosen.targets[0]) and "train" in splits:
@@ -275,7 +271,7 @@ def _splits(dataset: HuggingFace, task: Any, learns: bool) -> dict[str, Any]:
     chosen = {"input": names_of(dataset.input), "target": names_of(dataset.target)}
     refuse_twice(chosen)
     for key, names in chosen.items():
-        wants_images = not dataset.has_rows if key == "input" else task.TARGETS == "mask"
+        wants_images = not dataset.has_rows if key == "input" else task.takes is Mask
         for column in names:
             if lacking := [part for part, split in splits.items() if column not in split.features]:
                 raise ConfigError(

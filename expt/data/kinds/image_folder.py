@@ -28,19 +28,20 @@ from expt.data.image_files import (
     look,
     look_at,
     look_at_pair,
+    mask_of,
     of_suffix,
     parts_there,
     picture_suffixes,
     report_found,
     report_left_out,
     subfolders,
-    values_of,
     warn_of_others,
     warn_once,
 )  # fmt: skip
 from expt.data.kinds import Check, DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
+from expt.features import Classes, Mask
 from expt.machine import available_memory, usable_cpus
 
 if TYPE_CHECKING:
@@ -136,8 +137,6 @@ class ImageFolder(_Folder, Images):
         ),
     ] = None
 
-    names_classes = True
-
     def problems(self, task: Any) -> list[str]:
         if self.transforms and self.cache is True:
             return ["dataset.cache=true: dataset.transforms read each image as it is; use auto"]
@@ -217,7 +216,8 @@ class ImageFolder(_Folder, Images):
                     kept[part] = Kept(pictures[part], each.labels, rows, device)
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
-        return of_pictures(pictures, classes, labels, num_workers, kept)
+        named = Classes(names=tuple(classes), are_names=True)
+        return of_pictures(pictures, named, labels, num_workers, kept)
 
 
 def is_small(files: Iterable[str]) -> bool:
@@ -316,10 +316,7 @@ class SegmentationFolder(_Folder):
     name: Literal["segmentation_folder"]
     num_classes: Annotated[int, Field(ge=2)]
 
-    TASKS = ("segmentation",)
-
-    def has_masks(self, segments: bool) -> bool:
-        return True
+    OFFERS = (Mask,)
 
     def mask_classes(self) -> int:
         return self.num_classes
@@ -339,7 +336,7 @@ class SegmentationFolder(_Folder):
             taken = itertools.chain.from_iterable(pairs[part])
             report_left_out(folder, left_out(every, taken), "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
-        values = values_of(self, task) if task else None
+        values = mask_of(self, task) if task else None
         look = functools.partial(look_at_pair, mode=self._mode, values=values)
         return self._checked(f"image and mask {self._mode} {values}", self._read(samples), look)
 

@@ -10,7 +10,7 @@ import importlib
 import io
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ from expt.data.cache import Arrays, Checksums, cache_dir, decoded, digest
 from expt.data.image_files import warn_once
 from expt.data.kinds import Images, Place
 from expt.errors import DataError
+from expt.features import Classes, Features, Image
 from expt.machine import impatient
 
 if TYPE_CHECKING:
@@ -133,15 +134,16 @@ class Digits(Images):
         with np.load(Path(__file__).parents[1] / "digits.npz", allow_pickle=False) as file:
             return Arrays(file[f"{split}_images"], file[f"{split}_labels"].astype("int64"))
 
-    def known_images(self) -> tuple[int, tuple[int, int], int]:
-        return 1, (8, 8), 10
+    def known_features(self, vocabulary: int | None = None) -> Features:
+        return _images(1, (8, 8), _DIGITS)
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
         from expt.data.images import of_arrays
 
-        return of_arrays(self.load("train"), self.load("test"), _DIGITS, device, num_workers)
+        arrays = self.load("train"), self.load("test")
+        return of_arrays(*arrays, self.known_features(), device, num_workers)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -219,18 +221,17 @@ class Downloaded(Images):
             )
         return None
 
-    def known_images(self) -> tuple[int, tuple[int, int], int]:
+    def known_features(self, vocabulary: int | None = None) -> Features:
         original = ORIGINALS[self.name]
-        shape = (3, (32, 32)) if original.label_key else (1, (28, 28))
-        return *shape, len(original.classes)
+        return _images(*((3, (32, 32)) if original.label_key else (1, (28, 28))), original.classes)
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
     ) -> Source:
         from expt.data.images import of_arrays
 
-        names = ORIGINALS[self.name].classes
-        return of_arrays(self.load("train"), self.load("test"), names, device, num_workers)
+        arrays = self.load("train"), self.load("test")
+        return of_arrays(*arrays, self.known_features(), device, num_workers)
 
     def load(self, split: Split) -> Arrays:
         """Return the images and labels of one split, mapped copy-on-write where possible.
@@ -314,6 +315,11 @@ def _read(original: _Original, paths: tuple[Path, ...], label: str) -> Arrays:
     return read_idx_pair()  # bytes as they are: nothing to decode
 
 
+def _images(channels: int, image_size: tuple[int, int], names: Sequence[str]) -> Features:
+    images = Image(channels=channels, image_size=image_size)
+    return Features(images, Classes(names=tuple(names)))
+
+
 _CHUNK = 1024  # images: bounds what is held beside the result
 
 
@@ -329,8 +335,8 @@ class Synthetic(Images):
     num_classes: Annotated[int, Field(ge=2)]
     seed: int
 
-    def known_images(self) -> tuple[int, tuple[int, int], int]:
-        return self.channels, self.image_size, self.num_classes
+    def known_features(self, vocabulary: int | None = None) -> Features:
+        return _images(self.channels, self.image_size, [*map(str, range(self.num_classes))])
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
@@ -347,8 +353,7 @@ class Synthetic(Images):
         train, test = (
             _draw(patterns, size, generator) for size in (self.train_size, self.test_size)
         )
-        names = tuple(map(str, range(self.num_classes)))
-        return of_arrays(train, test, names, device, num_workers)
+        return of_arrays(train, test, self.known_features(), device, num_workers)
 
 
 def _draw(patterns: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise, ValSplit
 from expt.data.rows import Rows, Wanted, load, word
 from expt.data.table_files import files_of, fingerprint
 from expt.errors import listed
+from expt.features import Classes, Features, Labels, Numbers
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +43,6 @@ class _Table(DatasetConfig):
     std: None = None
 
     default_split = "all"
-    names_classes = True
-    has_rows = True
-
-    @classmethod
-    def noun(cls, settings: Mapping[str, Any]) -> str:
-        return "row"
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; what else is measured has the columns of a run, see `open`."""
@@ -68,7 +63,7 @@ class _Table(DatasetConfig):
             f" features {listed(features, 12)}{left and '; left out: '}{left}"
         )
 
-    def load(self, task: Any, trained_on: Mapping[str, Any] | None = None) -> Rows:
+    def load(self, task: Any, trained_on: Features | None = None) -> Rows:
         """Return the rows, as the configured `task` takes their targets; see `rows.load`.
 
         If nobody names features, they are those that a run was `trained_on`, by its record.
@@ -80,14 +75,14 @@ class _Table(DatasetConfig):
         task: Any,
         device: torch.device,
         num_workers: int,
-        trained_on: Mapping[str, Any] | None = None,
+        trained_on: Features | None = None,
     ) -> Source:
         """Return the rows, of which a part drawn alike for all runs, or the last, is the test."""
         from expt.data import memory
 
         table = self.load(task, trained_on)
         parts = memory.parts_of(table.features.shape[0], self.test_fraction, self.val_split)
-        return memory.of_rows(self, table, parts, device, trained_on)
+        return memory.of_rows(self, task, table, parts, device, trained_on)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the file and the row, counted from 1."""
@@ -109,7 +104,7 @@ class Table(_Table):
     categories: Annotated[tuple[Name, ...], Key(only_if={"dataset.categories": IS_SET})] = ()
     max_categories: Annotated[Count, Key(result="none")] = 100
 
-    TASKS = ("classification", "regression", "multilabel")
+    OFFERS = (Classes, Numbers, Labels)
 
     def problems(self, task: Any) -> list[str]:
         return problems_of_columns("targets", self.targets, self.standardise_targets, task)
@@ -124,7 +119,7 @@ class Diabetes(_Table):
 
     name: Literal["diabetes"]
 
-    TASKS = ("regression",)
+    OFFERS = (Numbers,)
     path, targets, features = str(DIABETES), "progression", None
     categories, max_categories = (), 100
 
@@ -154,19 +149,19 @@ def wanted(
     targets: str | Sequence[str],
     features: Sequence[str] | None,
     task: Any,
-    trained_on: Mapping[str, Any] | None,
+    trained_on: Features | None,
 ) -> Wanted:
     """Return what the configured `task` takes of a table.
 
     If nobody names features, they are those that a run was `trained_on`, by its record.
     """
-    run = trained_on or {}
-    encoded, known = run.get("encoded", {}), run.get("feature_names")
+    run = trained_on and trained_on.inputs
+    encoded, known = getattr(run, "encoded", {}), run.names if run else ()
     texts = [name for name, how in encoded.items() if "categories" in how]
     return Wanted(
         targets=names_of(targets),
-        features=tuple(features) if features is not None else known and tuple(known),
-        kind=getattr(task, "TARGETS", "numbers"),
+        features=tuple(features) if features is not None else known or None,
+        takes=getattr(task, "takes", Numbers),
         categories=tuple(texts if run else dataset.categories),
         limit=None if run else dataset.max_categories,
     )
@@ -181,7 +176,7 @@ def problems_of_columns(
     key: str, targets: str | Sequence[str], standardises: bool, task: Any
 ) -> list[str]:
     """Return which of the keys of columns don't go with the task, one line each."""
-    problems, classifies = [], task.TARGETS == "class"
+    problems, classifies = [], task.takes is Classes
     if classifies and len(names_of(targets)) > 1:
         problems.append(
             f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one;"

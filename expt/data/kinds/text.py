@@ -17,6 +17,7 @@ from expt.data.image_files import files_below, left_out, report_left_out
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Place, Std
 from expt.data.plain_text import head_of, opened
 from expt.errors import ConfigError, DataError, collected, first_line
+from expt.features import Features, Tokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,17 +51,12 @@ class Text(DatasetConfig):
     mean: Mean = None
     std: Std = None
 
-    TASKS = ("language_model",)
+    OFFERS = (Tokens,)
     default_split = "all"
-    has_tokens = True
 
     @property
     def counted_as(self) -> Mapping[str, str]:
         return {} if self.tokens == "bytes" else {"tokens": "tokenizer"}
-
-    @classmethod
-    def noun(cls, settings: Mapping[str, Any]) -> str:
-        return "window"
 
     def problems(self, task: Any) -> list[str]:
         if self.val_fraction + self.test_fraction >= 1:
@@ -95,7 +91,11 @@ class Text(DatasetConfig):
         from expt.data.memory import of_extents
 
         tokens = None if self.tokens == "bytes" else self._tokens()
-        return of_extents(self.extents(), self.context, self.vocab_size(), tokens)
+        return of_extents(self.extents(), self.known_features(), tokens)
+
+    def known_features(self, vocabulary: int | None = None) -> Features:
+        tokens = Tokens(vocab_size=vocabulary or self.vocab_size(), context=self.context)
+        return Features(tokens, tokens)
 
     def extents(self) -> tuple[Extent, Extent | None, Extent | None]:
         """Return what trains, validates and tests, which share no token; None for no fraction.

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TextIO
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from expt.config.kinds import noun_of
-from expt.errors import WARNING, listed, warn
+from expt.errors import WARNING, warn
+from expt.features import Features, noun_of
 from expt.progress import EVERY_S
 from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
@@ -88,7 +88,7 @@ class RunState:
     def _read_result(self) -> None:
         result = read_result(self._paths)
         data = result.get("data", {})
-        self.found = [found_in(data), *encoded_in(data)]
+        self.found = found_in(data)
         began = result.get("resumed_from") or result.get("forked_from")
         self._resumed_at = began["step"] if began else 0
         self.total_steps = result.get("total_steps", 0)
@@ -290,39 +290,18 @@ def _progress_bar(console: Console) -> Progress:
     return Progress(*columns, console=console, refresh_per_second=10)
 
 
-def found_in(data: Mapping[str, Any]) -> str:
-    """Return how many samples a run has found, and how many classes, by its record."""
+def found_in(data: Mapping[str, Any]) -> list[str]:
+    """Return lines on the samples that a run has found, and their features, by its record."""
+    features = Features.read(data) if "inputs" in data else None
     sizes = {part: data.get(f"{part}_size") for part in ("train", "val", "test")}
     words = {"train": "train in an epoch (a stream)"} if data.get("is_uncounted") else {}
-    each = (f"{size:,} {words.get(part, part)}" for part, size in sizes.items() if size)
-    samples = ", ".join(each)
-    names, (most, share) = data.get("class_names"), data.get("majority") or ("", 0.0)
+    samples = ", ".join(f"{n:,} {words.get(part, part)}" for part, n in sizes.items() if n)
+    if not features or not samples:
+        return [samples]
+    most, share = data.get("majority") or ("", 0.0)
     uneven = f", {share:.1%} of train are {most}" if most else ""
-    return f"{samples}; {len(names)} classes{uneven}" if samples and names else samples
-
-
-def encoded_in(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines on the encoding of a table, where some columns are texts or have gaps."""
-    encoded = data.get("encoded") or {}
-    if not encoded:
-        return
-    plain = [name for name in data["feature_names"] if name not in encoded]
-    lines = [f"{listed(plain, 6):10} numbers"] if plain else []
-    lines += [f"{name:10} {_become(how)}" for name, how in encoded.items()]
-    head = f"columns      {data['image_size'][1]} from {len(data['feature_names'])}:"
-    yield from listed([head, *lines], 12, "\n  ").split("\n")
-
-
-def _become(how: Mapping[str, Any]) -> str:
-    """Return the encoding of a column of texts or with gaps."""
-    if texts := how.get("categories"):
-        some = listed(("no value" if text is None else text for text in texts), 4)
-        return f"{len(texts)} columns of 0 and 1: {some}"
-    words = [f"0 and 1 for {', '.join(how['flags'])}" if "flags" in how else "numbers"]
-    if "median" in how:
-        words.append(f"{how['gaps']} gaps in train become the median {how['median']:g}")
-        words += ["a column of 0 and 1 marks them"] * bool(how["gaps"])
-    return ", ".join(words)
+    targets = (f"; {line}{uneven}" for line in features.targets.in_words())
+    return [samples + "".join(targets), *features.inputs.in_words()]
 
 
 def _is_running(tag: str) -> bool:

@@ -13,8 +13,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from expt.config import own_code
-from expt.config.kinds import metrics_of, noun_of
+from expt.config.kinds import metrics_of
 from expt.errors import printable
+from expt.features import noun_of
 from expt.runs import provenance
 from expt.runs.named_checkpoint import WHICH
 from expt.runs.paths import RunPaths

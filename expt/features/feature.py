@@ -1,0 +1,374 @@
+"""The contract of features, and the one of values of any kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+
+from expt.errors import ConfigError, DataError, listed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Generator, Tensor
+
+Record: TypeAlias = "dict[str, Any]"
+"""The answer for one sample: its origin and the prediction."""
+Arrays: TypeAlias = "dict[str, np.ndarray]"
+Known: TypeAlias = "Callable[[], Tensor | None]"
+"""Reads the targets of training samples, or of some; None where they are not known beforehand."""
+_SHOWN = 3
+
+
+class Answers(NamedTuple):
+    """The answers on some samples, in order."""
+
+    about: Sequence[Mapping[str, str | int]]
+    """The origin of each: its path, its number in a file of several, and its other columns."""
+    arrays: Arrays
+    """[n, ...] each."""
+    beside: Mapping[str, Sequence[str]] = {}
+    """Names of what arrays have by their numbers."""
+    sizes: Sequence[tuple[int, int]] = ()
+    """Height and width of each picture as it lies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """The description of a sample's inputs, or of its targets."""
+
+    names: tuple[str, ...] = ()
+    """The names of classes, labels, numbers or columns; empty where they have none."""
+    scales: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    """The mean and deviation by which those of these names are standardised, if they are."""
+
+    noun: ClassVar[str] = "sample"
+    """The noun for a sample with such inputs."""
+    has_one_class: ClassVar[bool] = False
+    """True if a sample is of one class, so that classes can be smoothed, mixed and drawn evenly."""
+    has_unit: ClassVar[bool] = False
+    """True if values are numbers in a unit of their own, which may be large."""
+    each: ClassVar[str] = "sample"
+    """The unit that a model gives outputs for: sample, pixel or token; empty where nobody knows."""
+    is_image: ClassVar[bool] = False
+    """True if values are images of pixels, which are normalised and augmented."""
+    outputs: ClassVar[str] = ""
+    """Outputs of a model for such targets, in words."""
+
+    loose: ClassVar[Collection[str]] = ()
+    """The sizes in which samples may differ from those that were trained on."""
+
+    @property
+    def absent_fix(self) -> str:
+        """A fix for classes that are absent."""
+        return "add some, or hold out other samples"
+
+    @classmethod
+    def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
+        """Return the feature of a custom `dataset`, whose first sample has such `targets`."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_columns(cls, names: Sequence[str], scales: Mapping[str, Any]) -> Feature:
+        """Return the feature of a table's columns of numbers, in units of the `scales`."""
+        return cls(names=tuple(names))
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of a table that have them, by name."""
+        return self.names
+
+    @property
+    def unscaled(self) -> Feature:
+        """The same in its own units, as it stands in a table."""
+        return dataclasses.replace(self, scales={})
+
+    @property
+    def shapes(self) -> Mapping[str, Any]:
+        """The keywords of sizes that a model may ask for."""
+        return {"num_classes": len(self.names)} if self.names else {}
+
+    def offered(self, given: Collection[str]) -> Mapping[str, Any]:
+        """Return the `shapes` for a custom model whose own settings are `given`."""
+        return self.shapes
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The keys by which another dataset's values become like these."""
+        return self.shapes
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The record of it, see `read`: its name and what differs from the default."""
+        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
+        told = {field.name: one for field, one in values.items() if one != _default(field)}
+        return {"feature": type(self).__name__, **told}
+
+    @staticmethod
+    def read(record: Mapping[str, Any]) -> Feature:
+        """Return the feature that was recorded. Raise ConfigError where that is none."""
+        with_name = {cls.__name__: cls for cls in _below(Feature)}
+        try:
+            cls, values = with_name[record["feature"]], {**record}
+            del values["feature"]
+            return cls(**{name: _tuples(value) for name, value in values.items()})
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                "the record describes the run's samples as another version of expt does; train it"
+                " again with this one"
+            ) from error
+
+    def in_words(self) -> Iterator[str]:
+        """Yield lines on it, for the start of a run."""
+        return iter(())
+
+    def differing(self, other: Feature) -> Iterator[str]:
+        """Yield how weights that were trained with `other` were trained otherwise."""
+        if type(self) is not type(other):
+            return
+        if len(other.names) == len(self.names):  # of other lengths they don't fit
+            pairs = zip(other.names, self.names, strict=True)
+            if others := [pair for pair in pairs if len({*pair}) > 1]:
+                were, are = (listed(one, _SHOWN) for one in zip(*others, strict=True))
+                what = f"{type(self).__name__.lower()}"
+                yield (
+                    f"were trained with the {what} {were}, and this run has {are} at the same"
+                    " positions; these start from what was learned for the former"
+                )
+        if other.scales != self.scales:
+            yield "were trained on rows with other means and deviations"
+
+    def drawn(self, number: int, generator: Generator) -> Tensor | None:
+        """Return random values [number, ...]; None where nobody knows what they are like."""
+        import torch
+
+        if not (size := self.shapes.get("image_size")):
+            return None
+        return torch.rand((number, self.shapes["channels"], *size), generator=generator)
+
+    def check(self, sample: Any) -> Any:
+        """Return a custom sample (inputs, targets) as it is trained on. Raise DataError."""
+        return sample
+
+    def misfit(self, trained: Feature) -> str:
+        """Return why a model of `trained` values does not take these; empty if it does."""
+        for key in sorted({*self.shapes, *trained.shapes} - {*self.loose}):
+            has, wanted = (_shown(key, one.shapes.get(key)) for one in (self, trained))
+            if has != wanted:
+                return f"has {has}, and the model takes {wanted}; use data like the run's"
+        return ""
+
+    def places_in(self, trained: Feature) -> Sequence[int] | None:
+        """Return the place of each class among those `trained`; None where all are equal."""
+        return None
+
+    def missing_in(self, trained: Feature) -> str:
+        """Return a warning of classes that are `trained`, and not here, if there are such."""
+        return ""
+
+    def absent(self, known: Known) -> Sequence[str]:
+        """Return the names of classes that do not occur among training targets."""
+        return ()
+
+    def seen(self, known: Known) -> Feature:
+        """Return the feature with what it learns of training targets."""
+        return self
+
+    def likeliest(self, top: int) -> Feature:
+        """Return the one whose answers are the `top` likeliest classes."""
+        raise ConfigError(f"--top {top}: works for classification only")
+
+    def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
+        """Return a batch's predictions, and targets where they are known; and names beside them."""
+        raise NotImplementedError
+
+    def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
+        """Return the prediction for one sample."""
+        raise NotImplementedError
+
+    def answers(self, given: Answers) -> Iterator[Record]:
+        """Yield each sample's origin and prediction."""
+        lists = {name: _short(array) for name, array in given.arrays.items()}
+        return ({**about, **self.answer(lists, place)} for place, about in enumerate(given.about))
+
+    def joined(self, several: Iterable[Answers]) -> Iterator[Answers]:
+        """Yield the answers, those of one sample together."""
+        yield from several
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anything(Feature):
+    """Values of any kind, such as those of a custom dataset; their shape if they are a tensor."""
+
+    each: ClassVar[str] = ""
+    loose: ClassVar[Collection[str]] = ("image_size",)
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    are_inputs: bool = False
+
+    @classmethod
+    def like(cls, value: Any, *, are_inputs: bool = False) -> Anything:
+        """Return the feature of a sample's `value`."""
+        if getattr(value, "shape", None) is None:
+            return cls(are_inputs=are_inputs)
+        dtype = str(value.dtype).removeprefix("torch.")
+        return cls(shape=tuple(value.shape), dtype=dtype, are_inputs=are_inputs)
+
+    @classmethod
+    def of_columns(cls, names: Sequence[str], scales: Mapping[str, Any]) -> Feature:
+        return cls(names=tuple(names), scales=scales, shape=(len(names),), dtype="float32")
+
+    @classmethod
+    def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
+        return cls.like(targets)
+
+    @property
+    def shapes(self) -> Mapping[str, Any]:
+        """Those of an image, of which a row is one of one row; of targets how many values."""
+        if self.shape is None:
+            return {}
+        if not self.are_inputs:
+            is_integer = not self.shape and "int" in self.dtype  # a class, or a count
+            return {} if is_integer else {"num_classes": math.prod(self.shape)}
+        if not 1 <= len(self.shape) <= 3:
+            return {}
+        channels, *size = (1,) * (3 - len(self.shape)) + self.shape
+        return {"channels": channels, "image_size": tuple(size)}
+
+    def offered(self, given: Collection[str]) -> Mapping[str, Any]:
+        # Only the model knows what a custom task makes of its outputs.
+        return {key: each for key, each in self.shapes.items() if key not in given}
+
+    def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
+        """Return the predictions of a custom task by their names."""
+        from torch import Tensor
+
+        found = [as_array(tensor) for tensor in tensors_in(predicted)]
+        if not found:
+            kind = type(predicted).__name__
+            raise ConfigError(f"the task predicts a {kind}; give tensors [B, ...]")
+        names = [f"output_{place}" for place in range(len(found))] if len(found) > 1 else ["output"]
+        if isinstance(predicted, Mapping) and len(predicted) == len(found):
+            names = [apart(name) if name == "target" else name for name in map(str, predicted)]
+        several = dict(zip(names, found, strict=True))
+        if isinstance(targets, Tensor) and targets.dim() and targets.numel() == len(targets):
+            several["target"] = as_array(targets.flatten())
+        return several, {}
+
+    def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
+        """Return its part of each tensor."""
+        return {
+            name if name == "target" else apart(name): several[place]
+            for name, several in arrays.items()
+        }
+
+
+class Features(NamedTuple):
+    """The features of a dataset's samples."""
+
+    inputs: Feature
+    targets: Feature
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """The keywords of sizes that a model may ask for."""
+        return {**self.inputs.shapes, **self.targets.shapes}
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The record of both."""
+        return {"inputs": self.inputs.told, "targets": self.targets.told}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Features:
+        """Return those in the `data` of a run's record. Raise ConfigError for another version's."""
+        return cls(*(Feature.read(record.get(name) or {}) for name in cls._fields))
+
+
+def noun_of(record: Mapping[str, Any]) -> str:
+    """Return the noun for a sample of a run or an evaluation, from its record."""
+    data = record.get("data") or {}
+    return Features.read(data).inputs.noun if "inputs" in data else "image"
+
+
+def at_least_single(numbers: Tensor) -> Tensor:
+    """Return numbers in float32; those of a model in float64 stay as they are."""
+    import torch  # late: the driver has none
+
+    return numbers if numbers.dtype == torch.float64 else numbers.float()
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor for NumPy, which has no short floats."""
+    tensor = at_least_single(tensor) if tensor.is_floating_point() else tensor
+    found: np.ndarray = tensor.cpu().numpy()
+    return found
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors in containers, detached."""
+    from torch import Tensor
+
+    if isinstance(tree, Tensor):
+        yield tree.detach()
+    elif isinstance(tree, Mapping | list | tuple):
+        for below in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from tensors_in(below)
+
+
+def like_targets(targets: Any, predicted: Tensor) -> dict[str, Tensor]:
+    """Return the targets as `target`, in the shape of what is predicted, if they are as many."""
+    from torch import Tensor
+
+    if isinstance(targets, Tensor) and targets.numel() == predicted.numel():
+        return {"target": at_least_single(targets.reshape(predicted.shape))}
+    return {}
+
+
+def apart(name: str) -> str:
+    """Return a target's name that is not a column which says where a sample is from."""
+    return f"{name} predicted" if name in ("path", "row", "index", "line", "target") else name
+
+
+def labelled(sample: Any, what: str, label: str = "label") -> tuple[Any, Any]:
+    """Return a sample (`what`, `label`). Raise DataError where it is none."""
+    if isinstance(sample, list | tuple) and len(sample) == 2:
+        return sample[0], sample[1]
+    is_some = isinstance(sample, list | tuple)
+    found = f"{len(sample)} values" if is_some else f"a {type(sample).__name__}"
+    raise DataError(f"it is {found}, expected ({what}, {label})")
+
+
+def _below(cls: type[Feature]) -> Iterator[type[Feature]]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _below(each)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    make = field.default_factory
+    return field.default if make is dataclasses.MISSING else make()
+
+
+def _tuples(value: Any) -> Any:
+    """Return what JSON has made lists of."""
+    if isinstance(value, Mapping):
+        return {key: _tuples(each) for key, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _shown(key: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = " x ".join(map(str, value))
+    return f"no {key}" if value is None else f"{key} {value}"
+
+
+def _short(array: np.ndarray) -> list[Any]:
+    """Return nested lists, of float32 as Python floats with just its digits."""
+    import numpy as np
+
+    if array.dtype == np.float32:
+        array = np.array([float(f"{x:.9g}") for x in array.ravel().tolist()]).reshape(array.shape)
+    return list(array.tolist())

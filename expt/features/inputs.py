@@ -1,0 +1,180 @@
+"""Inputs of a sample: an image, columns of a table, or tokens, which are targets too."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from expt.errors import DataError, listed
+from expt.features.feature import (
+    Answers,
+    Anything,
+    Arrays,
+    Feature,
+    Record,
+    at_least_single,
+)
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+NO_TARGET = -100
+"""The target of a token that counts for nothing: what torch's cross-entropy ignores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image(Feature):
+    """Images [channels, height, width] of pixels, normalised."""
+
+    noun: ClassVar[str] = "image"
+    is_image: ClassVar[bool] = True
+    channels: int
+    image_size: tuple[int, int]
+
+    @property
+    def shapes(self) -> Mapping[str, Any]:
+        return {"channels": self.channels, "image_size": self.image_size}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(Feature):
+    """Rows of a table's columns of numbers, after texts and gaps are encoded."""
+
+    noun: ClassVar[str] = "row"
+    width: int
+    """How many numbers a row becomes."""
+    encoded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """The encodings of columns of texts, or with gaps; see `memory.Encoder`."""
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Why other columns are neither inputs nor targets."""
+
+    @property
+    def shapes(self) -> Mapping[str, Any]:
+        # Those of an image of one row, so that a model of images may flatten it.
+        return {"channels": 1, "image_size": (1, self.width)}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        # The columns of an array have no names in a table.
+        return {} if any("[" in name for name in self.names) else {"features": [*self.names]}
+
+    def drawn(self, number: int, generator: Generator) -> Tensor:
+        import torch
+
+        found = torch.randn((number, self.width), generator=generator)
+        mean, deviation = torch.tensor([*self.scales.values()] or [(0.0, 1.0)]).T
+        return torch.addcmul(mean, found, deviation)
+
+    def in_words(self) -> Iterator[str]:
+        if not self.encoded:
+            return
+        plain = [name for name in self.names if name not in self.encoded]
+        lines = [f"{listed(plain, 6):10} numbers"] if plain else []
+        lines += [f"{name:10} {_become(how)}" for name, how in self.encoded.items()]
+        head = f"columns      {self.width} from {len(self.names)}:"
+        yield from listed([head, *lines], 12, "\n  ").split("\n")
+
+
+def _become(how: Mapping[str, Any]) -> str:
+    """Return what a column of texts or with gaps has become."""
+    if texts := how.get("categories"):
+        some = listed(("no value" if text is None else text for text in texts), 4)
+        return f"{len(texts)} columns of 0 and 1: {some}"
+    words = [f"0 and 1 for {', '.join(how['flags'])}" if "flags" in how else "numbers"]
+    if "median" in how:
+        words.append(f"{how['gaps']} gaps in train become the median {how['median']:g}")
+        words += ["a column of 0 and 1 marks them"] * bool(how["gaps"])
+    return ", ".join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens(Feature):
+    """Tokens of a text; as targets those that follow.
+
+    A prediction is how likely a text is: the mean loss of its tokens but the first [nats], and the
+    perplexity.
+    """
+
+    noun: ClassVar[str] = "window"
+    each: ClassVar[str] = "token"
+    outputs: ClassVar[str] = "logits of the next token"
+    vocab_size: int
+    context: int
+
+    @classmethod
+    def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
+        if not hasattr(dataset, "vocab_size"):
+            return Anything.like(targets)
+        return cls(vocab_size=dataset.vocab_size, context=dataset.context)
+
+    @property
+    def shapes(self) -> Mapping[str, Any]:
+        """Both."""
+        return {"vocab_size": self.vocab_size, "context": self.context}
+
+    def drawn(self, number: int, generator: Generator) -> Tensor:
+        import torch
+
+        return torch.randint(self.vocab_size, (number, self.context), generator=generator)
+
+    def check(self, sample: Any) -> Any:
+        from torch import Tensor
+
+        is_pair = isinstance(sample, list | tuple) and len(sample) == 2
+        for name, tokens in zip(("inputs", "targets"), sample if is_pair else (), strict=False):
+            if not isinstance(tokens, Tensor):
+                continue
+            if tokens.is_floating_point():
+                raise DataError(f"its {name} are {tokens.dtype}; let them be tokens, int64")
+            wrong = (tokens < 0) | (tokens >= self.vocab_size)
+            if name == "targets":
+                wrong &= tokens != NO_TARGET
+            if wrong.any():
+                more = f", or {NO_TARGET} where nothing counts" if name == "targets" else ""
+                raise DataError(
+                    f"its {name} hold the token {int(tokens[wrong][0])}, expected 0 to"
+                    f" {self.vocab_size - 1} (vocab_size){more}; fix it, or vocab_size"
+                )
+        return sample
+
+    def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Any]]:
+        """Return the summed loss of each window, and its tokens."""
+        from torch.nn import functional
+
+        logits, wanted = at_least_single(predicted).flatten(0, -2), targets.flatten().long()
+        each = functional.cross_entropy(logits, wanted, ignore_index=NO_TARGET, reduction="none")
+        sums, counts = each.double().view(targets.shape).sum(1), (targets != NO_TARGET).sum(1)
+        return {"tokens": counts.cpu().numpy(), "loss": sums.cpu().numpy()}, {}
+
+    def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
+        return {name: arrays[name][place] for name in ("tokens", "loss", "perplexity")}
+
+    def joined(self, several: Iterable[Answers]) -> Iterator[Answers]:
+        """Yield the windows of one text as one sample, with means in the place of sums."""
+        import numpy as np
+
+        windows = (
+            window
+            for given in several
+            for window in zip(
+                given.about, *(given.arrays[name].tolist() for name in ("tokens", "loss")),
+                strict=True,
+            )
+        )  # fmt: skip
+        texts = map(_summed, itertools.groupby(windows, key=operator.itemgetter(0)))
+        while some := list(itertools.islice(texts, 1024)):
+            about, tokens, sums = zip(*some, strict=True)
+            with np.errstate(invalid="ignore", over="ignore"):
+                loss = np.array(sums) / np.where(tokens, tokens, np.nan)
+                arrays = {"tokens": np.array(tokens), "loss": loss, "perplexity": np.exp(loss)}
+            yield Answers(about, arrays)
+
+
+def _summed(text: tuple[Any, Iterable[tuple[Any, int, float]]]) -> tuple[Any, int, float]:
+    about, (_, tokens, losses) = text[0], zip(*text[1], strict=True)
+    return about, sum(tokens), math.fsum(losses)

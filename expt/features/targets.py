@@ -1,0 +1,361 @@
+"""Targets of a sample: one class, labels of 0 and 1, numbers, or a mask of classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from expt.errors import ConfigError, DataError, did_you_mean, listed
+from expt.features.feature import (
+    Answers,
+    Arrays,
+    Feature,
+    Known,
+    Record,
+    apart,
+    at_least_single,
+    labelled,
+    like_targets,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from torch import Tensor
+
+# Deviations from 0, beyond which a variance from sums of squares loses more than four digits.
+_FAR = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes(Feature):
+    """One class of each sample.
+
+    A prediction is the likeliest class, and the probability of all or of the `top` likeliest.
+    """
+
+    has_one_class: ClassVar[bool] = True
+    outputs: ClassVar[str] = "logits of the classes"
+    are_names: bool = False
+    """True if a class that is called 1 has that name, and not only that number."""
+    column: str = ""
+    """The column of a table that has them."""
+    top: int | None = None
+
+    def in_words(self) -> Iterator[str]:
+        yield f"{len(self.names)} classes"
+
+    def check(self, sample: Any) -> Any:
+        if type(sample) is tuple and len(sample) == 2:  # as most are: calls take their time
+            inputs, label = sample
+            if type(label) is int and 0 <= label < len(self.names):
+                return sample
+        inputs, label = labelled(sample, "inputs")
+        return inputs, self.number(label)
+
+    def number(self, label: Any) -> int:
+        """Return a label as a number. Raise DataError where it is none of a class."""
+        number = label if type(label) is int else _integral(label)
+        if number is None or not 0 <= number < len(self.names):
+            raise DataError(
+                f"its label is {label!r}, expected 0 to {len(self.names) - 1}; fix the label, or"
+                " dataset.num_classes"
+            )
+        return number
+
+    def misfit(self, trained: Feature) -> str:
+        has, known = len(self.names), trained.shapes.get("num_classes")
+        if self._by_number(trained):
+            is_other = has != known
+            model = f"has {has} classes, and the run's model {known}; use data of its classes"
+            return model if is_other else ""
+        names = trained.names
+        if unknown := [name for name in self.names if name not in names]:
+            return (
+                f"has the class {listed(unknown, 1)}, which the run does not know; it has"
+                f" {listed(names)}.{did_you_mean(unknown[0], names)}"
+            )
+        return ""
+
+    def places_in(self, trained: Feature) -> Sequence[int] | None:
+        if self._by_number(trained) or not isinstance(trained, Classes):
+            return None
+        places = [trained.names.index(name) for name in self.names]
+        return None if self.names == trained.names else places
+
+    def missing_in(self, trained: Feature) -> str:
+        if not isinstance(trained, Classes) or self.names == trained.names:
+            return ""
+        if self._by_number(trained):
+            return "its classes have other names than the run's, and are taken by their numbers"
+        missing = [name for name in trained.names if name not in self.names]
+        return f"lacks the run's classes {listed(missing)}" if missing else ""
+
+    def _by_number(self, trained: Feature) -> bool:
+        """Return whether names are missing on one side; a folder called 1 has a name."""
+        if not isinstance(trained, Classes):
+            return True
+        if all(name.isdigit() for name in (*self.names, *trained.names)):
+            return _are_numbers(self.names) and not self.are_names
+        return _are_numbers(self.names) or _are_numbers(trained.names)
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return (self.column,) if self.column else ()
+
+    def absent(self, known: Known) -> Sequence[str]:
+        if (values := known()) is None:
+            return ()
+        counts = values.bincount(minlength=len(self.names)).tolist()
+        return [name for name, count in zip(self.names, counts, strict=True) if not count]
+
+    def likeliest(self, top: int) -> Feature:
+        if not 1 <= top <= len(self.names):
+            raise ConfigError(f"--top {top}: the run has {len(self.names)} classes")
+        return dataclasses.replace(self, top=top)
+
+    def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
+        """Return probabilities [n, C] and the likeliest class of each."""
+        from torch import Tensor
+
+        found = {"class": predicted.argmax(1), "probabilities": predicted}
+        width = predicted.shape[1]
+        if self.top:
+            found["probabilities"], classes = predicted.topk(self.top)
+            found |= {"class": classes[:, 0], "classes": classes}
+        if isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point():
+            found["target"] = targets
+        names = [*map(self._name, range(max(width, len(self.names))))]
+        return {name: each.cpu().numpy() for name, each in found.items()}, {"class_names": names}
+
+    def _name(self, place: int) -> str:
+        return self.names[place] if place < len(self.names) else str(place)
+
+    def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
+        """Return class, probability, and those of all or of the likeliest."""
+        chosen, chances, name = arrays["class"][place], arrays["probabilities"][place], self._name
+        found: Record = {"class": name(chosen), "probability": chances[0 if self.top else chosen]}
+        if self.top:
+            likeliest = zip(arrays["classes"][place], chances, strict=True)
+            found["top"] = [{"class": name(each), "probability": of} for each, of in likeliest]
+        else:
+            found["probabilities"] = {name(each): of for each, of in enumerate(chances)}
+        return found | ({"target": name(arrays["target"][place])} if "target" in arrays else {})
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    """Return whether they are what classes without names are called."""
+    return [*names] == [str(number) for number in range(len(names))]
+
+
+def _integral(label: Any) -> int | None:
+    """Return a label as an integer, if it is one: 2.7 must not become class 2."""
+    try:
+        number = int(label)
+        return number if float(label) == number else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last by a tensor of several
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Feature):
+    """Labels of 0 and 1, any number of which a sample has.
+
+    A prediction is those whose probability reaches the `threshold`, and the probability of each.
+    """
+
+    outputs: ClassVar[str] = "logits of the labels"
+    threshold: float = 0.5
+
+    @classmethod
+    def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
+        return cls(names=tuple(f"label_{place}" for place in range(_number_of(targets))))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {}
+
+    def absent(self, known: Known) -> Sequence[str]:
+        if (values := known()) is None or values.dim() != 2:
+            return ()
+        pairs = zip(self.names, (values > 0).any(0).tolist(), strict=True)
+        return [name for name, occurs in pairs if not occurs]
+
+    def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
+        """Return probabilities [n, labels]."""
+        found = {"probabilities": predicted, **like_targets(targets, predicted)}
+        return {name: each.cpu().numpy() for name, each in found.items()}, {
+            "label_names": self.names
+        }
+
+    def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
+        """Return labels and probabilities."""
+        chances = dict(zip(self.names, arrays["probabilities"][place], strict=True))
+        found: Record = {
+            "labels": [name for name, chance in chances.items() if chance >= self.threshold],
+            "probabilities": chances,
+        }
+        if "target" in arrays:
+            pairs = zip(self.names, arrays["target"][place], strict=True)
+            found["target"] = [name for name, on in pairs if on > 0.5]
+        return found
+
+
+def _number_of(targets: Any) -> int:
+    """Return the number of values in a custom sample's targets. Raise DataError for no tensor."""
+    if (shape := getattr(targets, "shape", None)) is None:
+        raise DataError(f"its targets are a {type(targets).__name__}; let them be a tensor")
+    return math.prod(shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers(Feature):
+    """Numbers to predict, which are written in their own units."""
+
+    has_unit: ClassVar[bool] = True
+    outputs: ClassVar[str] = "numbers"
+    shape: tuple[int, ...] = ()
+    origin: float | tuple[float, ...] = 0.0
+    """A number near which they lie, if that is far from 0 by their deviation; of a row each."""
+
+    @classmethod
+    def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
+        _number_of(targets)
+        return cls(shape=tuple(targets.shape))
+
+    @property
+    def shapes(self) -> Mapping[str, Any]:
+        return {"num_classes": math.prod(self.shape)}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {}
+
+    @classmethod
+    def of_columns(cls, names: Sequence[str], scales: Mapping[str, Any]) -> Feature:
+        own = {name: scales[name] for name in names if name in scales}
+        return cls(names=tuple(names), shape=(len(names),), scales=own)
+
+    def seen(self, known: Known) -> Feature:
+        if (found := known()) is None:
+            return self
+        values, number = found.double().flatten(), self.shape[0] if len(self.shape) == 1 else 1
+        if number > 1 and len(values) % number == 0:
+            return dataclasses.replace(self, origin=tuple(map(_near, values.view(-1, number).T)))
+        return dataclasses.replace(self, origin=_near(values))
+
+    def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
+        """Return values float64 [n, T]."""
+        flat = predicted.reshape(len(predicted), -1)
+        found = {"values": flat, **like_targets(targets, flat)}
+        arrays = {name: self._in_units(tensor) for name, tensor in found.items()}
+        return arrays, {"target_names": self._named(flat.shape[1])}
+
+    def _named(self, number: int) -> Sequence[str]:
+        if number == len(self.names):
+            return self.names
+        return ["value"] if number == 1 else [f"value_{place}" for place in range(number)]
+
+    def _in_units(self, values: Tensor) -> np.ndarray:
+        import numpy as np
+
+        numbers = at_least_single(values).cpu().numpy()
+        if self.scales:
+            columns = zip(numbers.T, self.scales.values(), strict=True)
+            return np.stack([_in_unit(column, *scale) for column, scale in columns], axis=1)
+        shortest: np.ndarray = numbers.astype(str).astype(np.float64)  # 0.1, not 0.100000001
+        return shortest
+
+    def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
+        """Return them by the targets' names."""
+        values = arrays["values"][place]
+        names = self._named(len(values))
+        found: Record = dict(zip(map(apart, names), values, strict=True))
+        if "target" in arrays:
+            found["target"] = dict(zip(names, arrays["target"][place], strict=True))
+        return found
+
+
+def _near(values: Tensor) -> float:
+    mean = float(values.mean())
+    return mean if abs(mean) > _FAR * float(values.std(correction=0)) else 0.0
+
+
+def _in_unit(standardised: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+    """Return it to five decimals after the first digit of its deviation, as exact as float32."""
+    import numpy as np
+
+    decimals = 5 - math.floor(math.log10(deviation))
+    numbers: np.ndarray = np.round(standardised.astype(np.float64) * deviation + mean, decimals)
+    return numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask(Feature):
+    """The class of each pixel, int64 [height, width]."""
+
+    each: ClassVar[str] = "pixel"
+    outputs: ClassVar[str] = "logits of each pixel's classes"
+    num_classes: int
+    ignore_index: int = 255
+
+    @classmethod
+    def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
+        return cls(num_classes=task.num_classes, ignore_index=task.ignore_index)
+
+    @property
+    def shapes(self) -> Mapping[str, Any]:
+        return {"num_classes": self.num_classes}
+
+    def check(self, sample: Any) -> Any:
+        import torch
+
+        inputs, mask = labelled(sample, "image", "mask")
+        mask = torch.as_tensor(mask)
+        if mask.dim() != 2 or mask.is_floating_point():
+            raise DataError(
+                f"its mask is {mask.dtype} {list(mask.shape)}, expected class numbers, int64"
+                " [height, width]"
+            )
+        self.check_values(mask, "its mask")
+        return inputs, mask.long()
+
+    def check_values(self, mask: Any, name: str) -> None:
+        """Raise DataError for a value that is neither a class nor to be ignored."""
+        out = (mask < 0) | (mask >= self.num_classes)
+        out &= mask != self.ignore_index
+        if out.any():
+            is_jpeg = name.lower().endswith((".jpg", ".jpeg"))
+            fix = "JPEG changes numbers: save masks as PNG" if is_jpeg else "fix it, or num_classes"
+            raise DataError(
+                f"{name} holds the class {int(mask[out][0])}, expected 0 to {self.num_classes - 1},"
+                f" or {self.ignore_index} (task.ignore_index); {fix}"
+            )
+
+    @property
+    def absent_fix(self) -> str:
+        return f"masks are to hold 0, 1, ...; {self.ignore_index} is ignored (task.ignore_index)"
+
+    def absent(self, known: Known) -> Sequence[str]:
+        import torch
+
+        if (values := known()) is None:
+            return ()
+        there = torch.isin(torch.arange(self.num_classes), values.long()).tolist()
+        return [str(number) for number, occurs in enumerate(there) if not occurs]
+
+    def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
+        """Return masks [n, H, W], uint8 where classes are few enough."""
+        import numpy as np
+
+        masks = predicted.cpu().numpy()
+        return {"masks": masks.astype(np.uint8 if masks.max(initial=0) < 256 else np.uint16)}, {}
+
+    def answers(self, given: Answers) -> Iterator[Record]:
+        """Yield the mask of each as an array [H, W]."""
+        pairs = zip(given.about, given.arrays["masks"], strict=True)
+        return ({**about, "mask": mask} for about, mask in pairs)
