@@ -313,14 +313,10 @@ def load(
     options = as_evaluated(dataset, options)
     source = dataset.open(task, options.device, num_workers, trained_on)
     tells = options.shard.rank == 0
-    for here, there in zip(source.features, trained_on, strict=True):
-        if why := here.misfit(there):
-            raise ConfigError(f"{dataset.label}: {why}")
-    targets = source.features.targets
-    notes = [targets.missing_in(trained_on.targets), *([] if own else source.notes)]
-    for note in filter(None, notes if tells else ()):
-        warn(f"{dataset.label}: {note}")
-    places = targets.places_in(trained_on.targets)
+    source.features.inputs.fit(trained_on.inputs, dataset.label)
+    places, note = source.features.targets.fit(trained_on.targets, dataset.label)
+    for each in filter(None, [note, *([] if own else source.notes)] if tells else ()):
+        warn(f"{dataset.label}: {each}")
     return EvaluationData(
         features=trained_on,
         loaders=_loaders(dataset, source, split, options, tells=tells and not own),

@@ -1,6 +1,6 @@
 """Features: the values of a sample's inputs and of its targets, as a dataset describes them.
 
-    feature    the contract, its record in result.json, and what is of any kind
+    feature    the contract, its record in result.json, and values of any kind
     inputs     images, columns of a table, tokens
     targets    a class, labels, numbers, a mask
 

@@ -30,7 +30,7 @@ class Answers(NamedTuple):
     arrays: Arrays
     """[n, ...] each."""
     beside: Mapping[str, Sequence[str]] = {}
-    """Names of what arrays have by their numbers."""
+    """Names of the classes, labels or numbers in the arrays, by their places."""
     sizes: Sequence[tuple[int, int]] = ()
     """Height and width of each picture as it lies."""
 
@@ -59,11 +59,8 @@ class Feature:
 
     loose: ClassVar[Collection[str]] = ()
     """The sizes in which samples may differ from those that were trained on."""
-
-    @property
-    def absent_fix(self) -> str:
-        """A fix for classes that are absent."""
-        return "add some, or hold out other samples"
+    absent_fix: ClassVar[str] = "add some, or hold out other samples"
+    """A fix for classes that are absent."""
 
     @classmethod
     def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
@@ -90,10 +87,6 @@ class Feature:
         """The keywords of sizes that a model may ask for."""
         return {"num_classes": len(self.names)} if self.names else {}
 
-    def offered(self, given: Collection[str]) -> Mapping[str, Any]:
-        """Return the `shapes` for a custom model whose own settings are `given`."""
-        return self.shapes
-
     @property
     def settings(self) -> Mapping[str, Any]:
         """The keys by which another dataset's values become like these."""
@@ -101,10 +94,8 @@ class Feature:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The record of it, see `read`: its name and what differs from the default."""
-        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
-        told = {field.name: one for field, one in values.items() if one != _default(field)}
-        return {"feature": type(self).__name__, **told}
+        """The record of it, see `read`: its name, and the fields that are not empty."""
+        return {"feature": type(self).__name__, **{k: v for k, v in vars(self).items() if v}}
 
     @staticmethod
     def read(record: Mapping[str, Any]) -> Feature:
@@ -141,7 +132,7 @@ class Feature:
             yield "were trained on rows with other means and deviations"
 
     def drawn(self, number: int, generator: Generator) -> Tensor | None:
-        """Return random values [number, ...]; None where nobody knows what they are like."""
+        """Return random values [number, ...]; None where their shape is not known."""
         import torch
 
         if not (size := self.shapes.get("image_size")):
@@ -152,28 +143,26 @@ class Feature:
         """Return a custom sample (inputs, targets) as it is trained on. Raise DataError."""
         return sample
 
-    def misfit(self, trained: Feature) -> str:
-        """Return why a model of `trained` values does not take these; empty if it does."""
+    def fit(self, trained: Feature, label: str) -> tuple[Sequence[int] | None, str]:
+        """Return the place of each class among those `trained`, and a note on others.
+
+        The places are None where all are equal. Raise ConfigError where a model of `trained` values
+        does not take these, of the dataset `label`.
+        """
         for key in sorted({*self.shapes, *trained.shapes} - {*self.loose}):
             has, wanted = (_shown(key, one.shapes.get(key)) for one in (self, trained))
             if has != wanted:
-                return f"has {has}, and the model takes {wanted}; use data like the run's"
-        return ""
-
-    def places_in(self, trained: Feature) -> Sequence[int] | None:
-        """Return the place of each class among those `trained`; None where all are equal."""
-        return None
-
-    def missing_in(self, trained: Feature) -> str:
-        """Return a warning of classes that are `trained`, and not here, if there are such."""
-        return ""
+                raise ConfigError(
+                    f"{label}: has {has}, and the model takes {wanted}; use data like the run's"
+                )
+        return None, ""
 
     def absent(self, known: Known) -> Sequence[str]:
         """Return the names of classes that do not occur among training targets."""
         return ()
 
     def seen(self, known: Known) -> Feature:
-        """Return the feature with what it learns of training targets."""
+        """Return the feature with facts about training targets."""
         return self
 
     def likeliest(self, top: int) -> Feature:
@@ -181,7 +170,7 @@ class Feature:
         raise ConfigError(f"--top {top}: works for classification only")
 
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
-        """Return a batch's predictions, and targets where they are known; and names beside them."""
+        """Return a batch's predictions, with targets where they are known, and their names."""
         raise NotImplementedError
 
     def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
@@ -204,8 +193,9 @@ class Anything(Feature):
 
     each: ClassVar[str] = ""
     loose: ClassVar[Collection[str]] = ("image_size",)
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] = ()
     dtype: str = ""
+    """Empty where a value is no tensor."""
     are_inputs: bool = False
 
     @classmethod
@@ -226,8 +216,8 @@ class Anything(Feature):
 
     @property
     def shapes(self) -> Mapping[str, Any]:
-        """Those of an image, of which a row is one of one row; of targets how many values."""
-        if self.shape is None:
+        """The sizes of an image, which a row is too; or the number of values of targets."""
+        if not self.dtype:
             return {}
         if not self.are_inputs:
             is_integer = not self.shape and "int" in self.dtype  # a class, or a count
@@ -236,10 +226,6 @@ class Anything(Feature):
             return {}
         channels, *size = (1,) * (3 - len(self.shape)) + self.shape
         return {"channels": channels, "image_size": tuple(size)}
-
-    def offered(self, given: Collection[str]) -> Mapping[str, Any]:
-        # Only the model knows what a custom task makes of its outputs.
-        return {key: each for key, each in self.shapes.items() if key not in given}
 
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return the predictions of a custom task by their names."""
@@ -319,7 +305,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def like_targets(targets: Any, predicted: Tensor) -> dict[str, Tensor]:
-    """Return the targets as `target`, in the shape of what is predicted, if they are as many."""
+    """Return the targets as `target`, in the shape of the predictions, if they are as many."""
     from torch import Tensor
 
     if isinstance(targets, Tensor) and targets.numel() == predicted.numel():
@@ -347,13 +333,8 @@ def _below(cls: type[Feature]) -> Iterator[type[Feature]]:
         yield from _below(each)
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    make = field.default_factory
-    return field.default if make is dataclasses.MISSING else make()
-
-
 def _tuples(value: Any) -> Any:
-    """Return what JSON has made lists of."""
+    """Return tuples in place of the lists that JSON made of them."""
     if isinstance(value, Mapping):
         return {key: _tuples(each) for key, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

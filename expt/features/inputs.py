@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 NO_TARGET = -100
-"""The target of a token that counts for nothing: what torch's cross-entropy ignores."""
+"""The target of a token that counts for nothing: torch's cross-entropy ignores it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Columns(Feature):
 
 
 def _become(how: Mapping[str, Any]) -> str:
-    """Return what a column of texts or with gaps has become."""
+    """Return the encoding of a column of texts or with gaps."""
     if texts := how.get("categories"):
         some = listed(("no value" if text is None else text for text in texts), 4)
         return f"{len(texts)} columns of 0 and 1: {some}"

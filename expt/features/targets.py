@@ -67,33 +67,25 @@ class Classes(Feature):
             )
         return number
 
-    def misfit(self, trained: Feature) -> str:
-        has, known = len(self.names), trained.shapes.get("num_classes")
+    def fit(self, trained: Feature, label: str) -> tuple[Sequence[int] | None, str]:
+        names, has, known = trained.names, len(self.names), trained.shapes.get("num_classes")
+        is_other = isinstance(trained, Classes) and self.names != names
         if self._by_number(trained):
-            is_other = has != known
-            model = f"has {has} classes, and the run's model {known}; use data of its classes"
-            return model if is_other else ""
-        names = trained.names
+            if has != known:
+                raise ConfigError(
+                    f"{label}: has {has} classes, and the run's model {known}; use data of its"
+                    " classes"
+                )
+            note = "its classes have other names than the run's, and are taken by their numbers"
+            return None, note if is_other else ""
         if unknown := [name for name in self.names if name not in names]:
-            return (
-                f"has the class {listed(unknown, 1)}, which the run does not know; it has"
+            raise ConfigError(
+                f"{label}: has the class {listed(unknown, 1)}, which the run does not know; it has"
                 f" {listed(names)}.{did_you_mean(unknown[0], names)}"
             )
-        return ""
-
-    def places_in(self, trained: Feature) -> Sequence[int] | None:
-        if self._by_number(trained) or not isinstance(trained, Classes):
-            return None
-        places = [trained.names.index(name) for name in self.names]
-        return None if self.names == trained.names else places
-
-    def missing_in(self, trained: Feature) -> str:
-        if not isinstance(trained, Classes) or self.names == trained.names:
-            return ""
-        if self._by_number(trained):
-            return "its classes have other names than the run's, and are taken by their numbers"
-        missing = [name for name in trained.names if name not in self.names]
-        return f"lacks the run's classes {listed(missing)}" if missing else ""
+        missing = [name for name in names if name not in self.names]
+        note = f"lacks the run's classes {listed(missing)}" if missing else ""
+        return [*map(names.index, self.names)] if is_other else None, note
 
     def _by_number(self, trained: Feature) -> bool:
         """Return whether names are missing on one side; a folder called 1 has a name."""
@@ -148,7 +140,7 @@ class Classes(Feature):
 
 
 def _are_numbers(names: Sequence[str]) -> bool:
-    """Return whether they are what classes without names are called."""
+    """Return whether these are the names of classes that have none."""
     return [*names] == [str(number) for number in range(len(names))]
 
 
@@ -163,7 +155,7 @@ def _integral(label: Any) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels(Feature):
-    """Labels of 0 and 1, any number of which a sample has.
+    """Labels of 0 and 1: a sample may have any number.
 
     A prediction is those whose probability reaches the `threshold`, and the probability of each.
     """
@@ -300,6 +292,7 @@ class Mask(Feature):
 
     each: ClassVar[str] = "pixel"
     outputs: ClassVar[str] = "logits of each pixel's classes"
+    absent_fix: ClassVar[str] = "masks are to hold 0, 1, ..., or task.ignore_index"
     num_classes: int
     ignore_index: int = 255
 
@@ -335,10 +328,6 @@ class Mask(Feature):
                 f"{name} holds the class {int(mask[out][0])}, expected 0 to {self.num_classes - 1},"
                 f" or {self.ignore_index} (task.ignore_index); {fix}"
             )
-
-    @property
-    def absent_fix(self) -> str:
-        return f"masks are to hold 0, 1, ...; {self.ignore_index} is ignored (task.ignore_index)"
 
     def absent(self, known: Known) -> Sequence[str]:
         import torch

@@ -87,7 +87,7 @@ class Preprocess:
             return torch.cat([self(sample) for sample in samples])
         if isinstance(inputs, Image):
             return self._images(samples, inputs.channels)
-        return self._as_is(_tensor(samples), getattr(inputs, "shape", None) or ())
+        return self._as_is(_tensor(samples), getattr(inputs, "shape", ()))
 
     def _images(self, given: Any, channels: int) -> Tensor:
         is_array = isinstance(given, Tensor | np.ndarray)

@@ -49,7 +49,8 @@ def build(
     """
     shapes = features.shapes
     if isinstance(config, constraints.Target):
-        shapes = {**features.inputs.shapes, **features.targets.offered(config.kwargs)}
+        if not features.targets.each and "num_classes" in config.kwargs:  # the task's own outputs
+            shapes.pop("num_classes", None)
         wanted = user_class.taken(user_class.resolve(config.target, nn.Module), shapes)
         if given := wanted.keys() & config.kwargs:
             keys = ", ".join(f"model.{key}" for key in shapes if key in given)
