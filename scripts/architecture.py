@@ -40,7 +40,7 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_905, 204, 43_110
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_905, 204, 42_990
 MAX_LINES = {
     "command": 5_185, "config": 2_930, "dashboards": 1_635, "data": 8_305, "inference": 1_785,
     "launch": 3_030, "models": 1_135, "planning": 280, "python": 665, "runs": 5_400,
