@@ -65,8 +65,7 @@ class Net(torch.nn.Sequential):
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> tuple[str, ...]:
-    """What to type for a model that fails, dies or waits, as `model.how` says; its code is in
-    tmp_path."""
+    """Words for a model that fails, dies or waits, as `model.how` says; its code is in tmp_path."""
     (tmp_path / "faulty.py").write_text(FAULTY)
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
     content = f"_target_: faulty.Net\nhow: good\nflag: {tmp_path / 'flag'}\n"
@@ -146,9 +145,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.stdout.count("] done ") == 5, "each once"
     for name, result in results(folder).items():
         files_of_events = list((folder / name).glob("events.out.tfevents.*"))
-        assert len(files_of_events) == 1 + ("resumed_from" in result), (
-            "killed after its last checkpoint, it goes on"
-        )
+        assert len(files_of_events) == 1 + ("resumed_from" in result), "killed after a checkpoint"
         steps = [
             json.loads(line)["step"]
             for line in (folder / name / "metrics.jsonl").read_text().splitlines()
@@ -185,9 +182,7 @@ def test_ctrl_c_stops_a_sweep_and_says_how(tmp_path: Path, faulty: tuple[str, ..
     again = run(*shlex.split(command)[3:], cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert statuses(tmp_path / "my sweep") == {f"seed={seed}": "completed" for seed in range(3)}
-    assert len(list((tmp_path / "my sweep" / "seed=0" / "logs").iterdir())) == 2, (
-        "the first attempt's logs are kept"
-    )
+    assert len(list((tmp_path / "my sweep" / "seed=0" / "logs").iterdir())) == 2, "its logs stay"
 
 
 @pytest.mark.slow
@@ -221,9 +216,7 @@ def test_a_failed_run_is_tried_again_and_the_others_are_returned(
     assert capsys.readouterr().err.endswith(
         "warning: 1 of 2 runs failed: how=raise; `failed` of the result has their errors\n"
     )
-    assert [run.folder.name for run in found] == ["how=raise", "how=once"], (
-        "in the order of the grid"
-    )
+    assert [run.folder.name for run in found] == ["how=raise", "how=once"], "in grid order"
     (failed,), (result,) = found.failed, found.completed
     assert found.best == result
     assert "ValueError" in str(failed.error)
@@ -260,8 +253,7 @@ def test_fail_fast_counts_complete(sweep: Callable[..., expt.SweepResult], capsy
 def test_what_was_refused_is_run_once_it_can(
     tmp_path: Path, sweep: Callable[..., expt.SweepResult], monkeypatch: Patch
 ) -> None:
-    """As on a machine that has got its GPUs back; the refused point neither stands in the way nor
-    stays behind."""
+    """Run the refused point once the machine has GPUs, and leave nothing of its refusal."""
     monkeypatch.setenv("EXPT_LOCKS", str(tmp_path / "locks"))
     for _ in range(2):
         assert [run.status for run in sweep("gpus=0,2")] == ["completed", "failed"]
@@ -353,8 +345,7 @@ def _workers_of(process: Process, folder: Path) -> Iterator[tuple[str, int, int]
 
 
 def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) -> set[str]:
-    """Kill a worker of `wanted` runs, each at a random moment of its first attempt; returns the
-    runs."""
+    """Kill a worker of `wanted` runs at random moments of first attempts; return the runs."""
     dice, due, spared, killed = (
         random.Random(SEED),
         dict[str, tuple[float, int]](),

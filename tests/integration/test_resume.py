@@ -1,5 +1,4 @@
-"""A run that was killed goes on to the same bits; a damaged checkpoint is set aside; another
-experiment is refused."""
+"""A killed run resumes exactly; damaged checkpoints and other experiments are refused."""
 
 import io
 import os
@@ -67,8 +66,7 @@ def assert_equal(first: RunFolder, second: RunFolder) -> None:
 
 
 def kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) -> None:
-    """Begin the run in `folder`, and kill the driver, and with it the workers, when it has come to
-    `step`."""
+    """Begin the run in `folder`, and kill the driver with its workers at `step`."""
     process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent, **extra)
     metrics, last = folder / "metrics.jsonl", folder / "checkpoints/last.safetensors"
     end = time.monotonic() + 60
@@ -215,9 +213,7 @@ def test_killed_fork_of_a_deleted_parent_resumes(tmp_path: Path, trained: Traine
     console = Console(file=io.StringIO(), width=200)
     report(console, parse([str(tmp_path)]))
     tree = console.file.getvalue().partition("forks ")[2]  # type: ignore[attr-defined]
-    assert tree.lstrip().startswith(f"{tmp_path}/copied  accuracy/val"), (
-        "the parent, by its identity"
-    )
+    assert tree.lstrip().startswith(f"{tmp_path}/copied  accuracy/val"), "the parent, by identity"
     assert f"├── {tmp_path}/killed  at step 10: epochs 3 -> 4, optimizer.lr 0.002 -> 0.01" in tree
     assert f"    └── {tmp_path}/again  at step 20: optimizer.lr 0.01 -> 0.03" in tree
     with pytest.raises(ConfigError, match="there is no such file or folder"):

@@ -70,9 +70,7 @@ def test_one_event_file_holds_every_tag_at_the_right_steps(trained: Trained) -> 
 
 
 @pytest.mark.slow
-def test_script_needs_no_main_guard_and_no_torch(
-    tmp_path: Path,
-) -> None:
+def test_script_needs_no_main_guard_and_no_torch(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import sys, expt\n"
         "result = expt.run('max_steps=2')\n"
@@ -130,8 +128,7 @@ class Net(torch.nn.Module):
 
 @pytest.mark.parametrize(("calls", "parts"), [(0, 1), (4, 1), (5, 2)])
 def test_parameters_without_gradient_are_named(calls: int, parts: int, tmp_path: Path) -> None:
-    """DistributedDataParallel reports it a step late, or never if that was the last; a gradient of
-    a step's first micro-batch is none of its last."""
+    """Name them in the step itself, which DistributedDataParallel does a step late, or never."""
     (tmp_path / "idle.py").write_text(UNUSED)
     own = ("+model._target_=idle.Net", f"+model.calls={calls}", "~model.hidden", "~model.dropout")
     done = run(*own, "max_steps=5", f"gradient_accumulation={parts}", cwd=tmp_path)
@@ -183,9 +180,7 @@ def test_torchruns_workers_share_one_run_folder(tmp_path: Path) -> None:
     assert out.count("run folder") == 1
     told = "model._target_=wide.Net: gives 12 outputs for each sample"
     assert err.count(f"warning: [rank 0] {told}") == 1, "in the terminal"
-    assert (folder / "logs/0/0/stderr.log").read_text().count(told) == 1, (
-        "and not again in the log that it comes from"
-    )
+    assert (folder / "logs/0/0/stderr.log").read_text().count(told) == 1, "not again in the log"
 
 
 @pytest.mark.cpu("the GPUs are simulated")

@@ -78,9 +78,7 @@ def test_best_comes_first_in_both_directions(tmp_path: Path, objective: str, bes
     found = names(tmp_path)
     assert found[0] == [best]
     assert found[1] == ["lr=2"]
-    assert sorted(found[3:]) == [["lr=4"], ["lr=5"], ["lr=6"]], (
-        "what has no value, or has failed, comes last"
-    )
+    assert sorted(found[3:]) == [["lr=4"], ["lr=5"], ["lr=6"]], "without a value: last"
 
 
 def test_of_equal_runs_of_a_search_the_first_point_comes_first(tmp_path: Path) -> None:
@@ -168,9 +166,7 @@ def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own(tmp_path: 
 
 
 def test_what_was_typed_alike_and_is_not_alike_is_no_seed(tmp_path: Path) -> None:
-    """`optimizer.lr=${oc.env:LRX}` with two values of LRX; a model's YAML that was edited; another
-    identity.
-    """
+    """Runs of another `${oc.env:LRX}`, an edited YAML or another identity are not seeds of one."""
     for seed, lr in enumerate((1e-4, 1e-4, 0.3)):
         config = {"optimizer": {"lr": lr}, "model": {"name": "mlp", "width": 3}, "seed": seed}
         typed = {"optimizer.lr": "${oc.env:LRX}", "seed": seed}

@@ -100,9 +100,7 @@ def test_epochs_stay_as_lines_with_the_best_marked(tmp_path: Path, width: int) -
 
 
 def test_no_epoch_is_left_out_nor_told_twice(tmp_path: Path) -> None:
-    """However many end between two looks, and where nothing was ever the best; a run that is
-    resumed tells on.
-    """
+    """Tell every epoch, also if several end between two looks, or after a resume."""
     paths, out = RunPaths(tmp_path), io.StringIO()
     create_result(
         paths, total_steps=50, steps_per_epoch=10, resumed_from={"checkpoint": "x", "step": 10}
@@ -301,17 +299,13 @@ def test_summary_has_numbers_and_next_steps(tmp_path: Path, monkeypatch: Patch) 
         ["compare", "expt", "report"],
     ]
     head, train, *_ = summary_of(paths).splitlines()
-    assert head.index("accuracy") + len("accuracy") == train.index("0.7500") + len("0.7500"), (
-        "numbers end in a line"
-    )
+    assert head.index("accuracy") + len("accuracy") == train.index("0.7500") + len("0.7500")
     assert shown_path(Path("/elsewhere")) == "/elsewhere"
     (tmp_path / "outputs" / "my day" / "photos").mkdir()
     assert summary(paths)[-2][-1] == "day/run'", "not where other things lie"
 
 
-def test_summary_says_that_nothing_was_trained(
-    tmp_path: Path,
-) -> None:
+def test_summary_says_that_nothing_was_trained(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     create_result(paths, steps=40, resumed_from={"checkpoint": "last.safetensors", "step": 20})
     assert summary(paths)[0][:1] != ["nothing"]

@@ -47,9 +47,7 @@ def rungs_by(kind: str, *, epochs: int = 9, reduction: int = 3) -> Rungs:
 
 
 class Search:
-    """A search of so many runs, some at a time, whose costs are known beforehand, and what else
-    becomes of them.
-    """
+    """A search of several runs at a time with known costs and fates."""
 
     def __init__(
         self,
@@ -137,9 +135,7 @@ def noisy(seed: int, *, failures: float = 0.0) -> Cost:
 def by_the_paper(
     cost: Cost, *, epochs: Sequence[int], reduction: int, runs: int
 ) -> list[tuple[str, int]]:
-    """Algorithm 2 of Li et al. 2020 with one worker: rungs are lists, and promotions are
-    remembered.
-    """
+    """Algorithm 2 of Li et al. 2020 with one worker, with rungs as lists."""
     rungs: list[list[tuple[float, int]]] = [[] for _ in epochs]
     promoted: list[set[int]] = [set() for _ in epochs]
     decisions, started = [], 0
@@ -250,9 +246,7 @@ def test_failed_and_diverged_trials_and_those_beyond_a_limit_count_as_worst() ->
 
 
 @pytest.mark.parametrize("status", [PRUNED, RUNNING, INTERRUPTED, FAILED, COMPLETED])
-def test_late_violation_keeps_the_place_at_earlier_rungs(
-    status: str,
-) -> None:
+def test_late_violation_keeps_the_place_at_earlier_rungs(status: str) -> None:
     rungs, costs = rungs_by("asha"), dict.fromkeys((1, 2, 3), 0.1)
     late = trial(0, status, costs | {9: 0.1} if status == COMPLETED else costs, allowed=False)
     others = [pruned(number, e1=0.4 + number / 10) for number in (1, 2)]
@@ -264,9 +258,7 @@ def test_late_violation_keeps_the_place_at_earlier_rungs(
 
 
 @pytest.mark.parametrize("end", [2, 3])
-def test_early_end_beyond_a_limit_is_worst_at_the_next_rung(
-    end: int,
-) -> None:
+def test_early_end_beyond_a_limit_is_worst_at_the_next_rung(end: int) -> None:
     rungs = rungs_by("asha")
     ended = trial(0, COMPLETED, dict.fromkeys(range(1, end + 1), 0.1), allowed=False)
     assert promoted(rungs, [ended, pruned(1, e1=0.5), pruned(2, e1=0.6)]) is None

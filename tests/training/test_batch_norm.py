@@ -1,5 +1,4 @@
-"""A batch norm over all workers' images computes what one layer does that has them all; one in
-groups, for each."""
+"""Batch norm over all workers' images equals one layer's; in groups, each group's."""
 
 import copy
 import threading
@@ -161,9 +160,7 @@ class Own(nn.BatchNorm2d):
         lambda module: batch_norm.synchronise(module, lambda values: values),
     ],
 )
-def test_custom_batch_norm_class_is_refused(
-    change: Callable[[nn.Module], None],
-) -> None:
+def test_custom_batch_norm_class_is_refused(change: Callable[[nn.Module], None]) -> None:
     with pytest.raises(
         ConfigError,
         match="the model's layer 1 is a Own, which only batch_norm=per_worker leaves as it",

@@ -1,5 +1,4 @@
-"""Which layer a parameter belongs to, and that the learning rate falls with each layer towards the
-input."""
+"""The layer of a parameter, and learning rates that fall towards the input."""
 
 from typing import Any
 
@@ -88,9 +87,7 @@ def test_the_layers_of_a_decoder() -> None:
     decoder = {"tokens": 3, "positions": 3, "blocks.0": 2, "blocks.1": 1, "norm": 1, "head": 0}
     assert by_part(depths(Transformer(**words, tied=False)), decoder) == decoder  # type: ignore[arg-type]
     tied = depths(Transformer(**words, tied=True))  # type: ignore[arg-type]
-    assert (tied["tokens.weight"], tied["blocks.1.grow.weight"]) == (2, 0), (
-        "the head's weight is the tokens' own"
-    )
+    assert (tied["tokens.weight"], tied["blocks.1.grow.weight"]) == (2, 0), "tied to the tokens"
 
 
 def test_the_layers_of_models_that_torchvision_and_timm_have() -> None:
@@ -167,8 +164,7 @@ def net() -> Net:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_a_step_is_that_of_an_optimiser_written_by_hand(kind: str) -> None:
-    """Beside groups, and without the decay of biases and norms: one group of torch's for each
-    parameter."""
+    """Combine it with groups and undecayed biases, against one torch group per parameter."""
     ours, theirs = net(), net()
     head = ParameterGroup(match="head|blocks.0", lr_scale=0.2, weight_decay=0.3)
     config = OPTIMIZERS[kind](groups=(head,), decay_biases_and_norms=False, layer_decay=0.75)

@@ -93,9 +93,7 @@ def test_a_parameter_with_gaps_in_its_memory_is_trained_as_others(
         train(model, build_optimizer(config, model), 5)
     for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(left, right, atol=1e-6)
-    assert torch.equal(large[:, :6], first.weight.detach()), (
-        "what else shows that memory sees the new numbers"
-    )
+    assert torch.equal(large[:, :6], first.weight.detach()), "memory sees the new numbers"
 
 
 def test_an_own_fused_optimizer_is_refused_a_parameter_with_gaps_in_its_memory() -> None:
@@ -170,8 +168,7 @@ def test_an_unguarded_optimizer_drops_gradients_as_torch_does() -> None:
 
 
 def test_a_schedule_is_torchs_to_the_bit() -> None:
-    """Of several groups, of a rate that is a tensor, and from a checkpoint that torch's own has
-    left."""
+    """Check several groups, a tensor as rate, and a state that torch has saved."""
     torchs, ours = (two_groups(cls) for cls in (LambdaLR, Schedule))
     tensor = ours.optimizer.param_groups[1]["lr"]
     for _ in range(3):

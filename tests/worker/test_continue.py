@@ -1,5 +1,4 @@
-"""A run that has ended is trained longer: it is then what it would have been at once, to the
-bit."""
+"""A run that is trained longer equals, to the bit, one that was so long at once."""
 
 from pathlib import Path
 from typing import Any
@@ -82,8 +81,7 @@ def _longer(
 
 
 def _drawn(folder: Path) -> dict[str, Any]:
-    """What TensorBoard shows of a run: each curve, the steps of pictures, and what HPARAMS tells of
-    it."""
+    """Return what TensorBoard shows of a run: curves, steps of pictures, HPARAMS."""
     drawn = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0}).Reload()
     found = drawn.Tags()
     start = drawn.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
@@ -137,10 +135,7 @@ def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_trained_longer_is_what_it_would_have_been_at_once(
-    name: str,
-    train_alone: TrainAlone,
-    configured: Configured,
-    tmp_path: Path,
+    name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path
 ) -> None:
     words, (first, *ends) = (*SHORT, *CASES[name][0]), CASES[name][1]
     for folder in ("longer", "at_once"):
@@ -226,10 +221,7 @@ def pruned_after(
 
 @pytest.mark.parametrize("name", PAUSE_CASES)
 def test_a_run_that_has_paused_goes_on_to_the_same_bits(
-    name: str,
-    train_alone: TrainAlone,
-    configured: Configured,
-    tmp_path: Path,
+    name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path
 ) -> None:
     words, pauses = (*SHORT, *PAUSE_CASES[name][0]), PAUSE_CASES[name][1]
     for folder in ("pruned", "at_once"):

@@ -1,5 +1,4 @@
-"""A run of any task that broke off goes on to the same bits; its weights measured again give the
-run's numbers."""
+"""A run of any task that broke off resumes exactly, and evaluates to its own numbers."""
 
 import dataclasses
 import json
@@ -53,10 +52,7 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
 @pytest.mark.filterwarnings(
     "ignore::UserWarning:torchmetrics"
 )  # of three samples, not of each class
-@pytest.mark.parametrize(
-    "name",
-    CASES,
-)
+@pytest.mark.parametrize("name", CASES)
 def test_broken_off_runs_resume_exactly(name: str, configured: Configured, tmp_path: Path) -> None:
     config = config_of(name, configured)
     often: dict[str, Any] = {"epochs": 2, "log_every": LOGGED, "gradient_accumulation": 3}

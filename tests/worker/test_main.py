@@ -118,8 +118,7 @@ class Product(nn.Module):
 
 
 def test_a_replica_computes_in_the_type_of_the_run() -> None:
-    """torch's threads open autocast without one: on a GPU it would be float16, on a CPU it is
-    bfloat16."""
+    """Use the run's type in threads too, where torch opens autocast without one."""
     module = Product()
     precision, found = Precision("fp16", torch.device("cpu")), list[torch.dtype]()
     within = Autocast(module, precision.autocast)
@@ -165,9 +164,7 @@ def test_resume_without_weights(tmp_path: Path, monkeypatch: Patch, configured: 
         main.run_as(ONE, request_of(longer, tmp_path / "other"))
 
 
-def test_cublas_is_deterministic_unless_a_person_has_set_its_workspace(
-    monkeypatch: Patch,
-) -> None:
+def test_cublas_is_deterministic_unless_a_person_has_set_its_workspace(monkeypatch: Patch) -> None:
     name, cpu = "CUBLAS_WORKSPACE_CONFIG", torch.device("cpu")
     monkeypatch.setenv(name, "")  # so that it is put back
     monkeypatch.delenv(name)

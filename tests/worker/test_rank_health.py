@@ -46,14 +46,11 @@ def test_a_straggler_shows() -> None:
     assert found["ranks/unequal_weights"] == 0
     assert not {"memory/gpu_mib", "ranks/gpu_utilisation"} & found.keys(), "there is no GPU"
     assert not any(math.isnan(value) for value in found.values())
-    assert rank_health.scalars(table({})).keys() == {"memory/worker_mib"}, (
-        "a single worker is alike itself"
-    )
+    assert rank_health.scalars(table({})).keys() == {"memory/worker_mib"}, "one worker alone"
 
 
 def test_what_nobody_has_measured_is_no_number() -> None:
-    """An epoch's share is unknown where that of one rank is; and a mean that has fallen makes no
-    time negative."""
+    """Leave out a share that one rank lacks, and report no negative times."""
     unknown = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=None, device=CPU, wish=False)
     assert unknown.step_ms == 200
     found = rank_health.scalars(table({}, unknown._asdict()))

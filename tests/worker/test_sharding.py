@@ -1,5 +1,4 @@
-"""fsdp and hsdp: the numbers of ddp on any number of workers, and checkpoints that either goes on
-from."""
+"""fsdp and hsdp: the numbers of ddp on any workers, and checkpoints for either."""
 
 import functools
 import os
@@ -256,8 +255,7 @@ def test_whole_model_is_shown(configs: Configs, tmp_path: Path, monkeypatch: Pat
     ):
         load(paths.folder)
     with pytest.raises(
-        ConfigError,
-        match=rf"weights={paths.folder}: .*best.safetensors: is sharded, and its whole",
+        ConfigError, match=rf"weights={paths.folder}: .*best.safetensors: is sharded, and its whole"
     ):
         first_weights.load_weights(torch.nn.Linear(1, 1), str(paths.folder), ALONE)
     monkeypatch.undo()
@@ -304,8 +302,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("parts", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_unused_experts_as_ddp(size: int, parts: int, configs: Configs, tmp_path: Path) -> None:
-    """Each worker has a sample or two of a part, hardly ever all experts; what nobody has used does
-    not decay."""
+    """Let workers see few experts each; parameters that none used do not decay."""
     words = (
         *of(Mixture),
         *SHORT,
