@@ -23,6 +23,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -158,6 +159,14 @@ def refuse_undecoded(texts: Iterable[str]) -> None:
         except UnicodeEncodeError:
             shown = text.encode(errors="backslashreplace").decode()
             raise ConfigError(f"{shown}: is not UTF-8; rename it (see convmv)") from None
+
+
+def require(whose: str, *packages: str, extra: str) -> None:
+    """Raise ConfigError where a package is not installed, with the extra of expt that has it."""
+    found = {name: find_spec(name) for name in packages}
+    # A folder `wandb`, which W&B leaves behind, has no origin.
+    if missing := [name for name, spec in found.items() if spec is None or spec.origin is None]:
+        raise ConfigError(f"{whose}: needs {', '.join(missing)}; pip install 'expt[{extra}]'")
 
 
 def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from expt import machine
 from expt.command import terminal
 from expt.command.words import Parser
-from expt.errors import ConfigError
+from expt.errors import ConfigError, require
 from expt.runs.named_checkpoint import found, run_and_which
 from expt.runs.paths import RunPaths
 from expt.runs.view.text import Console, elapsed, say, shown_path
@@ -25,7 +24,6 @@ EXAMPLES = """examples
   python -m expt export RUN --format torch_export --which last --batch-size 1
 """
 FORMATS = ("torch_export", "onnx")
-NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 @machine.not_world_writable()
@@ -54,9 +52,8 @@ def main(words: Sequence[str]) -> int:
     for key in ("batch_size", "tolerance"):
         if asked[key] is not None and not asked[key] > 0:
             raise ConfigError(f"--{key.replace('_', '-')} {asked[key]:g}: give a number above 0")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if kind == "onnx" and missing:
-        raise ConfigError(f"--format onnx: needs {', '.join(missing)}; pip install 'expt[onnx]'")
+    if kind == "onnx":
+        require("--format onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     began = time.monotonic()
     from expt.inference.export import export  # late: it imports torch
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from expt.command import terminal
 from expt.command.words import Parser
-from expt.config.schema import TRACKERS, is_installed
+from expt.config.schema import TRACKERS
 from expt.dashboards.sender import Sender
 from expt.dashboards.trackers import COPIES, in_a_line, snapshot
-from expt.errors import ConfigError, ExptError
+from expt.errors import ConfigError, ExptError, require
 from expt.runs.paths import RunPaths
 from expt.runs.result import results_below
 from expt.runs.view.text import Console, say
@@ -58,8 +58,8 @@ def main(words: Sequence[str]) -> int:
             f"these {len(runs)} runs name no dashboard; use --to {' or '.join(TRACKERS)}"
         )
     for name, some in chosen.items():
-        if some and not is_installed(name):
-            raise ConfigError(f"--to {name}: needs {name}; pip install 'expt[{name}]'")
+        if some:
+            require(f"--to {name}", name, extra=name)
     for name, some in chosen.items():
         if some:
             _send(name, some, asked)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -302,9 +301,3 @@ def problems_of_trackers(mlflow: MLflow, read: dict[str, str]) -> Sequence[str]:
 def without_password(uri: str) -> str:
     """Return the address without the part between `://` and `@`, and the part after a `?`."""
     return re.sub(r"(://)[^/@]*@|\?.*", lambda found: found[1] or "", uri)
-
-
-def is_installed(name: str) -> bool:
-    """Return whether the package is; a folder `wandb`, which W&B leaves behind, is none."""
-    spec = find_spec(name)
-    return spec is not None and spec.origin is not None

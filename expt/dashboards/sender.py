@@ -26,9 +26,9 @@ from filelock import FileLock, Timeout
 
 from expt import signals
 from expt.config import secrets
-from expt.config.schema import RunConfig, is_installed
+from expt.config.schema import RunConfig
 from expt.dashboards.trackers import COPIES, Copy, Snapshot, in_a_line, snapshot, with_epochs
-from expt.errors import WARNING, ConfigError, warn
+from expt.errors import WARNING, require, warn
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths, is_held, is_sweep, write_atomically
 from expt.runs.provenance import program
@@ -258,8 +258,7 @@ class Sending:
         Raise ConfigError where a dashboard's package is missing.
         """
         for name in config.send:
-            if not is_installed(name):
-                raise ConfigError(f"send={name}: needs {name}; pip install 'expt[{name}]'")
+            require(f"send={name}", name, extra=name)
         for name in config.send:
             if name not in self._processes:
                 self._processes[name] = _Process(name, folder)

@@ -14,7 +14,15 @@ from typing import Any
 
 from expt import machine, signals
 from expt.config import kept_code, secrets
-from expt.errors import RECORDED, ConfigError, DeviceLost, ExptError, Interrupted, RunFailed
+from expt.errors import (
+    RECORDED,
+    ConfigError,
+    DeviceLost,
+    ExptError,
+    Interrupted,
+    RunFailed,
+    require,
+)
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
 from expt.launch.launcher import adopt, launcher
@@ -37,16 +45,13 @@ OF_SUBMITIT = ("nodes", "gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min
 def executor_of(options: Mapping[str, Any], tasks: int) -> Any:
     """Return the submitit executor. Raises ConfigError where there is none."""
     name = options["executor"]
-    try:
-        import submitit
+    require(f"hydra/launcher=submitit_{name}", "submitit", extra="slurm")
+    import submitit
 
-        timeouts = {f"{name}_max_num_timeout": options["max_num_timeout"]}
-        folder = options["submitit_folder"]
+    timeouts = {f"{name}_max_num_timeout": options["max_num_timeout"]}
+    folder = options["submitit_folder"]
+    try:
         executor = submitit.AutoExecutor(folder=folder, cluster=name, **timeouts)
-    except ImportError:
-        raise ConfigError(
-            f"hydra/launcher=submitit_{name}: needs submitit; pip install 'expt[slurm]'"
-        ) from None
     except RuntimeError as error:  # no srun
         raise ConfigError(f"hydra/launcher=submitit_{name}: {error}") from None
     known = {"_target_", "executor", "submitit_folder", "max_num_timeout", "tasks_per_node"}

@@ -15,7 +15,7 @@ import yaml
 from rich.table import Table
 
 from expt.config.identity import REPEATED
-from expt.errors import BAD_TRIALS, ConfigError, listed, warn
+from expt.errors import BAD_TRIALS, ConfigError, listed, require, warn
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, FoundRecord
 from expt.runs.sweep import by_objective, place, value_of
@@ -162,8 +162,7 @@ def study_of(
     folder: Path, runs: Sequence[FoundRecord], file: Path | None = None
 ) -> tuple[optuna.Study, list[Goal]]:
     """Return the runs as a study of Optuna's, in memory or in its journal `file`, and the goals."""
-    if find_spec("optuna") is None:
-        raise ConfigError("a study needs the package optuna; pip install 'expt[search]'")
+    require("--optuna, --importance", "optuna", extra="search")
     import optuna
     from optuna.storages.journal import JournalFileBackend
 

@@ -10,11 +10,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expt.config.parse import Search
-from expt.errors import ConfigError
+from expt.errors import ConfigError, require
 from expt.runs.result import COMPLETED, FAILED
 from expt.search.space import Parameter, Space, Value, Values, as_key
 from expt.search.trial import Goal, Trial, costs_of
@@ -43,10 +42,7 @@ GENERATION = "NSGAIISampler:generation"
 
 def check(name: str, space: Space, goals: Sequence[Goal], *, limited: bool) -> None:
     """Raise ConfigError where the sampler can't search this, or a package is not installed."""
-    for package in ("optuna", PACKAGES.get(name, "optuna")):
-        if find_spec(package) is None:
-            install = "pip install 'expt[search]'"
-            raise ConfigError(f"search={name}: needs the package {package}; {install}")
+    require(f"search={name}", "optuna", PACKAGES.get(name, "optuna"), extra="search")
     if name != "cmaes":
         return
     problems = [

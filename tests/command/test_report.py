@@ -196,7 +196,7 @@ SPLITS = ("train", "val", "test")
 
 
 def test_missing_matplotlib_is_told(outputs: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'expt\[plot\]'"):
         report_command.report(leaderboard.wide_console(), parse(["--plot", "x.png"]))
     assert capsys.readouterr().out == "", "before anything else is printed"

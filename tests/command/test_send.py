@@ -1,6 +1,7 @@
 """`expt send`: what is wrong is told before anything is sent."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.facade import Patch
     ],
 )
 def test_send_is_refused(tmp_path: Path, monkeypatch: Patch, words: list[str], line: str) -> None:
-    monkeypatch.setattr(send, "is_installed", lambda name: True)
+    monkeypatch.setattr("expt.errors.find_spec", lambda name: SimpleNamespace(origin=name))
     monkeypatch.chdir(tmp_path)
     record(tmp_path / "run")
     record(tmp_path / "other", config={"model": {"name": "mlp"}})
@@ -32,7 +33,7 @@ def test_send_is_refused(tmp_path: Path, monkeypatch: Patch, words: list[str], l
 
 
 def test_a_missing_package(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(send, "is_installed", lambda name: False)
+    monkeypatch.setattr("expt.errors.find_spec", lambda name: None)
     record(tmp_path / "run")
     with pytest.raises(ConfigError, match="needs mlflow; pip install"):
         send.main([str(tmp_path)])

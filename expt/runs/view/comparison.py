@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
 
-from expt.errors import ConfigError
+from expt.errors import ConfigError, require
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FoundRecord, Record
 from expt.runs.sweep import value_of
@@ -214,10 +214,9 @@ def _values(row: Row, metric: str) -> Values:
 
 def _test(first: Values, second: Values) -> tuple[float, float, float, float]:
     """Return the mean of `first - second` by seed, its interval, and p; nan without a spread."""
-    try:
-        from scipy import stats
-    except ImportError:
-        raise ConfigError("--verdict: needs scipy; pip install 'expt[verdict]'") from None
+    require("--verdict", "scipy", extra="verdict")
+    from scipy import stats
+
     pairs = [(first[key], second[key]) for key in first if key in second]
     if not pairs:
         return math.nan, math.nan, math.nan, math.nan

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from expt.config.kinds import metrics_of
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError, did_you_mean, require
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, evaluated_tag, read_result
@@ -149,10 +149,9 @@ def learning_curves(folders: Sequence[Path], file: Path) -> None:
 
 
 def _figure_class() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("curves need matplotlib; pip install 'expt[plot]'") from None
+    require("curves", "matplotlib", extra="plot")
+    from matplotlib.figure import Figure
+
     return Figure
 
 
