@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 
-from expt import signals
+from expt import errors, signals
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed
 from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupted, RunFailed
@@ -334,18 +334,18 @@ class Pool:
         # Where another run trains, a GPU works.
         works = {gpu for other in self._active.values() if other.trains for gpu in other.devices}
         gpus = {gpu: fault for gpu, fault in error.gpus.items() if gpu not in works}
-        if not gpus:
-            return error
-        is_lost, demand = isinstance(error, DeviceLost), self._demands[number]
+        if not gpus:  # runs of this command share it
+            return errors.OutOfMemory(str(error)) if isinstance(error, errors.DeviceFull) else error
+        demand = self._demands[number]
         if type(error) is RunFailed and demand.avoided:
             packing.close(demand.avoided, until=self._clock(), while_busy=True)
             return error
         self._faults |= gpus
-        if is_lost:
+        if type(error) is DeviceLost:
             packing.blame(number, gpus)
         demand = dataclasses.replace(demand, avoided=demand.avoided | {*gpus})
         if demand.fit(packing.devices) is None:
-            return error if type(error) is RunFailed else self._too_few(demand, type(error))
+            return error if type(error) is RunFailed else self._too_few(demand)
         self._observer.job_moved(job, "; ".join(gpus.values()))
         take_back(job.paths, error)
         job.status, job.started_at = QUEUED, 0.0
@@ -356,7 +356,7 @@ class Pool:
         self._queue(number, job)
         return None
 
-    def _too_few(self, demand: Demand, kind: type[RunFailed] = DeviceLost) -> RunFailed:
+    def _too_few(self, demand: Demand) -> DeviceLost:
         """Return the error of a run that needs more GPUs than are left for it, or others."""
         every, wanted = self._machine.gpus, demand.devices or self._machine.gpus
         able = [gpu for gpu in every if gpu in {*self._gpus.devices} - demand.avoided]
@@ -366,7 +366,7 @@ class Pool:
         of = f"{len(wanted)} named" if demand.devices else len(wanted)
         text = f"{demand.count} of {of} GPUs needed, {len({*able} & {*wanted})} can be used; {fix}"
         faults = {gpu: self._faults[gpu] for gpu in wanted if gpu in {*self._faults} - {*able}}
-        return kind("\n".join((text, *faults.values())), gpus=faults)
+        return DeviceLost("\n".join((text, *faults.values())), gpus=faults)
 
     def _release(self, number: int, *, passed: bool = False) -> None:
         job = self._active.pop(number, None)
