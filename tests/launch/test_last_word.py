@@ -102,6 +102,20 @@ TORCHRUN = [
 ]
 
 
+def test_a_refusal_is_printed_before_torchrun_hears_of_it(tmp_path: Path) -> None:
+    """It ends all ranks once one has ended; only rank 0 has something to say."""
+    done = subprocess.run(
+        [*TORCHRUN, "-m", "seed=0,1"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("error: -m: a sweep cannot run inside torchrun") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_aborts_under_torchrun_leaves_a_true_record(
