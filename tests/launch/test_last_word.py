@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from expt.errors import DeviceLost
 from expt.launch import last_word
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import COMPLETED, create_result, read_result
@@ -47,6 +48,16 @@ def test_a_rank_that_aborted_is_named_before_one_that_was_killed_for_it(paths: R
     assert read_result(paths)["error"].startswith("rank 1 of 2 was killed by SIGSEGV\n")
 
 
+def test_an_error_of_its_own_comes_before_an_end_without_a_trace(paths: RunPaths) -> None:
+    """Torchrun kills the others of a rank that has failed, if they wait for it too long."""
+    lost = DeviceLost(gpus={"1": "GPU 1 (uuid): busy"})
+    leave_error(paths, 1, lost, 10)
+    last_word.write_end(paths.folder, 0)
+    found = read_result(paths)
+    assert found["error"].startswith("rank 1 of 2: GPU 1 (uuid): busy\nlog: ")
+    assert found["error_kind"] == "DeviceLost"
+
+
 def test_of_an_end_without_a_trace_only_that_is_said(paths: RunPaths) -> None:
     leave_error(paths, 1, RuntimeError("Connection closed by peer"), 10)
     last_word.write_end(paths.folder, 0)
@@ -75,6 +86,7 @@ def test_who_ends_in_order_has_no_need_of_it(paths: RunPaths) -> None:
 ABORTS = """
 import faulthandler, os, sys
 from pathlib import Path
+from expt.errors import DeviceLost
 from expt.launch import last_word
 faulthandler.enable(open(sys.argv[2], "w"))
 with last_word.kept(Path(sys.argv[1]), 0):
