@@ -77,6 +77,13 @@ def test_cuda_visible_devices(
         ("9", True, True),
         ("abc", True, True),
         ("0,0", True, True),
+        ("1,,2", True, True),
+        ("0 1", True, True),
+        ("1;2", True, True),
+        (",0", True, True),
+        ("\u0967", True, True),  # a digit, of another script
+        ("0x1,2", True, True),
+        ("0,", True, False),
     ],
 )
 def test_the_variable_that_hides_gpus_is_named(
