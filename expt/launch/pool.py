@@ -74,7 +74,7 @@ class Pool:
         self._in_use: dict[int, float] = {}  # since when these wait for another command's end
         self._last: RunConfig | None = None  # of the job that was queued last
         self._next_start = 0.0
-        self._held_up: set[int] = set()  # by another command
+        self._held_up: set[str] = set()  # devices, by another command
         self.is_closed = False
         """True if no further job is taken, since others would fail as one has."""
         self._faults: dict[str, str] = {}  # of GPUs that have failed a run
@@ -229,10 +229,12 @@ class Pool:
                     packing.end(number)
                     packing.add([self._demands[number]])
                     continue
+                self._held_up -= {*devices}
                 self._start(number, devices if packing is self._gpus else ())
-            for number in held.keys() - self._held_up - self._active.keys():
-                self._held_up.add(number)
-                self._observer.job_waiting(self._jobs[number], held[number])
+            for number in held.keys() - self._active.keys():
+                if not {*held[number]} <= self._held_up:  # else a search says so of each trial
+                    self._observer.job_waiting(self._jobs[number], held[number])
+                self._held_up |= {*held[number]}
             packing.release_unavailable(self._clock())
 
     def _make_ready(self) -> None:
@@ -361,7 +363,10 @@ class Pool:
         every, wanted = self._machine.gpus, demand.devices or self._machine.gpus
         able = [gpu for gpu in every if gpu in {*self._gpus.devices} - demand.avoided]
         able.sort(key=lambda gpu: gpu not in wanted)
-        chosen = sorted(map(every.index, able[: demand.count]))
+        size, most = request_of(self._jobs[demand.run]).config.batch_size, demand.count
+        # With fewer, those among which the batch can be divided.
+        few = next((n for n in range(min(most, len(able)), 0, -1) if n == most or not size % n), 0)
+        chosen = sorted(map(every.index, able[:few]))
         fix = f"use {instead(chosen)}" if chosen else "`expt doctor` says more"
         of = f"{len(wanted)} named" if demand.devices else len(wanted)
         text = f"{demand.count} of {of} GPUs needed, {len({*able} & {*wanted})} can be used; {fix}"
