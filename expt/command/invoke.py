@@ -87,7 +87,7 @@ def _carry_out(this: Command, options: Options) -> None:
         key, _, typed = str(word).partition("=")
         may_be_list = OmegaConf.is_list(value) or key == "gpus"
         if may_be_list and "[" not in typed:
-            fix += f", or type a list: '{key}=[{typed}]'"
+            fix += f", or type a list: {key}=[{typed}]"
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
     elif composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
