@@ -13,6 +13,7 @@ ExptError                1
 |   +-- Diverged         1   the loss or the weights are no longer finite
 |   +-- OutOfMemory      1   of the GPU, or of the machine
 |   +-- DeviceLost       1   a GPU can't be used, or too few are left that can
+|       +-- DeviceFull   1   others hold its memory
 +-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); it can continue
 """
 
@@ -135,9 +136,13 @@ class DeviceLost(RunFailed):
     """A GPU can't be used, by no fault of this run: another one may do."""
 
 
+class DeviceFull(DeviceLost):
+    """Others hold the memory of a GPU, which a run lacks."""
+
+
 BAD_TRIALS = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
 """Errors that say something of the settings, rather than of the code or the machine, by name."""
-RECORDED = BAD_TRIALS | {kind.__name__: kind for kind in (DeviceLost, Killed)}
+RECORDED = BAD_TRIALS | {kind.__name__: kind for kind in (DeviceLost, DeviceFull, Killed)}
 """Errors whose class a worker's record keeps, by name; any other is a RunFailed."""
 
 

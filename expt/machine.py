@@ -41,7 +41,7 @@ class Machine:
     hidden: str = ""
     """The variable that hides GPUs of this machine, and how many it shows."""
     misnamed: bool = False
-    """True if it ends at an entry that names no further GPU, and that is no deliberate `-1`."""
+    """True if an entry is no name of a further GPU, and no deliberate `-1`."""
     cpus: int = 1
     cpu_fp16: bool = False
     """True if the CPU computes in float16 (AVX-512 FP16 or AMX-FP16)."""
@@ -102,22 +102,26 @@ def _shown() -> dict[str, Any]:
     # Without NVML no UUID is known. CUDA shows slices (MIG) that NVML does not count.
     unknown = ("MIG-",) if any(uuid.startswith("GPU-") for uuid in uuids) else ("MIG-", "GPU-")
     found, kinds, misnamed = dict[str, str](), set[str](), ""  # names by UUID; numbers, GPU-, MIG-
-    for entry in map(str.strip, visible.split(",")):
+    odd = ""
+    for entry in map(str.strip, visible.rstrip().removesuffix(",").split(",")):
         number = re.match(r"[+-]?[0-9]+", entry)  # of `1gpu` too, as strtoul reads it
         name = str(int(number[0])) if number else entry
         uuid = _uuid(name, uuids)
         kinds.add(re.sub(r"-.*|[0-9]+", "", name))
         if uuid in found or len(kinds) > 1 or not (uuid in uuids or name.startswith(unknown)):
-            misnamed = "" if name.startswith("-") else entry
+            if visible.strip() and not name.startswith("-"):
+                misnamed = entry or "an empty entry"
             break  # CUDA ignores all that follows
+        if number and number[0] != entry:
+            odd = f" ({entry} is read as {name})"
         found[uuid] = name
     hidden = f"{variable}={visible} shows {len(found)} of this machine's {len(uuids)} GPUs"
-    hidden += f" (the list ends at {misnamed})" if misnamed else ""
+    hidden += f" (the list ends at {misnamed})" if misnamed else odd
     few = len(found) < len(uuids)
     return {
         "gpus": (*found.values(),),
         "hidden": hidden if few else "",
-        "misnamed": few and bool(misnamed),
+        "misnamed": few and bool(misnamed or odd),
     }
 
 
@@ -166,7 +170,7 @@ def gpu_uuid(gpu: str) -> str:
 
 
 def _uuid(gpu: str, uuids: Sequence[str]) -> str:
-    if gpu.isdecimal():
+    if gpu.isascii() and gpu.isdecimal():
         return dict(enumerate(uuids)).get(int(gpu), gpu)
     found = [uuid for uuid in uuids if gpu.startswith("GPU-") and uuid.startswith(gpu)]
     return found[0] if len(found) == 1 else gpu

@@ -76,6 +76,13 @@ def test_cuda_visible_devices(
         ("9", True, True),
         ("abc", True, True),
         ("0,0", True, True),
+        ("1,,2", True, True),
+        ("0 1", True, True),
+        ("1;2", True, True),
+        (",0", True, True),
+        ("\u0967", True, True),  # a digit, of another script
+        ("0x1,2", True, True),
+        ("0,", True, False),
     ],
 )
 def test_hiding_is_named(monkeypatch: Patch, visible: str, hides: bool, misnamed: bool) -> None:

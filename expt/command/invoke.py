@@ -85,7 +85,8 @@ def _carry_out(this: Command, options: Options) -> None:
         fix = USE_SWEEP if this.from_python else "add -m"
         value = OmegaConf.select(composed, axes[0].key_or_group)
         key, _, typed = str(word).partition("=")
-        if OmegaConf.is_list(value) and "[" not in typed:
+        may_be_list = OmegaConf.is_list(value) or key == "gpus"
+        if may_be_list and "[" not in typed:
             fix += f", or type a list: {key}=[{typed}]"
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
     elif composed.get("search") is not None:

@@ -22,7 +22,7 @@ from expt.errors import (
     refuse_undecoded,
 )
 from expt.launch import forkserver
-from expt.launch.launcher import InTorchrun, adopt, refuse_in_torchrun
+from expt.launch.launcher import adopt
 
 AGAIN = "interrupted; type the command again"
 
@@ -61,8 +61,7 @@ def _reported(arguments: Sequence[str], typed_at: float) -> int:
             sys.stdout.flush()
             return code
     except ExptError as error:
-        if not isinstance(error, InTorchrun) or os.environ["RANK"] == "0":
-            _complain(error)
+        _complain(error)
         return signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
     except KeyboardInterrupt:
         _complain(Interrupted(AGAIN))
@@ -96,8 +95,6 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
         )
     adopt(os.environ)
     several = options.sweep or any(word.startswith("sweep=") for word in options.settings)
-    if several:
-        refuse_in_torchrun("-m: a sweep")
     if not machine.is_external_worker():
         _start_importing(options, several=several)
     from expt.command.invoke import command  # late: it imports Hydra

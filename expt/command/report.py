@@ -44,6 +44,7 @@ from expt.search.conclusion import (
     study_of,
 )
 
+SHOWN_FAILURES = 8
 EXAMPLES = """examples
   python -m expt report outputs                        every run, newest first
   python -m expt report SWEEP                          a sweep's leaderboard
@@ -207,6 +208,9 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     print_ancestry(console, [(run.folder, run.result) for run in runs])
     print_stale(console, old)
     print_lost(console, [run.folder for run in runs if run.result["status"] == LOST])
+    for run in [run for run in runs if run.result["status"] == FAILED][-SHOWN_FAILURES:]:
+        why = in_one_line(str(run.result.get("error") or ""))
+        say(console, f"failed       {run.folder.name}: {why}")
     if asked.csv:
         say(console, f"table        {asked.csv}")
     if asked.plot:

@@ -75,6 +75,10 @@ class SearchCommand:
             )
         finally:
             sweep.outcome.notes += self._at_end(search)
+            if not {COMPLETED, PRUNED} & {*sweep.outcome.ended.values()}:
+                for trial in search.trials:  # those of earlier commands that were bad
+                    if trial.folder and RunPaths(trial.folder) not in sweep.outcome.ended:
+                        sweep.outcome.add(RunPaths(trial.folder), trial.status)
 
     def _dry_run(self, search: Search) -> None:
         """Show the next trial; those after it depend on its result."""

@@ -112,6 +112,10 @@ _VALUES: dict[str, Callable[[Node, Machine], object]] = {  # each sees the value
 }
 
 
+KEYS = frozenset(_VALUES)
+"""The keys of a run that can be `auto`."""
+
+
 def agreed() -> tuple[str, ...]:
     """Return the keys whose `auto` one of several machines decides for all."""
     return tuple(key for key in _VALUES if not meaning(key).own_machine)

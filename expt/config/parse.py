@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from expt.config import keys, rules, secrets
+from expt.config import auto, keys, rules, secrets
 from expt.config.auto import fill_auto, fill_auto_of_a_sweep
 from expt.config.constraints import Target, kind
 from expt.config.groups import GROUPS
@@ -204,7 +204,7 @@ def explain(error: ValidationError, node: Mapping[str, Any], root: Any = RunConf
         of_key.insert(0 if problem["type"] == "value_error" else len(of_key), text)
         if "there is no such key" in text and (meant := re.search(r"Did you mean '(\w+)'", text)):
             lines.pop(".".join([*path[:-1], meant[1]]), None)  # is missing under its right name
-    return [_joined(several) for several in lines.values()]
+    return [_joined(key, several) for key, several in lines.items()]
 
 
 def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], root: Any) -> str:
@@ -249,15 +249,14 @@ def _pydantic_s(problem: ErrorDetails) -> str:
     return text[0].lower() + text[1:]
 
 
-def _joined(lines: list[str]) -> str:
+def _joined(key: str, lines: list[str]) -> str:
     """Return the lines of one key as one: each member of a union has its own."""
     first, *others = lines
     if "input should be" not in first:
         return first
     kinds = dict.fromkeys(line.partition("input should be")[2] for line in others)
-    return first + "".join(
-        f" or{kind}" for kind in kinds if kind and not first.endswith(f"input should be{kind}")
-    )
+    more = [f" or{kind}" for kind in kinds if kind and not first.endswith(f"input should be{kind}")]
+    return first + "".join(more) + ", or auto" * (key in auto.KEYS)
 
 
 def _value_at(node: Any, path: list[str]) -> Any:

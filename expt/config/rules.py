@@ -55,7 +55,10 @@ def _gpus(config: RunConfig, machine: Machine) -> Problems:
     if any(index >= have for index in gpus):
         counted = "" if isinstance(config.gpus, int) or not have else ", counted from 0"
         why = machine.hidden or f"this machine has {_count(have, 'GPU')}"
-        fix = f"use gpus={have}, or" if have else "change it, or use" if machine.hidden else "use"
+        fix = "change it, or use" if machine.hidden else "use"
+        if have:
+            most = f"gpus={have}" if isinstance(config.gpus, int) else f"numbers up to {have - 1}"
+            fix = f"use {most}, or"
         yield "gpus", f"{why}{counted}", f"{fix} gpus=0 to run on the CPU"
     elif len({*gpus}) < len(gpus):
         fix = f"use gpus=[{gpus[0]}] with world_size=2 and backend=gloo for two workers on one"
@@ -71,7 +74,8 @@ def _workers(config: RunConfig, machine: Machine) -> Problems:
     elif config.debug and config.world_size > 1:
         yield "world_size", "debug=true runs one worker in this process", "use world_size=1"
     elif config.num_gpus > sharing and config.strategy != "dp":
-        why = f"{config.num_gpus} GPUs need a worker each, and there are only {sharing}"
+        debug = " (debug=true has one)" * config.debug
+        why = f"{config.num_gpus} GPUs need a worker each, and there are only {sharing}{debug}"
         yield "gpus", why, f"use gpus={sharing}"
     if config.backend == "nccl" and (machine.simulated or sharing > config.num_gpus):
         yield "backend", "takes one worker for each GPU", "use backend=gloo, or other gpus"
@@ -136,7 +140,8 @@ def _sharding(config: RunConfig, machine: Machine) -> Problems:
         yield "sharding.shards", why, fix
     elif config.strategy == "hsdp" and not (2 <= group < workers and workers % group == 0):
         why = f"strategy=hsdp divides {workers} workers into equal groups of 2 or more"
-        fix = "use one that divides them, or strategy=fsdp with sharding.shards=auto"
+        sizes = [f"sharding.shards={n}, or " for n in range(2, workers) if workers % n == 0]
+        fix = f"use {''.join(sizes[:1])}strategy=fsdp with sharding.shards=auto"
         yield "sharding.shards", why, fix
     for tracker in config.send:
         if config.checkpoint.sharded is not False and getattr(config, tracker).checkpoints:

@@ -183,7 +183,7 @@ class Observer:
         """React to the line on the data that a job takes; called once for each job."""
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
-        """React to a job whose `devices` another command holds; called once for each job."""
+        """React to a job whose `devices` another command holds; called once until it has some."""
 
     def job_locked_out(self, job: Job) -> None:
         """React to a job in whose folder another command is at work; called once for each job."""

@@ -56,14 +56,10 @@ def launcher() -> Launcher | ExternalWorker:
     return ExternalWorker()
 
 
-class InTorchrun(ConfigError):
-    """A worker of torchrun or Slurm cannot do that; of a command only rank 0 says so."""
-
-
 def refuse_in_torchrun(what: str) -> None:
-    """Raise InTorchrun where torchrun or Slurm has started this process."""
+    """Raise ConfigError where torchrun or Slurm has started this process."""
     if machine.is_external_worker():
-        raise InTorchrun(f"{what} cannot run inside torchrun or srun; start it without them")
+        raise ConfigError(f"{what} cannot run inside torchrun or srun; start it without them")
 
 
 PORTS = range(20_000, 30_000)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 
-from expt import signals
+from expt import errors, signals
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed
 from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupted, RunFailed
@@ -74,7 +74,7 @@ class Pool:
         self._in_use: dict[int, float] = {}  # since when these wait for another command's end
         self._last: RunConfig | None = None  # of the job that was queued last
         self._next_start = 0.0
-        self._held_up: set[int] = set()  # by another command
+        self._held_up: set[str] = set()  # devices, by another command
         self.is_closed = False
         """True if no further job is taken, since others would fail as one has."""
         self._faults: dict[str, str] = {}  # of GPUs that have failed a run
@@ -229,10 +229,12 @@ class Pool:
                     packing.end(number)
                     packing.add([self._demands[number]])
                     continue
+                self._held_up -= {*devices}
                 self._start(number, devices if packing is self._gpus else ())
-            for number in held.keys() - self._held_up - self._active.keys():
-                self._held_up.add(number)
-                self._observer.job_waiting(self._jobs[number], held[number])
+            for number in held.keys() - self._active.keys():
+                if not {*held[number]} <= self._held_up:  # else a search says so of each trial
+                    self._observer.job_waiting(self._jobs[number], held[number])
+                self._held_up |= {*held[number]}
             packing.release_unavailable(self._clock())
 
     def _make_ready(self) -> None:
@@ -334,18 +336,18 @@ class Pool:
         # Where another run trains, a GPU works.
         works = {gpu for other in self._active.values() if other.trains for gpu in other.devices}
         gpus = {gpu: fault for gpu, fault in error.gpus.items() if gpu not in works}
-        if not gpus:
-            return error
-        is_lost, demand = isinstance(error, DeviceLost), self._demands[number]
+        if not gpus:  # runs of this command share it
+            return errors.OutOfMemory(str(error)) if isinstance(error, errors.DeviceFull) else error
+        demand = self._demands[number]
         if type(error) is RunFailed and demand.avoided:
             packing.close(demand.avoided, until=self._clock(), while_busy=True)
             return error
         self._faults |= gpus
-        if is_lost:
+        if type(error) is DeviceLost:
             packing.blame(number, gpus)
         demand = dataclasses.replace(demand, avoided=demand.avoided | {*gpus})
         if demand.fit(packing.devices) is None:
-            return error if type(error) is RunFailed else self._too_few(demand, type(error))
+            return error if type(error) is RunFailed else self._too_few(demand)
         self._observer.job_moved(job, "; ".join(gpus.values()))
         take_back(job.paths, error)
         job.status, job.started_at = QUEUED, 0.0
@@ -356,17 +358,20 @@ class Pool:
         self._queue(number, job)
         return None
 
-    def _too_few(self, demand: Demand, kind: type[RunFailed] = DeviceLost) -> RunFailed:
+    def _too_few(self, demand: Demand) -> DeviceLost:
         """Return the error of a run that needs more GPUs than are left for it, or others."""
         every, wanted = self._machine.gpus, demand.devices or self._machine.gpus
         able = [gpu for gpu in every if gpu in {*self._gpus.devices} - demand.avoided]
         able.sort(key=lambda gpu: gpu not in wanted)
-        chosen = sorted(map(every.index, able[: demand.count]))
+        size, most = request_of(self._jobs[demand.run]).config.batch_size, demand.count
+        # With fewer, those among which the batch can be divided.
+        few = next((n for n in range(min(most, len(able)), 0, -1) if n == most or not size % n), 0)
+        chosen = sorted(map(every.index, able[:few]))
         fix = f"use {instead(chosen)}" if chosen else "`expt doctor` says more"
         of = f"{len(wanted)} named" if demand.devices else len(wanted)
         text = f"{demand.count} of {of} GPUs needed, {len({*able} & {*wanted})} can be used; {fix}"
         faults = {gpu: self._faults[gpu] for gpu in wanted if gpu in {*self._faults} - {*able}}
-        return kind("\n".join((text, *faults.values())), gpus=faults)
+        return DeviceLost("\n".join((text, *faults.values())), gpus=faults)
 
     def _release(self, number: int, *, passed: bool = False) -> None:
         job = self._active.pop(number, None)

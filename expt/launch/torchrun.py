@@ -7,6 +7,7 @@ and a worker believes only an answer to its own hello.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import functools
@@ -68,9 +69,7 @@ class ExternalWorker:
         try:
             yield
         except ConfigError as error:
-            with contextlib.suppress(RunFailed):
-                meeting = of_environment()
-                meeting.tell(meeting.gather(), {"refused": error.exit_code})
+            atexit.register(_refuse_all, error.exit_code)  # the launcher ends who has not said why
             raise
 
     def follow(self, typed_at: float) -> RunPaths | None:
@@ -79,9 +78,8 @@ class ExternalWorker:
         if os.environ["RANK"] == "0":
             return None
         meeting = of_environment()
-        decided = meeting.listen()
-        if "refused" in decided:  # rank 0 says why
-            sys.exit(decided["refused"])
+        meeting.answer("answer", _answer(_decided(meeting)))
+        decided = _decided(meeting)
         request = received(decided, machine.detect(), typed_at=typed_at)
         os.environ.update(request.env)
         source = Path(decided["source"]) if decided["source"] else None
@@ -98,7 +96,11 @@ class ExternalWorker:
         config, paths = request.config, request.paths
         meeting = of_environment()
         arrivals = meeting.gather(config.timeout_s)
-        gpus = _gpus(arrivals, config)
+        sent = request.to_send()
+        sent["settings"] |= {key: getattr(config, key) for key in agreed()}
+        meeting.tell(arrivals, sent)
+        answers = meeting.of_others("answer", config.timeout_s)
+        gpus = _gpus([_use(config), *(Answer(**each) for each in answers)], config)
         with at_work(paths):
             ran = _started_again(meeting) or (request.may_have_run and paths.result.exists())
             if ran and not paths.checkpoints.exists():
@@ -115,10 +117,9 @@ class ExternalWorker:
             number = max(request.next_attempt(), int(ran))
             attempt = Attempt(request=request, number=number, devices=gpus)
             with attempt.recorded() as source:
-                sent = request.to_send()
-                sent["settings"] |= {key: getattr(config, key) for key in agreed()}
-                decided = {**sent, "source": source and str(source), "attempt": attempt.number}
-                meeting.tell(arrivals, decided)
+                decided = {"source": source and str(source), "attempt": attempt.number}
+                sent |= {"may_have_run": request.may_have_run, "about": request.about}
+                meeting.tell(arrivals, sent | decided)
                 with (
                     last_word.kept(paths.folder, attempt.number),
                     _logged(paths, attempt.number, 0) as terminal,
@@ -169,23 +170,67 @@ def _where(arrivals: list[Arrival]) -> Record:
     }
 
 
-def _gpus(arrivals: list[Arrival], config: RunConfig) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Answer:
+    """A worker's answer to the settings: the GPUs that it sees and uses, or why it can't run."""
+
+    seen: int
+    gpus: Sequence[tuple[str, str]] = ()
+    """Those that it uses, by their names there, and their UUIDs."""
+    refused: str = ""
+
+
+def _answer(decided: Mapping[str, Any]) -> dict[str, Any]:
+    here = machine.detect()
+    try:
+        return vars(_use(received(decided, here, typed_at=0.0).config))
+    except ConfigError as error:
+        refused = f"on {socket.gethostname()}: {secrets.hidden(str(error))}"
+        return vars(Answer(len(here.gpus), refused=refused))
+
+
+def _use(config: RunConfig) -> Answer:
+    here, at = machine.detect().gpus, config.gpu_indices
+    if config.strategy != "dp":  # by which one worker uses all
+        at = at[int(os.environ["LOCAL_RANK"]) % max(1, len(at)) :][:1]
+    return Answer(len(here), [(here[index], machine.gpu_uuid(here[index])) for index in at])
+
+
+def _gpus(answers: list[Answer], config: RunConfig) -> tuple[str, ...]:
     """Return the GPUs of all workers, by UUID where their numbers are not those of one machine.
 
-    Raises ConfigError where NCCL would get one twice.
+    Raises ConfigError for a worker that can't run, that sees no GPU where others use theirs, and
+    where NCCL would get one twice.
     """
-    at, dp = config.gpu_indices, config.strategy == "dp"  # by which one worker uses all
-    found = [
-        gpu
-        for each in arrivals
-        for index in (at if dp else at[each.local_rank % max(1, len(at)) :][:1])
-        for gpu in each.gpus[index : index + 1]
-    ]
+    found, of = [gpu for each in answers for gpu in each.gpus], f"of {len(answers)}"
+    blind = [str(rank) for rank, each in enumerate(answers) if not each.seen]
+    if found and blind:
+        fix = "show each task one, such as by srun --gpus-per-task=1, or type gpus=0"
+        raise ConfigError(f"gpus: rank {listed(blind)} {of} can see none, others use theirs; {fix}")
+    for rank, each in enumerate(answers):
+        if each.refused:
+            raise ConfigError(f"rank {rank} {of} {each.refused}")
     names, uuids = {name: None for name, _ in found}, {uuid: None for _, uuid in found}
     if config.backend == "nccl" and len(uuids) < len(found):
         why = f"takes one worker for each GPU, and {len(found)} workers have {len(uuids)}"
         raise ConfigError(f"backend=nccl: {why}; use backend=gloo, or give each task its own")
     return (*names,) if len(names) == len(uuids) else (*uuids,)
+
+
+def _refuse_all(exit_code: int) -> None:
+    """Tell the others, who wait for it, and let them hear: the store may end with rank 0."""
+    with contextlib.suppress(RunFailed, dist.DistError):
+        meeting = of_environment()
+        meeting.tell(meeting.gather(), {"refused": exit_code})
+        meeting.of_others("heard", HEARD_S)
+
+
+def _decided(meeting: Rendezvous) -> dict[str, Any]:
+    decided = meeting.listen()
+    if "refused" in decided:  # rank 0 has said why
+        meeting.answer("heard", {})
+        sys.exit(decided["refused"])
+    return decided
 
 
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
@@ -239,6 +284,8 @@ def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
 
 ARRIVE_S = 300.0
 """How long workers wait for each other to say hello; torch's own default."""
+HEARD_S = 2.0
+"""How long rank 0 waits for the others to hear of a refusal."""
 ROUTES = "/proc/net/route"
 ROUND, EARLIER = "expt/round", "expt/earlier"
 
@@ -251,9 +298,6 @@ class Arrival:
     host: str
     node: int
     token: str
-    local_rank: int = 0
-    gpus: Sequence[tuple[str, str]] = ()
-    """Those that it can see, by their names there, and their UUIDs."""
 
 
 class Rendezvous:
@@ -264,7 +308,7 @@ class Rendezvous:
     ) -> None:
         self._store, self._rank = store, rank
         self._world_size, self._arrive_s = world_size, arrive_s
-        self._round = ""
+        self._round, self._token, self._messages = "", uuid.uuid4().hex, 0  # of rank 0
         if rank == 0:
             self._round = uuid.uuid4().hex
             store.set(ROUND, self._round)
@@ -278,7 +322,12 @@ class Rendezvous:
 
         Raises RunFailed, naming those that have not.
         """
-        others = {rank: self._key(f"hello/{rank}") for rank in range(1, self._world_size)}
+        hellos = self.of_others("hello", at_most_s)
+        return [_arrival(0, ""), *(Arrival(**each) for each in hellos)]
+
+    def of_others(self, name: str, at_most_s: float) -> list[dict[str, Any]]:
+        """Return the answer of each other rank, by name; raises as `gather` does."""
+        others = {rank: self._key(f"{name}/{rank}") for rank in range(1, self._world_size)}
         arrive_s = min(at_most_s, self._arrive_s)
         with (
             progress.phase(f"waiting for {len(others)} of {self._world_size} workers"),
@@ -290,28 +339,34 @@ class Rendezvous:
                 f"rank {listed(map(str, missing))} of {self._world_size} did not arrive within"
                 f" {arrive_s:g} s; to train here alone: {alone(os.environ)}"
             )
-        hellos = [Arrival(**json.loads(self._store.get(key))) for key in others.values()]
-        return [_arrival(0, ""), *hellos]
+        return [json.loads(self._store.get(key)) for key in others.values()]
+
+    def answer(self, name: str, content: Mapping[str, Any]) -> None:
+        """Send `content`, which is JSON, to rank 0."""
+        self._store.set(self._key(f"{name}/{self._rank}"), json.dumps(content))
 
     def tell(self, arrivals: list[Arrival], content: Mapping[str, Any]) -> None:
         """Send `content`, which is JSON, to the workers that have arrived; for rank 0."""
-        if "folder" in content:
+        if "attempt" in content:
             self._store.set(EARLIER, content["folder"])
         tokens = [arrival.token for arrival in arrivals]
-        self._store.set(self._key("decided"), json.dumps({**content, "tokens": tokens}))
+        message = json.dumps({**content, "tokens": tokens})
+        self._store.set(self._key(f"decided/{self._messages}"), message)
+        self._messages += 1
 
     def listen(self) -> dict[str, Any]:
-        """Return the message of rank 0 in this round. Raises RunFailed if it does not arrive."""
-        token, pause_s, end = uuid.uuid4().hex, 0.01, time.monotonic() + self._arrive_s
+        """Return the next message of rank 0 in this round. Raises RunFailed if none arrives."""
+        pause_s, end = 0.01, time.monotonic() + self._arrive_s
         while time.monotonic() < end:
             current = self._store.get(ROUND).decode() if self._store.check([ROUND]) else ""
             if current and current != self._round:
-                self._round = current
-                hello = _arrival(self._rank, token)
-                self._store.set(self._key(f"hello/{self._rank}"), json.dumps(vars(hello)))
-            if current and self._store.check([self._key("decided")]):
-                decided: dict[str, Any] = json.loads(self._store.get(self._key("decided")))
-                if token in decided["tokens"]:  # else of an earlier round, whose rank 0 is gone
+                self._round, self._messages = current, 0
+                self.answer("hello", vars(_arrival(self._rank, self._token)))
+            key = self._key(f"decided/{self._messages}")
+            if current and self._store.check([key]):
+                decided: dict[str, Any] = json.loads(self._store.get(key))
+                if self._token in decided["tokens"]:  # else of a round whose rank 0 is gone
+                    self._messages += 1
                     return decided
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.25)
@@ -326,9 +381,7 @@ class Rendezvous:
 
 
 def _arrival(rank: int, token: str) -> Arrival:
-    node, local = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "LOCAL_RANK"))
-    gpus = [(gpu, machine.gpu_uuid(gpu)) for gpu in machine.detect().gpus]
-    return Arrival(rank, socket.gethostname(), node, token, local, gpus)
+    return Arrival(rank, socket.gethostname(), int(os.environ.get("GROUP_RANK", "0")), token)
 
 
 def hosts(arrivals: list[Arrival]) -> list[Host]:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from expt import errors, machine, signals
-from expt.errors import ConfigError, DeviceLost, OutOfMemory, first_line
+from expt.errors import ConfigError, DeviceFull, DeviceLost, first_line
 
 FILLED = 0.25
 """The share of a GPU's memory: where others hold more, they may be why it does not suffice."""
@@ -29,7 +29,7 @@ def in_use(indices: Sequence[int]) -> Iterator[list[Steps]]:
     """Take GPUs into use; name in an error before a first step those that may be to blame.
 
     The body puts its steps into the list. Raises ConfigError where torch has no CUDA, DeviceLost
-    for a GPU that can't be used, OutOfMemory where other processes hold it.
+    for a GPU that can't be used, DeviceFull where other processes hold it.
     """
     steps = list[Steps]()
     for index in indices:
@@ -42,7 +42,7 @@ def in_use(indices: Sequence[int]) -> Iterator[list[Steps]]:
         if errors.is_out_of_memory(error):
             found = {index: held_by_others(index) for index in indices}
             if faults := {index: f"out of memory; {said}" for index, said in found.items() if said}:
-                raise OutOfMemory(gpus=_named(faults)) from error
+                raise DeviceFull(gpus=_named(faults)) from error
         elif isinstance(error, torch.AcceleratorError):
             lost = [index for index in indices if not _answers(index)]
             vars(error)["gpus"] = _named(dict.fromkeys(lost, first_line(error)))

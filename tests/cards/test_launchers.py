@@ -75,6 +75,25 @@ def test_tasks_that_share_a_card_are_told_to_use_gloo(cards: Cards, tmp_path: Pa
     assert record(tmp_path)["devices"] == ["2"]
 
 
+@pytest.mark.parametrize(
+    ("visible", "gpus", "why"),
+    [
+        (("0", ""), "auto", "gpus: rank 1 of 2 can see none"),
+        (("", "1"), "auto", "gpus: rank 0 of 2 can see none"),
+        (("0,1", "2"), "2", f"rank 1 of 2 on {socket.gethostname()}: "),
+    ],
+)
+def test_what_one_task_can_not_do_ends_all_of_them_in_a_line(
+    cards: Cards, tmp_path: Path, visible: Sequence[str], gpus: str, why: str
+) -> None:
+    cards()
+    refused = tasks(tmp_path, f"gpus={gpus}", visible=visible)
+    assert [each.returncode for each in refused] == [2, 2], refused
+    assert refused[0].stderr.startswith(f"error: {why}")
+    assert ("gpus=" in refused[0].stderr, refused[1].stderr) == (True, "")
+    assert not (tmp_path / "r").exists()
+
+
 def test_dead_cards_of_tasks_are_named_with_their_node(cards: Cards, tmp_path: Path) -> None:
     cards(dead=(1, 3))
     done = tasks(tmp_path, visible=("1", "3"))

@@ -225,6 +225,7 @@ def test_a_search_gives_a_class_no_key_of_the_choice_that_it_replaces(conf: Path
 @pytest.mark.parametrize(
     ("word", "fix"),
     [
+        ("gpus=0,1", "add -m, or type a list: gpus=[0,1]"),
         ("model.hidden=64,32", "add -m, or type a list: model.hidden=[64,32]"),
         ("send=mlflow,wandb", "add -m, or type a list: send=[mlflow,wandb]"),
         ("seed=0,1", "add -m"),

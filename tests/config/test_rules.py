@@ -80,6 +80,25 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         {"strategy": "hsdp", "world_size": 4, "sharding": {"shards": 3}},
         "sharding.shards=3: strategy=hsdp divides 4 workers into equal groups of 2 or more",
     ),
+    "shards by default on one machine": (
+        machine(0), {"strategy": "hsdp", "world_size": 4, "sharding": {"shards": 2}},
+        {"strategy": "hsdp", "world_size": 4},
+        "sharding.shards=auto: strategy=hsdp divides 4 workers into equal groups of 2 or more; "
+        "use sharding.shards=2, or strategy=fsdp",
+    ),
+    "replicas of one worker": (
+        machine(0), {"strategy": "fsdp", "world_size": 2}, {"strategy": "hsdp", "world_size": 2},
+        "sharding.shards=auto: strategy=hsdp divides 2 workers into equal groups of 2 or more; "
+        "use strategy=fsdp with",
+    ),
+    "a debugger on two GPUs": (
+        machine(2), {"gpus": 1, "debug": True}, {"gpus": 2, "debug": True},
+        "gpus=2: 2 GPUs need a worker each, and there are only 1 (debug=true",
+    ),
+    "a GPU beyond the last": (
+        machine(4), {"gpus": (3,)}, {"gpus": (4,)},
+        "gpus=[4]: this machine has 4 GPUs, counted from 0; use numbers up to 3",
+    ),
     "GPUs beside the workers of one machine": (
         machine(4, workers=4, local_workers=2), {"gpus": 2}, {"gpus": 4, "backend": "gloo"},
         "gpus=4: ",

@@ -55,12 +55,6 @@ def test_restart_noticed(count: str | None, begun: bool, again: bool, monkeypatc
     assert torchrun._started_again(meeting) is again
 
 
-def test_only_rank_0_says_that_a_sweep_is_refused(tmp_path: Path) -> None:
-    for rank in ("0", "1"):
-        done = run("-m", cwd=tmp_path, RANK=rank, WORLD_SIZE="2", **TORCHRUN)
-        assert (done.returncode, "-m: a sweep" in done.stderr) == (2, rank == "0")
-
-
 def test_a_worker_without_an_address_is_told_in_a_line(tmp_path: Path) -> None:
     done = run(cwd=tmp_path, RANK="0", WORLD_SIZE="2")
     assert (done.returncode, done.stdout) == (2, "")

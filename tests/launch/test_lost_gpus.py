@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from expt.errors import DeviceLost, OutOfMemory, RunFailed
+from expt.errors import DeviceFull, DeviceLost, OutOfMemory, RunFailed
 from expt.launch.job import Job, request_of
 from expt.launch.pool import LEFT_ALONE_S
 from expt.runs.attempt import Attempt
@@ -50,7 +50,7 @@ def places(world: World) -> list[tuple[str, ...]]:
     return [tuple(event[1:]) for event in world.told.events if event[0] == "starting"]
 
 
-@pytest.mark.parametrize("kind", [DeviceLost, OutOfMemory, RunFailed])
+@pytest.mark.parametrize("kind", [DeviceLost, DeviceFull, RunFailed])
 def test_a_run_that_a_gpu_fails_is_started_on_another(world: World, kind: type[RunFailed]) -> None:
     put(world, dead("0", kind=kind))
     found = jobs(world, "ab")
@@ -109,7 +109,7 @@ def test_a_run_that_needs_more_gpus_than_are_left_is_told_so(world: World) -> No
     (large,) = jobs(world, "a", gpus=4)
     world.run(large, world.job("b", gpus=1), gpus=4)
     assert isinstance(large.error, DeviceLost)
-    assert "3 can be used; use gpus=[0,1,2]\nGPU 3 (uuid)" in str(large.error)
+    assert "3 can be used; use gpus=[0,1]\nGPU 3 (uuid)" in str(large.error)
 
 
 def test_a_run_on_named_gpus_gets_no_others(world: World) -> None:
@@ -121,13 +121,13 @@ def test_a_run_on_named_gpus_gets_no_others(world: World) -> None:
     assert places(world) == [("a", "1")]
 
 
-@pytest.mark.parametrize("kind", [DeviceLost, OutOfMemory])
-@pytest.mark.parametrize(("gpus", "instead"), [(4, "0,1,3"), ((2, 3), "0,3"), ((0, 1, 2), "0,1,3")])
+@pytest.mark.parametrize("kind", [DeviceLost, DeviceFull])
+@pytest.mark.parametrize(("gpus", "instead"), [(4, "0,1"), ((2, 3), "0,3"), ((0, 1, 2), "0,1,3")])
 def test_other_gpus_are_named(world: World, kind: type[RunFailed], gpus: Any, instead: str) -> None:
     put(world, dead("2", kind=kind))
     (job,) = jobs(world, "a", gpus=gpus)
     world.run(job, gpus=4)
-    assert type(job.error) is kind
+    assert type(job.error) is DeviceLost
     assert f"use gpus=[{instead}]\nGPU 2 (uuid): it is dead" in str(job.error)
 
 
@@ -144,15 +144,15 @@ def test_what_fails_on_two_gpus_is_the_runs_own_fault(world: World) -> None:
 
 
 def test_memory_that_others_hold_everywhere_fails_a_run_by_that(world: World) -> None:
-    put(world, dead("0", "1", kind=OutOfMemory), "a")
+    put(world, dead("0", "1", kind=DeviceFull), "a")
     (a, b) = found = jobs(world, "ab")
     world.run(*found, gpus=2)
-    assert (type(a.error), b.status) == (OutOfMemory, COMPLETED)
+    assert (type(a.error), b.status) == (DeviceLost, COMPLETED)
     assert sorted(place for place in places(world) if place[0] == "a") == [("a", "0"), ("a", "1")]
 
 
 def test_a_gpu_on_which_another_run_trains_is_not_to_blame(world: World) -> None:
-    put(world, dead("0", kind=OutOfMemory), "b")
+    put(world, dead("0", kind=DeviceFull), "b")
     a, b = jobs(world, "ab")
     world.plans["a"] = [{"looks": 9, "on_poll": lambda: a.paths.metrics.write_text("{}\n")}]
     pool = world.pool(gpus=1, runs_per_gpu=2)
@@ -174,7 +174,7 @@ def resumed(world: World, name: str, **config: Any) -> Job:
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_resumed_run_is_moved_as_a_new_one_is(world: World, shared: bool) -> None:
     """The checkpoints of an earlier command say nothing of today's GPU."""
-    put(world, dead("0", kind=OutOfMemory if shared else DeviceLost))
+    put(world, dead("0", kind=DeviceFull if shared else DeviceLost))
     found = [resumed(world, name) for name in "ab"]
     world.run(*found, gpus=3, runs_per_gpu=2 if shared else 1)
     assert {job.status for job in found} == {COMPLETED}

@@ -278,6 +278,20 @@ def test_a_gpu_in_other_hands_is_tried_again_after_a_while(world: World) -> None
     assert freed_at <= job.started_at <= freed_at + 1.25 * LOCKED_ELSEWHERE_S
 
 
+def test_who_holds_gpus_is_said_once_for_all_runs_that_they_keep_waiting(world: World) -> None:
+    others = GpuLocks()
+    assert others.acquire(["1", "2"]) == []
+    jobs = [world.job(name, gpus=1) for name in "abcd"]
+    world.plans = {name: [{"looks": 3}] for name in "abcd"}
+
+    def tick(active: Sequence[Job]) -> None:
+        world.clock.now += LOCKED_ELSEWHERE_S / 2
+
+    world.told.tick = tick  # type: ignore[method-assign]
+    world.run(*jobs, gpus=3)
+    assert [event[0] for event in world.told.events].count("waiting") == 1
+
+
 def test_gpus_are_given_back_while_others_are_in_use(world: World) -> None:
     missed = list[list[str]]()
     world.plans = {

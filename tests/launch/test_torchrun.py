@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from expt import machine
 from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
-from expt.launch.torchrun import ROUND, Arrival, Rendezvous, hosts, interface_towards
+from expt.launch.torchrun import ROUND, Answer, Arrival, Rendezvous, hosts, interface_towards
+from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from tests.facade import Capture, Patch, request
 
@@ -55,7 +57,8 @@ def test_the_word_of_a_stale_round_is_not_believed(store: dist.HashStore) -> Non
     """The store has outlived a rank 0 that died after it had told; its round still stands there."""
     dead = Rendezvous(store, rank=0, world_size=2)
     dead.tell(
-        [Arrival(0, "a", 0, ""), Arrival(1, "b", 0, "a token of then")], {"folder": "/runs/a"}
+        [Arrival(0, "a", 0, ""), Arrival(1, "b", 0, "a token of then")],
+        {"attempt": 0, "folder": "/runs/a"},
     )
     with pytest.raises(RunFailed, match="did not arrive"):
         Rendezvous(store, rank=1, world_size=2, arrive_s=0.05).listen()
@@ -63,7 +66,7 @@ def test_the_word_of_a_stale_round_is_not_believed(store: dist.HashStore) -> Non
 
 def test_worker_leaves_a_stale_round(store: dist.HashStore, threads: ThreadPoolExecutor) -> None:
     dead = Rendezvous(store, rank=0, world_size=2)
-    dead.tell([], {"folder": "/runs/old"})
+    dead.tell([], {"attempt": 0, "folder": "/runs/old"})
     other = listening(threads, store, 1)
     first = Rendezvous(store, rank=0, world_size=2, arrive_s=20)
     assert first.earlier() == "/runs/old"
@@ -74,6 +77,7 @@ def test_worker_leaves_a_stale_round(store: dist.HashStore, threads: ThreadPoolE
 def test_a_refusal_leaves_no_folder_behind(store: dist.HashStore) -> None:
     first = Rendezvous(store, rank=0, world_size=1)
     assert first.earlier() is None
+    first.tell(first.gather(), {"folder": "/runs/refused"})
     first.tell(first.gather(), {"refused": 2})
     assert first.earlier() is None
 
@@ -119,32 +123,40 @@ def test_interface_leads_to_other_machines(tmp_path: Path, monkeypatch: Patch) -
     assert interface_towards("127.0.1.1") is None
 
 
-def seen(rank: int, *gpus: tuple[str, str], host: str = "a") -> Arrival:
-    return Arrival(rank, host, 0, "", rank, gpus)
-
-
 FIRST, SECOND = ("0", "GPU-a"), ("1", "GPU-b")
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "gpus", "expected"),
+    ("gpus", "local_rank", "used"),
+    [(2, "0", ["0"]), (2, "1", ["1"]), ((1, 0), "0", ["1"]), (1, "1", ["0"]), (0, "1", [])],
+)
+def test_a_worker_uses_the_gpu_of_its_place_on_its_node(
+    gpus: Any, local_rank: str, used: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "detect", lambda: Machine(gpus=("0", "1")))
+    monkeypatch.setattr(machine, "gpu_uuid", lambda gpu: f"GPU-{gpu}")
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    config = request(tmp_path, gpus=gpus, world_size=2).config
+    assert torchrun._use(config) == Answer(2, [(gpu, f"GPU-{gpu}") for gpu in used])
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
     [
-        ([seen(0, FIRST, SECOND), seen(1, FIRST, SECOND)], 2, ("0", "1")),
-        ([seen(0, FIRST, SECOND), seen(1, FIRST, SECOND)], (1, 0), ("1", "0")),
-        ([seen(0, FIRST), seen(1, ("0", "GPU-b"))], 1, ("GPU-a", "GPU-b")),  # tasks of Slurm's
-        ([seen(0, FIRST), seen(0, ("0", "GPU-b"), host="b")], 1, ("GPU-a", "GPU-b")),
-        ([seen(0, FIRST), seen(1, FIRST)], 0, ()),
+        ([Answer(2, [FIRST]), Answer(2, [SECOND])], ("0", "1")),
+        ([Answer(1, [FIRST]), Answer(1, [("0", "GPU-b")])], ("GPU-a", "GPU-b")),  # Slurm's tasks
+        ([Answer(1), Answer(0)], ()),
     ],
 )
 def test_the_record_names_the_gpus_of_all_workers(
-    tmp_path: Path, arrivals: list[Arrival], gpus: Any, expected: tuple[str, ...]
+    tmp_path: Path, answers: list[Answer], expected: tuple[str, ...]
 ) -> None:
-    config = request(tmp_path, gpus=gpus, world_size=2, backend="nccl").config
-    assert torchrun._gpus(arrivals, config) == expected
+    config = request(tmp_path, world_size=2, backend="nccl").config
+    assert torchrun._gpus(answers, config) == expected
 
 
 def test_two_workers_on_one_gpu_need_gloo(tmp_path: Path) -> None:
-    shared = [seen(0, FIRST), seen(1, FIRST)]
+    shared = [Answer(1, [FIRST]), Answer(1, [FIRST])]
     config = request(tmp_path, gpus=1, world_size=2, backend="gloo").config
     assert torchrun._gpus(shared, config) == ("0",)
     with pytest.raises(ConfigError, match="use backend=gloo"):

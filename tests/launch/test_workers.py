@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from expt.errors import ConfigError, DataError, Interrupted, RunFailed, TimedOut
+from expt.errors import ConfigError, DataError, DeviceLost, Interrupted, RunFailed, TimedOut
 from expt.launch import last_word, processes
 from expt.launch.forkserver import FINISHED
 from expt.launch.workers import LATE_S, Aftermath, Workers
@@ -335,6 +335,53 @@ TORCHRUN = [
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_abort_under_torchrun_is_recorded(victim: int, tmp_path: Path) -> None:
+    """As NCCL's watchdog has it abort, in C: here by a fault on purpose, on a CPU."""
+    words = ("epochs=1000", "hydra.run.dir=here", "threads=1", "max_restarts=0")
+    env = environment(**{VARIABLE: f"{victim}:5:abort"})
+    done = subprocess.run(
+        [*TORCHRUN, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode != 0
+    paths = RunPaths(tmp_path / "here")
+    wait_until(lambda: json.loads(paths.result.read_text())["status"] != "running", timeout_s=20)
+    record = read_result(paths)
+    assert record["status"] == "failed"
+    assert f"rank {victim} of 2 was killed by SIGABRT" in record["error"] or (
+        victim
+        and "has lost the other workers"
+        in record["error"]  # where rank 0 has noticed before torchrun ended it
+    )
+
+
+def test_an_error_of_its_own_comes_before_an_end_without_a_trace(recorded: RunPaths) -> None:
+    """Torchrun kills the others of a rank that has failed, if they wait for it too long."""
+    lost = DeviceLost(gpus={"1": "GPU 1 (uuid): busy"})
+    leave_error(recorded, 1, lost, 10)
+    last_word.write_end(recorded.folder, 0)
+    found = read_result(recorded)
+    assert found["error"].startswith("rank 1 of 2: GPU 1 (uuid): busy\nlog: ")
+    assert found["error_kind"] == "DeviceLost"
+
+
+def test_a_refusal_is_printed_before_torchrun_hears_of_it(tmp_path: Path) -> None:
+    """It ends all ranks once one has ended; only rank 0 has something to say."""
+    done = subprocess.run(
+        [*TORCHRUN, "-m", "seed=0,1"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("error: -m: a sweep cannot run inside torchrun") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_aborts_under_torchrun_leaves_a_true_record(
+    victim: int, tmp_path: Path
+) -> None:
     """As NCCL's watchdog has it abort, in C: here by a fault on purpose, on a CPU."""
     words = ("epochs=1000", "hydra.run.dir=here", "threads=1", "max_restarts=0")
     env = environment(**{VARIABLE: f"{victim}:5:abort"})
