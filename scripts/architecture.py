@@ -40,11 +40,11 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_100, 200, 43_500
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_025, 200, 43_500
 MAX_LINES = {
-    "command": 5_125, "config": 2_915, "dashboards": 1_635, "data": 7_990, "features": 950,
-    "inference": 1_495, "launch": 3_030, "models": 1_120, "planning": 275, "python": 665,
-    "runs": 5_365, "search": 1_595, "tasks": 1_555, "training": 3_775, "worker": 4_380,
+    "command": 5_105, "config": 2_910, "dashboards": 1_635, "data": 7_990, "features": 950,
+    "inference": 1_495, "launch": 3_015, "models": 1_120, "planning": 275, "python": 665,
+    "runs": 5_360, "search": 1_555, "tasks": 1_555, "training": 3_775, "worker": 4_380,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys
