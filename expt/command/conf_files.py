@@ -130,8 +130,9 @@ def as_config_error(
         fix = "; name a key or a variable that is set" * is_unset
         return ConfigError(f"{word}: {first_line(error)}{fix}")
     text = " ".join(str(error).split())
-    if isinstance(error, ValueError):  # of a choice, or of a file that is not UTF-8; it has no name
-        text = f"{' '.join([*words, *map(str, folders)])}: {text}"
+    if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
+        where = folders if isinstance(error, UnicodeDecodeError) else words
+        text = f"{' '.join(map(str, where))}: {text}"
     cause = first_line(error.__cause__ or error)
     return ConfigError(text if cause in text else f"{text}: {cause}")
 
