@@ -238,8 +238,6 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
     else:
         shapes = source.features.shapes
         channels, (height, width) = shapes["channels"], shapes["image_size"]
-        if source.features.targets.each == "pixel" and augment.is_set:
-            problems = ["dataset.augment: moves images without their masks; leave it out"]
         problems += [
             f"dataset.{name} has {len(values)} values, but the images have {channels} channels;"
             " give one per channel"

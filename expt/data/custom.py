@@ -124,7 +124,7 @@ class _Built:
         if self.config.num_classes is not None:
             return self._of_classes(first)
         takes: type[Feature] = getattr(self.task, "takes", Anything)
-        targets = _targets(self.train, first)
+        _, targets = samples.example(self.train, first, as_it_is)
         return self._like(first, takes.of_custom(targets, self.train, self.task))
 
     def _of_classes(self, first: Any) -> Source:
@@ -216,12 +216,6 @@ def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:
         channels, height, width = inputs.shape
         return Image(channels=channels, image_size=(height, width))
     return Anything.like(inputs, are_inputs=True)
-
-
-def _targets(dataset: Dataset[Any], first: Any) -> Any:
-    """Return the targets of the first sample, or what they become in a batch."""
-    example = samples.example(dataset, first, as_it_is)
-    return example[1]
 
 
 def _image_shape(inputs: Any) -> tuple[int, int, int] | None:

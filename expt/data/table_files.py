@@ -334,3 +334,5 @@ _KINDS: dict[str, Callable[[Path], Table]] = {
     ".parquet": _Parquet,
     ".tsv": _Csv,
 }
+SUFFIXES = (*_KINDS,)
+"""The suffixes of files that are tables."""

@@ -15,18 +15,6 @@ from expt.features.inputs import NO_TARGET, Columns, Image, Tokens
 from expt.features.targets import Classes, Labels, Mask, Numbers
 
 __all__ = [
-    "NO_TARGET",
-    "Answers",
-    "Anything",
-    "Classes",
-    "Columns",
-    "Feature",
-    "Features",
-    "Image",
-    "Labels",
-    "Mask",
-    "Numbers",
-    "Tokens",
-    "at_least_single",
-    "noun_of",
-]
+    "NO_TARGET", "Answers", "Anything", "Classes", "Columns", "Feature", "Features", "Image",
+    "Labels", "Mask", "Numbers", "Tokens", "at_least_single", "noun_of",
+]  # fmt: skip

@@ -95,7 +95,8 @@ class Feature:
     @property
     def told(self) -> dict[str, Any]:
         """The record of it, see `read`: its name, and the fields that are not empty."""
-        return {"feature": type(self).__name__, **{k: v for k, v in vars(self).items() if v}}
+        told = {key: one for key, one in vars(self).items() if one not in (None, "", (), {})}
+        return {"feature": type(self).__name__, **told}
 
     @staticmethod
     def read(record: Mapping[str, Any]) -> Feature:

@@ -21,7 +21,7 @@ from expt.data.image_files import (
     picture_suffixes,
     report_left_out,
 )
-from expt.data.table_files import Arrays, Table, open_table
+from expt.data.table_files import SUFFIXES, Arrays, Table, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
 from expt.features import Columns, Feature, Features, Image, Tokens
 from expt.runs.named_checkpoint import found
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 ARRAYS = (".npy", ".npz")
-TABLES = (".csv", ".tsv", ".parquet", *ARRAYS)
+TABLES = (*SUFFIXES, ".npy")
 SPLITS = ("train", "val", "test")
 OURS = ("path", "row", "class", "probability", "labels", "target")
 """Columns of predictions, which those of a table do not take the place of."""
@@ -100,8 +100,7 @@ class Plan:
                 f" scaled to {inputs.shapes['image_size']}, counted in [0, 1] and normalised by"
                 " dataset.mean and std; --split has its own"
             )
-        several = TABLES if self.kind is ROWS else () if self.kind is TEXTS else ARRAYS
-        of_several = [path for path in self.files if path.lower().endswith(several)]
+        of_several = [path for path in self.files if path.lower().endswith(self.kind.suffixes)]
         self.samples = [open_samples(path, self.features) for path in of_several]
         """Samples of arrays and tables."""
 

@@ -1,0 +1,110 @@
+"""The record of features, and which data fits a model that was trained on others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from expt.errors import ConfigError, DataError
+from expt.features import (
+    Anything,
+    Classes,
+    Columns,
+    Feature,
+    Features,
+    Image,
+    Labels,
+    Mask,
+    Numbers,
+    Tokens,
+)
+
+EVERY = [
+    Image(channels=3, image_size=(6, 5)),
+    Columns(
+        names=("a", "b"),
+        width=4,
+        scales={"a": (0.5, 2.0)},
+        encoded={"b": {"categories": ("u", "v", None)}},
+        left_out={"id": "counts the rows"},
+    ),
+    Tokens(vocab_size=256, context=9),
+    Anything(),
+    Anything.like(torch.tensor(2.5)),
+    Anything.like(torch.zeros(3), are_inputs=True),
+    Classes(names=("cat", "dog"), are_names=True, column="kind"),
+    Labels(names=("a", "b")),
+    Numbers(names=("x", "y"), shape=(2,), scales={"x": (1.0, 2.0)}, origin=(0.0, 2e6)),
+    Mask(num_classes=3, ignore_index=0),
+]
+
+
+@pytest.mark.parametrize("feature", EVERY, ids=lambda feature: type(feature).__name__)
+def test_a_feature_comes_back_from_its_record(feature: Feature) -> None:
+    both = Features(feature, feature)
+    again = Features.read(json.loads(json.dumps({**both.told, "train_size": 9})))
+    assert again == both
+    assert again.shapes == both.shapes
+    assert feature.fit(again.inputs, "here") == (None, "")
+
+
+def test_features_of_ones_own_come_back_too() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Box(Feature):
+        sides: tuple[str, ...]
+
+    box = Box(sides=("left", "top"))
+    assert Feature.read(json.loads(json.dumps(box.told))) == box
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"class_names": ["a"], "channels": 1, "image_size": [8, 8]},
+        {"inputs": {"feature": "Sound"}, "targets": Labels(names=("a",)).told},
+        {"inputs": Labels(names=("a",)).told, "targets": {"feature": "Mask", "classes": 3}},
+    ],
+)
+def test_a_record_of_another_version_is_refused(record: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="another version") as refused:
+        Features.read(record)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (EVERY[0], Image(channels=1, image_size=(6, 5))),
+        (EVERY[0], EVERY[2]),
+        (Classes(names=("cat", "owl")), EVERY[6]),
+        (Classes(names=("0", "1", "2")), EVERY[6]),
+        (Numbers(shape=(3,)), EVERY[8]),
+        (EVERY[9], Mask(num_classes=4)),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_datasets_name(here: Feature, there: Feature) -> None:
+    with pytest.raises(ConfigError, match=r"^dataset=photos: has "):
+        here.fit(there, "dataset=photos")
+
+
+def test_classes_are_found_by_their_names() -> None:
+    places, note = Classes(names=("dog",)).fit(EVERY[6], "here")
+    assert (places, "cat" in note) == ([1], True)
+    assert Classes(names=("0", "1")).fit(EVERY[6], "here")[0] is None, "they have only numbers"
+    assert Classes(names=("1", "0"), are_names=True).fit(Classes(names=("0", "1")), "x")[0] == [
+        1,
+        0,
+    ]
+
+
+def test_a_label_that_is_no_class_is_refused() -> None:
+    names = Classes(names=("a", "b"))
+    for label in (0, 1.0, torch.tensor(1), True):
+        assert names.check((None, label))[1] in (0, 1)
+    for wrong in (2, -1, 0.5, "a", torch.zeros(2)):
+        with pytest.raises(DataError, match="expected 0 to 1"):
+            names.check((None, wrong))
