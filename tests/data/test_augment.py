@@ -3,7 +3,6 @@ workers."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,17 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from expt.config import kinds
 from expt.data import indexing
 from expt.data.augment import Augmentation
-from expt.data.images import image_part
-from expt.data.loader import Loader, loading
+from expt.data.loader import Loader
 from expt.data.loading import Batch, LoaderOptions, Shard, TimedBatches
-from expt.data.memory import InMemory
 from expt.errors import ConfigError
-from expt.features import Classes
+from tests.data.loaders import makers
 from tests.requests import built, dataset
 
 CPU = torch.device("cpu")
@@ -37,17 +33,7 @@ MEAN, STD = (0.4, 0.6), (0.2, 0.3)
 EIGHT = LoaderOptions(batch_size=8, device=CPU, shuffle=True, mean=MEAN, std=STD)
 
 
-def in_memory(**options: Any) -> Loader:
-    load = loading(InMemory(IMAGES, LABELS, CPU), channels=2)
-    return load(LABELS, dataclasses.replace(EIGHT, **options))
-
-
-def streamed(**options: Any) -> Loader:
-    classes = Classes(names=tuple(map(str, range(SIZE))))
-    part = image_part(TensorDataset(IMAGES, LABELS), (2, HEIGHT, WIDTH), 0, classes)
-    return part.load(LABELS, dataclasses.replace(EIGHT, **options))
-
-
+in_memory, streamed, _ = makers(IMAGES, LABELS, EIGHT)
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
 
 

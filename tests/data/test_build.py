@@ -172,25 +172,6 @@ def test_a_label_that_no_training_sample_has_is_known() -> None:
     assert labels.absent(lambda: rows) == []
 
 
-@pytest.mark.parametrize(
-    ("names", "below", "test_size"),
-    [
-        (("Training", "Testing"), "", 6),
-        (("train", "elsewhere"), "", 0),
-        (("train", "test"), "train", 0),  # a folder of classes
-    ],
-)
-def test_parts_have_several_names(
-    names: tuple[str, str], below: str, test_size: int, tmp_path: Path
-) -> None:
-    root = write_folder(tmp_path)
-    for part, name in zip(("train", "test"), names, strict=True):
-        (root / part).rename(root / name)
-    data = build_data(folder_config(root / below))
-    assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, test_size)
-    assert (data.test is None) == (test_size == 0)
-
-
 def build_data(dataset: Any, **options: Any) -> Data:
     return built(dataset, **{"drop_last": True, **options})
 

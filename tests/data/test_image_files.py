@@ -208,11 +208,11 @@ def test_parts_are_chosen_by_name(tmp_path: Path) -> None:
     assert parts_there(tmp_path) == {"train": tmp_path}
     for name in ("Valid", "train", "TEST", "other"):
         (tmp_path / name).mkdir()
-    assert {part: path.name for part, path in parts_there(tmp_path).items()} == {
-        "train": "train",
-        "val": "Valid",
-        "test": "TEST",
-    }
+    found = {part: path.name for part, path in parts_there(tmp_path).items()}
+    assert found == {"train": "train", "val": "Valid", "test": "TEST"}
+    (tmp_path / "train" / "Training").mkdir()
+    assert parts_there(tmp_path / "train") == {"train": tmp_path / "train" / "Training"}
+    (tmp_path / "train" / "Training").rmdir()
     assert [*parts_there(tmp_path, ("train", "test"))] == ["train", "test"]
     (tmp_path / "TEST").rmdir()
     (tmp_path / "Valid").rmdir()

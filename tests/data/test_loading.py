@@ -20,12 +20,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.data.images import image_part
-from expt.data.loader import Loader, loading
+from expt.data.loader import Loader
 from expt.data.loading import Batch, LoaderOptions, Shard
-from expt.data.memory import InMemory, eval_batch_size
+from expt.data.memory import eval_batch_size
 from expt.errors import DataError
 from expt.features import Classes
 from tests.conftest import alive, environment
+from tests.data.loaders import makers
 from tests.faults.running import wait_until
 from tests.warm import Command
 
@@ -59,9 +60,7 @@ class InRam(Dataset[Any]):
 FIVE = LoaderOptions(batch_size=5, device=CPU, shuffle=True)
 
 
-def in_memory(indices: Tensor = ALL, **options: Any) -> Loader:
-    load = loading(InMemory(IMAGES, LABELS, CPU), channels=2)
-    return load(indices, dataclasses.replace(FIVE, **options))
+in_memory, _, rows = makers(IMAGES, LABELS, FIVE)
 
 
 def streamed(
@@ -76,11 +75,6 @@ def streamed(
     classes = Classes(names=tuple(map(str, range(num_classes))))
     part = image_part(dataset or InRam(), (channels, 4, 3), num_workers, classes)
     return part.load(indices, dataclasses.replace(FIVE, **options))
-
-
-def rows(indices: Tensor = ALL, **options: Any) -> Loader:
-    load = loading(InMemory(IMAGES.flatten(1).float(), LABELS, CPU))
-    return load(indices, dataclasses.replace(FIVE, **options))
 
 
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from expt.data.augment import Augmentation, Mixing, box_of
-from expt.data.images import image_part
-from expt.data.loader import Loader, loading
 from expt.data.loading import LoaderOptions, Shard
-from expt.data.memory import InMemory
-from expt.features import Classes
+from tests.data.loaders import makers
 from tests.late import Late
 
 v2: Any = Late("torchvision.transforms.v2")
@@ -28,25 +23,10 @@ IMAGES = torch.randint(
 )
 LABELS = torch.arange(SIZE) % CLASSES
 EIGHT = LoaderOptions(batch_size=8, device=CPU, shuffle=True, seed=4)
-NAMED = Classes(names=tuple(map(str, range(CLASSES))))
 BOTH = Mixing(CLASSES, mixup=0.4, cutmix=1.0)
 
 
-def in_memory(**options: Any) -> Loader:
-    load = loading(InMemory(IMAGES, LABELS, CPU), channels=2)
-    return load(torch.arange(SIZE), dataclasses.replace(EIGHT, **options))
-
-
-def streamed(**options: Any) -> Loader:
-    part = image_part(TensorDataset(IMAGES, LABELS), (2, 6, 5), 0, NAMED)
-    return part.load(torch.arange(SIZE), dataclasses.replace(EIGHT, **options))
-
-
-def rows(**options: Any) -> Loader:
-    load = loading(InMemory(IMAGES.flatten(1).float(), LABELS, CPU))
-    return load(torch.arange(SIZE), dataclasses.replace(EIGHT, **options))
-
-
+in_memory, streamed, rows = makers(IMAGES, LABELS, EIGHT)
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
 
 
