@@ -252,17 +252,19 @@ class Kept(Held):
 
     def held(self, indices: Tensor, options: LoaderOptions) -> Held | None:
         """See Held: they are in memory once the cache has all, where a batch may still lack."""
-        if not self.rows.are_whole:
-            missing = [index for index in indices.tolist() if not self.rows.has(index)]
-            few = len(missing) <= options.batch_size  # an epoch drops less
-            for index in missing if few else ():
-                self[index]
-            if not all(map(self.rows.has, missing)):
-                return None
-        return self._in_memory
+        if self.rows.are_whole:
+            return self._whole
+        missing = [index for index in indices.tolist() if not self.rows.has(index)]
+        for index in missing if len(missing) <= options.batch_size else ():  # an epoch drops less
+            self[index]
+        return self._placed() if all(map(self.rows.has, missing)) else None
 
     @functools.cached_property
-    def _in_memory(self) -> InMemory:
+    def _whole(self) -> InMemory:
+        return self._placed()  # one for all loaders
+
+    def _placed(self) -> InMemory:
+        """Return all images on the device, as they are now."""
         labels = torch.tensor(self.labels)
         return InMemory(torch.from_numpy(self.rows.images), labels, self.device)
 
