@@ -23,6 +23,7 @@ from expt.python.results import FailedResult, SweepResult
 from tests.facade import Capture, Patch, python
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_forkserver")
 def test_the_docstrings_examples_come_to_what_they_say(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)

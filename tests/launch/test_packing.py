@@ -78,7 +78,7 @@ def machines(draw: st.DrawFn) -> tuple[list[str], list[list[Demand]], dict[int, 
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(machines(), st.integers(1, 3), st.none() | st.integers(1, 4))
 def test_what_packing_keeps(
     machine: tuple[list[str], list[list[Demand]], dict[int, float]],
@@ -101,7 +101,7 @@ def test_what_packing_keeps(
         assert max_concurrent is None or len(timeline.under_way(moment)) <= max_concurrent
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(machines(), st.integers(1, 3))
 def test_no_run_waits_for_one_that_started_after_it_was_passed_over(
     machine: tuple[list[str], list[list[Demand]], dict[int, float]], share: int

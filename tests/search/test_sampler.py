@@ -70,7 +70,10 @@ def searched(
     return points
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=pytest.mark.slow) if each == "gp" else each for each in SAMPLERS],
+)
 def test_a_point_follows_from_the_history_alone(name: str) -> None:
     """So a search that is killed and typed again, with nothing but its run folders, goes on to the
     same points.

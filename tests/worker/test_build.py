@@ -462,3 +462,12 @@ def test_only_what_is_a_score_of_a_class_makes_a_confusion_matrix(train_alone: T
         done = train_alone(*words, *more, name=name)
         pictures = EventAccumulator(str(done.folder)).Reload().Tags()["images"]
         assert ("confusion/test" in pictures, bool(pictures)) == (name == "scores",) * 2
+
+
+def test_dataparallel_gets_its_gpus(configured: Configured, monkeypatch: Patch) -> None:
+    config = dataclasses.replace(configured(), strategy="dp")
+    worker = dataclasses.replace(ALONE, gpus=(1, 3))
+    monkeypatch.setattr(torch.nn, "DataParallel", lambda module, gpus: gpus)
+    learner = build_learner(config, build_data(config, worker), worker)
+    gpus: Any = learner.strategy.model
+    assert gpus == [1, 3]

@@ -13,7 +13,7 @@ from expt.training.task_state import load_task_state, task_state
 from expt.worker import build
 from expt.worker.custom_code import FirstSteps
 from tests.conftest import Configured
-from tests.facade import Capture, usual
+from tests.facade import NO_PICTURES, Capture, usual
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stopped_and_resumed
 from tests.worker.stateful import Half, Saved, Warm
 from tests.worker.test_run import values
@@ -136,7 +136,7 @@ def test_numbers_that_are_no_sums(
         "epochs=2",
         "objective=loss/val",
     )
-    words += ("model=mlp", "model.dropout=0", "log_every=2", "batch_size=256")
+    words += ("model=mlp", "model.dropout=0", "log_every=2", "batch_size=256", NO_PICTURES)
     two = train_together(2, *words, name="two")
     first = train_together(2, *words, "max_steps=7", name="both")
     modules: list[Any] = []

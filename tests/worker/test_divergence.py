@@ -225,6 +225,7 @@ class Holes(Dataset[tuple[Tensor, Tensor]]):
 def words(bad: str, *more: str) -> tuple[str, ...]:
     own = f"+dataset={{_target_: {__name__}.Holes, bad: {bad}, num_workers: 0}}"
     model = "task=regression model=mlp model.hidden=[] batch_size=8 optimizer.lr=0.01 on_nan=skip"
+    model += " tensorboard={images:false,norms:false,health:false}"
     return ("~dataset", own, *as_typed(model), *more)
 
 
