@@ -62,9 +62,7 @@ OF_SURROUNDINGS = (
 
 
 def _set_surroundings(root: Path) -> None:
-    """Give this process what it would have in a shell, however it was started: by nohup, cron,
-    CI.
-    """
+    """Give this process the surroundings that it would have in a shell, however it was started."""
     for number in {*signals.ASKING, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD}:
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, usual)
@@ -106,9 +104,7 @@ def _end_at_once() -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """All tests, or a folder of them, are shared out to processes; files named by hand, and those
-    of a GPU, are not.
-    """
+    """Share out all tests, or a folder of them, to processes, but neither files nor GPU tests."""
     alone = config.getoption("markexpr") == "gpu" or any(
         ".py" in Path(word).name for word in config.args
     )
@@ -116,9 +112,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what the table of faults names, wherever it stands; skip what is slow, unless it is
-    asked for.
-    """
+    """Mark the tests that the table of faults names, and skip slow ones unless they are wanted."""
     for item in items:
         test = item.nodeid.partition("[")[0]
         if test in TESTS or test.startswith("tests/faults/"):
@@ -310,8 +304,7 @@ def mnist() -> str:
 
 @pytest.fixture(scope="session")
 def _of_real_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str, int], str]:
-    """`_of_real_data("mnist", root, 300)` gives a folder with the first images of each part of that
-    dataset."""
+    """`_of_real_data("mnist", root, 300)`: a folder with that dataset's first images."""
     from tests.data.test_files import NAMES, config, idx  # late, as numpy
 
     @functools.cache

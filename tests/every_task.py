@@ -1,6 +1,4 @@
-"""A case of each task: data of which some counts for nothing, what torch says of its loss,
-torchmetrics of the rest.
-"""
+"""A case of each task with ignored targets, its loss by torch and its metrics by torchmetrics."""
 
 import dataclasses
 import functools

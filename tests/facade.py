@@ -1,5 +1,4 @@
-"""The façade of the tests: settings, commands as a person types them, requests as a command makes
-them, and what a run leaves behind."""
+"""The façade of the tests: settings, commands, requests, and what a run leaves behind."""
 
 import contextlib
 import copy
@@ -63,9 +62,7 @@ def as_typed(words: str) -> tuple[str, ...]:
 
 
 def start(*arguments: str, cwd: Path, **extra: str) -> Process:
-    """`python -m expt ARGUMENTS` in a session of its own, forked from a process that has its
-    imports already.
-    """
+    """Start `python -m expt ARGUMENTS` in its own session, forked with its imports."""
     return warm.Command(arguments, cwd, environment(**extra))
 
 

@@ -1,5 +1,4 @@
-"""A library that a few tests need, and that takes seconds to import: not for every process of a
-test session."""
+"""A library that few tests need and that takes seconds to import: imported at first use."""
 
 import importlib
 from typing import Any

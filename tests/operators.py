@@ -1,5 +1,4 @@
-"""What a piece of code asks of the device, operator by operator: on a GPU each but a view is a
-kernel to launch."""
+"""The operators that code asks of a device; on a GPU each but a view launches a kernel."""
 
 from collections import Counter
 from typing import Any

@@ -1,5 +1,4 @@
-"""Ranks of a real process group, forked from the test: they meet in a file, and talk by gloo over
-loopback."""
+"""Ranks of a real process group, forked from the test, which talk by gloo."""
 
 import gc
 import multiprocessing
@@ -20,8 +19,7 @@ TIMEOUT_S = 20.0
 
 
 def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
-    """What each of `size` ranks returns, plain containers alone, from `each`; `folder` must be
-    new."""
+    """Return what `each` returns on each of `size` ranks; `folder` must be new."""
     pipes, ranks = _started(folder, size, each)
     try:
         found = [mine.recv() for mine, _ in pipes]
@@ -34,8 +32,7 @@ def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any
 
 
 def ends_of(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[int | None]:
-    """The exit codes of ranks that need not live to the end of `each`; those that do are ended with
-    the first."""
+    """Return the exit codes of ranks, of which all are ended with the first."""
     _, ranks = _started(folder, size, each)
     ranks[0].join(TIMEOUT_S)
     for rank in ranks:

@@ -1,6 +1,4 @@
-"""expt from Python: its functions as their docstrings have them, and what a notebook shows of their
-results.
-"""
+"""expt from Python: its docstrings' examples, and how results look in a notebook."""
 
 import dataclasses
 import doctest

@@ -1,5 +1,4 @@
-"""scripts/first_card: it says where no card is there, and a part that hangs or fails stops no
-other."""
+"""scripts/first_card: it says that there is no card, and goes on after a failure."""
 
 import json
 import subprocess

@@ -56,9 +56,7 @@ _HAS_CARDS = soft_gpu.is_preloaded(os.environ)
 
 
 class Command:
-    """A command under way, or a program in place of it, with what a test needs of
-    subprocess.Popen.
-    """
+    """A command under way, or a program, with the needed methods of subprocess.Popen."""
 
     def __init__(
         self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], program: str = ""
@@ -145,9 +143,7 @@ def _number(told: socket.socket) -> int:
 
 
 def start_template() -> None:
-    """Start the process that commands are forked from, for all that this process starts; it ends
-    with it.
-    """
+    """Start the process that this process's commands are forked from; it ends with it."""
     os.environ[FOLDER] = folder = tempfile.mkdtemp()
     share(folder)
     ends, alive = os.pipe()
@@ -217,9 +213,7 @@ def collapse() -> None:
 
 
 def _serve(ends: int, plain: int, with_libraries: int, *cards: int) -> None:
-    """Become each command that is asked for, in a child; who asks there for the libraries gets a
-    template with them, and who asks for cards one that was started with soft GPUs.
-    """
+    """Serve requests: become a command in a child, or start a template with libraries or cards."""
     share(os.environ[FOLDER])
     setproctitle.getproctitle()  # it finds its place before the environment is another's
     for number, usual in (
@@ -290,9 +284,7 @@ def _modules(package: str) -> list[str]:
 
 
 def _become(told: int, passed: Sequence[int]) -> NoReturn:
-    """Be what is asked for there, with only the descriptors that it would have, by the numbers that
-    it knows.
-    """
+    """Become the requested command, with its descriptors only, by their numbers."""
     os.setsid()
     with socket.socket(fileno=told) as teller, teller.makefile("rb") as asked:
         teller.sendall(os.getpid().to_bytes(8, "big", signed=True))

@@ -53,8 +53,7 @@ LARGE = as_typed("gpus=2 gradient_accumulation=auto optimizer.momentum=0 max_ste
 
 
 def test_gradients_are_averaged_without_copying_the_largest(cards: Cards, trained: Trained) -> None:
-    """Weights and gradients take 75 MB of 115; copied, the largest would take 36 more, and others
-    less."""
+    """Weights and gradients take 75 MB of 115; a copy of the largest would take 36 MB more."""
     cards(count=2, memory=115e6)
     done = trained(*LARGE, "model.hidden=[3000,3000]")
     assert "micro_batch_size" not in done.result

@@ -1,5 +1,4 @@
-"""`expt report`: runs in a list, chosen and sorted, two side by side, or a sweep: on records as
-runs leave them."""
+"""`expt report`: runs listed, filtered, sorted and compared, and the table of a sweep."""
 
 import csv
 import io

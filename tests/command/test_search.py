@@ -1,6 +1,4 @@
-"""A search as it is typed: points that are chosen one by one, runs like any, and a folder that is
-all its state.
-"""
+"""A search as it is typed: trials one by one, and a folder that holds all its state."""
 
 import json
 import re

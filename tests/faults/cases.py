@@ -1,5 +1,4 @@
-"""The faults that expt is to survive, and the tests that hold each; they bear the marker
-`faults`."""
+"""The faults that expt survives, and the tests, marked `faults`, that show it."""
 
 RUN, RESUME = (f"tests/integration/test_{name}.py::test_" for name in ("run", "resume"))
 WORKERS, WATCHDOGS, SIGNALS, SWEEPS, DISK, PORTS, BAD_INPUT = (

@@ -1,5 +1,4 @@
-"""After each fault the test looks for what should not be left: processes, listening sockets, names
-in shared memory."""
+"""Look for leftovers of each fault: processes, listening sockets, names in shared memory."""
 
 import json
 import multiprocessing
@@ -19,8 +18,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """Looks when the test has ended; what its commands start works in its folder, as do their
-    children."""
+    """Look after the test for processes that work in its folder."""
     forkserver.warm()  # that of expt.run, which stays for the whole session
     names = set(SHARED_MEMORY.glob("expt-*"))
     others = set(
@@ -40,8 +38,7 @@ Failing = Callable[..., ExptError]
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Failing:
-    """`failing("1:30:kill")` trains with that fault in tmp_path/here, and gives the error that a
-    person would see."""
+    """`failing("1:30:kill")` trains with that fault in tmp_path/here and returns the error."""
 
     def fail(what: str, *arguments: str) -> ExptError:
         words = (

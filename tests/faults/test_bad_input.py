@@ -1,5 +1,4 @@
-"""Bad input, as a person types it: one message with key, value and mend, the right exit code, and
-nothing touched."""
+"""Bad input as it is typed: one message with key, value and fix, the exit code, no change."""
 
 import shlex
 import shutil
@@ -243,8 +242,7 @@ def test_unicode_and_spaces_do_no_harm(tmp_path: Path, monkeypatch: Patch) -> No
 def _in_namespace(
     kind: str, prelude: str, *words: str, cwd: Path
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m expt WORDS` in a namespace of its own, in which the code `prelude` has been
-    run."""
+    """Run `python -m expt WORDS` in a namespace of its own, after the code `prelude`."""
     program = f"import socket, subprocess, sys\n{prelude}\nfrom expt.__main__ import main\nmain()"
     unshare = ["unshare", "--map-root-user", kind]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:

@@ -1,5 +1,4 @@
-"""A disk that fills up, a save that is cut short: the checkpoint before stays, and the run can go
-on from it."""
+"""A full disk or a save that is cut short: the checkpoint before stays and can be resumed."""
 
 import os
 import random

@@ -1,5 +1,4 @@
-"""Two commands that want the same folder, port or file; surroundings that another launcher has
-left."""
+"""Two commands for one folder, port or file; variables that another launcher has left."""
 
 import os
 import socket

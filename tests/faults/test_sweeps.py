@@ -65,8 +65,7 @@ class Net(torch.nn.Sequential):
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> tuple[str, ...]:
-    """What to type for a model that fails, dies or waits, as `model.how` says; its code is in
-    tmp_path."""
+    """Words for a model that fails, dies or waits, as `model.how` says; its code is in tmp_path."""
     (tmp_path / "faulty.py").write_text(FAULTY)
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
     content = f"_target_: faulty.Net\nhow: good\nflag: {tmp_path / 'flag'}\n"
@@ -260,8 +259,7 @@ def test_fail_fast_counts_complete(sweep: Callable[..., expt.SweepResult], capsy
 def test_what_was_refused_is_run_once_it_can(
     tmp_path: Path, sweep: Callable[..., expt.SweepResult], monkeypatch: Patch
 ) -> None:
-    """As on a machine that has got its GPUs back; the refused point neither stands in the way nor
-    stays behind."""
+    """Run the refused point once the machine has GPUs, and leave nothing of its refusal."""
     monkeypatch.setenv("EXPT_LOCKS", str(tmp_path / "locks"))
     for _ in range(2):
         assert [run.status for run in sweep("gpus=0,2")] == ["completed", "failed"]
@@ -353,8 +351,7 @@ def _workers_of(process: Process, folder: Path) -> Iterator[tuple[str, int, int]
 
 
 def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) -> set[str]:
-    """Kill a worker of `wanted` runs, each at a random moment of its first attempt; returns the
-    runs."""
+    """Kill a worker of `wanted` runs at random moments of first attempts; return the runs."""
     dice, due, spared, killed = (
         random.Random(SEED),
         dict[str, tuple[float, int]](),

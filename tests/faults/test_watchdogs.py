@@ -1,5 +1,4 @@
-"""A rank that hangs, a loss that is not finite, memory that does not suffice: the run ends, and
-says why."""
+"""A hanging rank, a loss that is not finite, too little memory: the run ends and says why."""
 
 import signal
 from pathlib import Path
@@ -18,8 +17,7 @@ FOLDER = "hydra.run.dir=here"
 
 
 def _model(tmp_path: Path, forward: str, *, rank: int, step: int = 30) -> tuple[str, ...]:
-    """A model whose forward pass does `forward` (an expression of `images`) on one rank at one of
-    its steps."""
+    """A model whose forward pass does `forward` on one rank in one of its steps."""
     (tmp_path / "faulty.py").write_text(
         "import os, time, torch\n"
         "class Net(torch.nn.Sequential):\n"

@@ -1,5 +1,4 @@
-"""Runs as jobs: of submitit on this machine, and of a real Slurm whose two nodes are this machine
-too."""
+"""Runs as jobs of submitit and of a real Slurm, whose two nodes are this machine."""
 
 import os
 import shutil
@@ -91,8 +90,7 @@ class Slurm:
         return sorted(self.ask("squeue", "-h", "-r", "-o", "%i").split())
 
     def preempt(self, job: str, signal_name: str) -> None:
-        """Ask `job` to go, and do not leave it waiting for the two minutes that Slurm gives a
-        requeued one."""
+        """Ask `job` to go, and shorten the two minutes that Slurm delays a requeued job."""
         self.ask("scancel", f"--signal={signal_name}", job)
         wait_until(lambda: self._state(job) == "PENDING", timeout_s=LIMIT_S)
         # Slurm kills what it starts within the second in which it took the job from its nodes.

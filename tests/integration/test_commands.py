@@ -1,5 +1,4 @@
-"""Every command that README.md, docs/ or expt itself tells a person to type works, pasted into a
-shell."""
+"""Every command that README.md, docs/ or expt tells a person to type works in a shell."""
 
 import functools
 import re
@@ -38,8 +37,7 @@ PRINTED = re.compile(r"(?:python -m expt|tensorboard --logdir) .*$", re.MULTILIN
 
 
 def through_bash(commands: Sequence[str]) -> list[list[str]]:
-    """The words that each command's program gets; a pattern that no file matches is an error here,
-    as it is in zsh."""
+    """Return each command's words by bash; an unmatched pattern is an error, as in zsh."""
     stubs = [f"{name}() {{ printf '%s\\0' {name} \"$@\" $'\\n'; }}" for name in PROGRAMS]
     script = "\n".join(["shopt -s failglob", "set -e", *stubs, *commands])
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
@@ -50,8 +48,7 @@ def through_bash(commands: Sequence[str]) -> list[list[str]]:
 
 
 def check(words: Sequence[str]) -> None:
-    """That expt understands the words: its parsers take them, and what they ask for can be
-    composed."""
+    """Check that expt's parsers take the words, and that they can be composed."""
     program, *rest = words
     if rest[:2] == ["-m", "expt"]:
         rest = rest[2:]
@@ -102,8 +99,7 @@ def compositions(settings: Iterable[str]) -> list[list[str]]:
 
 
 def written_in(document: Path) -> list[str]:
-    """Its commands, in blocks and among the text, but those that are mistakes or ask for YAML
-    beside the command."""
+    """Return a document's commands, except mistakes and those that need custom YAML."""
     text = document.read_text()
     found = list(steps(text))
     parts = [Path(step.name).parts for step in found if isinstance(step, File)]

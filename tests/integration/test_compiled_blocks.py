@@ -1,5 +1,4 @@
-"""compile=blocks, really compiled: the numbers of a run without it, its names, and runs that go
-on."""
+"""compile=blocks, really compiled: same numbers and names, and runs can be resumed."""
 
 import shutil
 from pathlib import Path

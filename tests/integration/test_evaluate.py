@@ -1,5 +1,4 @@
-"""`expt evaluate` with real workers: the same numbers on any number of them, and nothing left of
-one that failed."""
+"""`expt evaluate` with real workers: same numbers on any number, nothing left of a failure."""
 
 import os
 import shutil
@@ -39,8 +38,7 @@ def test_any_number_of_workers_counts_each_sample_once(
     monkeypatch: Patch,
     capfd: Capture,
 ) -> None:
-    """Of a model with batch norm and a moving average, trained by two, in a folder that has moved
-    since."""
+    """Evaluate a model with batch norm and a moving average, in a folder that was moved."""
     quiet = ("world_size=2", "threads=1", "tensorboard.images=false")
     run = trained("model=convnet", "epochs=2", "ema=0.9", "dataset.train_limit=320", *quiet)
     recorded, best = run.result["metrics"], run.result["best"]

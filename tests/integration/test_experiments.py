@@ -1,5 +1,4 @@
-"""The published settings of conf/experiment: what each asks for, and that it trains on its real
-data."""
+"""The published settings of conf/experiment: what each asks for, and that it trains."""
 
 import dataclasses
 from pathlib import Path

@@ -21,8 +21,7 @@ print(f"accuracy {result.metrics['accuracy/test']:.3f}")
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """A folder for the kernel to work in, with nothing of this machine's own settings of
-    Jupyter."""
+    """A folder for the kernel to work in, without this machine's settings of Jupyter."""
     for variable in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
     for variable, value in environment().items():

@@ -29,8 +29,7 @@ def _images(arrays: Arrays, indices: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def reference() -> tuple[list[float], dict[int, float]]:
-    """Loss of each step, and the accuracy on the held-out images after each EVERY and at the end,
-    of a loop without expt's training code."""
+    """Return each step's loss and the validation accuracy every EVERY steps, by a plain loop."""
     arrays = DIGITS.load("train")
     train, val = indexing.split(len(arrays.labels), 0.1, None)
     torch.manual_seed(SEED)
@@ -139,8 +138,7 @@ GAN_WORDS = as_typed(
 
 @pytest.mark.slow
 def test_gan_on_any_workers(train_alone: TrainAlone, train_together: TrainTogether) -> None:
-    """Of the 718 images that are trained on the last batch has 118, which are not the same number
-    for each worker."""
+    """Use 718 images, of which the last batch has 118, which workers share unequally."""
     words = (*GAN_WORDS, "callbacks=[{_target_: expt.training.callback.Generated, noise: 32}]")
     several = train_together(3, *words, name="several")
     one = train_alone(*words, name="one")

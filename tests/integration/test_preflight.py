@@ -1,5 +1,4 @@
-"""`preflight=true`: every kind of run tried, those named that cannot run, and nothing left
-behind."""
+"""`preflight=true`: each kind of run is tried, failing ones are named, nothing is left."""
 
 from pathlib import Path
 

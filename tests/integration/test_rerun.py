@@ -1,6 +1,4 @@
-"""A run is repeated from its record to the same bits; what the environment holds is not written
-anywhere.
-"""
+"""A run is repeated from its record exactly; secrets of the environment are not written."""
 
 import json
 import os

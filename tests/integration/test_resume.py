@@ -1,5 +1,4 @@
-"""A run that was killed goes on to the same bits; a damaged checkpoint is set aside; another
-experiment is refused."""
+"""A killed run resumes exactly; damaged checkpoints and other experiments are refused."""
 
 import io
 import os
@@ -67,8 +66,7 @@ def assert_equal(first: RunFolder, second: RunFolder) -> None:
 
 
 def kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) -> None:
-    """Begin the run in `folder`, and kill the driver, and with it the workers, when it has come to
-    `step`."""
+    """Begin the run in `folder`, and kill the driver with its workers at `step`."""
     process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent, **extra)
     metrics, last = folder / "metrics.jsonl", folder / "checkpoints/last.safetensors"
     end = time.monotonic() + 60

@@ -130,8 +130,7 @@ class Net(torch.nn.Module):
 
 @pytest.mark.parametrize(("calls", "parts"), [(0, 1), (4, 1), (5, 2)])
 def test_parameters_without_gradient_are_named(calls: int, parts: int, tmp_path: Path) -> None:
-    """DistributedDataParallel reports it a step late, or never if that was the last; a gradient of
-    a step's first micro-batch is none of its last."""
+    """Name them in the step itself, which DistributedDataParallel does a step late, or never."""
     (tmp_path / "idle.py").write_text(UNUSED)
     own = ("+model._target_=idle.Net", f"+model.calls={calls}", "~model.hidden", "~model.dropout")
     done = run(*own, "max_steps=5", f"gradient_accumulation={parts}", cwd=tmp_path)

@@ -1,5 +1,4 @@
-"""What is mistyped beside a search's space: told in one line before it begins, and mended by what
-is typed next."""
+"""Mistakes beside a search's space: one line before it begins, and the next command works."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""Searches with rungs as people type them: runs that pause, go on in a later command, and survive
-kills.
-"""
+"""Searches with rungs as they are typed: pruned runs resume in later commands and after kills."""
 
 import contextlib
 import json
@@ -60,9 +58,7 @@ def test_pruned_run_resumes(strategy: tuple[str, ...], tmp_path: Path, trained: 
 def test_longer_run_resumes_its_shorter_self_past_a_rung(
     tmp_path: Path,
 ) -> None:
-    """It pauses at once, without a step, and has a checkpoint all the same: that of the shorter
-    one.
-    """
+    """Prune it at once, without a step, with the checkpoint of the shorter run."""
     words = ("search=random", "search.runs=1", LR, *SHORT, *ALONE)
     (short,) = expt.sweep(*words, "epochs=1", folder=tmp_path / "search")
     (waits,) = expt.sweep(
@@ -141,8 +137,7 @@ def _written(folder: Path) -> int:
 
 
 def _ends(folder: Path) -> dict[int, Any]:
-    """All that a search has come to, but for times: of each run its place, its name, its numbers
-    and checkpoints."""
+    """Return each run's place, name, numbers and checkpoints in a search, without times."""
     found = {}
     for path in folder.glob("*/result.json"):
         record = json.loads(path.read_text())

@@ -65,8 +65,7 @@ def most_at_once(times: Sequence[tuple[float, float, list[str]]], device: str | 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder where a sweep of two models by two learning rates has completed, with a callback of
-    one's own."""
+    """A folder with a complete sweep of two models and two learning rates, with a callback."""
     folder = tmp_path_factory.mktemp("grid")
     (folder / "recorder.py").write_text(RECORDER)
     (folder / "my_conf" / "hydra" / "callbacks").mkdir(parents=True)

@@ -62,8 +62,7 @@ class Hosts:
     def torchrun(
         self, name: str, *arguments: str, workers: int = 2, options: tuple[str, ...] = ()
     ) -> subprocess.Popen[str]:
-        """torchrun's part on host `name`, in a folder that both see; but what is in `own`, b has
-        for itself."""
+        """Start torchrun on host `name` in a shared folder, of which b has its own `own`."""
         space = self.names[name]
         nodes = "" if "--nnodes" in options else "--nnodes 2"
         own_disk = "mount -t tmpfs none own && " if name == "b" else ""
@@ -137,8 +136,7 @@ OWN = ("+model._target_=mortal.Net", "~model.hidden", *SETTINGS)
 
 
 def _local(trained: Trained) -> RunFolder:
-    """The same run by four workers of this machine, whose gradients gloo adds up as it does on two
-    hosts."""
+    """Train the same run with four workers of this machine, with gloo as on two hosts."""
     return trained(*SETTINGS, "world_size=4", "ddp.shared_memory=false", name="local")
 
 

@@ -37,8 +37,7 @@ class Timeline:
 def simulate(
     packing: Packing, lengths: Mapping[int, float], added: Sequence[Sequence[Demand]]
 ) -> Timeline:
-    """Run to the end: the first of `added` waits from the start, each other from the next end of a
-    run."""
+    """Simulate to the end: the first of `added` waits at the start, others arrive as runs end."""
     timeline, ends, now, more = Timeline(), list[tuple[float, int]](), 0.0, iter(added)
     packing.add(next(more, ()))
     while True:
@@ -169,8 +168,7 @@ def test_of_gpus_that_are_shared_the_least_loaded_come_first() -> None:
 
 
 def test_a_claim_on_a_gpu_that_is_in_other_hands_is_given_up() -> None:
-    """A run of two was passed over, and claimed a and b; then b turns out to be another
-    command's."""
+    """Give up the claim of a waiting run on a GPU that another command has taken."""
     packing = Packing(["a", "b", "c"])
     packing.add([Demand(0, 2), Demand(1, 2)])
     assert packing.start_next() == (0, ("a", "b"))

@@ -1,6 +1,4 @@
-"""Many runs on one machine, with workers that are not processes and a clock that stands until it is
-moved.
-"""
+"""Many runs on one machine, with simulated workers and a clock that the test moves."""
 
 import dataclasses
 import os

@@ -1,5 +1,4 @@
-"""Where workers that another launcher has started meet: a store in this process, a worker in a
-thread."""
+"""The rendezvous of workers that another launcher has started, with workers in threads."""
 
 import dataclasses
 import json

@@ -1,5 +1,4 @@
-"""Keyword arguments as words: each value comes out as it went in, and what cannot be said is
-refused in a line."""
+"""Keyword arguments as words: each value comes back, and others are refused in a line."""
 
 import enum
 import functools

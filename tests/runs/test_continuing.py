@@ -1,5 +1,4 @@
-"""What a run begins from: the checkpoint that is found, the best that comes with it, what may have
-changed."""
+"""How a run begins: its checkpoint, the best that comes with it, and allowed changes."""
 
 import dataclasses
 import shutil
@@ -40,8 +39,7 @@ def config(configured: Configured) -> RunConfig:
 
 @pytest.fixture
 def paths(tmp_path: Path, config: RunConfig) -> RunPaths:
-    """A run whose last checkpoint is of step 3, the one before of step 2, and the best of step
-    1."""
+    """A run whose last checkpoint is of step 3, the one before of step 2, the best of step 1."""
     paths = RunPaths(tmp_path / "run")
     for step in (1, 2, 3):
         checkpoint.save(paths.last, state(config, step, best=1), keep=1)

@@ -168,9 +168,7 @@ def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own(tmp_path: 
 
 
 def test_what_was_typed_alike_and_is_not_alike_is_no_seed(tmp_path: Path) -> None:
-    """`optimizer.lr=${oc.env:LRX}` with two values of LRX; a model's YAML that was edited; another
-    identity.
-    """
+    """Runs of another `${oc.env:LRX}`, an edited YAML or another identity are not seeds of one."""
     for seed, lr in enumerate((1e-4, 1e-4, 0.3)):
         config = {"optimizer": {"lr": lr}, "model": {"name": "mlp", "width": 3}, "seed": seed}
         typed = {"optimizer.lr": "${oc.env:LRX}", "seed": seed}

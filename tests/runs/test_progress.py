@@ -100,9 +100,7 @@ def test_epochs_stay_as_lines_with_the_best_marked(tmp_path: Path, width: int) -
 
 
 def test_no_epoch_is_left_out_nor_told_twice(tmp_path: Path) -> None:
-    """However many end between two looks, and where nothing was ever the best; a run that is
-    resumed tells on.
-    """
+    """Tell every epoch, also if several end between two looks, or after a resume."""
     paths, out = RunPaths(tmp_path), io.StringIO()
     create_result(
         paths, total_steps=50, steps_per_epoch=10, resumed_from={"checkpoint": "x", "step": 10}

@@ -1,6 +1,4 @@
-"""The one file of a checkpoint: any state comes back to the bit, others can read it, and what is
-not as it was written is refused as what it is.
-"""
+"""A checkpoint's file: any state returns exactly, others can read it, damage is refused."""
 
 import collections
 import io

@@ -81,9 +81,7 @@ LOGGED = [
 
 
 def charts(eval_split: str, world_size: int, *, is_sharded: bool = False) -> dict[str, list[str]]:
-    """What TensorBoard finds for each chart: the tags that a pattern matches from their
-    beginning.
-    """
+    """Return the tags in each chart, found by TensorBoard's patterns."""
     return {
         title: [tag for tag in LOGGED if any(re.match(pattern, tag) for pattern in patterns)]
         for category in tags.layout(eval_split, world_size, is_sharded=is_sharded).values()

@@ -47,9 +47,7 @@ def rungs_by(kind: str, *, epochs: int = 9, reduction: int = 3) -> Rungs:
 
 
 class Search:
-    """A search of so many runs, some at a time, whose costs are known beforehand, and what else
-    becomes of them.
-    """
+    """A search of several runs at a time with known costs and fates."""
 
     def __init__(
         self,
@@ -137,9 +135,7 @@ def noisy(seed: int, *, failures: float = 0.0) -> Cost:
 def by_the_paper(
     cost: Cost, *, epochs: Sequence[int], reduction: int, runs: int
 ) -> list[tuple[str, int]]:
-    """Algorithm 2 of Li et al. 2020 with one worker: rungs are lists, and promotions are
-    remembered.
-    """
+    """Algorithm 2 of Li et al. 2020 with one worker, with rungs as lists."""
     rungs: list[list[tuple[float, int]]] = [[] for _ in epochs]
     promoted: list[set[int]] = [set() for _ in epochs]
     decisions, started = [], 0

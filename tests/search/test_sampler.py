@@ -1,6 +1,4 @@
-"""Who chooses the next point: of the same history always the same one, and better ones than by
-chance.
-"""
+"""The samplers: the next trial follows from the history, and beats random ones."""
 
 import math
 import statistics
@@ -75,9 +73,7 @@ def searched(
     [pytest.param(each, marks=pytest.mark.slow) if each == "gp" else each for each in SAMPLERS],
 )
 def test_a_point_follows_from_the_history_alone(name: str) -> None:
-    """So a search that is killed and typed again, with nothing but its run folders, goes on to the
-    same points.
-    """
+    """Resume a killed search from its run folders with the same trials."""
     space = NUMBERS if name == "cmaes" else CONDITIONAL
     more: dict[str, Any] = {"population": 4} if name in ("cmaes", "nsga2") else {}
     points = searched(name, space, 11, seed=3, **more)  # what learns does so from the 11th on
@@ -180,9 +176,7 @@ def test_qmc_covers_the_space_evenly_whatever_has_come_of_its_points() -> None:
 
 
 def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
-    """A diverged run is the worst of all; one that is pruned has its last rung's value; one that
-    runs is avoided.
-    """
+    """Rank diverged runs last, pruned ones by their last rung, and avoid running ones."""
     points = searched("tpe", NUMBERS, 12)
     low = [p for p in points if float(p.values["lr"]) < 0.01]
     assert low
@@ -256,9 +250,7 @@ def test_a_small_space_is_tried_to_its_end_and_no_point_twice() -> None:
 
 @pytest.mark.parametrize("name", ["random", "qmc", "tpe"])
 def test_where_most_choices_are_known_the_next_point_is_of_those_that_have_more(name: str) -> None:
-    """Of nine choices eight are a point each; a number below the ninth gives as many points as are
-    asked for.
-    """
+    """Find trials where eight of nine choices are one point each and the ninth has many."""
     choices = tuple("abcdefghi")
     model = Parameter("model", "categorical", choices=choices, meant=choices)
     space = Space((model, Parameter("model.dropout", "float", 0.0, 0.5, when=("model", "i"))))

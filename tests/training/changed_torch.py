@@ -1,5 +1,4 @@
-"""Models that meet, in their worker, a torch whose private parts are others; and one that looks
-around there."""
+"""Models that change torch's private parts in their worker, and one that looks at it."""
 
 import inspect
 import resource
@@ -54,8 +53,7 @@ def _rewrite(method: str, old: str, new: str) -> None:
 
 
 class Looking(MLP):
-    """Prints whether torch's compiler has been imported, and whether memory that was freed is
-    kept."""
+    """Prints whether torch's compiler is imported, and whether freed memory is kept."""
 
     def forward(self, images: Tensor) -> Tensor:
         """See MLP."""

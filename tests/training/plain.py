@@ -1,5 +1,4 @@
-"""What tests of training share: a run's numbers without its folder, and a step of gradient descent
-by hand."""
+"""The numbers of a run without its folder, and a plain step of gradient descent."""
 
 from typing import Any
 
@@ -14,8 +13,7 @@ from expt.worker.build import build_data, build_learner, build_position
 
 
 def trained_on(worker: Worker, config: RunConfig) -> dict[str, Any]:
-    """The averages of each step, of both evaluations at the end, and the weights; plain containers
-    alone."""
+    """Return the averages of each step, of both evaluations, and the weights, as plain values."""
     torch.manual_seed(config.seed)
     data = build_data(config, worker)
     learner, position, seen = (

@@ -36,8 +36,7 @@ TOKENS, IMAGES = (
 def trained(
     build: Callable[[], nn.Module], inputs: Tensor, wanted: Wanted
 ) -> tuple[list[float], dict[str, Tensor], int]:
-    """Losses and the state of three steps, and how many numbers were kept for the last backward
-    pass."""
+    """Return losses and state of three steps, and the size of the last saved activations."""
     torch.manual_seed(0)
     model = build()
     if wanted:

@@ -1,5 +1,4 @@
-"""A batch norm over all workers' images computes what one layer does that has them all; one in
-groups, for each."""
+"""Batch norm over all workers' images equals one layer's; in groups, each group's."""
 
 import copy
 import threading

@@ -46,8 +46,7 @@ def _trained(module: nn.Module, built: Built, steps: int = 3) -> None:
 def _carried(
     then: Any, now: Any, schedules: tuple[Any, Any] = (CONSTANT, CONSTANT), **how: Any
 ) -> tuple[Built, Built]:
-    """What was trained for three steps by `then`, and what goes on from it by `now`, over the same
-    parameters."""
+    """Return optimizers trained for three steps by `then`, and carried over to `now`."""
     module = _module()
     earlier = _built(module, then, schedules[0])
     _trained(module, earlier)

@@ -1,5 +1,4 @@
-"""Class weights, balanced sampling, mixup and cutmix: the curve of a plain loop over whole batches,
-on any workers."""
+"""Class weights, balanced sampling, mixup and cutmix equal a plain loop on any workers."""
 
 import dataclasses
 import functools

@@ -21,8 +21,7 @@ ENVIRONMENT = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_S
 
 
 def test_a_large_tensor_is_sent_where_it_lies(monkeypatch: Patch) -> None:
-    """And what is not contiguous, or shares a bucket, through a copy that is freed before another
-    is made."""
+    """Copy tensors that are not contiguous or share a bucket, one copy at a time."""
     monkeypatch.setattr(collectives, "BUCKET_BYTES", 64)
     large, turned, small = torch.ones(5, 5), torch.ones(6, 5).t(), [torch.ones(4), torch.ones(3)]
     seen, copies = list[int](), list[weakref.ref[torch.Tensor]]()

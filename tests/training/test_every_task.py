@@ -60,8 +60,7 @@ def one_thread() -> Iterator[None]:
 def plain_loop(
     name: str, drop_last: bool, workers: int | None = None
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and last weights, of whole batches; or, with `workers`, of the average of their
-    averages."""
+    """Return losses and last weights of whole batches, or of averages over `workers`."""
     case = CASES[name]
     torch.manual_seed(SEED)
     model, rows = case.model(), case.dataset(train=True)

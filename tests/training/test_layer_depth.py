@@ -1,5 +1,4 @@
-"""Which layer a parameter belongs to, and that the learning rate falls with each layer towards the
-input."""
+"""The layer of a parameter, and learning rates that fall towards the input."""
 
 from typing import Any
 
@@ -167,8 +166,7 @@ def net() -> Net:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_a_step_is_that_of_an_optimiser_written_by_hand(kind: str) -> None:
-    """Beside groups, and without the decay of biases and norms: one group of torch's for each
-    parameter."""
+    """Combine it with groups and undecayed biases, against one torch group per parameter."""
     ours, theirs = net(), net()
     head = ParameterGroup(match="head|blocks.0", lr_scale=0.2, weight_decay=0.3)
     config = OPTIMIZERS[kind](groups=(head,), decay_biases_and_norms=False, layer_decay=0.75)

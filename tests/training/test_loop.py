@@ -200,9 +200,7 @@ def test_a_log_point_averages_since_the_one_before() -> None:
 
 
 def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: Patch) -> None:
-    """After a resume the sums hold what was counted before; an epoch's last batch may be
-    smaller.
-    """
+    """Count images since the log point, also after a resume and with a smaller last batch."""
     now = iter([100.0, 102.0, 106.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
     found, before = list[float](), sums()

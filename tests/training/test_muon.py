@@ -1,5 +1,4 @@
-"""Muon takes the hidden weight matrices and AdamW the rest, as two optimisers of torch's would; one
-state is saved."""
+"""Muon trains hidden matrices and AdamW the rest, as torch's two would, with one state."""
 
 import copy
 from collections import OrderedDict

@@ -170,8 +170,7 @@ def test_an_unguarded_optimizer_drops_gradients_as_torch_does() -> None:
 
 
 def test_a_schedule_is_torchs_to_the_bit() -> None:
-    """Of several groups, of a rate that is a tensor, and from a checkpoint that torch's own has
-    left."""
+    """Check several groups, a tensor as rate, and a state that torch has saved."""
     torchs, ours = (two_groups(cls) for cls in (LambdaLR, Schedule))
     tensor = ours.optimizer.param_groups[1]["lr"]
     for _ in range(3):

@@ -1,5 +1,4 @@
-"""Where torch's private parts are not those that expt knows, a run says so and gives the numbers
-that it always did."""
+"""If torch's private parts have changed, a run says so and has the same numbers."""
 
 import json
 import platform

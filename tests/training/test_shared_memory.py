@@ -55,8 +55,7 @@ def test_what_another_process_has_under_that_number_is_left_alone() -> None:
 
 
 def test_every_rank_is_told_which_one_cannot_share(tmp_path: Path) -> None:
-    """As in containers of their own; and where there is no room, also those that asked for none
-    hear of it."""
+    """Refuse on every rank if one cannot share memory, or there is no room."""
 
     def refusal(worker: Worker, *, room: bool) -> str:
         if worker.rank == 1:

@@ -1,5 +1,4 @@
-"""Runs of one worker in the test's own process, or of several in forked ranks: they take a fraction
-of a second."""
+"""Runs of one worker in the test's own process, or of several in forked ranks."""
 
 import dataclasses
 import importlib
@@ -46,8 +45,7 @@ TrainAlone = Callable[..., Trained]
 
 @pytest.fixture
 def train_alone(tmp_path: Path, configured: Configured, monkeypatch: Patch) -> Iterator[TrainAlone]:
-    """`train_alone("epochs=2", name="a", source=None)` trains in tmp_path/a; `before` may change
-    the run it gets."""
+    """`train_alone("epochs=2", name="a")` trains in tmp_path/a; `before` may change the run."""
 
     def train(
         *overrides: str,

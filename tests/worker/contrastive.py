@@ -33,15 +33,13 @@ class Encoder(nn.Linear):
 
 
 class SimCLR(expt.Task):
-    """What is minimised looks at the whole global batch; what an evaluation reports, at each sample
-    by itself."""
+    """Minimise a loss of the whole global batch; evaluate each sample by itself."""
 
     def forward(self, model: Any, batch: Batch) -> Tensor:
         return normalize(model(batch.inputs), dim=-1)
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """NT-Xent of this worker's samples [b, 2, d] among all workers': each worker's part of the
-        sum."""
+        """Return this worker's part of NT-Xent among all workers' samples [b, 2, d]."""
         rank, everyones = (
             (dist.get_rank(), all_gather(outputs)) if dist.is_initialized() else (0, [outputs])
         )

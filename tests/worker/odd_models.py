@@ -225,8 +225,7 @@ class Centred(nn.Module):
 
 
 class OddMemory(nn.Module):
-    """With a buffer that is an expanded view, and a parameter that is a slice of a larger
-    tensor."""
+    """Has an expanded view as buffer, and a slice of a larger tensor as parameter."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()

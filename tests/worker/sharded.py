@@ -1,5 +1,4 @@
-"""What tests of sharded models share: runs of forked ranks in folders of their own, and their
-losses side by side."""
+"""Runs of sharded models in forked ranks, and their losses side by side."""
 
 import json
 from collections.abc import Callable
@@ -39,8 +38,7 @@ def trained(
     source: Path | None = None,
     until_epoch: int | None = None,
 ) -> str:
-    """Carry a run out as one of its workers; TensorBoard looks on where it is to have
-    histograms."""
+    """Carry a run out as one worker, with TensorBoard if it has histograms."""
     folder.mkdir(exist_ok=True)
     paths = RunPaths(folder)
     if worker.rank == 0 and not paths.result.exists():

@@ -25,8 +25,7 @@ class Clock:
 
 
 def test_all_save_and_stop_after_the_same_step(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The slower's step takes 0.125 s: they meet after the first, then after each second. What they
-    agreed on stays."""
+    """Meet after the first step of 0.125 s, then every second; agreed wishes stay."""
 
     def each(worker: Worker) -> list[tuple[set[str], bool]]:
         clock, done = Clock(), list[tuple[set[str], bool]]()
@@ -61,8 +60,7 @@ def test_fast_steps_do_not_put_a_meeting_off_for_ever(tmp_path: Path, monkeypatc
 
 
 def naps_until_a_hang(beats_after: set[int], *, most: int = 5 * TICKS) -> int | None:
-    """After how many naps it calls `on_hang`, where the worker beats after some; None if not within
-    `most`."""
+    """Return after how many naps `on_hang` is called, or None if not within `most`."""
     naps, ended, hung = list[float](), threading.Event(), list[int]()
     ready = threading.Event()
     dog: Watchdog

@@ -1,5 +1,4 @@
-"""Batch norms' statistics on several workers: nobody sends them in a step, and rank 0's are what
-counts, as ever."""
+"""Statistics of batch norms on several workers: not sent in a step, rank 0's count."""
 
 import contextlib
 import dataclasses

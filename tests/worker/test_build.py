@@ -1,5 +1,4 @@
-"""Every setting that shapes a step arrives there: curves of whole runs against a loop written out
-by hand."""
+"""Every setting of a step arrives there: curves of runs against a plain loop."""
 
 import dataclasses
 import math

@@ -1,5 +1,4 @@
-"""A run that has ended is trained longer: it is then what it would have been at once, to the
-bit."""
+"""A run that is trained longer equals, to the bit, one that was so long at once."""
 
 from pathlib import Path
 from typing import Any
@@ -82,8 +81,7 @@ def _longer(
 
 
 def _drawn(folder: Path) -> dict[str, Any]:
-    """What TensorBoard shows of a run: each curve, the steps of pictures, and what HPARAMS tells of
-    it."""
+    """Return what TensorBoard shows of a run: curves, steps of pictures, HPARAMS."""
     drawn = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0}).Reload()
     found = drawn.Tags()
     start = drawn.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content

@@ -56,8 +56,7 @@ class Numbered:
 def told(
     *steps: list[float], loader: Numbered | None = None, kind: type[Exception] = Diverged
 ) -> str:
-    """What is said at step 17, the 7th of epoch 2, when these were the losses of the parts of the
-    last steps."""
+    """Return the message at step 17, the 7th of epoch 2, after these losses of micro-batches."""
     sums = Sums(Classification(), torch.device("cpu"))
     batch = Batch(torch.zeros(1, 2), torch.tensor([0]), 1)
     for step in steps:

@@ -1,6 +1,4 @@
-"""A run's weights measured again: the run's own numbers on its own data, and no others' classes or
-scales elsewhere.
-"""
+"""A run's weights evaluated: its own numbers on its data, its classes and scales elsewhere."""
 
 import dataclasses
 from pathlib import Path
@@ -420,9 +418,7 @@ def test_what_makes_no_sense_is_told_in_a_line(word: str, digits: Path) -> None:
 
 
 def write_test_alone(root: Path, number: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
-    """Digits as colour pictures in root/test/CLASS, and the pixels and classes in the order of
-    their paths.
-    """
+    """Write digits as colour pictures in root/test/CLASS; return them sorted by path."""
     with np.load(Path(expt.__file__).parent / "data" / "digits.npz") as file:
         images, labels = file["test_images"][:number], file["test_labels"][:number]
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):

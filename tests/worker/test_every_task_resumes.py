@@ -1,5 +1,4 @@
-"""A run of any task that broke off goes on to the same bits; its weights measured again give the
-run's numbers."""
+"""A run of any task that broke off resumes exactly, and evaluates to its own numbers."""
 
 import dataclasses
 import json

@@ -1,5 +1,4 @@
-"""A fork goes on from another run's checkpoint: to the same bits with the same settings, otherwise
-with others."""
+"""A fork continues another run's checkpoint: exactly if nothing is changed."""
 
 import json
 import math

@@ -118,8 +118,7 @@ class Product(nn.Module):
 
 
 def test_a_replica_computes_in_the_type_of_the_run() -> None:
-    """torch's threads open autocast without one: on a GPU it would be float16, on a CPU it is
-    bfloat16."""
+    """Use the run's type in threads too, where torch opens autocast without one."""
     module = Product()
     precision, found = Precision("fp16", torch.device("cpu")), list[torch.dtype]()
     within = Autocast(module, precision.autocast)

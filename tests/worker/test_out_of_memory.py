@@ -1,5 +1,4 @@
-"""gradient_accumulation=auto: where one worker lacks memory all halve their micro-batches, and the
-step is done again as if nothing had been."""
+"""gradient_accumulation=auto: all workers halve micro-batches that do not fit."""
 
 import copy
 import dataclasses

@@ -1,5 +1,4 @@
-"""Tasks whose step is several updates: those of a plain loop, on any number of workers, and when
-resumed."""
+"""Tasks whose step is several updates equal a plain loop, on any workers and resumed."""
 
 import copy
 from typing import Any
@@ -33,8 +32,7 @@ WORDS = (
 
 @pytest.mark.slow
 def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Configured) -> None:
-    """With an optimiser for each network; and the same from an interruption in the second epoch
-    on."""
+    """Use an optimizer for each network, and resume in the second epoch."""
     weights: list[nn.Module] = []
     done = train_alone(*WORDS, before=lambda run: weights.append(copy.deepcopy(run.learner.module)))
     config, model = configured(*WORDS), weights[0]

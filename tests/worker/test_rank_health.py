@@ -52,8 +52,7 @@ def test_a_straggler_shows() -> None:
 
 
 def test_what_nobody_has_measured_is_no_number() -> None:
-    """An epoch's share is unknown where that of one rank is; and a mean that has fallen makes no
-    time negative."""
+    """Leave out a share that one rank lacks, and report no negative times."""
     unknown = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=None, device=CPU, wish=False)
     assert unknown.step_ms == 200
     found = rank_health.scalars(table({}, unknown._asdict()))

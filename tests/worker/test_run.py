@@ -294,9 +294,7 @@ def test_plateau_watches_the_evaluated_loss(
 
 
 def test_two_workers_evaluate_one(train_together: TrainTogether, configured: Configured) -> None:
-    """Each has batch-norm statistics and, at the end, weights of its own until rank 0's are told to
-    all.
-    """
+    """Evaluate rank 0's statistics and weights, though workers have their own."""
     done = train_together(2, *TURNING, "model=convnet", "model.dropout=0.2", name="run")
     losses = dict(done.curve("loss/val"))
     best = min(losses, key=lambda step: losses[step])

@@ -1,5 +1,4 @@
-"""An own dataset of other sizes is not the one that a run was trained on: it does not go on with
-it."""
+"""A custom dataset of another size is refused when a run is resumed."""
 
 import dataclasses
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""fsdp and hsdp: the numbers of ddp on any number of workers, and checkpoints that either goes on
-from."""
+"""fsdp and hsdp: the numbers of ddp on any workers, and checkpoints for either."""
 
 import functools
 import os
@@ -304,8 +303,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("parts", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_unused_experts_as_ddp(size: int, parts: int, configs: Configs, tmp_path: Path) -> None:
-    """Each worker has a sample or two of a part, hardly ever all experts; what nobody has used does
-    not decay."""
+    """Let workers see few experts each; parameters that none used do not decay."""
     words = (
         *of(Mixture),
         *SHORT,
