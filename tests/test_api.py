@@ -104,9 +104,7 @@ def test_plot_without_matplotlib_is_told(tmp_path: Path, monkeypatch: Patch) -> 
     assert "running" in result._repr_html_()
 
 
-def test_best_of_a_sweep_and_failures(
-    tmp_path: Path,
-) -> None:
+def test_best_of_a_sweep_and_failures(tmp_path: Path) -> None:
     def run(name: str, value: float | None, of: str = "loss/val") -> Path:
         (tmp_path / name).mkdir()
         text = "null" if value is None else str(value).replace("nan", "NaN")
@@ -172,9 +170,7 @@ assert (sys.argv, sys.stdout, dict(os.environ)) == (argv, out, environ)
 """
 
 
-def test_interrupt_lets_workers_save(
-    tmp_path: Path,
-) -> None:
+def test_interrupt_lets_workers_save(tmp_path: Path) -> None:
     done = python(INTERRUPTED, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
     record = json.loads((tmp_path / "run/result.json").read_text())

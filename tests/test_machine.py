@@ -183,12 +183,7 @@ def test_a_quota_counts_like_cores(monkeypatch: Patch) -> None:
         assert machine.usable_cpus() == expected
 
 
-TASK = {
-    "RANK": "0",
-    "WORLD_SIZE": "2",
-    "LOCAL_WORLD_SIZE": "2",
-    "SLURM_PROCID": "0",
-}
+TASK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_PROCID": "0"}
 
 
 @pytest.mark.parametrize(

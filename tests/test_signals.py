@@ -48,9 +48,7 @@ def test_the_first_signal_is_kept(number: signal.Signals) -> None:
     assert signals.exit_code() == 128 + number
 
 
-def test_dropped_ctrl_c_ends_the_run_without_traceback(
-    monkeypatch: Patch,
-) -> None:
+def test_dropped_ctrl_c_ends_the_run_without_traceback(monkeypatch: Patch) -> None:
     """As where it comes within a callback: an import has some."""
     dropped = list[object]()
     monkeypatch.setattr(signals, "_interrupted", False)
@@ -102,9 +100,7 @@ def test_nohup_keeps_its_meaning() -> None:
     assert not signals.asked()
 
 
-def test_what_is_printed_to_a_terminal_that_is_gone_goes_nowhere(
-    capfd: Capture,
-) -> None:
+def test_what_is_printed_to_a_terminal_that_is_gone_goes_nowhere(capfd: Capture) -> None:
     master, slave = pty.openpty()
     kept = os.dup(1)
     try:

@@ -24,11 +24,7 @@ WORDS = as_typed(
 @pytest.mark.parametrize("amp", [pytest.param("bf16", marks=pytest.mark.slow), "fp16"])
 @pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.slow), "convnet"])
 def test_losses_are_those_of_a_loop_by_hand(
-    model: str,
-    amp: str,
-    cards: Cards,
-    trained: Trained,
-    tmp_path: Path,
+    model: str, amp: str, cards: Cards, trained: Trained, tmp_path: Path
 ) -> None:
     cards()
     done = python(BY_HAND, model, amp, cwd=tmp_path)

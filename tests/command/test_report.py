@@ -189,9 +189,7 @@ def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:
         told("outputs/day", "--plot", "curves.svg")
     text = Path("curves.svg").read_text()
     assert [text.count(f">outputs/day/{name}<") for name in ("a", "b")] == [1, 1]
-    assert text.count("stroke-dasharray: 4.44,1.92") == 2 * 2 + 2, (
-        "train: two runs, two panels, and the legend"
-    )
+    assert text.count("stroke-dasharray: 4.44,1.92") == 2 * 2 + 2, "of train: 2 runs, 2 panels"
 
 
 SPLITS = ("train", "val", "test")

@@ -20,9 +20,7 @@ def record(metrics: dict[str, float], status: str = COMPLETED) -> Any:
     return {"status": status, "metrics": metrics}
 
 
-def test_numbers_are_compared_but_for_those_of_the_machine(
-    capsys: Capture,
-) -> None:
+def test_numbers_are_compared_but_for_those_of_the_machine(capsys: Capture) -> None:
     then = record({"loss/val": 0.5, "speed/epoch_s": 1.0, "memory/x": 3.0, "ranks/y": 1.0})
     compare(then, record({"loss/val": 0.5, "speed/epoch_s": 9.0}))
     assert capsys.readouterr() == ("repeated     the same numbers in all 1 metrics\n", "")

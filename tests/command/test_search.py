@@ -111,9 +111,7 @@ def test_several_goals_make_a_table_limits_exclude(tmp_path: Path, capsys: Captu
         hydra=ONE_BY_ONE,
     )
     out = capsys.readouterr().out
-    assert {run.record["objective"]["name"] for run in runs} == {"loss/val"}, (
-        "what a run is best at is a metric"
-    )
+    assert {run.record["objective"]["name"] for run in runs} == {"loss/val"}, "best at a metric"
     assert "limits       3 of 3 runs keep loss/val<1000 and speed/epoch_s>0" in out
     assert " of 3 runs, which no other beats in all goals" in out
     assert out.partition("Pareto")[2].splitlines()[1].split() == [

@@ -170,12 +170,7 @@ def test_a_sweep_whose_dashboard_is_out_of_reach_is_sent_afterwards(tmp_path: Pa
     [("metrics", "loss/train"), ("params", "optimizer.lr"), ("tags", "user"), ("tags", "mine")],
 )
 def test_a_value_that_is_refused_takes_no_other_along(
-    kind: str,
-    refused: str,
-    tmp_path: Path,
-    store: str,
-    monkeypatch: Patch,
-    capsys: Capture,
+    kind: str, refused: str, tmp_path: Path, store: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
     others, log = record(tmp_path / "run"), mlflow.MlflowClient.log_batch
     measure(others, 1, 2)

@@ -38,11 +38,7 @@ def follow(folder: Path, configured: Configured) -> Sending:
 
 
 def test_a_dashboard_that_does_not_answer_holds_up_the_end_alone_and_not_for_long(
-    package: Path,
-    tmp_path: Path,
-    configured: Configured,
-    monkeypatch: Patch,
-    capfd: Capture,
+    package: Path, tmp_path: Path, configured: Configured, monkeypatch: Patch, capfd: Capture
 ) -> None:
     began = tmp_path / "began"
     package.write_text(

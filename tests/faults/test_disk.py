@@ -128,9 +128,7 @@ def test_parts_that_find_no_room_leave_the_checkpoint_before(disk: Path) -> None
     checkpoint_file.check(paths.last)
     state = checkpoint_file.read(paths.last)
     assert state["position"]["epoch"] == 2
-    assert [each.name for each in paths.parts] == ["step-10.parts", "step-5.parts"], (
-        "and nothing that is half written"
-    )
+    assert [each.name for each in paths.parts] == ["step-10.parts", "step-5.parts"], "no half file"
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
     for more in (("hydra.run.dir=run", "resume=auto"), ("hydra.run.dir=whole",)):
         done = run(*words, *more, cwd=disk)

@@ -145,9 +145,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.stdout.count("] done ") == 5, "each once"
     for name, result in results(folder).items():
         files_of_events = list((folder / name).glob("events.out.tfevents.*"))
-        assert len(files_of_events) == 1 + ("resumed_from" in result), (
-            "killed after its last checkpoint, it goes on"
-        )
+        assert len(files_of_events) == 1 + ("resumed_from" in result), "killed after a checkpoint"
         steps = [
             json.loads(line)["step"]
             for line in (folder / name / "metrics.jsonl").read_text().splitlines()
@@ -184,9 +182,7 @@ def test_ctrl_c_stops_a_sweep_and_says_how(tmp_path: Path, faulty: tuple[str, ..
     again = run(*shlex.split(command)[3:], cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert statuses(tmp_path / "my sweep") == {f"seed={seed}": "completed" for seed in range(3)}
-    assert len(list((tmp_path / "my sweep" / "seed=0" / "logs").iterdir())) == 2, (
-        "the first attempt's logs are kept"
-    )
+    assert len(list((tmp_path / "my sweep" / "seed=0" / "logs").iterdir())) == 2, "its logs stay"
 
 
 @pytest.mark.slow
@@ -220,9 +216,7 @@ def test_a_failed_run_is_tried_again_and_the_others_are_returned(
     assert capsys.readouterr().err.endswith(
         "warning: 1 of 2 runs failed: how=raise; `failed` of the result has their errors\n"
     )
-    assert [run.folder.name for run in found] == ["how=raise", "how=once"], (
-        "in the order of the grid"
-    )
+    assert [run.folder.name for run in found] == ["how=raise", "how=once"], "in grid order"
     (failed,), (result,) = found.failed, found.completed
     assert found.best == result
     assert "ValueError" in str(failed.error)

@@ -44,9 +44,7 @@ def test_worker_end_is_reported(what: str, text: str, tmp_path: Path, failing: F
     left = RunFolder(tmp_path / "here")
     assert left.result["status"] == "failed"
     assert text in left.result["error"]
-    assert [step for step, _ in left.curve("running/loss")] == [5, 10, 15, 20, 25], (
-        "what was logged before is kept"
-    )
+    assert [step for step, _ in left.curve("running/loss")] == [5, 10, 15, 20, 25], "logged is kept"
 
 
 @pytest.mark.parametrize("begin", [start, pytest.param(start_cold, marks=pytest.mark.slow)])
@@ -71,9 +69,7 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path, begin: Callable[..., 
     assert "to continue: python -m expt hydra.run.dir=here resume=auto\n" in report.stdout
 
 
-def test_stopped_worker_ends_with_its_driver_and_frees_the_folder(
-    tmp_path: Path,
-) -> None:
+def test_stopped_worker_ends_with_its_driver_and_frees_the_folder(tmp_path: Path) -> None:
     process, children = training(tmp_path)
     workers, paths = ranks(children), RunPaths(tmp_path / "here")
     os.kill(workers[0], signal.SIGSTOP)
@@ -89,9 +85,7 @@ def _forkserver(driver: int) -> int:
     return pid
 
 
-def test_killed_forkserver_ends_all_workers_and_is_reported(
-    tmp_path: Path,
-) -> None:
+def test_killed_forkserver_ends_all_workers_and_is_reported(tmp_path: Path) -> None:
     process, children = training(tmp_path)
     os.kill(_forkserver(process.pid), signal.SIGKILL)
     _, err = process.communicate(timeout=30)

@@ -128,9 +128,7 @@ def hparams_tab(folder: Path) -> tuple[Any, dict[str, Any]]:
     return experiment, {group.name: group for group in answer.session_groups}
 
 
-def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(
-    sweep_of_six: Path,
-) -> None:
+def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(sweep_of_six: Path) -> None:
     experiment, rows = hparams_tab(sweep_of_six)
     paths = sweep_of_six.glob("*/result.json")
     results = {path.parent.name: json.loads(path.read_text()) for path in paths}

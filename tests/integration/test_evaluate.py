@@ -33,10 +33,7 @@ class Turned(Dataset):
 
 
 def test_any_number_of_workers_counts_each_sample_once(
-    trained: Trained,
-    tmp_path: Path,
-    monkeypatch: Patch,
-    capfd: Capture,
+    trained: Trained, tmp_path: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     """Evaluate a model with batch norm and a moving average, in a folder that was moved."""
     quiet = ("world_size=2", "threads=1", "tensorboard.images=false")

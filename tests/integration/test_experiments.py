@@ -82,9 +82,7 @@ def test_each_experiment_is_what_its_source_says(name: str) -> None:
     config = config_of(f"experiment={name}", *NEEDED.get(name, ()))
     settings = flat(dataclasses.asdict(config))
     assert {key: settings[key] for key in SOURCES[name]} == SOURCES[name]
-    assert config_of(f"experiment={name}", *NEEDED.get(name, ()), gpus=0).num_gpus == 0, (
-        "it runs without a GPU too"
-    )
+    assert config_of(f"experiment={name}", *NEEDED.get(name, ()), gpus=0).num_gpus == 0, "no GPU"
 
 
 def test_what_is_typed_wins_over_an_experiment() -> None:

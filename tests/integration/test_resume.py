@@ -213,9 +213,7 @@ def test_killed_fork_of_a_deleted_parent_resumes(tmp_path: Path, trained: Traine
     console = Console(file=io.StringIO(), width=200)
     report(console, parse([str(tmp_path)]))
     tree = console.file.getvalue().partition("forks ")[2]  # type: ignore[attr-defined]
-    assert tree.lstrip().startswith(f"{tmp_path}/copied  accuracy/val"), (
-        "the parent, by its identity"
-    )
+    assert tree.lstrip().startswith(f"{tmp_path}/copied  accuracy/val"), "the parent, by identity"
     assert f"├── {tmp_path}/killed  at step 10: epochs 3 -> 4, optimizer.lr 0.002 -> 0.01" in tree
     assert f"    └── {tmp_path}/again  at step 20: optimizer.lr 0.01 -> 0.03" in tree
     with pytest.raises(ConfigError, match="there is no such file or folder"):

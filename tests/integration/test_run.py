@@ -70,9 +70,7 @@ def test_one_event_file_holds_every_tag_at_the_right_steps(trained: Trained) -> 
 
 
 @pytest.mark.slow
-def test_script_needs_no_main_guard_and_no_torch(
-    tmp_path: Path,
-) -> None:
+def test_script_needs_no_main_guard_and_no_torch(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import sys, expt\n"
         "result = expt.run('max_steps=2')\n"
@@ -182,9 +180,7 @@ def test_torchruns_workers_share_one_run_folder(tmp_path: Path) -> None:
     assert out.count("run folder") == 1
     told = "model._target_=wide.Net: gives 12 outputs for each sample"
     assert err.count(f"warning: [rank 0] {told}") == 1, "in the terminal"
-    assert (folder / "logs/0/0/stderr.log").read_text().count(told) == 1, (
-        "and not again in the log that it comes from"
-    )
+    assert (folder / "logs/0/0/stderr.log").read_text().count(told) == 1, "not again in the log"
 
 
 @pytest.mark.cpu("the GPUs are simulated")

@@ -130,9 +130,7 @@ beside them.
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_sharded_checkpoint_too_large_for_memory_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_sharded_checkpoint_too_large_for_memory_is_refused(tmp_path: Path) -> None:
     words = (*WIDE, "hydra.run.dir=wide", "log_every=1")
     ok(*words, "strategy=fsdp", "world_size=2", "checkpoint.sharded=true", "epochs=1", cwd=tmp_path)
     before = RunFolder(tmp_path / "wide").points
@@ -149,9 +147,7 @@ def test_sharded_checkpoint_too_large_for_memory_is_refused(
 
 
 @pytest.mark.slow
-def test_run_that_sharding_would_change_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_run_that_sharding_would_change_is_refused(tmp_path: Path) -> None:
     listed = ("~model", "+model._target_=tests.worker.odd_models.Listed")
     done = run(*listed, *SHARDED, "dataset=digits", "hydra.run.dir=refused", cwd=tmp_path)
     assert done.returncode == 2, done.stderr

@@ -91,9 +91,7 @@ def python(code: str, cwd: Path, typed: str = "") -> list[str]:
     return out.splitlines()
 
 
-def test_one_forkserver_in_its_own_session_until_killed(
-    tmp_path: Path,
-) -> None:
+def test_one_forkserver_in_its_own_session_until_killed(tmp_path: Path) -> None:
     code = """
         forkserver.kill()  # there is none yet: no harm
         forkserver.warm()

@@ -13,13 +13,7 @@ import pytest
 import expt
 from expt.errors import ConfigError, RunFailed
 from expt.launch import torchrun
-from expt.launch.launcher import (
-    adopt,
-    first_host,
-    launcher,
-    refuse_in_torchrun,
-    tasks_per_node,
-)
+from expt.launch.launcher import adopt, first_host, launcher, refuse_in_torchrun, tasks_per_node
 from tests.facade import Patch, environment, run
 
 TORCHRUN = {
@@ -152,9 +146,7 @@ def test_a_task_of_submitit_on_this_machine_is_a_worker() -> None:
     ],
     ids=["nothing", "one task", "torchrun within srun", "one task of submitit"],
 )
-def test_single_task_or_torchrun_environment_stays(
-    environment: dict[str, str],
-) -> None:
+def test_single_task_or_torchrun_environment_stays(environment: dict[str, str]) -> None:
     before = dict(environment)
     adopt(environment)
     assert environment == before

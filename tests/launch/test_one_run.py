@@ -63,9 +63,7 @@ TWO_CORES = Machine(cpus=2)
 METRICS = {"start_s": 1.0, "first_step_s": 0.5, "step_s": 0.1, "eval_s": 2.0}
 
 
-def test_small_runs_share_a_machine_large_ones_wait(
-    configured: Configured,
-) -> None:
+def test_small_runs_share_a_machine_large_ones_wait(configured: Configured) -> None:
     small, large = configured("world_size=1", "threads=1"), configured("world_size=2", "threads=1")
     assert together_s([(small, 3.0), (small, 5.0)], TWO_CORES, Options()) == 5.0
     assert together_s([(small, 3.0), (small, 5.0), (large, 10.0)], TWO_CORES, Options()) == 15.0

@@ -505,9 +505,7 @@ def test_who_does_not_end_in_time_is_ended_and_at_a_second_signal_at_once(
     assert read_result(job.paths)["error"] == f"interrupted ({name})"
 
 
-def test_run_in_a_used_folder_waits_and_holds_up_the_search(
-    world: World,
-) -> None:
+def test_run_in_a_used_folder_waits_and_holds_up_the_search(world: World) -> None:
     """As workers of a command that was killed are, as long as they take to be gone."""
     a, b = world.job("a"), world.job("b")
     other, room = paths.FolderLock(a.paths), list[bool]()

@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 
 from expt.config import secrets
-from expt.errors import (
-    ConfigError,
-    DeviceLost,
-    Diverged,
-    Interrupted,
-    OutOfMemory,
-    RunFailed,
-)
+from expt.errors import ConfigError, DeviceLost, Diverged, Interrupted, OutOfMemory, RunFailed
 from expt.launch import submitit_jobs
 from expt.launch.job import Job, Observer
 from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of, outcome

@@ -211,9 +211,7 @@ print("once")
 def test_unguarded_script_trains_once(script: Script, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     main = script(UNGUARDED)
-    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "here", "outputs.pt"}, (
-        "no worker runs it again"
-    )
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "here", "outputs.pt"}
     first: expt.Result = main.result
     assert "saw 2" in (first.folder / "logs/0/0/stdout.log").read_text()
     assert first.record["overrides"]["model"] == {

@@ -202,9 +202,7 @@ def test_a_run_that_a_person_goes_on_with_is_still_that_of_its_search(tmp_path: 
     attempt(longer).begin()
     assert read_result(asked.paths)["search"]["number"] == 3, "from its beginning"
     attempt(asked).begin()
-    assert "search" not in read_result(asked.paths), (
-        "a run of other settings, that has taken its folder"
-    )
+    assert "search" not in read_result(asked.paths), "a run of other settings"
 
 
 def test_where_its_workers_refuse_to_go_on_all_is_as_before(tmp_path: Path) -> None:

@@ -78,9 +78,7 @@ def test_best_comes_first_in_both_directions(tmp_path: Path, objective: str, bes
     found = names(tmp_path)
     assert found[0] == [best]
     assert found[1] == ["lr=2"]
-    assert sorted(found[3:]) == [["lr=4"], ["lr=5"], ["lr=6"]], (
-        "what has no value, or has failed, comes last"
-    )
+    assert sorted(found[3:]) == [["lr=4"], ["lr=5"], ["lr=6"]], "without a value: last"
 
 
 def test_of_equal_runs_of_a_search_the_first_point_comes_first(tmp_path: Path) -> None:

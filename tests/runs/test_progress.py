@@ -299,17 +299,13 @@ def test_summary_has_numbers_and_next_steps(tmp_path: Path, monkeypatch: Patch) 
         ["compare", "expt", "report"],
     ]
     head, train, *_ = summary_of(paths).splitlines()
-    assert head.index("accuracy") + len("accuracy") == train.index("0.7500") + len("0.7500"), (
-        "numbers end in a line"
-    )
+    assert head.index("accuracy") + len("accuracy") == train.index("0.7500") + len("0.7500")
     assert shown_path(Path("/elsewhere")) == "/elsewhere"
     (tmp_path / "outputs" / "my day" / "photos").mkdir()
     assert summary(paths)[-2][-1] == "day/run'", "not where other things lie"
 
 
-def test_summary_says_that_nothing_was_trained(
-    tmp_path: Path,
-) -> None:
+def test_summary_says_that_nothing_was_trained(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     create_result(paths, steps=40, resumed_from={"checkpoint": "last.safetensors", "step": 20})
     assert summary(paths)[0][:1] != ["nothing"]

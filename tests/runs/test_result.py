@@ -281,9 +281,7 @@ def test_an_error_of_our_own_is_marked_as_meant_for_a_person(tmp_path: Path, a_s
         assert a_secret not in (tmp_path / "error").read_text()
 
 
-def test_nan_is_null_on_disk_and_infinity_a_number(
-    paths: RunPaths,
-) -> None:
+def test_nan_is_null_on_disk_and_infinity_a_number(paths: RunPaths) -> None:
     nan, inf = float("nan"), float("inf")
     record_points(paths, (1, 1, {"loss/val": nan, "loss/train": inf, "lr": 0.5}))
     lines = [
@@ -330,9 +328,7 @@ def test_a_file_that_was_cut_back_and_has_grown_again_is_read_anew(tmp_path: Pat
     assert reader.read() == []
 
 
-def test_checkpointed_part_of_a_rewritten_file_is_found_by_steps(
-    tmp_path: Path,
-) -> None:
+def test_checkpointed_part_of_a_rewritten_file_is_found_by_steps(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     writer, sizes = MetricsWriter(paths), list[int]()
     for step in (1, 2, 3):
@@ -351,7 +347,5 @@ def test_checkpointed_part_of_a_rewritten_file_is_found_by_steps(
     writer.write(3, 1, {"loss/test": 0.25})
     writer.close()
     tested = paths.metrics.read_bytes()
-    assert until(paths, sizes[2] - 1, 3) == tested[: sizes[2]], (
-        "the test is after the last checkpoint"
-    )
+    assert until(paths, sizes[2] - 1, 3) == tested[: sizes[2]], "the test comes later"
     assert until(paths, sizes[2] - 1, 3, tests_later=False) == tested

@@ -32,9 +32,7 @@ RECORD: Record = {
 }
 
 
-def test_goals_know_direction_and_value(
-    configured: Configured,
-) -> None:
+def test_goals_know_direction_and_value(configured: Configured) -> None:
     tags = ["accuracy/val", "loss/val", "speed/samples_per_s", "memory/gpu_mib", "loss/test"]
     goals = goals_of(tags, configured())
     assert [goal.highest for goal in goals] == [True, False, True, False, False]
@@ -71,9 +69,7 @@ def test_the_best_of_equal_first_goals_is_one_that_no_other_beats() -> None:
         *reversed(points),
         Trial(values={}, status=COMPLETED, number=4, objectives=(0.75, 30.0)),
     ]
-    assert best(alike[::-1], goals) == found, (
-        "of alike ones the first point, in whatever order they come"
-    )
+    assert best(alike[::-1], goals) == found, "of equal ones the first point"
     record = SearchRecord(goals, [])
     assert record.best(runs) == runs[1]
     assert record.front(runs) == [runs[1], runs[2]], "of which it is the first"
@@ -117,9 +113,7 @@ def test_limits_and_goals_of_the_kept_epoch(tmp_path: Path, configured: Configur
     point = Reader(space=space, goals=goals, limits=limits).trial(paths, record)
     assert point is not None
     assert point.objectives == (0.875, 0.5)
-    assert [each for each in texts if point.violations[each] > 0] == ["memory/worker_mib<8.5"], (
-        "of the whole run"
-    )
+    assert [each for each in texts if point.violations[each] > 0] == ["memory/worker_mib<8.5"]
     kept = [limit for limit in limits if limit.text != "memory/worker_mib<8.5"]
     assert SearchRecord(goals, kept).allowed(record)
     assert SearchRecord(goals, limits).breaks_limits(record)
@@ -184,9 +178,7 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     }
     (tmp_path / SWEEP_RECORD).write_text(json.dumps(none))
     lines = conclusion(tmp_path, runs).splitlines()
-    assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], (
-        "no table without a row"
-    )
+    assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], "only with rows"
     for damaged in ("{", "[1]", "search: foo", "objective: [loss/val, 3]"):
         (tmp_path / SWEEP_RECORD).write_text(damaged)
         assert conclusion(tmp_path, runs).startswith("best         run0  accuracy/val 0.5")

@@ -246,9 +246,7 @@ def test_failed_and_diverged_trials_and_those_beyond_a_limit_count_as_worst() ->
 
 
 @pytest.mark.parametrize("status", [PRUNED, RUNNING, INTERRUPTED, FAILED, COMPLETED])
-def test_late_violation_keeps_the_place_at_earlier_rungs(
-    status: str,
-) -> None:
+def test_late_violation_keeps_the_place_at_earlier_rungs(status: str) -> None:
     rungs, costs = rungs_by("asha"), dict.fromkeys((1, 2, 3), 0.1)
     late = trial(0, status, costs | {9: 0.1} if status == COMPLETED else costs, allowed=False)
     others = [pruned(number, e1=0.4 + number / 10) for number in (1, 2)]
@@ -260,9 +258,7 @@ def test_late_violation_keeps_the_place_at_earlier_rungs(
 
 
 @pytest.mark.parametrize("end", [2, 3])
-def test_early_end_beyond_a_limit_is_worst_at_the_next_rung(
-    end: int,
-) -> None:
+def test_early_end_beyond_a_limit_is_worst_at_the_next_rung(end: int) -> None:
     rungs = rungs_by("asha")
     ended = trial(0, COMPLETED, dict.fromkeys(range(1, end + 1), 0.1), allowed=False)
     assert promoted(rungs, [ended, pruned(1, e1=0.5), pruned(2, e1=0.6)]) is None

@@ -157,9 +157,7 @@ def test_tpe_draws_a_share_at_random(more: dict[str, Any], expected: list[int]) 
     same = [
         p.number for p, other in zip(points, by_chance, strict=True) if p.values == other.values
     ]
-    assert [number for number in same if number is not None and number >= 10] == expected, (
-        "the first ten always are"
-    )
+    assert [number for number in same if number is not None and number >= 10] == expected, "random"
 
 
 def test_a_generation_of_nsga2_follows_the_best_of_the_one_before() -> None:
@@ -191,9 +189,7 @@ def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
     pruned = low_ones(status=PRUNED, costs={1: 9.0})
     found = [chosen(known) for known in (points, bad, pruned, low_ones(status=RUNNING))]
     assert len({str(each) for each in found}) > 1
-    assert chosen(low_ones(status=FAILED)) == chosen([p for p in points if p not in low]), (
-        "a failure of the code says nothing of the point"
-    )
+    assert chosen(low_ones(status=FAILED)) == chosen([p for p in points if p not in low])
     for known, name in ((bad, "gp"), (bad, "cmaes"), (pruned, "cmaes"), (pruned, "nsga2")):
         assert chosen(known, name)
 

@@ -88,9 +88,7 @@ def taken(search: Iterator[Job | None], times: int) -> list[str]:
     return ["wait" if job is None else job.name for job in (next(search) for _ in range(times))]
 
 
-def test_trials_fill_room_and_the_end_waits(
-    folder: Folder,
-) -> None:
+def test_trials_fill_room_and_the_end_waits(folder: Folder) -> None:
     search = folder.search()
     assert taken(search, 2) == ["0", "1"]
     folder.room = False

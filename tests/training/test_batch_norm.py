@@ -160,9 +160,7 @@ class Own(nn.BatchNorm2d):
         lambda module: batch_norm.synchronise(module, lambda values: values),
     ],
 )
-def test_custom_batch_norm_class_is_refused(
-    change: Callable[[nn.Module], None],
-) -> None:
+def test_custom_batch_norm_class_is_refused(change: Callable[[nn.Module], None]) -> None:
     with pytest.raises(
         ConfigError,
         match="the model's layer 1 is a Own, which only batch_norm=per_worker leaves as it",

@@ -87,9 +87,7 @@ def test_the_layers_of_a_decoder() -> None:
     decoder = {"tokens": 3, "positions": 3, "blocks.0": 2, "blocks.1": 1, "norm": 1, "head": 0}
     assert by_part(depths(Transformer(**words, tied=False)), decoder) == decoder  # type: ignore[arg-type]
     tied = depths(Transformer(**words, tied=True))  # type: ignore[arg-type]
-    assert (tied["tokens.weight"], tied["blocks.1.grow.weight"]) == (2, 0), (
-        "the head's weight is the tokens' own"
-    )
+    assert (tied["tokens.weight"], tied["blocks.1.grow.weight"]) == (2, 0), "tied to the tokens"
 
 
 def test_the_layers_of_models_that_torchvision_and_timm_have() -> None:

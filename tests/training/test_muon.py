@@ -57,9 +57,7 @@ def test_hidden_matrices_are_neither_embeddings_nor_the_head() -> None:
     assert names(module, hidden_matrices(module)) == {"first.weight", "second.weight"}
     module.head = nn.Linear(4, 7)
     module.head.weight = module.words.weight
-    assert names(module, hidden_matrices(module)) == {"first.weight", "second.weight"}, (
-        "the head is the embedding"
-    )
+    assert names(module, hidden_matrices(module)) == {"first.weight", "second.weight"}, "it is tied"
 
 
 @pytest.mark.parametrize("unguarded", [True, False])

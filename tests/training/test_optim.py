@@ -93,9 +93,7 @@ def test_a_parameter_with_gaps_in_its_memory_is_trained_as_others(
         train(model, build_optimizer(config, model), 5)
     for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(left, right, atol=1e-6)
-    assert torch.equal(large[:, :6], first.weight.detach()), (
-        "what else shows that memory sees the new numbers"
-    )
+    assert torch.equal(large[:, :6], first.weight.detach()), "memory sees the new numbers"
 
 
 def test_an_own_fused_optimizer_is_refused_a_parameter_with_gaps_in_its_memory() -> None:

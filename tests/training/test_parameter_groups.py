@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from expt.config.groups import (
-    SGD,
-    Adam,
-    ParameterGroup,
-    TargetOptimizer,
-)
+from expt.config.groups import SGD, Adam, ParameterGroup, TargetOptimizer
 from expt.errors import ConfigError
 from expt.training.optim import build_optimizer
 from expt.training.parameter_groups import parameter_groups, rate_of

@@ -135,10 +135,7 @@ def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_trained_longer_is_what_it_would_have_been_at_once(
-    name: str,
-    train_alone: TrainAlone,
-    configured: Configured,
-    tmp_path: Path,
+    name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path
 ) -> None:
     words, (first, *ends) = (*SHORT, *CASES[name][0]), CASES[name][1]
     for folder in ("longer", "at_once"):
@@ -224,10 +221,7 @@ def pruned_after(
 
 @pytest.mark.parametrize("name", PAUSE_CASES)
 def test_a_run_that_has_paused_goes_on_to_the_same_bits(
-    name: str,
-    train_alone: TrainAlone,
-    configured: Configured,
-    tmp_path: Path,
+    name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path
 ) -> None:
     words, pauses = (*SHORT, *PAUSE_CASES[name][0]), PAUSE_CASES[name][1]
     for folder in ("pruned", "at_once"):

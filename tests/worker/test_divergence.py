@@ -161,12 +161,7 @@ def test_unmeasured_split_is_told(train_alone: TrainAlone, capsys: Capture) -> N
         f"+dataset={{_target_: {__name__}.Padding, num_workers: 0}}",
         f"+model={{_target_: {__name__}.Table}}",
     )
-    words = (
-        "~dataset",
-        "~model",
-        *own,
-        *as_typed("task=language_model batch_size=1 epochs=1"),
-    )
+    words = ("~dataset", "~model", *own, *as_typed("task=language_model batch_size=1 epochs=1"))
     train_alone(*words, "log_every=1", "+dataset.val_fraction=0.2")
     found = {line for line in capsys.readouterr().err.splitlines() if ": not measured" in line}
     names = ("loss", "perplexity", "bits_per_token", "accuracy")
@@ -269,7 +264,5 @@ def test_they_count_on_where_a_run_resumes_within_an_epoch(train_alone: TrainAlo
     whole = numbers(train_alone(*chosen, name="whole").points)
     assert whole["skipped_steps", 10] > whole["skipped_steps", 5] > 1
     last = train_alone(*chosen, before=stop_at(9)).run.paths.last
-    assert checkpoint.load(last)["skipped_steps"] > whole["skipped_steps", 5], (
-        "there is one in what was done of the epoch"
-    )
+    assert checkpoint.load(last)["skipped_steps"] > whole["skipped_steps", 5], "one in this epoch"
     assert numbers(train_alone(*chosen, source=last).points) == whole

@@ -470,10 +470,7 @@ def test_numbers_are_shown_in_tensorboard_beside_the_runs(digits: Path) -> None:
 
     events = EventAccumulator(str(folder)).Reload()
     (point,) = events.Scalars("accuracy/test")
-    assert (point.step, point.value) == (
-        2,
-        pytest.approx(shown_there["metrics"]["accuracy/test"]),
-    )
+    assert (point.step, point.value) == (2, pytest.approx(shown_there["metrics"]["accuracy/test"]))
     assert {*events.Tags()["images"]} == {"confusion/test", "mistakes/test"}
     assert not [tag for tag in events.Tags()["tensors"] if "hparams" in tag]
     assert shown_there["evaluation_of"]["step"] == 2

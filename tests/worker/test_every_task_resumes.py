@@ -52,10 +52,7 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
 @pytest.mark.filterwarnings(
     "ignore::UserWarning:torchmetrics"
 )  # of three samples, not of each class
-@pytest.mark.parametrize(
-    "name",
-    CASES,
-)
+@pytest.mark.parametrize("name", CASES)
 def test_broken_off_runs_resume_exactly(name: str, configured: Configured, tmp_path: Path) -> None:
     config = config_of(name, configured)
     often: dict[str, Any] = {"epochs": 2, "log_every": LOGGED, "gradient_accumulation": 3}

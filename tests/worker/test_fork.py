@@ -170,9 +170,7 @@ def test_another_batch_goes_on_by_epochs_and_is_resumed(
         for line in fork.points
         if '"tag": "lr"' in line
     }
-    assert rates[24] == pytest.approx(0.2 * 0.5 * (1 + math.cos(math.pi * 13 / 20))), (
-        "in the 14th of 20 such steps"
-    )
+    assert rates[24] == pytest.approx(0.2 * 0.5 * (1 + math.cos(math.pi * 13 / 20))), "in step 14"
     for path in (fork.folder / "checkpoints").glob("*.safetensors*"):
         if not path.name.startswith("last-1."):
             path.unlink()

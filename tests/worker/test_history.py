@@ -173,9 +173,7 @@ def test_a_run_ends_early_and_goes_on_with_more_patience(train_alone: TrainAlone
     assert done.result["stopped_early"]["epoch"] == end
     assert f"its best was {long[end - 2]:.4f} at step" in done.result["stopped_early"]["reason"]
     last = done.paths.last
-    assert checkpoint.load(last)["position"]["epoch"] == end, (
-        "though no epoch's checkpoint was asked for"
-    )
+    assert checkpoint.load(last)["position"]["epoch"] == end, "without an epoch checkpoint"
     again = train_alone(*EARLY, patient(1), source=last, name="again")
     assert (again.status, again.curve("loss/val")) == ("completed", [])
     more = train_alone(*EARLY, patient(9), source=last, name="more")

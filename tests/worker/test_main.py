@@ -164,9 +164,7 @@ def test_resume_without_weights(tmp_path: Path, monkeypatch: Patch, configured: 
         main.run_as(ONE, request_of(longer, tmp_path / "other"))
 
 
-def test_cublas_is_deterministic_unless_a_person_has_set_its_workspace(
-    monkeypatch: Patch,
-) -> None:
+def test_cublas_is_deterministic_unless_a_person_has_set_its_workspace(monkeypatch: Patch) -> None:
     name, cpu = "CUBLAS_WORKSPACE_CONFIG", torch.device("cpu")
     monkeypatch.setenv(name, "")  # so that it is put back
     monkeypatch.delenv(name)

@@ -46,9 +46,7 @@ def test_a_straggler_shows() -> None:
     assert found["ranks/unequal_weights"] == 0
     assert not {"memory/gpu_mib", "ranks/gpu_utilisation"} & found.keys(), "there is no GPU"
     assert not any(math.isnan(value) for value in found.values())
-    assert rank_health.scalars(table({})).keys() == {"memory/worker_mib"}, (
-        "a single worker is alike itself"
-    )
+    assert rank_health.scalars(table({})).keys() == {"memory/worker_mib"}, "one worker alone"
 
 
 def test_what_nobody_has_measured_is_no_number() -> None:

@@ -22,13 +22,7 @@ from tests import on_cards
 from tests.conftest import Configured
 from tests.data.test_build import write_folder
 from tests.facade import Patch, RunFolder, as_typed, request_of
-from tests.worker.conftest import (
-    ALONE,
-    TrainAlone,
-    TrainTogether,
-    stop_at,
-    stopped_and_resumed,
-)
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stop_at, stopped_and_resumed
 from tests.worker.sharded import Observer
 
 TURNING = as_typed(
@@ -197,9 +191,7 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
     assert saved == [(5, True), (9, False), (10, False), (18, False), (20, False)]
 
 
-def test_stopped_run_resumes_to_the_same_numbers(
-    train_alone: TrainAlone,
-) -> None:
+def test_stopped_run_resumes_to_the_same_numbers(train_alone: TrainAlone) -> None:
     words = as_typed("epochs=3 model.dropout=0.3 log_every=2 dataset.train_limit=320 on_nan=skip")
     stopped = train_alone(*words, before=stop_at(8))
     assert stopped.status == "interrupted"
@@ -284,9 +276,7 @@ def test_a_plateau_gets_the_evaluations_loss(train_alone: TrainAlone) -> None:
     assert done.run.learner.scheduler.state_dict()["best"] == dict(done.curve("loss/val"))[5]
 
 
-def test_plateau_watches_the_evaluated_loss(
-    configured: Configured,
-) -> None:
+def test_plateau_watches_the_evaluated_loss(configured: Configured) -> None:
     assert configured("scheduler=plateau").scheduler.metric == "loss/val"
     assert configured("scheduler=plateau", "eval_split=test").scheduler.metric == "loss/test"
     with pytest.raises(ConfigError, match=r"^scheduler\.metric=acuracy/val: .* 'accuracy/val'\?$"):

@@ -255,8 +255,7 @@ def test_whole_model_is_shown(configs: Configs, tmp_path: Path, monkeypatch: Pat
     ):
         load(paths.folder)
     with pytest.raises(
-        ConfigError,
-        match=rf"weights={paths.folder}: .*best.safetensors: is sharded, and its whole",
+        ConfigError, match=rf"weights={paths.folder}: .*best.safetensors: is sharded, and its whole"
     ):
         first_weights.load_weights(torch.nn.Linear(1, 1), str(paths.folder), ALONE)
     monkeypatch.undo()
