@@ -40,7 +40,7 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_100, 200, 43_000
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_100, 200, 43_040
 MAX_LINES = {
     "command": 5_125, "config": 2_915, "dashboards": 1_635, "data": 7_990, "features": 950,
     "inference": 1_495, "launch": 3_030, "models": 1_120, "planning": 275, "python": 665,
