@@ -4,16 +4,24 @@ import contextlib
 import io
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 
+from expt.tasks.classification import Classification
+from expt.tasks.sums import Sums
 from expt.training.collectives import Worker
 from expt.training.learner import Position
+from expt.training.loop import train_epoch
+from expt.training.shared_memory import SharedMemory
+from expt.training.strategy import Strategy
 from expt.worker import rank_health
 from tests.ranks import together
-from tests.training.test_loop import learner, plain
+from tests.training.test_loop import DEVICE, batches, learner, plain
+from tests.worker.conftest import ALONE
 
 CPU = torch.device("cpu")
 
@@ -97,3 +105,25 @@ def test_the_checksum_knows_the_order_of_parameters_and_not_that_in_memory() -> 
     assert rank_health.checksum([first, second]) != rank_health.checksum([second, first])
     last = nn.Parameter(first.detach().clone().to(memory_format=torch.channels_last))
     assert rank_health.checksum([last]) == rank_health.checksum([first])
+
+
+def test_sums_of_an_epoch_come_with_readings() -> None:
+    module, memory, position = plain(), SimpleNamespace(spent_s=0.0), Position(4, 8)
+    strategy = Strategy(module, memory=cast(SharedMemory, memory))
+    subject = learner(module, strategy=strategy)
+    health = rank_health.RankHealth(subject, position, ALONE, check_weights=True)
+    for _ in range(2):
+        health.begin_epoch()
+        sums = Sums(Classification(), DEVICE)
+        train_epoch(subject, batches(4), position, sums, log_every=100)
+        memory.spent_s += 0.001
+        assert torch.equal(
+            health.end_epoch(sums.values, wish=lambda: position.step == 8), sums.values
+        )
+        (reading,) = health.readings
+        assert reading.wish == (position.step == 8)
+        assert reading.all_reduce_share > 0
+        assert 0 <= reading.step_ms < 1000
+        assert reading.weights == 0, "a single worker has none to compare with"
+        health.refuse_unequal()
+    assert 0 < health.spent_s < 10
