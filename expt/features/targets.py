@@ -200,7 +200,8 @@ class Labels(Feature):
 def _number_of(targets: Any) -> int:
     """Return the number of values in a custom sample's targets. Raise DataError for no tensor."""
     if (shape := getattr(targets, "shape", None)) is None:
-        raise DataError(f"its targets are a {type(targets).__name__}; let them be a tensor")
+        kind = type(targets).__name__
+        raise DataError(f"sample 0: its targets are a {kind}; let them be a tensor")
     return math.prod(shape)
 
 

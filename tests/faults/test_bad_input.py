@@ -413,7 +413,7 @@ TASKS = {
     "a sample longer than the context": Bad(f"{TOKENS}long",
         "a sample has 6 tokens, and the model takes 4; cut it, o"),
     "no tokens": Bad("task=language_model model=mlp dataset=rows batch_size=8",
-        "a sample's targets are torch.float32"),
+        "model=mlp: gives outputs for each sample, and task=language_model for each token"),
     # masks
     "masks of an unknown number of classes": Bad("task=segmentation model=unet dataset=rows",
         "task.num_classes: a custom dataset has none; give it, e.g."),
@@ -430,7 +430,7 @@ TASKS = {
     "a class out of range": Bad("dataset=rows dataset.kind=class dataset.num_classes=3",
         "sample 5: its label is 7, e"),
     "no targets": Bad(f"{REGRESSION}'no target'",
-        "model=mlp: needs channels, image_size, num_classes, and the datase"),
+        "sample 0: its targets are a NoneType; let them be a tensor"),
     "two targets for one output": Bad(
         "task=regression model=net batch_size=8 dataset=rows dataset.kind='two targets'",
         "the model gives float32 [8, 1], and a batch's targets are float32 [8, 2]"
@@ -443,7 +443,7 @@ TASKS = {
     "tokens for a named model": Bad(
         "task=language_model model=torchvision model.arch=resnet18 batch_size=8 dataset=tokens "
         "dataset.kind=input",
-        "the dataset gives it tokens; use model=transformer",
+        "for each token; use model=transformer",
     ),
     "a model that gives nothing": Bad(
         "task=regression model=net model.kind=nothing batch_size=8 dataset=rows",
