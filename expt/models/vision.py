@@ -14,11 +14,7 @@ from expt.errors import ConfigError
 
 
 class MLP(nn.Sequential):
-    """Logits [B, num_classes] of images [B, C, H, W], through hidden layers with ReLU.
-
-    With one hidden layer of 256 and 28x28 grey images, the 784-256-10 network of the PyTorch DDP
-    introductions.
-    """
+    """Logits [B, num_classes] of images [B, C, H, W], through hidden layers with ReLU."""
 
     def __init__(
         self,
@@ -109,11 +105,10 @@ def _side_after(
 class ResNet18(nn.Module):
     """Logits [B, num_classes] of images [B, C, H, W].
 
-    torchvision's, with its names and its first weights, but not imported from it: that takes as
-    long as torch itself. `stem="small"` is a 3x3 convolution of stride 1 and no max pooling, as in
-    Dive into Deep Learning, section 13.6; `stem="imagenet"` is the 7x7 of stride 2 with max pooling
-    of He et al., 2015; `"auto"` is small for images up to 64 pixels a side. Images of every size
-    fit: the network ends in a global average.
+    torchvision's, with its names and first weights, but not imported: that takes as long as torch.
+    `stem="small"` is a 3x3 convolution of stride 1 without max pooling, as in Dive into Deep
+    Learning, section 13.6; `stem="imagenet"` the 7x7 of stride 2 with max pooling of He et al.,
+    2015; `"auto"` is small for images up to 64 pixels a side. Images of every size fit.
     """
 
     def __init__(
@@ -190,9 +185,8 @@ def _draw(layer: nn.Conv2d) -> None:
 class UNet(nn.Module):
     """Logits [B, num_classes, H, W] of images [B, C, H, W] (Ronneberger et al., 2015).
 
-    Convolutions are padded. Going up, features are repeated to the size of the level above and
-    convolved: transposed convolutions leave checkerboards. Sides may have any length from 2 **
-    (len(widths) - 1) on.
+    Convolutions are padded. Going up, features are repeated to the size above and convolved:
+    transposed convolutions leave checkerboards. Sides have 2 ** (len(widths) - 1) pixels or more.
     """
 
     def __init__(

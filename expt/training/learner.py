@@ -138,9 +138,8 @@ class Position:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Be where `state_dict` was called."""
-        self.epoch, self.step, self.step_in_epoch = (
-            state[key] for key in ("epoch", "step", "step_in_epoch")
-        )
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.step_in_epoch = state["step_in_epoch"]
         self.began_at = state.get("began_at", 0)
         self._move(state.get("offset", 0))
 

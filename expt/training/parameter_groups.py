@@ -96,9 +96,7 @@ def members(groups: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
 
 def rate_of(optimizer: Optimizer) -> float:
     """Return the learning rate of a group that has all of it."""
-    group, *others = optimizer.param_groups
-    if others:
-        group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
+    group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
     lr, scale = group["lr"], group.get(LR_SCALE, 1.0)
     return float(lr if scale == 1.0 else lr / scale)
 
@@ -110,12 +108,11 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 def depths(module: nn.Module) -> dict[str, int]:
     """Return each parameter's number of layers up to the head, by name: 0 in the last layer.
 
-    Where the model has timm's method `group_matcher`, it says what the layers are. Else they are
-    the model's children in the order of registration; a Sequential, ModuleList or ModuleDict counts
-    as its elements, and so does the only child of its class that has such below it, such as a ViT's
-    encoder. Whatever has no matrix of weights (norms), an embedding after another, and what an
-    opened module itself holds (class tokens) belong to the layer before; before the first, to the
-    first. Raises ConfigError where that is a single layer.
+    timm's method `group_matcher`, if the model has it, gives the layers. Else they are the model's
+    children in the order of registration; a Sequential, ModuleList or ModuleDict is opened, and so
+    is the only child of its class that has one below it, such as a ViT's encoder. Norms, further
+    embeddings, and an opened module's own parameters (class tokens) belong to the layer before, or
+    to the first. Raises ConfigError where that is a single layer.
     """
     by = _as_the_model_says if hasattr(module, "group_matcher") else _by_registration
     layers = by(module)

@@ -186,8 +186,8 @@ class Sharded(Strategy):
 class Fitting(Strategy):
     """Workers that find how many samples fit at a time, for gradient_accumulation=auto.
 
-    Where one lacks memory all halve their micro-batches, and begin the step again. None waits for
-    another before all are known to have their gradients.
+    If one lacks memory all halve their micro-batches and begin the step again. No collective comes
+    before all are known to have their gradients.
     """
 
     worker: Worker

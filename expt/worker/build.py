@@ -166,8 +166,7 @@ def lock_of(target: str) -> Path:
 def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool = True) -> Learner:
     """Build the model on `worker`'s device, and all that trains it.
 
-    Without `begins` its weights are still to be loaded: no published ones are fetched, nor does
-    rank 0 give its own to the other workers.
+    Without `begins` weights will be loaded: none are fetched, nor sent by rank 0.
     """
     built = _build_model(config, data, worker, fetch=begins)
     module, ema = built.module, built.ema

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -266,6 +267,9 @@ class EarlyStop:
         max_minutes: float | None = None,
     ) -> None:
         self._settings, self._max_minutes, self.is_time_up = settings, max_minutes, False
+        self._threshold = settings.threshold if settings else None
+        patience = settings.patience if settings else None
+        self._patience = math.inf if patience is None else patience
         self._better = better[settings.metric.partition("/")[0]] if settings else "min"
         self._best: float | None = None
         self._best_at, self._last = 0, math.nan
@@ -285,29 +289,19 @@ class EarlyStop:
     @property
     def ended_by(self) -> str | None:
         """The key by which the run ends; None if it continues."""
-        keys = {
-            "early_stop.threshold": self._is_good_enough,
-            "early_stop.patience": self._has_waited(self._waited),
-            "max_minutes": self.is_time_up,
-        }
-        return next((key for key, is_due in keys.items() if is_due), None)
+        reached = operator.le if self._better == "min" else operator.ge
+        threshold, last = self._threshold, self._last
+        if threshold is not None and math.isfinite(last) and reached(last, threshold):
+            return "early_stop.threshold"
+        if self._waited >= self._patience:
+            return "early_stop.patience"
+        return "max_minutes" if self.is_time_up else None
 
     @property
     def may_be_due(self) -> bool:
         """True if the run may end by it after one more evaluation."""
-        can_be_enough = self._settings is not None and self._settings.threshold is not None
-        return self.is_time_up or self._has_waited(self._waited + 1) or can_be_enough
-
-    def _has_waited(self, evaluations: int) -> bool:
-        patience = self._settings.patience if self._settings else None
-        return patience is not None and evaluations >= patience
-
-    @property
-    def _is_good_enough(self) -> bool:
-        threshold = self._settings.threshold if self._settings else None
-        if threshold is None or not math.isfinite(self._last):
-            return False
-        return self._last == threshold or is_better(self._last, threshold, self._better)
+        can_be_enough = self._threshold is not None
+        return self.is_time_up or self._waited + 1 >= self._patience or can_be_enough
 
     @property
     def reason(self) -> str:
@@ -317,8 +311,7 @@ class EarlyStop:
             return f"max_minutes={self._max_minutes:g} of training are over"
         metric, delta = self._settings.metric, self._settings.min_delta
         if key == "early_stop.threshold":
-            enough = f"{self._settings.threshold:g}"
-            return f"{metric} is {self._last:.4f}, early_stop.threshold is {enough}"
+            return f"{metric} is {self._last:.4f}, early_stop.threshold is {self._threshold:g}"
         by = f" by more than {delta:g}" if delta else ""
         count = f"{self._waited} evaluation{'s' * (self._waited > 1)}"
         text = f"{metric} has not improved{by} in {count}"

@@ -101,12 +101,8 @@ class Run:
 
     def train(self, source: Path | None = None, observe: Observe = build.build_dashboard) -> str:
         """Train to the end, from the checkpoint `source` if there is one; return the status."""
-        config, position, worker, told = (
-            self.config,
-            self.position,
-            self.worker,
-            self.data.info.told,
-        )
+        config, worker = self.config, self.worker
+        position, told = self.position, self.data.info.told
         if source is None:
             begun = first_weights.begin_with(config, self.learner.module, worker, told)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,24 +86,26 @@ class Times:
 
     def by_clock(self, trained: History | None) -> set[str]:
         """Return what is due by this worker's clock, and by that of training where it is given."""
-        config, every, due = self._config, self._config.checkpoint.every_minutes, set[str]()
-        if every is not None and self._clock() - self._saved_at > every * 60:
+        config, due = self._config, set[str]()
+        if self._clock() - self._saved_at > _seconds(config.checkpoint.every_minutes):
             due.add("save")
         if trained is None or config.eval_every_minutes is config.max_minutes is None:
             return due
-        every = config.eval_every_minutes
-        if every is not None and trained.unevaluated_s >= every * 60:
+        if trained.unevaluated_s >= _seconds(config.eval_every_minutes):
             due.add("evaluate")
         return due | ({"end"} if self.is_over(trained.trained_s) else set())
 
     def is_over(self, trained_s: float) -> bool:
         """Return whether the run ends after `trained_s` seconds of training."""
-        minutes = self._config.max_minutes
-        return minutes is not None and trained_s >= minutes * 60
+        return trained_s >= _seconds(self._config.max_minutes)
 
 
 def _is_one(number: int, every: int | None) -> bool:
     return every is not None and number % every == 0
+
+
+def _seconds(minutes: float | None) -> float:
+    return math.inf if minutes is None else minutes * 60
 
 
 MEET_EVERY_S = 0.3
