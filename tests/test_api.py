@@ -97,7 +97,7 @@ def test_curves_are_drawn_by_epoch_with_the_test_where_it_is_of(tmp_path: Path) 
 
 
 def test_plot_without_matplotlib_is_told(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = recorded(tmp_path / "a", status="running")
     with pytest.raises(expt.ConfigError, match=r"pip install 'expt\[plot\]'"):
         result.plot()
