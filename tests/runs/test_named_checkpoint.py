@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from expt.config.identity import VERSION
-from expt.errors import ConfigError
+from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file
-from expt.runs.continuing import of_fork, record_of
-from expt.runs.named_checkpoint import checkpoints, chosen, named, run_and_which, whole
+from expt.runs.continuing import Source, of_fork, record_of, take
+from expt.runs.named_checkpoint import checkpoints, chosen, named, read, run_and_which, whole
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
@@ -137,3 +137,20 @@ def test_a_fork_is_known_by_its_run_and_step(configured: Configured, paths: RunP
     update_result(paths, version=VERSION + 1)
     with pytest.raises(ConfigError, match="another version"):
         record_of(str(paths.folder))
+
+
+def test_a_damaged_part_is_not_taken(paths: RunPaths, tmp_path: Path) -> None:
+    """Whatever is taken of it goes again: once the other run's is whole, the fork can begin."""
+    target = RunPaths(tmp_path / "fork")
+    part = paths.checkpoints / "step-12.parts" / "__1_0.distcp"
+    part.parent.mkdir(parents=True)
+    part.write_text("whole")
+    save(paths.last, 12, **{checkpoint_file.PARTS: checkpoint_file.described(part.parent)})
+    source = Source("fork", read(paths.last))
+    part.write_text("other")
+    with pytest.raises(CheckpointError, match="a part of it, is truncated or damaged"):
+        take(source, target)
+    assert not any(target.checkpoints.iterdir())
+    part.unlink()
+    part.write_text("whole")
+    assert take(source, target) == target.forked
