@@ -21,7 +21,15 @@ from expt import errors, machine
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, to_device
 from expt.data.plain_text import opened
-from expt.errors import ConfigError, DataError, OutOfMemory, first_line, is_out_of_memory, warn
+from expt.errors import (
+    ConfigError,
+    DataError,
+    OutOfMemory,
+    RunFailed,
+    first_line,
+    is_out_of_memory,
+    warn,
+)
 from expt.features import NO_TARGET, Answers
 from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import PICTURES, ROWS, SAMPLES, TEXTS, Plan
@@ -56,7 +64,7 @@ class Predictor:
     def __init__(self, plan: Plan) -> None:
         """Load the model. Raise ConfigError as `load` does."""
         self._plan, self.device = plan, _device(plan.device)
-        with _faults_in_words(), importable_from_here(plan.record):
+        with _faults_in_words(self.device), importable_from_here(plan.record):
             self.model: TrainedModel = load(
                 plan.run, plan.which, device=self.device, amp=plan.amp, trust_code=plan.trust_code
             )
@@ -78,7 +86,11 @@ class Predictor:
         return self.form.joined(self._answers())
 
     def _answers(self) -> Iterator[Answers]:
-        with precision_kept(), importable_from_here(self._plan.record), _faults_in_words():
+        with (
+            precision_kept(),
+            importable_from_here(self._plan.record),
+            _faults_in_words(self.device),
+        ):
             set_precision(self._plan.config.matmul_precision)
             for chunk in self._chunks():
                 self.seen += len(chunk.about)
@@ -198,16 +210,17 @@ class Predictor:
 
 
 @contextlib.contextmanager
-def _faults_in_words() -> Iterator[None]:
+def _faults_in_words(device: torch.device) -> Iterator[None]:
     """Raise OutOfMemory where memory of the device does not suffice, RunFailed where it fails."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             if isinstance(error, torch.AcceleratorError):
-                raise errors.RunFailed(first_line(error)) from error
+                raise RunFailed(first_line(error)) from error
             raise
-        fix = held_by_others() or "use a smaller --batch-size, or --device cpu"
+        others = held_by_others(device.index) if device.type == "cuda" else ""
+        fix = others or "use a smaller --batch-size, or --device cpu"
         raise OutOfMemory(f"{first_line(error).partition('. ')[0]}; {fix}") from error
 
 
@@ -255,18 +268,27 @@ def _ahead(read: Callable[[str], T], paths: Sequence[str], size: int) -> Iterato
 
 
 def _device(name: str) -> torch.device:
-    """Return the device; torch says where it is not there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        with _faults_in_words():
-            return torch.empty(1, device=name).device  # memory of it is the first use
-    except OutOfMemory:
-        raise
-    except (errors.RunFailed, RuntimeError, AssertionError) as error:
-        others = (f"cuda:{index}" for index in range(torch.cuda.device_count()))
-        known = errors.listed(
-            ["cpu", *(other for other in others if other not in (name, f"{name}:0"))]
-        )
-        why = f"--device {name}: {first_line(error)}"
-        raise ConfigError(f"{why}; use --device {known}") from error
+    """Return the device; by default the first GPU that can be used.
+
+    Raises ConfigError where torch has none of that name, RunFailed where it can't be used.
+    """
+    gpus = [f"cuda:{n}" for n in range(torch.cuda.device_count()) if torch.cuda.is_available()]
+    known, faults = f"use --device {errors.listed(['cpu', *gpus])}", list[RunFailed]()
+    for each in (gpus or ["cpu"]) if name == "auto" else [name]:
+        try:
+            device = torch.device(each)
+            if gpus and device.type == "cuda" and (device.index or 0) >= len(gpus):
+                raise RuntimeError(f"there are {len(gpus)} GPUs")
+            with _faults_in_words(device):
+                found = torch.empty(1, device=device).device  # memory of it is the first use
+            if found.type == "cuda":
+                torch.cuda.set_device(found)  # else torch begins to use the first one, too
+        except RunFailed as error:
+            faults.append(type(error)(f"--device {each}: {error}"))
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"--device {each}: {first_line(error)}; {known}") from error
+        else:
+            for fault in faults:
+                warn(f"{fault}; {each} is used")
+            return found
+    raise type(faults[0])(f"{'; '.join(map(str, faults))}; {known}")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,17 +182,27 @@ def test_the_doctor_names_dead_and_full_cards(cards: Cards, tmp_path: Path) -> N
     assert all(uuid(card) in found[f"GPU {card}"] for card in range(4))
 
 
-def test_a_prediction_on_a_dead_card_is_refused_in_a_line(cards: Cards, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stage", "device", "code", "said"),
+    [
+        ({"dead": (0,)}, "auto", 0, "busy or unavailable; cuda:1 is used"),
+        ({"full": (0,)}, "auto", 0, "cuda:1 is used"),
+        ({"dead": (0,)}, "cuda:0", 1, "use --device cpu, cuda:0, cuda:1, cuda:2, cuda:3"),
+        ({"dead": (0, 1), "full": (2, 3)}, "auto", 1, "--device cuda:3: "),
+        ({}, "cuda:7", 2, "use --device cpu, cuda:0, cuda:1, cuda:2, cuda:3"),
+    ],
+)
+def test_a_prediction_takes_a_gpu_that_can_be_used(
+    cards: Cards, tmp_path: Path, stage: dict[str, Any], device: str, code: int, said: str
+) -> None:
     cards()
     assert run("gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path).returncode == 0
-    cards(dead=(0,))
-    done = run("predict", "r", "--split", "test", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "busy or unavailable; use --device cpu, cuda:1, cuda:2, cuda:3\n" in done.stderr
-    done = run("predict", "r", "--split", "test", "--device", "cuda:7", cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "use --device cpu, cuda:0, cuda:1, cuda:2, cuda:3\n" in done.stderr
+    cards(**stage)
+    words = ("--split", "test", "--output", "p.csv", *["--device", device] * (device != "auto"))
+    done = run("predict", "r", *words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("fail_at", [1, 5, 20])
