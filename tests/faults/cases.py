@@ -129,7 +129,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "what another launcher left in the environment": (
         f"{PORTS}what_another_launcher_left_in_the_environment_does_no_harm",
-        f"{LAUNCHER}only_rank_0_says_that_a_sweep_is_refused",
+        "tests/launch/test_workers.py::test_a_refusal_is_printed_before_torchrun_hears_of_it",
     ),
     "more than one writer": (
         f"{RUN}one_event_file_holds_every_tag_at_the_right_steps",

@@ -127,6 +127,6 @@ def test_a_machine_without_room_is_told_in_plain_words(tmp_path: Path) -> None:
     done = run(*_model(tmp_path, "torch.empty(1 << 50)", rank=0), "world_size=1", cwd=tmp_path)
     assert done.returncode == 1
     assert "out of memory: 4503599.6 GB more were asked for" in done.stderr
-    assert "gradient_accumulation=2, or batch_size=32" in done.stderr
+    assert "gradient_accumulation=2 (or auto), or batch_size=32" in done.stderr
     assert "Traceback" not in done.stderr
     assert "torch.empty(1 << 50)" in _log(tmp_path, 0)

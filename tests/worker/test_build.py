@@ -23,6 +23,7 @@ from expt.data import indexing
 from expt.data.build import Data
 from expt.data.kinds.originals import Digits
 from expt.errors import ConfigError
+from expt.features import Features
 from expt.inference import load
 from expt.machine import Machine
 from expt.training.collectives import Worker
@@ -415,8 +416,8 @@ FLOATS = "+dataset.dtype=float32"
 def built_of_own_outputs(config: RunConfig) -> tuple[Any, Any]:
     """The run's model, and the same again from what its record has of the data."""
     data = build.build_data(config, ALONE)
-    record: Any = {"data": data.info.told}
-    return build.build_learner(config, data, ALONE).module, load._built(config, record)
+    features = Features.read(data.info.told)
+    return build.build_learner(config, data, ALONE).module, load._built(config, features)
 
 
 @pytest.mark.parametrize(
