@@ -108,7 +108,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     alone = config.getoption("markexpr") == "gpu" or any(
         ".py" in Path(word).name for word in config.args
     )
-    return 0 if alone else max(2, min(len(os.sched_getaffinity(0)), 4))
+    return 0 if alone else min(len(os.sched_getaffinity(0)) + 1, 4)  # some wait for what they start
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
