@@ -40,11 +40,11 @@ WITH_TORCH = ("checkpoint",)  # of `runs`
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_075, 200, 43_270
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_090, 200, 43_290
 MAX_LINES = {
-    "command": 5_110, "config": 2_915, "dashboards": 1_635, "data": 7_595, "features": 910,
+    "command": 5_110, "config": 2_915, "dashboards": 1_635, "data": 7_610, "features": 910,
     "inference": 1_510, "launch": 3_070, "models": 1_035, "planning": 275, "python": 665,
-    "runs": 5_360, "search": 1_555, "tasks": 1_555, "training": 3_475, "worker": 4_135,
+    "runs": 5_360, "search": 1_555, "tasks": 1_555, "training": 3_490, "worker": 4_135,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys

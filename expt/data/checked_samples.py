@@ -53,6 +53,11 @@ def read_all(dataset: Dataset[Any], check: Check, indices: Sequence[int]) -> lis
     return [checked(check, index, read(dataset, index)) for index in indices]
 
 
+def without_gpu(told: str) -> str:
+    """Return the fix for an error of CUDA in a reading process; empty for any other."""
+    return WITHOUT_GPU if "CUDA" in told and get_worker_info() else ""
+
+
 def in_words(error: Exception, whose: str) -> Exception:
     """Return what a custom dataset raised, in one line, with its place there.
 
@@ -63,8 +68,8 @@ def in_words(error: Exception, whose: str) -> Exception:
         return error
     frame, told = own_frame(error), secrets.said(error)
     where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
-    if "CUDA" in told and get_worker_info():
-        where += f"; {WITHOUT_GPU}"
+    if fix := without_gpu(told):
+        where += f"; {fix}"
     kind = DataError if type(error).__name__ in MISTAKES else RunFailed
     return kind(f"{whose} raised {told}{where}")
 

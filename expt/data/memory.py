@@ -306,9 +306,11 @@ def _scales(
 def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
     """Return the rows with a run's columns, in its order, names and scales, from its record.
 
-    A single target may have another name. Raise ConfigError where a column is missing.
+    A single target may have another name. Rows stay as they are where the run had none: `fit`
+    refuses them. Raise ConfigError where a column is missing.
     """
-    inputs: Any = trained_on.inputs
+    if not isinstance(inputs := trained_on.inputs, Columns):
+        return rows
     targets = trained_on.targets.columns or rows.target_names
     if len(targets) == len(rows.target_names) == 1:
         rows = rows._replace(target_names=tuple(targets))

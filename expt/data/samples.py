@@ -28,7 +28,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from expt import signals
 from expt.config import secrets
 from expt.config.own_code import own_frame
-from expt.data.checked_samples import Check, as_it_is, checked, in_words, read, read_all
+from expt.data.checked_samples import (
+    Check,
+    as_it_is,
+    checked,
+    in_words,
+    read,
+    read_all,
+    without_gpu,
+)
 from expt.data.indexing import mix
 from expt.data.loading import Finish, LoaderOptions, leaves, mapped
 from expt.data.seeding import Keys, Read, Seeding, preserved_generators, seeded
@@ -96,6 +104,7 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
         frame = own_frame(error)
         where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
         fix = f"fix the dataset's method collate{where}" if own else "give the dataset a collate"
+        fix = without_gpu(str(error)) or fix
         raise DataError(f"samples cannot be made a batch: {secrets.said(error)}; {fix}") from error
     is_pair = isinstance(batch, list | tuple) and len(batch) == 2
     inputs, targets = batch if is_pair else (batch, None)

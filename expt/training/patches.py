@@ -59,6 +59,11 @@ def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
             parameter.grad = None
 
 
+def version(tensor: Tensor) -> int:
+    """Return how often a tensor was written to in place."""
+    return tensor._version
+
+
 def data_parallel(module: nn.Module, **options: Any) -> DistributedDataParallel:
     """Return DistributedDataParallel around `module`, unguarded where this torch allows it."""
     try:

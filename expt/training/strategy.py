@@ -27,6 +27,7 @@ from expt.errors import ConfigError, is_out_of_memory, listed, sized_by, warn
 from expt.training import batch_norm, collectives, random_state, sharding
 from expt.training.collectives import Worker
 from expt.training.parameter_groups import members
+from expt.training.patches import version
 from expt.training.shared_memory import SharedMemory
 
 T = TypeVar("T")
@@ -255,16 +256,29 @@ class Fitting(Strategy):
     def _noted(self) -> Callable[[], None]:
         """Copy what a forward pass may change of the model; return a function that restores it."""
         random, state = random_state.state_dict(self.worker.device), self.model.state_dict()
+        written = {name: version(one) for name, one in self.model.named_parameters()}
         for name, _ in self.model.named_parameters(remove_duplicate=False):
             state.pop(name, None)
-        buffers = {name: one for name, one in self.model.named_buffers() if name not in state}
-        model, others = copy.deepcopy((state, buffers))
+        before = dict(self.model.named_buffers())
+        others = {name: one for name, one in before.items() if name not in state}
+        model, others = copy.deepcopy((state, others))  # those of others are in no state_dict
+
+        def owner(name: str) -> tuple[nn.Module, str]:
+            return self.model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
 
         def restore() -> None:
+            for name, one in self.model.named_parameters():
+                if version(one) != written.get(name):
+                    raise ConfigError(
+                        f"gradient_accumulation=auto: the model changes {name} in a forward pass,"
+                        " so that a step can't begin again; give a number"
+                    )
+            for name in {name for name, _ in self.model.named_buffers()} - before.keys():
+                delattr(*owner(name))
             random_state.load_state_dict(random, self.worker.device)
             self.model.load_state_dict(model, strict=False)
-            for name, buffer in others.items():  # those that no state_dict has
-                self.model.get_buffer(name).data = buffer
+            for name, buffer in others.items():
+                setattr(*owner(name), buffer)
 
         return restore
 

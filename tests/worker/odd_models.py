@@ -278,6 +278,7 @@ class Spoiling(Hungry):
     """Changes its inputs, and a buffer that no state_dict has, before it lacks memory."""
 
     mean: Tensor
+    late: Tensor
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
@@ -287,7 +288,19 @@ class Spoiling(Hungry):
         images.div_(2)
         if self.training:
             self.mean = 0.9 * self.mean + images.mean()
-        return super().forward(images - self.mean)
+            if not hasattr(self, "late"):
+                self.register_buffer("late", torch.zeros(()), persistent=False)
+            self.late += 0.1
+        return super().forward(images - self.mean - self.late)
+
+
+class Clipping(Hungry):
+    """Changes a weight in a forward pass."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.first.weight.mul_(0.9)
+        return super().forward(images)
 
 
 class Undefined(Net):

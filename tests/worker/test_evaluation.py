@@ -321,7 +321,9 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
     assert found["config"]["dataset"]["std"] == [0.2, 0.3, 0.4]
     turned = photos(tmp_path / "three", {"white": 0, "black": 240})
     assert metrics(folder, turned)["accuracy/test"] == 0
+    rows = table(tmp_path / "rows.csv", {"x": [0.5, 1.5] * 4, "kind": ["black", "white"] * 4})
     refused = {
+        f"dataset=table {rows} dataset.targets=kind": "and the model takes channels 3; use data",
         "dataset=digits": "dataset=digits: has channels 1, and the model takes channels 3; use",
         f"dataset=image_folder {other} dataset.image_size=[9,9]": "has image_size 9 x 9, and the",
         photos(tmp_path / "four", {"black": 0, "red": 9}): "has the class red, which the run",

@@ -55,6 +55,11 @@ def test_inputs_and_buffers_that_a_model_changes_are_as_before(train_alone: Trai
     assert last(found)["micro_batch_size"] == 8
 
 
+def test_weights_that_a_forward_pass_changes_are_not_restored(train_alone: TrainAlone) -> None:
+    with pytest.raises(ConfigError, match=f"^{AUTO}: the model changes first.weight"):
+        train_alone(*SHORT, *of("Clipping", most=8), AUTO)
+
+
 def test_the_curve_of_a_plain_loop(
     train_together: TrainTogether, train_alone: TrainAlone, configured: Configured
 ) -> None:
