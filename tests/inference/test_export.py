@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ def test_onnx_computes_what_the_model_does_for_any_batch(
         command.main([*words, "--force"])
     assert file.read_bytes() == before
     assert left_in(folder) == {path.name for path in folder.glob("events*")}
-    monkeypatch.setattr(command, "NEEDED", ("onnx", "no_such_package"))
-    with pytest.raises(ConfigError, match=r"needs no_such_package; pip install 'expt\[onnx\]'"):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ConfigError, match=r"needs onnxscript; pip install 'expt\[onnx\]'"):
         command.main([str(folder), "--format", "onnx", "--which", "last"])
 
 
