@@ -94,7 +94,7 @@ def test_a_gpu_without_room_names_a_smaller_batch_size(tmp_path: Path) -> None:
     )
     done = run(*own, cwd=tmp_path)
     assert done.returncode == 1
-    assert "try gradient_accumulation=2, or batch_size=32" in done.stderr
+    assert "try gradient_accumulation=2 (or auto), or batch_size=32" in done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
