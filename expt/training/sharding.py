@@ -122,8 +122,9 @@ def fill(tensors: Sequence[Tensor], worker: Worker) -> None:
         if not one.is_meta:
             one.data = values
         else:  # which takes no data of another device
-            is_parameter = isinstance(one, nn.Parameter)
-            new = nn.Parameter(values, requires_grad=one.requires_grad) if is_parameter else values
+            new = values.detach()  # torch swaps no tensor that a thread of gloo may still hold
+            if isinstance(one, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=one.requires_grad)
             torch.utils.swap_tensors(one, new)
 
 
