@@ -4,10 +4,12 @@ data."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import multiprocessing
 import random
 import re
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from expt.data.images import image_part
 from expt.data.loader import Loader
@@ -25,8 +27,8 @@ from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.data.memory import eval_batch_size
 from expt.errors import DataError
 from expt.features import Classes
-from tests.conftest import alive, environment
 from tests.data.loaders import makers
+from tests.facade import alive, environment
 from tests.faults.running import wait_until
 from tests.warm import Command
 
@@ -361,3 +363,18 @@ def test_a_gpu_evaluates_more_at_a_time(
     )
     assert eval_batch_size(dataclasses.replace(options, device=torch.device("cuda"))) == expected
     assert eval_batch_size(options) is None
+
+
+def test_a_loader_is_in_no_cycle_that_keeps_its_processes() -> None:
+    """torch waits 5 s for those of one that only the collector of garbage finds."""
+    classes = Classes(names=tuple(map(str, range(SIZE))))
+    part = image_part(TensorDataset(IMAGES, LABELS), (2, 4, 3), 1, classes)
+    loader = part.load(ALL, LoaderOptions(batch_size=5, device=CPU))
+    assert next(iter(loader.epoch(1))).size == 5
+    seen = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader
+        assert seen() is None
+    finally:
+        gc.enable()
