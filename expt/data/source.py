@@ -81,8 +81,8 @@ class Source:
 
     def known_targets(self, chosen: Tensor) -> Tensor | None:
         """Return those of the training samples at these indices, or of some, where that can be."""
-        if self.counted is not None:
-            return self.counted[chosen]
+        if (classes := self.counted) is not None:
+            return classes[chosen]
         return self.targets_of(chosen) if self.targets_of else None
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from expt import errors, machine
+from expt import machine
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions, to_device
 from expt.data.plain_text import opened
@@ -28,6 +28,7 @@ from expt.errors import (
     RunFailed,
     first_line,
     is_out_of_memory,
+    listed,
     warn,
 )
 from expt.features import NO_TARGET, Answers
@@ -273,7 +274,7 @@ def _device(name: str) -> torch.device:
     Raises ConfigError where torch has none of that name, RunFailed where it can't be used.
     """
     gpus = [f"cuda:{n}" for n in range(torch.cuda.device_count()) if torch.cuda.is_available()]
-    known, faults = f"use --device {errors.listed(['cpu', *gpus])}", list[RunFailed]()
+    known, faults = f"use --device {listed(['cpu', *gpus])}", list[RunFailed]()
     for each in (gpus or ["cpu"]) if name == "auto" else [name]:
         try:
             device = torch.device(each)

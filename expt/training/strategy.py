@@ -256,8 +256,9 @@ class Fitting(Strategy):
     def _noted(self) -> Callable[[], None]:
         """Copy what a forward pass may change of the model; return a function that restores it."""
         random, state = random_state.state_dict(self.worker.device), self.model.state_dict()
-        written = {name: version(one) for name, one in self.model.named_parameters()}
-        for name, _ in self.model.named_parameters(remove_duplicate=False):
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        written = {name: version(one) for name, one in parameters.items()}
+        for name in parameters:
             state.pop(name, None)
         before = dict(self.model.named_buffers())
         others = {name: one for name, one in before.items() if name not in state}
