@@ -23,17 +23,7 @@ from expt.config.schema import RunConfig
 from expt.launch import forkserver
 from tests import on_cards, soft_gpu, warm
 from tests.composing import composed, share
-from tests.facade import Capture, Patch, usual
-from tests.facade import RunFolder as RunFolder
-from tests.facade import alive as alive
-from tests.facade import as_typed as as_typed
-from tests.facade import children_of as children_of
-from tests.facade import descendants as descendants
-from tests.facade import ended as ended
-from tests.facade import environment as environment
-from tests.facade import python as python
-from tests.facade import run as run
-from tests.facade import start as start
+from tests.facade import Capture, Patch, RunFolder, as_typed, run, usual
 from tests.faults.cases import TESTS
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")

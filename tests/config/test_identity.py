@@ -24,7 +24,7 @@ from expt.config.parse import parse, settings_of
 from expt.config.schema import TRACKERS, RunConfig
 from expt.machine import Machine
 from tests.composing import composed
-from tests.conftest import as_typed
+from tests.facade import as_typed
 
 identity = functools.partial(digest, content={})
 

@@ -22,7 +22,7 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
-from tests.conftest import as_typed
+from tests.facade import as_typed
 
 FREE_OF_TORCH = (
     "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine",

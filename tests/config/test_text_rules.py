@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from expt.errors import ConfigError
-from tests.conftest import Configured, as_typed
+from tests.conftest import Configured
+from tests.facade import as_typed
 
 TEXT = ("dataset=text", "dataset.root=text.txt", "model=transformer", "task=language_model")
 

@@ -18,7 +18,7 @@ from expt.data.loader import Loader
 from expt.data.loading import Batch, LoaderOptions, Shard, TimedBatches
 from expt.errors import ConfigError
 from tests.data.loaders import makers
-from tests.requests import built, dataset
+from tests.facade import built, dataset
 
 CPU = torch.device("cpu")
 SIZE, HEIGHT, WIDTH = 51, 7, 5

@@ -29,7 +29,7 @@ from expt.errors import ConfigError, DataError
 from expt.features import Classes, Features, Labels
 from tests.conftest import Configured
 from tests.data.test_files import idx
-from tests.requests import built, dataset
+from tests.facade import built, dataset
 
 
 def image_files(listing: Listing) -> Pictures:

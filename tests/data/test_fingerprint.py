@@ -22,10 +22,10 @@ from expt.errors import ConfigError, DataError, RunFailed
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import create_result, read_result, update_result
-from tests.conftest import Configured, as_typed, run, start
+from tests.conftest import Configured
 from tests.data.test_files import config, write_idx_set
+from tests.facade import as_typed, dataset, request_of, run, start
 from tests.faults.running import wait_until
-from tests.requests import dataset, request_of
 
 
 def folder(root: Path) -> Any:

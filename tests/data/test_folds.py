@@ -10,7 +10,7 @@ import torch
 from expt.data.build import Data
 from expt.data.indexing import split_fold
 from expt.errors import ConfigError
-from tests.requests import built, dataset
+from tests.facade import built, dataset
 
 
 @pytest.mark.parametrize(("size", "folds"), [(442, 5), (7, 7), (10, 3)])

@@ -19,8 +19,8 @@ from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.features import Numbers
 from expt.worker.build import build_data, build_learner
-from tests.conftest import as_typed
 from tests.data.test_huggingface import of, pixels
+from tests.facade import as_typed
 from tests.late import Late
 from tests.worker.conftest import ALONE
 

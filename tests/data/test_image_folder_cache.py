@@ -27,7 +27,7 @@ from expt.data.image_files import fit, open_picture
 from expt.data.kinds import image_folder
 from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
 from expt.errors import ConfigError, DataError
-from tests.requests import built, dataset
+from tests.facade import built, dataset
 
 SIZE = (6, 8)
 

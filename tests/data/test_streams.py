@@ -30,9 +30,9 @@ from expt.training.collectives import Worker
 from expt.worker import steps
 from expt.worker.build import build_data
 from expt.worker.run import Run
-from tests.conftest import Configured, RunFolder, as_typed
+from tests.conftest import Configured
+from tests.facade import RunFolder, as_typed, built, request_of
 from tests.ranks import together
-from tests.requests import built, request_of
 from tests.worker.conftest import ALONE, TrainAlone, stop_at, train_alone
 from tests.worker.test_run import values
 

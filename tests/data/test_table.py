@@ -29,9 +29,9 @@ from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression
 from expt.tasks.sums import Sums
 from expt.tasks.task import Facts
-from tests import requests
+from tests import facade
 from tests.conftest import Configured
-from tests.requests import dataset
+from tests.facade import dataset
 
 CLASS = Classification()
 NUMBER = Regression(name="regression", loss="mse")
@@ -53,7 +53,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def built(dataset: Any, task: Any = NUMBER, **options: Any) -> Data:
-    return requests.built(dataset, task, **{"batch_size": 1, "drop_last": True, **options})
+    return facade.built(dataset, task, **{"batch_size": 1, "drop_last": True, **options})
 
 
 def samples(loader: Any) -> tuple[torch.Tensor, torch.Tensor]:

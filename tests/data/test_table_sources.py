@@ -14,8 +14,8 @@ from pyarrow import csv, parquet
 
 from expt.errors import ConfigError, DataError
 from tests.data.test_table import CLASS, CPU, LABEL, NUMBER, built, samples
+from tests.facade import dataset
 from tests.late import Late
-from tests.requests import dataset
 
 hf: Any = Late("datasets")
 FEATURES = ("age", "city", "plan", "smoker", "key", "pair")

@@ -23,8 +23,8 @@ from expt.errors import DataError
 from expt.features import NO_TARGET
 from expt.inference.load import Preprocess
 from expt.inference.predict import _lines
-from tests.conftest import Configured, as_typed
-from tests.requests import built, dataset
+from tests.conftest import Configured
+from tests.facade import as_typed, built, dataset
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")

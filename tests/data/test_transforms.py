@@ -20,7 +20,8 @@ from expt.errors import ConfigError, DataError
 from expt.inference.load import Preprocess
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
-from tests.conftest import Configured, as_typed
+from tests.conftest import Configured
+from tests.facade import as_typed
 from tests.late import Late
 
 v2: Any = Late("torchvision.transforms.v2")

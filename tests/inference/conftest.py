@@ -20,9 +20,9 @@ from expt.config.schema import RunConfig
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from expt.worker.run import Run
-from tests.conftest import Configured, as_typed
+from tests.conftest import Configured
+from tests.facade import as_typed, request_of
 from tests.inference.test_load import FEW, masks_in, words
-from tests.requests import request_of
 from tests.worker.conftest import ALONE
 
 SHORT = (*FEW[:3], "tensorboard.images=false")

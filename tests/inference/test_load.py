@@ -19,7 +19,7 @@ from expt.inference.load import Preprocess
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.result import update_result
 from expt.worker.run import Run
-from tests.conftest import as_typed, python
+from tests.facade import as_typed, python
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 

@@ -27,7 +27,8 @@ from expt.features import Answers, Anything, Features, Numbers
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from tests import every_task
-from tests.conftest import Configured, as_typed
+from tests.conftest import Configured
+from tests.facade import as_typed
 from tests.inference.conftest import CLASSES, MEAN, SHORT, STD, Made, Make, mlp
 from tests.inference.test_load import BOOK, FEW
 

@@ -22,7 +22,7 @@ from expt.inference import plan as files
 from expt.inference import writing
 from expt.inference.plan import Plan
 from expt.inference.predict import Predictor
-from tests.conftest import run
+from tests.facade import run
 from tests.inference.conftest import CLASSES, Made
 
 

@@ -375,26 +375,3 @@ def test_a_refusal_is_printed_before_torchrun_hears_of_it(tmp_path: Path) -> Non
     )
     assert done.returncode == 1
     assert done.stderr.count("error: -m: a sweep cannot run inside torchrun") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_worker_that_aborts_under_torchrun_leaves_a_true_record(
-    victim: int, tmp_path: Path
-) -> None:
-    """As NCCL's watchdog has it abort, in C: here by a fault on purpose, on a CPU."""
-    words = ("epochs=1000", "hydra.run.dir=here", "threads=1", "max_restarts=0")
-    env = environment(**{VARIABLE: f"{victim}:5:abort"})
-    done = subprocess.run(
-        [*TORCHRUN, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode != 0
-    paths = RunPaths(tmp_path / "here")
-    wait_until(lambda: json.loads(paths.result.read_text())["status"] != "running", timeout_s=20)
-    record = read_result(paths)
-    assert record["status"] == "failed"
-    assert f"rank {victim} of 2 was killed by SIGABRT" in record["error"] or (
-        victim
-        and "has lost the other workers"
-        in record["error"]  # where rank 0 has noticed before torchrun ended it
-    )

@@ -21,7 +21,7 @@ from expt.training.collectives import Worker
 from expt.training.loop import accumulate_gradients
 from expt.worker.build import build_data, build_learner
 from tests.composing import composed
-from tests.conftest import as_typed, environment
+from tests.facade import as_typed, environment
 from tests.ranks import together
 
 WORKERS = 2

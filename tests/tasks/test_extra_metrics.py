@@ -20,7 +20,8 @@ from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.regression import Regression
 from expt.tasks.task import Task
 from expt.training.collectives import Worker, gather_across_workers
-from tests.conftest import Configured, as_typed, run
+from tests.conftest import Configured
+from tests.facade import as_typed, run
 from tests.late import Late
 from tests.ranks import together
 

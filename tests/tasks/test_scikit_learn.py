@@ -23,8 +23,8 @@ from expt.tasks.regression import Regression
 from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
 from expt.tasks.task import Task
+from tests.facade import dataset
 from tests.late import Late
-from tests.requests import dataset
 
 metrics: Any = Late("sklearn.metrics")
 datasets: Any = Late("sklearn.datasets")

@@ -18,7 +18,8 @@ from expt.errors import ConfigError, Diverged
 from expt.models.vision import UNet
 from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
-from tests.conftest import Trained, as_typed
+from tests.conftest import Trained
+from tests.facade import as_typed
 from tests.late import Late
 
 classification: Any = Late("torchmetrics.classification")
