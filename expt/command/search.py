@@ -12,9 +12,17 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from expt.command import compose
-from expt.command.compose import Composer, Override, key_of, parse, parse_one
-from expt.command.hydra_files import last_of_each
+from expt.command.compose import Composer
+from expt.command.overrides import (
+    ChoiceSweep,
+    IntervalSweep,
+    Override,
+    RangeSweep,
+    key_of,
+    last_of_each,
+    parse,
+    parse_one,
+)
 from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
@@ -381,10 +389,10 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
     sweep, name, typed = override.value(), key_of(override), override.get_key_element()
     word = override.input_line
     log = "log" in getattr(sweep, "tags", ())
-    if isinstance(sweep, compose.IntervalSweep | compose.RangeSweep):
+    if isinstance(sweep, IntervalSweep | RangeSweep):
         if composer.is_group(override.key_or_group):
             raise ConfigError(f"{word}: {name} is chosen by name; give several, e.g. {name}=A,B")
-        read = _interval if isinstance(sweep, compose.IntervalSweep) else _range
+        read = _interval if isinstance(sweep, IntervalSweep) else _range
         found = read(name, str(word), sweep, log, typed)
         if not (math.isfinite(found.low) and math.isfinite(found.high)):
             raise ConfigError(f"{word}: needs two finite ends")
@@ -395,7 +403,7 @@ def _parameter(override: Override, composer: Composer) -> Parameter:
         return found
     if log:
         raise ConfigError(f"{word}: choices have no scale; leave tag(log, ...) out")
-    if isinstance(sweep, compose.ChoiceSweep):
+    if isinstance(sweep, ChoiceSweep):
         sweep.shuffle = False  # the order of the choices decides which trials a seed gives
     words = dict.fromkeys(composer.values(override))
     texts = [each.partition("=")[2] for each in words]

@@ -93,15 +93,17 @@ def with_value(settings: Any, path: Sequence[str], value: Any, *, merge: bool = 
 
     With `merge` a mapping changes only the keys that it names, as where it is typed.
     """
+    if path and isinstance(settings, list):
+        at = int(path[0])
+        below = with_value(settings[at], path[1:], value, merge=merge)
+        return [*settings[:at], below, *settings[at + 1 :]]
     above = settings if isinstance(settings, Mapping) else {}
     if path:
         return {**above, path[0]: with_value(above.get(path[0]), path[1:], value, merge=merge)}
     if not (merge and isinstance(value, Mapping)):
         return value
-    return {
-        **above,
-        **{key: with_value(above.get(key), (), below, merge=True) for key, below in value.items()},
-    }
+    named = {key: with_value(above.get(key), (), each, merge=True) for key, each in value.items()}
+    return {**above, **named}
 
 
 def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
