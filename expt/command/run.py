@@ -148,7 +148,7 @@ def train(this: Command, request: RunRequest) -> float | None:
     try:
         with _removed_if_refused(paths):
             if config.preflight:
-                from expt.command.plan import preflight  # late: tables
+                from expt.command.preflight import preflight  # late: tables
 
                 preflight([Job(paths, request)], machine.detect(), PoolOptions())
                 remove_unused(paths)

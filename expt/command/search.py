@@ -18,8 +18,8 @@ from expt.command.sweep_folder import SweepRun
 from expt.config import keys, own_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
-from expt.config.parse import parse_search
 from expt.config.schema import RunConfig
+from expt.config.search import parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
 from expt.launch.pool import Pool
