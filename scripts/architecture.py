@@ -36,11 +36,12 @@ LEVEL = {
     for name in names
 }
 WITH_TORCH = ("checkpoint",)  # of `runs`
+WITH_HYDRA = ("command.compose", "command.overrides")
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_095, 200, 43_280
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_095, 204, 43_280
 MAX_LINES = {
     "command": 5_110, "config": 2_915, "dashboards": 1_635, "data": 7_610, "features": 910,
     "inference": 1_510, "launch": 3_070, "models": 1_035, "planning": 275, "python": 665,
@@ -165,14 +166,14 @@ def imports_go_down(module: Module) -> Iterator[str]:
 
 
 def imports_of_others(module: Module) -> Iterator[str]:
-    """Hold Hydra in one module, and torch, whose import takes long, out of records and config."""
+    """Hold Hydra in two modules, and torch, whose import takes long, out of records and config."""
     light = module.component in (*GROUND, "config") or (
         module.component == "runs" and module.name.rpartition(".")[2] not in WITH_TORCH
     )
     for name in imported(module.tree):
         library = name.partition(".")[0]
-        if library == "hydra" and module.name != "command.compose":
-            yield f"imports {name}: only command.compose does"
+        if library == "hydra" and module.name not in WITH_HYDRA:
+            yield f"imports {name}: only {' and '.join(WITH_HYDRA)} do"
         yield from private_of_hydra(name)
         if is_torch(name) and (light or library == "torchvision"):
             yield f"imports {name}: it takes seconds in every command"

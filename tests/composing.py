@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from expt.command import compose
 from expt.command.compose import Composer
+from expt.command.overrides import parse_one
 from expt.config.kinds import conf_dir
 
 APART = ("model", "init", "task", "dataset", "optimizer", "scheduler")
@@ -63,9 +64,9 @@ def _shared(folder: Path, name: str, words: list[str], *, return_hydra_config: b
     searched = GlobalHydra.instance().config_loader().get_search_path()
     if EXPTS not in f"{searched}" or "env_copy" in f"{words}":
         return _by_hydra(name, words, return_hydra_config=return_hydra_config)
-    overrides = [compose.parse_one(word) for word in words]
+    overrides = [parse_one(word) for word in words]
     of_path = [word for word in words if word.startswith(SEARCHED)]
-    named: list[Any] = [compose.parse_one(word).value() for word in of_path]
+    named: list[Any] = [parse_one(word).value() for word in of_path]
     roots = [Path(path[7:]) for paths in named for path in paths]
     chosen = [each for each in overrides if _chooses(each, (*roots, conf_dir()))]
     try:

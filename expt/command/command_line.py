@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from expt.command.compose import Override, is_readable, parse, parse_one
 from expt.command.conf_files import conf_here, refuse_hidden
-from expt.command.hydra_files import own_folders_of, replaces
+from expt.command.hydra_part import own_folders_of
+from expt.command.overrides import Override, parse, parse_one, readable, replaces
 from expt.command.words import Exact, Options
-from expt.config import kept_code, keys
-from expt.config.groups import GROUPS
+from expt.config import kept_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, FolderInUse, refuse_undecoded, warn
@@ -24,21 +22,14 @@ from expt.runs import continuing
 from expt.runs.named_checkpoint import named
 from expt.runs.paths import RunPaths, is_held, is_sweep
 from expt.runs.request import (
-    NAMES_A_RUN,
     for_strategy,
     inherited,
     key_of,
     quoted,
     unquoted,
-    values_of,
 )
 from expt.runs.result import COMPLETED, Record, read_result
 from expt.runs.sweep import latest_sweep, results_of_sweep
-
-FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
-"""Keys whose value is one text, commas and all."""
-TEXTS = ("search.constraints", "search.when", "search.warm_start")
-"""Keys outside of the schema whose value is a list of texts."""
 
 
 def last_value(settings: Sequence[str], key: str) -> str | None:
@@ -91,49 +82,6 @@ def _checked(folders: Sequence[str]) -> list[str]:
             raise ConfigError(f"--config-dir {path}: there is no such folder")
         refuse_hidden(path)
     return paths
-
-
-def readable(word: str) -> str:
-    """Return the word with quotes around each text, by its key, that Hydra would read otherwise.
-
-    So `'dataset.root=my data (old)'` and `hydra.run.dir=lr=0.1` need no second pair of quotes, and
-    `~` is the home.
-    """
-    key, equals, value = word.partition("=")
-    if ("/" in key or not equals) and os.path.isdir(word):
-        raise ConfigError(f"{word}: is a folder, and here are settings, of the form key=value")
-    if not equals or not re.fullmatch(r"[+~]*[\w./@:-]+", key):
-        return word
-    home = os.path.expanduser("~")
-    value = re.sub(r"""(?<![^,])(["']?)~(?=/|\1(,|$))""", lambda found: found[1] + home, value)
-    changed, name = f"{key}={value}", key.lstrip("+~")
-    if key in FOLDERS and value[:1] not in ("'", '"'):
-        return f"{key}={quoted(value)}"
-    if not (keys.takes_text(name) or name in TEXTS):
-        return changed
-    if listed := re.fullmatch(r"\[([^][{}]*)\]", value):
-        parts = re.findall(r"\s*'[^']*'|\s*\"[^\"]*\"|[^,]+", listed[1])
-    elif re.match(r"['\"[{]|\w+\(.*\)$", value):
-        return changed
-    else:
-        parts = values_of(value) if key in NAMES_A_RUN else re.split(r"(?<!\\),", value)
-    texts = ",".join(
-        _as_text(part.strip(), of_group=name.partition(".")[0] in GROUPS) for part in parts
-    )
-    return f"{key}=[{texts}]" if listed else f"{key}={texts}"
-
-
-def _as_text(part: str, *, of_group: bool) -> str:
-    """Quote a text that Hydra reads as another value, as 2024_01 as 202401, or can't read.
-
-    An integer stays one in a group, where texts may be integers (see Name): a custom class may have
-    a parameter of that name, which is a number.
-    """
-    word = f"key={part}"
-    value = parse_one(word).value() if is_readable(word) else None
-    if isinstance(value, str) or part == "null" or (of_group and part == str(value)):
-        return part
-    return quoted(part)
 
 
 def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:

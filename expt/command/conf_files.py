@@ -91,23 +91,6 @@ def _flat(path: Path, prefix: str) -> Iterator[str]:
             yield from (f"{prefix}{key}.{below}" for below in value)
 
 
-ELSEWHERE = {
-    **dict.fromkeys(("learning_rate", "base_lr"), "optimizer.lr"),
-    **dict.fromkeys(("wd", "decay", "l2"), "optimizer.weight_decay"),
-    **dict.fromkeys(("bs", "batch", "bsz"), "batch_size"),
-    **dict.fromkeys(("device", "devices", "cuda", "num_gpus", "accelerator"), "gpus"),
-    **dict.fromkeys(("workers", "nproc", "nproc_per_node", "num_processes"), "world_size"),
-    **dict.fromkeys(("precision", "dtype", "fp16", "bf16", "mixed_precision"), "amp"),
-    **dict.fromkeys(("data_dir", "data_root", "data_path"), "dataset.root"),
-    **dict.fromkeys(("steps", "num_steps"), "max_steps"),
-    **{
-        key: f"hydra.launcher.{key}"
-        for key in "max_concurrent runs_per_gpu fail_fast retries stagger_s dry_run".split()
-    },
-}
-"""Names of keys in other tools that no similar spelling leads to."""
-
-
 def as_config_error(
     error: BaseException, words: Sequence[str], folders: Sequence[Path] = ()
 ) -> ConfigError:
@@ -155,11 +138,9 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
 
 
 def nearest(key: str) -> str:
-    """Return a hint at the key that was meant, or nothing."""
-    last = key.rpartition(".")[2]
-    same = [name for name in keys() if name.rpartition(".")[2] == last]
-    meant = ELSEWHERE.get(last) or (same or [key])[0]
-    return did_you_mean(meant, [*keys(), *ELSEWHERE.values()])
+    """Return a hint at the key that was meant, or nothing; `lr` is that of `optimizer.lr`."""
+    by_end = {name.rpartition(".")[2]: name for name in reversed(keys())}
+    return did_you_mean(by_end.get(key.rpartition(".")[2], key), keys())
 
 
 def unknown_option(

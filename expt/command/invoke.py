@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
-from expt.command import command_line, compose, hydra_files, terminal
+from expt.command import command_line, compose, hydra_part, overrides, terminal
+from expt.command.overrides import Override
 from expt.command.run import Command, run_one
 from expt.command.words import Options
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
@@ -63,7 +64,7 @@ def _carry_out(this: Command, options: Options) -> None:
     this.words = [word for word in words if word not in of_hydra]
     this.composer = compose.Composer(own, of_hydra)
     fixed, axes = _split(this)
-    this.swept = [compose.key_of(each) for each in axes]
+    this.swept = [overrides.key_of(each) for each in axes]
     composed = this.composer.compose(fixed)
     if options.printing:
         if options.sweep or axes:
@@ -74,7 +75,7 @@ def _carry_out(this: Command, options: Options) -> None:
         of_run = [] if "--hydra-help" in options.printing else of_run
         with this.composer.explained(options.printing):
             return compose.enter_hydra(lambda _: None, [*options.printing, *of_run])
-    sweep = options.sweep or hydra_files.is_sweep(composed)
+    sweep = options.sweep or hydra_part.is_sweep(composed)
     if sweep:
         refuse_in_torchrun(f"{'-m' if options.sweep else 'sweep'}: a sweep")
         if not this.may_sweep:
@@ -91,21 +92,21 @@ def _carry_out(this: Command, options: Options) -> None:
         raise ConfigError(f"{word}: several values make a sweep; {fix}")
     elif composed.get("search") is not None:
         raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
-    hydra_files.refuse_unused(composed, of_hydra, sweep=sweep)
-    if reason := hydra_files.needs_hydra(composed):
+    hydra_part.refuse_unused(composed, of_hydra, sweep=sweep)
+    if reason := hydra_part.needs_hydra(composed):
         return _by_hydra(this, words, reason, options)
     if sweep:
         return _sweep(this, composed)
     run_one(this, composed)
 
 
-def _split(this: Command) -> tuple[list[str], list[compose.Override]]:
+def _split(this: Command) -> tuple[list[str], list[Override]]:
     """Return the words of one run, and those with several values.
 
     Of a group with several choices the run has the first.
     """
-    fixed, axes = list[str](), list[compose.Override]()
-    for override in compose.parse(this.words):
+    fixed, axes = list[str](), list[Override]()
+    for override in overrides.parse(this.words):
         if not override.is_sweep_override():
             fixed.append(str(override.input_line))
             continue
@@ -116,15 +117,15 @@ def _split(this: Command) -> tuple[list[str], list[compose.Override]]:
 
 
 def _refuse_several(
-    this: Command, composed: DictConfig, fixed: Sequence[str], axes: Sequence[compose.Override]
+    this: Command, composed: DictConfig, fixed: Sequence[str], axes: Sequence[Override]
 ) -> None:
     """Raise ConfigError for choices that differ in settings a sweep has once, such as its grid."""
-    once = hydra_files.of_all_runs(composed)
+    once = hydra_part.of_all_runs(composed)
     for axis in (each for each in axes if this.composer.is_group(each.key_or_group)):
         first, *others = this.composer.values(axis)
         for other in others:
             words = [other if word == first else word for word in fixed]
-            found = hydra_files.of_all_runs(this.composer.compose(words))
+            found = hydra_part.of_all_runs(this.composer.compose(words))
             if differing := [key for key, value in once.items() if found[key] != value]:
                 raise ConfigError(
                     f"{axis.input_line}: {first} and {other} set different values of"
@@ -135,7 +136,7 @@ def _refuse_several(
 def _sweep(this: Command, composed: DictConfig) -> None:
     from expt.command.sweep import Grid, Sweep  # late: a single run does without it
 
-    this.words = [*hydra_files.named_axes(composed), *this.words]
+    this.words = [*hydra_part.named_axes(composed), *this.words]
     sweep = Sweep(this, composed)
     if composed.get("search") is not None:
         from expt.command.search import SearchCommand  # late: a grid does without it

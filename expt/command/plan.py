@@ -1,4 +1,4 @@
-"""Plan runs: `expt plan` shows the memory that one would take, `preflight=true` measures steps."""
+"""`expt plan`: the memory that a run would take on each device."""
 
 from __future__ import annotations
 
@@ -9,32 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from expt import machine, progress
 from expt.command import terminal
 from expt.command.words import Parser
 from expt.config.constraints import word
 from expt.errors import ConfigError
 from expt.runs.view.leaderboard import wide_console
-from expt.runs.view.text import Console, say
+from expt.runs.view.text import Console, cells, plain_table, say
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
     from expt.planning.plan import Planned
-import itertools
-import time
-
-from expt.config.identity import digest, shown
-from expt.config.keys import flat, meaning_in
-from expt.config.schema import RunConfig
-from expt.errors import INTERRUPTED_UNWRITTEN, Interrupted, RunFailed
-from expt.launch.job import Job, Options, request_of
-from expt.launch.one_run import Tried, together_s, try_out
-from expt.machine import Machine
-from expt.runs.failure import in_one_line
-from expt.runs.result import COMPLETED
-from expt.runs.view.text import about, brief, cells, mebibytes, plain_table
 
 ABOUT = """\
 Show the memory that a run would need on each device, before it runs and without a GPU: parameters,
@@ -70,12 +55,12 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     """Return the configuration on a machine that has the GPUs it names, and the vocabulary."""
     from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
-    from expt.command import compose
-    from expt.command.command_line import own_folders, readable
+    from expt.command import compose, overrides
+    from expt.command.command_line import own_folders
     from expt.config.parse import parse
 
-    words = list(map(readable, options.words))
-    for each in compose.parse(words):
+    words = list(map(overrides.readable, options.words))
+    for each in overrides.parse(words):
         if each.is_sweep_override():
             raise ConfigError(f"{each.input_line}: plan looks at one run; name one value")
         group = re.split("[./]", each.key_or_group)[0]
@@ -118,88 +103,3 @@ def _show(console: Console, config: RunConfig, found: Planned) -> None:
         table.add_row(*cells(name, *held))
     console.print()
     console.print(table)
-
-
-def preflight(
-    jobs: Sequence[Job], machine: Machine, options: Options, total: int | None = None
-) -> None:
-    """Try out a run of each kind among those that are not complete, and print their costs.
-
-    With a `total` they are samples of a search with that many trials left. Raises
-    ConfigError where some can't run by their settings, RunFailed where one can't for another
-    reason, and Interrupted on Ctrl-C; nothing is written.
-    """
-    kinds: dict[str, list[Job]] = {}
-    for job in jobs:
-        if job.request is not None and job.status != COMPLETED:
-            kinds.setdefault(_kind(job.request.config), []).append(job)
-    requests = [request_of(equal[0]) for equal in kinds.values()]
-    try:
-        found = try_out(requests, machine, options, Console(stderr=True))
-    except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED_UNWRITTEN) from None
-    tried = [*zip(kinds.values(), found, strict=True)]
-    refused = {job: job.error for job in jobs if job.error}
-    refused |= {job: each.error for equal, each in tried if each.error for job in equal}
-    if len(jobs) == 1 and refused:
-        raise refused[jobs[0]]
-    console = wide_console()
-    if rows := [(equal, each) for equal, each in tried if not each.error]:
-        count = "runs" if total is None else "tried"
-        console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))
-    able = [(request_of(job), each) for equal, each in rows for job in equal]
-    lengths = [(request.config, each.seconds(request)) for request, each in able]
-    named = [{"run": request.paths.folder.name, **each.record["metrics"]} for request, each in able]
-    seconds = ({"seconds": length} for _, length in lengths)
-    terminal.put(preflight=[a | b for a, b in zip(named, seconds, strict=True)])
-    _print_total(console, lengths, machine, options, total)
-    for job, why in refused.items():
-        say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")
-    if refused:
-        by_settings = all(isinstance(why, ConfigError) for why in refused.values())
-        text = f"{len(refused)} of {len(jobs)} runs cannot run as they are"
-        raise ConfigError(text) if by_settings else RunFailed(text)
-
-
-def _kind(config: RunConfig) -> str:
-    """Return a text that is equal for runs that cost the same."""
-    settings = flat(shown(config))
-    free = [key for key in settings if not meaning_in(settings, key).cost]
-    return f"{digest(config, {}, but=free)} {config.threads}"
-
-
-def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count: str) -> Table:
-    needed = ("each needs", "memory of a worker", "a step", "an evaluation", "a run")
-    table = plain_table(("runs like", count, *needed), left=["runs like"])
-    for equal, tried in rows:
-        config, found = request_of(equal[0]).config, tried.record["metrics"]
-        cores = f"{config.world_size * config.threads} cores"
-        needs = f"{config.num_gpus} GPU" if config.num_gpus else cores
-        memory = mebibytes(found["memory/worker_mib"])
-        if "memory/gpu_mib" in found:
-            memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
-        lengths = sorted(tried.seconds(request_of(job)) for job in equal)
-        a_run = " to ".join(dict.fromkeys(about(length) for length in (lengths[0], lengths[-1])))
-        step, evaluation = brief(found["step_s"]), brief(found["eval_s"])
-        name = equal[0].name if of_sweep else f"{word(config.model)} on {word(config.dataset)}"
-        table.add_row(*cells(name, len(equal), needs, memory, step, evaluation, a_run))
-    return table
-
-
-def _print_total(
-    console: Console,
-    lengths: Sequence[tuple[RunConfig, float]],
-    machine: Machine,
-    options: Options,
-    total: int | None,
-) -> None:
-    by = "" if total is None else f", judged by the {len(lengths)} tried"
-    if total is not None:
-        lengths = [*itertools.islice(itertools.cycle(lengths), total)]
-    if not lengths:
-        return
-    seconds = together_s(lengths, machine, options)
-    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + seconds))
-    what = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
-    where = f"{len(machine.gpus)} GPUs" if lengths[0][0].num_gpus else f"{machine.cpus} cores"
-    say(console, f"{what} about {about(seconds)} on {where}{by}: until {end}, if started now")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,8 @@ from omegaconf import DictConfig
 
 from expt import machine
 from expt.command import compose, terminal
-from expt.command.hydra_files import about_run, remove_unused
+from expt.command.hydra_part import environment_of, folder_of, hydra_files
+from expt.command.overrides import about_run
 from expt.config.groups import GROUPS
 from expt.config.keys import without_effect
 from expt.config.parse import parse
@@ -23,7 +25,7 @@ from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
 from expt.launch.launcher import Launcher
-from expt.runs.paths import RunPaths, refuse_mixed
+from expt.runs.paths import RunPaths, is_held, refuse_mixed, remove_empty
 from expt.runs.request import RunRequest, key_of
 from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_of, read_result
 from expt.runs.view.text import Console
@@ -131,12 +133,12 @@ def run_one(this: Command, composed: DictConfig) -> float | None:
     config = parse(settings, machine.detect())
     for line in without_effect(config, map(key_of, this.words)):
         warn(line)
-    paths = RunPaths(compose.folder_of(composed, "run"))
+    paths = RunPaths(folder_of(composed, "run"))
     if not paths.result.exists():
         refuse_mixed(paths.folder, "hydra.run.dir")
     compose.place(composed, paths.folder)
     typed = [word for word in this.words if word != "resume=auto"]
-    files, env = compose.hydra_files(composed, typed), compose.environment_of(composed)
+    files, env = hydra_files(composed, typed), environment_of(composed)
     return train(this, this.request(config, paths, settings, files, env))
 
 
@@ -146,7 +148,7 @@ def train(this: Command, request: RunRequest) -> float | None:
     try:
         with _removed_if_refused(paths):
             if config.preflight:
-                from expt.command.plan import preflight  # late: tables
+                from expt.command.preflight import preflight  # late: tables
 
                 preflight([Job(paths, request)], machine.detect(), PoolOptions())
                 remove_unused(paths)
@@ -171,6 +173,18 @@ def _removed_if_refused(paths: RunPaths) -> Iterator[None]:
         if not is_there:
             remove_unused(paths)
         raise
+
+
+def remove_unused(run_paths: RunPaths) -> None:
+    """Remove the folder of a run that did not begin, unless it holds something."""
+    unused = {run_paths.hydra, run_paths.lock, run_paths.code}
+    with contextlib.suppress(OSError):  # a disk that is read-only now
+        folder = run_paths.folder
+        if folder.is_dir() and {*folder.iterdir()} <= unused and not is_held(run_paths):
+            for path in (run_paths.hydra, run_paths.code):
+                shutil.rmtree(path, ignore_errors=True)
+            run_paths.lock.unlink(missing_ok=True)
+            remove_empty(folder)
 
 
 def refuse_overruled(composed: DictConfig, words: Sequence[str]) -> None:

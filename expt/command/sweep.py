@@ -15,10 +15,11 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
-from expt.command import compose
-from expt.command.compose import Composer, Override, key_of, parse, parse_one
-from expt.command.hydra_files import last_of_each, launcher_name, launcher_options, remove_unused
-from expt.command.plan import preflight
+from expt.command.compose import Composer
+from expt.command.hydra_part import folder_of, launcher_folder, launcher_name, launcher_options
+from expt.command.overrides import Override, key_of, last_of_each, parse, parse_one
+from expt.command.preflight import preflight
+from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.groups import GROUPS
@@ -54,7 +55,7 @@ class Sweep:
     def __init__(self, command: Command, composed: DictConfig) -> None:
         """Prepare for the sweep that `composed`, the configuration of one of its runs, is of."""
         self.config, self.composer, self._command = composed, command.composer, command
-        self.folder = compose.folder_of(composed, "sweep")
+        self.folder = folder_of(composed, "sweep")
         self._lock = FileLock(RunPaths(self.folder).lock, timeout=0)
         command.at_end.callback(self._leave)
         options = launcher_options(composed)
@@ -172,7 +173,7 @@ class Sweep:
         if not self._is_here:
             from expt.launch.submitit_jobs import Queue, executor_of  # late: needs submitit
 
-            folder = compose.launcher_folder(self.config)
+            folder = launcher_folder(self.config)
             options = {**self._options, "submitit_folder": folder}
             executor = executor_of(options, _tasks_per_node(options))
             return Queue(executor, observer, options.get("exclude"))

@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 
 from expt.command import compose
 from expt.command.command_line import Parents
-from expt.command.hydra_files import about_run
+from expt.command.hydra_part import environment_of, hydra_files
+from expt.command.overrides import about_run
 from expt.config import kept_code, own_code
 from expt.config.identity import LENGTH, Content, Identity, digest
 from expt.config.parse import parse, recorded
@@ -54,7 +55,7 @@ class SweepRun:
     @functools.cached_property
     def hydra_files(self) -> dict[str, str]:
         """The text of each file of `.hydra`."""
-        return compose.hydra_files(self.configuration(), self.words)
+        return hydra_files(self.configuration(), self.words)
 
     def save_hydra_files(self) -> None:
         """Write `.hydra`."""
@@ -171,7 +172,7 @@ class SweepFolder:
     def _environment(self, words: Sequence[str]) -> dict[str, str]:
         if not self._composer.has_environment:
             return {}
-        return compose.environment_of(self._composer.compose(words))
+        return environment_of(self._composer.compose(words))
 
     def _unused(self, name: str, key: str) -> str:
         with_key = f"{name},{key.removeprefix(ASKED)}"

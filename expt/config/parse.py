@@ -1,4 +1,4 @@
-"""From composed YAML to a frozen RunConfig or a Search, or all problems at once. Free of torch."""
+"""From composed YAML to a frozen RunConfig, or all problems at once. Free of torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,6 @@ from expt.machine import Machine
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from pydantic_core import ErrorDetails
-from collections.abc import Iterator
-from dataclasses import fields
-from typing import Annotated, Literal
-
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from expt.config.constraints import STRICT, Count, Folder
 
 
 def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
@@ -93,15 +85,17 @@ def with_value(settings: Any, path: Sequence[str], value: Any, *, merge: bool = 
 
     With `merge` a mapping changes only the keys that it names, as where it is typed.
     """
+    if path and isinstance(settings, list):
+        at = int(path[0])
+        below = with_value(settings[at], path[1:], value, merge=merge)
+        return [*settings[:at], below, *settings[at + 1 :]]
     above = settings if isinstance(settings, Mapping) else {}
     if path:
         return {**above, path[0]: with_value(above.get(path[0]), path[1:], value, merge=merge)}
     if not (merge and isinstance(value, Mapping)):
         return value
-    return {
-        **above,
-        **{key: with_value(above.get(key), (), below, merge=True) for key, below in value.items()},
-    }
+    named = {key: with_value(above.get(key), (), each, merge=True) for key, each in value.items()}
+    return {**above, **named}
 
 
 def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
@@ -276,84 +270,3 @@ def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
     last = str(loc[-1])
     is_key = isinstance(node, Mapping) and (loc[-1] in node or last.isidentifier())
     return [*path, last] if is_key and last not in ("bool", "int", "float", "str") else path
-
-
-SamplerName = Literal["random", "tpe", "gp", "cmaes", "qmc", "nsga2"]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Search:
-    """The keys below `search`; conf/search has the meaning of each."""
-
-    name: SamplerName
-    runs: Count = 64
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    budget: str | None = None
-    constraints: tuple[str, ...] = ()
-    when: tuple[str, ...] = ()
-    warm_start: tuple[Folder, ...] = ()
-    rungs: Literal["asha", "median"] | None = None
-    min_epochs: Count = 1
-    reduction: Annotated[int, Field(ge=2)] = 3
-    keep_checkpoints: bool = False
-    batch: Count | None = None
-    random_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
-    population: Annotated[int, Field(ge=2)] | None = None
-
-
-_USED_BY = {
-    "random_fraction": ("search", ("tpe", "gp", "cmaes", "nsga2", "qmc")),
-    "population": ("search", ("cmaes", "nsga2")),
-    "warm_start": ("search", ("tpe", "gp", "nsga2")),
-    "min_epochs": ("search.rungs", ("asha", "median")),
-    "reduction": ("search.rungs", ("asha",)),
-}
-"""The samplers, or kinds of rungs, that use a key; all others are always used."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Composed:
-    search: Search
-
-
-def parse_search(node: Mapping[str, Any]) -> Search:
-    """Return the settings of a search. Raises ConfigError with a line for each wrong one."""
-    found = {**node}
-    if isinstance(found.get("budget"), int | float):
-        found["budget"] = str(found["budget"])  # which has no unit
-    for key in ("constraints", "when", "warm_start"):
-        found[key] = _as_list(key, found.get(key) or [])
-    try:
-        text = json.dumps({"search": found}, default=str)
-        search = TypeAdapter(_Composed).validate_json(text).search
-    except ValidationError as error:
-        raise ConfigError(explain(error, {"search": found}, _Composed)) from None
-    if problems := [*_ignored(search)]:
-        raise ConfigError(problems)
-    return search
-
-
-def _ignored(search: Search) -> Iterator[str]:
-    """Yield a line for each key that was changed and has no effect in this search."""
-    chosen = {"search": search.name, "search.rungs": search.rungs}
-    unchanged = {field.name: field.default for field in fields(search)}
-    for key, (by, kinds) in _USED_BY.items():
-        value = getattr(search, key)
-        if value != unchanged[key] and chosen[by] not in kinds:
-            fix = f"use it with {by}={' or '.join(kinds)}"
-            yield f"search.{key}={value}: has no effect; {fix}"
-
-
-def _as_list(key: str, value: Any) -> Any:
-    """Return a text as a list of one, and a mapping of `when` as texts."""
-    if key == "when" and isinstance(value, Mapping):
-        return tuple(
-            f"{condition}: {word}" for condition, words in value.items() for word in _words(words)
-        )
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, Sequence) else value
-
-
-def _words(words: Any) -> Sequence[str]:
-    return [words] if isinstance(words, str) else [str(word) for word in words]

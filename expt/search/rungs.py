@@ -11,9 +11,9 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from expt.config.parse import Search as Settings
 from expt.config.rules import measured_each_time
 from expt.config.schema import RunConfig
+from expt.config.search import Search as Settings
 from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FAILED, PRUNED
 from expt.search.trial import Goal, Trial

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expt.config.parse import Search
+from expt.config.search import Search
 from expt.errors import ConfigError, require
 from expt.runs.result import COMPLETED, FAILED
 from expt.search.space import Parameter, Space, Value, Values, as_key

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from expt.config.parse import Search as Settings
+from expt.config.search import Search as Settings
 from expt.errors import ConfigError, FolderInUse
 from expt.launch.job import QUEUED, Job
 from expt.runs.paths import RunPaths, at_work

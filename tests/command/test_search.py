@@ -12,7 +12,7 @@ from filelock import FileLock
 
 import expt
 from expt.command import report
-from expt.command.search import space_of
+from expt.command.search_space import space_of
 from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.runs.paths import RunPaths

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from expt.command.conf_files import options
-from expt.config.parse import SamplerName, Search, parse_search
+from expt.config.search import SamplerName, Search, parse_search
 from expt.errors import ConfigError
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from expt.command import report
-from expt.command.command_line import readable
-from expt.command.compose import Override, parse
 from expt.command.conf_files import keys
 from expt.command.help import EXAMPLES
+from expt.command.overrides import Override, parse, readable
 from expt.command.words import WORDS, options_of
 from scripts.documents.pages import Command, File, steps
 from tests.composing import composer

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import expt
-from expt.command import plan
+from expt.command import preflight
 from expt.errors import ConfigError
 from tests import on_cards
 from tests.conftest import Configured
@@ -75,9 +75,9 @@ def test_a_single_run_leaves_no_folder(tmp_path: Path, monkeypatch: Patch) -> No
 def test_kinds_differ_by_what_costs_memory_or_time(configured: Configured) -> None:
     one = configured("model=mlp", "optimizer.lr=0.1", "seed=1", "scheduler=constant")
     alike = configured("model=mlp", "optimizer.lr=0.2", "seed=2", "scheduler=cosine", "epochs=7")
-    assert plan._kind(one) == plan._kind(alike)
+    assert preflight._kind(one) == preflight._kind(alike)
     for word in as_typed(
         "model.hidden=[7] batch_size=32 amp=true optimizer.momentum=0.5 threads=3"
     ):
         other = configured("model=mlp", word)
-        assert plan._kind(other) != plan._kind(configured("model=mlp"))
+        assert preflight._kind(other) != preflight._kind(configured("model=mlp"))

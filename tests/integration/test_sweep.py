@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import expt
-from expt.command.hydra_files import is_sweep, named_axes
+from expt.command.hydra_part import is_sweep, named_axes
 from expt.command.rerun import NOT_REPEATED
 from expt.command.sweep import Grid
 from expt.config.kinds import conf_dir

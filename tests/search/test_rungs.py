@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expt.config.parse import Search as Settings
+from expt.config.search import Search as Settings
 from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, RUNNING
 from expt.search.rungs import Halving, Median, Rungs, geometric, rungs_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expt.config.parse import Search, parse_search
+from expt.config.search import Search, parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from expt.config.parse import Search as Settings
-from expt.config.parse import parse_search
+from expt.config.search import Search as Settings
+from expt.config.search import parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory, RunFailed
 from expt.launch.job import Job, request_of
 from expt.runs.attempt import record_end

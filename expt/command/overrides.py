@@ -1,0 +1,157 @@
+"""Overrides such as `optimizer.lr=0.1`: how Hydra's grammar reads them, and which of them count."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.errors import OverrideParseException
+
+from expt.config import keys
+from expt.config.groups import GROUPS
+from expt.config.parse import with_value
+from expt.errors import ConfigError, first_line
+from expt.runs.request import NAMES_A_RUN, quoted, values_of
+from expt.runs.result import Record
+
+__all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
+
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+"""Keys whose value is one text, commas and all."""
+TEXTS = ("search.constraints", "search.when", "search.warm_start")
+"""Keys outside of the schema whose value is a list of texts."""
+
+lock = threading.RLock()
+"""Held while Hydra is used: its state, and the resolvers of interpolations, are the process's."""
+# A process that another thread forks has Hydra's state whole, and no lock that nobody releases.
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+
+
+def readable(word: str) -> str:
+    """Return a typed word as Hydra's grammar takes it.
+
+    A value is quoted where its key takes a text: `'dataset.root=my data (old)'`, `mlflow.experiment
+    =007`. Between commas there are several texts; those in brackets have quotes of their own. `~`
+    is the home.
+    """
+    key, equals, value = word.partition("=")
+    if ("/" in key or not equals) and os.path.isdir(word):
+        raise ConfigError(f"{word}: is a folder, and here are settings, of the form key=value")
+    if not equals or not re.fullmatch(r"[+~]*[\w./@:-]+", key):
+        return word
+    home, name = os.path.expanduser("~"), key.lstrip("+~")
+    value = re.sub(r"""(?<![^,])(["']?)~(?=/|\1(,|$))""", lambda found: found[1] + home, value)
+    takes_text = key in FOLDERS or keys.takes_text(name) or name in TEXTS
+    if not takes_text or re.match(r"['\"[{]|\w+\(.*\)$", value):
+        return f"{key}={value}"
+    if key in FOLDERS:
+        return f"{key}={quoted(value)}"
+    parts = values_of(value) if key in NAMES_A_RUN else re.split(r"(?<!\\),", value)
+    # An argument of a custom class may have the name of a group's key, and be an integer.
+    plain = r"null|0|-?[1-9]\d*" if name.partition(".")[0] in GROUPS else "null"
+    texts = (x if re.fullmatch(plain, x) else quoted(x) for x in map(str.strip, parts))
+    return f"{key}={','.join(texts)}"
+
+
+def parse(words: Sequence[str]) -> list[Override]:
+    """Read overrides by Hydra's grammar. Raises ConfigError for one that has no reading."""
+    return [parse_one(word) for word in words]
+
+
+@functools.lru_cache(maxsize=10_000)  # a word takes 0.5 ms
+def parse_one(word: str) -> Override:
+    """Read one override; it is shared, so leave it unchanged."""
+    with lock:
+        try:
+            return _parser().parse_overrides([word])[0]
+        except OverrideParseException as error:
+            fix = "quote each text in it: \"key=['a (b)',c]\""
+            raise ConfigError(f"{word}: {first_line(error)}; {fix}") from error
+
+
+@functools.cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
+def key_of(override: Override) -> str:
+    """Return its key, or the group with where its choice goes, such as `aug@model.opts`."""
+    at = "" if override.package is None else f"@{override.package}"
+    return f"{override.key_or_group}{at}"
+
+
+def replaces(later: Override, earlier: Override) -> bool:
+    """Return whether nothing of the earlier override counts; of two mappings both do."""
+    if key_of(later) != key_of(earlier) or later.is_delete() or earlier.is_delete():
+        return False
+    return not (_names_keys(later) and _names_keys(earlier))
+
+
+def _names_keys(override: Override) -> bool:
+    """Return whether it changes only the keys that it names, unlike a class for a group."""
+    value = override.value()
+    several = value.list if isinstance(value, ChoiceSweep) else [value]
+    is_below = "." in override.key_or_group
+    return all(isinstance(each, dict) and (is_below or "_target_" not in each) for each in several)
+
+
+def last_of_each(words: Sequence[str]) -> list[Override]:
+    """Return the overrides that count; where the one before had a `+`, the last has one too."""
+    found: list[Override] = []
+    for override in parse(words):
+        typed = override.get_key_element()
+        before = [each for each in found if replaces(override, each)]
+        found = [each for each in found if each not in before]
+        if "+" not in typed and any(each.get_key_element()[0] == "+" for each in before):
+            plus = before[0].get_key_element().removesuffix(typed)
+            override = parse_one(f"{plus}{override.input_line}")
+        found.append(override)
+    return found
+
+
+def as_dict(words: Sequence[str]) -> dict[str, Any]:
+    """Return `{"optimizer.lr": 0.1}` for `["optimizer.lr=0.1"]`."""
+    found: dict[str, Any] = {}
+    for each in last_of_each(words):  # of two mappings both count
+        found = with_value(found, [key_of(each)], each.value(), merge=True)
+    return found
+
+
+def about_run(name: str, words: Sequence[str], config: object = None) -> Record:
+    """Return the fields of result.json with the name of the run and the words of its command."""
+    typed = as_dict([word for word in words if word != "resume=auto"])
+    overrides = {key: _of_kind(config, key, value) for key, value in typed.items()}
+    return {"name": name, "overrides": overrides, "arguments": list(words)}
+
+
+def _of_kind(config: Any, key: str, value: Any) -> Any:
+    """Return 1 as 1.0 where the key has that: typed as 1 or 1.0 it is one setting."""
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    return config if type(value) is int and type(config) is float and config == value else value
+
+
+def with_classes_added(words: Sequence[str]) -> list[str]:
+    """Return the words as Hydra takes them: a class in place of a group's choice is added.
+
+    `model={_target_: mine.Net, width: 16}` is `~model` and `+model={...}`.
+    """
+    chosen = {word.partition("=")[0]: word for word in words if _is_class(word)}
+    if not chosen:
+        return list(words)
+    added = [each for key, word in chosen.items() for each in (f"~{key}", f"+{word}")]
+    return [*added, *(word for word in words if word.partition("=")[0] not in chosen)]
+
+
+def _is_class(word: str) -> bool:
+    key, _, value = word.partition("=")
+    if key.lstrip("+~") != key or "." in key or value[:1] != "{" or "_target_" not in value:
+        return False
+    override = parse_one(word)
+    return not override.is_sweep_override() and isinstance(override.value(), dict)
