@@ -28,8 +28,8 @@ from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
 from expt.machine import Machine
+from expt.runs.overrides import unquoted
 from expt.runs.paths import RunPaths
-from expt.runs.request import unquoted
 from expt.runs.result import COMPLETED, PRUNED, OfSearch, Record
 from expt.runs.view import leaderboard
 from expt.runs.view.text import say
