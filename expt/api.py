@@ -27,7 +27,7 @@ def list_runs(folder: str | Path = "outputs") -> Runs:
     ['completed', 'completed']
     """
     return Runs(
-        Result(found.folder.absolute(), found.result)
+        Result(found.folder.absolute(), found.record)
         for found in in_order(runs_below(Path(folder)))
     )
 

@@ -19,17 +19,17 @@ from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, FolderInUse, refuse_undecoded, warn
 from expt.runs import continuing
+from expt.runs.found import latest_sweep, results
 from expt.runs.named_checkpoint import named
-from expt.runs.paths import RunPaths, is_held, is_sweep
-from expt.runs.request import (
+from expt.runs.overrides import (
     for_strategy,
     inherited,
     key_of,
     quoted,
     unquoted,
 )
+from expt.runs.paths import RunPaths, is_held, is_sweep
 from expt.runs.result import COMPLETED, Record, read_result
-from expt.runs.sweep import latest_sweep, results_of_sweep
 
 
 def last_value(settings: Sequence[str], key: str) -> str | None:
@@ -187,7 +187,7 @@ class Parents:
 
     @functools.cached_property
     def _known(self) -> dict[str, Record]:
-        records = [record for _, record in results_of_sweep(self._folder)] if self._folder else []
+        records = [run.record for run in results(self._folder)] if self._folder else []
         forks = [each for each in records if {"forked_from", "content"} <= each.keys()]
         return {record["forked_from"]["given"]: record for record in forks}
 

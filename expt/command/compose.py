@@ -29,9 +29,8 @@ from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
 from expt.config.parse import plain, with_value
 from expt.errors import ConfigError
+from expt.runs.overrides import quoted, run_name
 from expt.runs.paths import make_unused_folder
-from expt.runs.request import quoted
-from expt.runs.sweep import run_name
 
 COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 """Exceptions of Hydra and OmegaConf while a configuration is composed or resolved."""

@@ -13,7 +13,7 @@ import yaml
 
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError, did_you_mean, first_line
-from expt.runs.request import key_of
+from expt.runs.overrides import key_of
 
 
 @functools.cache

@@ -12,11 +12,11 @@ from expt.command.words import Parser
 from expt.errors import ConfigError, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import refuse_in_torchrun
+from expt.runs.found import by_objective, results
 from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, Record, read_result, results
-from expt.runs.sweep import by_objective
+from expt.runs.result import COMPLETED, Record, read_result
 
 if TYPE_CHECKING:
     from expt.command.evaluation_settings import Settings
@@ -104,11 +104,10 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
         return [folder]
     if RunPaths(folder).result.exists():
         raise ConfigError(f"--best {best}: is for a sweep, and {folder} is a run; leave it out")
-    runs = ((paths.folder, record) for paths, record in results(folder))
-    done = [(run, record) for run, record in runs if record.get("status") == COMPLETED]
-    if len({record["objective"]["name"] for _, record in done}) != 1:
+    done = [run for run in results(folder) if run.status == COMPLETED]
+    if len({run.objective for run in done}) != 1:
         raise ConfigError(f"{folder}: has no completed runs of one objective; name a run")
-    return by_objective(done)[: best or 1]
+    return [run.folder for run in by_objective(done)[: best or 1]]
 
 
 def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:

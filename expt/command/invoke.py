@@ -13,8 +13,8 @@ from expt.command.run import Command, run_one
 from expt.command.words import Options
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch.launcher import launcher, refuse_in_torchrun
+from expt.runs.overrides import key_of, quoted
 from expt.runs.paths import RunPaths
-from expt.runs.request import key_of, quoted
 
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 

@@ -17,7 +17,7 @@ from expt.config import keys
 from expt.config.groups import GROUPS
 from expt.config.parse import with_value
 from expt.errors import ConfigError, first_line
-from expt.runs.request import NAMES_A_RUN, quoted, values_of
+from expt.runs.overrides import NAMES_A_RUN, quoted, values_of
 from expt.runs.result import Record
 
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]

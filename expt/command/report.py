@@ -16,14 +16,14 @@ from expt.command.words import Parser
 from expt.config.own_code import is_of_main, targets
 from expt.errors import ConfigError, warn
 from expt.runs.failure import faults_in, in_one_line
+from expt.runs.found import FoundRun, by_objective, describe_copies, without_copies
+from expt.runs.overrides import joined
 from expt.runs.paths import RunPaths, is_sweep, write_atomically
-from expt.runs.request import joined
-from expt.runs.result import COMPLETED, DAMAGED, FAILED, LOST, PRUNED, FoundRecord, device_s
-from expt.runs.sweep import by_objective, describe_copies, without_copies
+from expt.runs.result import COMPLETED, DAMAGED, FAILED, LOST, PRUNED, device_s
 from expt.runs.view import comparison
 from expt.runs.view.comparison import listing_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import leaderboard, read_runs, wide_console, write_summary
-from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
+from expt.runs.view.query import check_key, chosen, in_order, runs_below
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
 from expt.runs.view.text import (
     Console,
@@ -84,9 +84,9 @@ def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
         raise ConfigError(f"{folder}: this sweep holds no run yet")
     if asked.sort is not None:
         with _naming("--sort"):
-            check_key(asked.sort, [ListedRun(run["folder"], run) for run in runs])
+            check_key(asked.sort, runs)
     conclude(wide_console(), folder, runs, asked.sort)
-    print_forks(wide_console(), [(run["folder"], run) for run in without_copies(runs)[0]])
+    print_forks(wide_console(), without_copies(runs)[0])
 
 
 def _judge(asked: argparse.Namespace) -> None:
@@ -94,7 +94,7 @@ def _judge(asked: argparse.Namespace) -> None:
     records = _records(asked)
     if asked.metric is not None:
         with _naming("--metric"):
-            check_key(asked.metric, [ListedRun(run["folder"], run) for run in records])
+            check_key(asked.metric, records)
     kept = _within_limits(records)
     notes = list[str]()
     if left_out := len(records) - len(kept):
@@ -111,11 +111,10 @@ def _judge(asked: argparse.Namespace) -> None:
         say(console, line)
 
 
-def _records(asked: argparse.Namespace) -> list[FoundRecord]:
+def _records(asked: argparse.Namespace) -> list[FoundRun]:
     runs = [run for folder in asked.folders for run in _below(folder)]
     with _naming("--filter"):
-        runs = chosen(runs, asked.filter)
-    return [{**run.result, "folder": run.folder} for run in runs]
+        return chosen(runs, asked.filter)
 
 
 def _weigh(asked: argparse.Namespace) -> None:
@@ -141,17 +140,17 @@ def _write_study(asked: argparse.Namespace) -> None:
     say(wide_console(), f"study        {asked.optuna}; look at it: optuna-dashboard {asked.optuna}")
 
 
-def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
+def _within_limits(runs: Sequence[FoundRun]) -> list[FoundRun]:
     """Return the runs without the completed ones that break their search's limits."""
-    by_sweep: dict[Path, list[FoundRecord]] = {}
+    by_sweep: dict[Path, list[FoundRun]] = {}
     for run in runs:
-        by_sweep.setdefault(run["folder"].parent, []).append(run)
+        by_sweep.setdefault(run.folder.parent, []).append(run)
     broken = set[Path]()
     for folder, own in by_sweep.items():
         if (search := search_in(folder, own)) and search.limits:
-            completed = [run for run in own if run["status"] == COMPLETED]
-            broken.update(run["folder"] for run in completed if search.breaks_limits(run))
-    return [run for run in runs if run["folder"] not in broken]
+            completed = [run for run in own if run.status == COMPLETED]
+            broken.update(run.folder for run in completed if search.breaks_limits(run))
+    return [run for run in runs if run.folder not in broken]
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -184,11 +183,11 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     is_plain = not (asked.sort or asked.filter or asked.csv or asked.plot)
     are_two = len(asked.folders) == 2 and len(runs) == 2 and is_plain
     runs = runs if are_two else _asked_for(runs, asked)
-    terminal.put_runs((run.folder, run.result) for run in runs)
+    terminal.put_runs((run.folder, run.record) for run in runs)
     if are_two:
         console.print(side_by_side(*runs))
-        print_ancestry(console, [(run.folder, run.result) for run in runs])
-        print_stale(console, stale((run.folder, run.result) for run in runs))
+        print_ancestry(console, runs)
+        print_stale(console, stale(runs))
         return
     if asked.csv == "-":
         sys.stdout.write(listing_csv(runs))
@@ -202,29 +201,28 @@ def report(console: Console, asked: argparse.Namespace) -> None:
         from expt.runs.view import curves  # late: matplotlib, an extra
 
         with _naming("--plot"):
-            curves.learning_curves([run.folder for run in runs], asked.plot)
-    old = stale((run.folder, run.result) for run in runs)
+            curves.learning_curves(runs, asked.plot)
+    old = stale(runs)
     print_listing(console, runs, old)
-    print_ancestry(console, [(run.folder, run.result) for run in runs])
+    print_ancestry(console, runs)
     print_stale(console, old)
-    print_lost(console, [run.folder for run in runs if run.result["status"] == LOST])
-    for run in [run for run in runs if run.result["status"] == FAILED][-SHOWN_FAILURES:]:
-        why = in_one_line(str(run.result.get("error") or ""))
-        say(console, f"failed       {run.folder.name}: {why}")
+    print_lost(console, [run.folder for run in runs if run.status == LOST])
+    for run in [run for run in runs if run.status == FAILED][-SHOWN_FAILURES:]:
+        say(console, f"failed       {run.folder.name}: {in_one_line(run.error)}")
     if asked.csv:
         say(console, f"table        {asked.csv}")
     if asked.plot:
         say(console, f"curves       {asked.plot}")
 
 
-def _below(folder: Path) -> list[ListedRun]:
+def _below(folder: Path) -> list[FoundRun]:
     runs = runs_below(folder)
     if not runs:
         raise ConfigError(f"{folder}: holds no run; start one with python -m expt")
     return runs
 
 
-def _asked_for(runs: Sequence[ListedRun], asked: argparse.Namespace) -> list[ListedRun]:
+def _asked_for(runs: Sequence[FoundRun], asked: argparse.Namespace) -> list[FoundRun]:
     with _naming("--filter"):
         left = chosen(runs, asked.filter)
     if not left:
@@ -245,7 +243,7 @@ def _naming(option: str) -> Iterator[None]:
 def conclude(
     console: Console,
     folder: Path,
-    runs: Sequence[FoundRecord] | None = None,
+    runs: Sequence[FoundRun] | None = None,
     sort: str | None = None,
     *,
     notes: Sequence[str] = (),
@@ -261,7 +259,7 @@ def conclude(
         for note in notes:  # of a budget that no run could begin within, maybe
             say(console, note)
         return
-    old = stale((run["folder"], run) for run in runs)
+    old = stale(runs)
     try:
         console.print(leaderboard(runs, sort, stale=old))
     finally:  # after the table, for which somebody may wait
@@ -269,11 +267,11 @@ def conclude(
     _print_failures(console, runs, notes)
     conclude_search(console, folder, runs, again)
     print_stale(console, old)
-    print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
+    print_lost(console, [run.folder for run in runs if run.status == LOST])
     for line in _pruned(runs):
         say(console, line)
-    for run in (run for run in runs if run["status"] == DAMAGED):
-        file = shown_path(RunPaths(run["folder"]).result)
+    for run in (run for run in runs if run.status == DAMAGED):
+        file = shown_path(run.paths.result)
         say(console, f"damaged      {file} cannot be read, and is not counted")
     if copies:
         say(console, f"left out     {describe_copies(copies)}")
@@ -285,46 +283,44 @@ def conclude(
     say(console, f"look at it   tensorboard --logdir {logdir}")
 
 
-def _put(folder: Path, runs: Sequence[FoundRecord], sort: str | None) -> None:
+def _put(folder: Path, runs: Sequence[FoundRun], sort: str | None) -> None:
     best, front = best_of(folder, runs)
-    listed = [ListedRun(run["folder"], run) for run in runs]
-    ranked = in_order(listed, sort) if sort else listed
-    terminal.put_runs((run.folder, run.result) for run in ranked)
+    ranked = in_order(runs, sort) if sort else runs
+    terminal.put_runs((run.folder, run.record) for run in ranked)
     terminal.put(
         sweep=str(folder.absolute()),
-        best_run=best and str(best["folder"].absolute()),
-        pareto=[str(run["folder"].absolute()) for run in front],
+        best_run=best and str(best.folder.absolute()),
+        pareto=[str(run.folder.absolute()) for run in front],
     )
 
 
-def _pruned(runs: Sequence[FoundRecord]) -> Iterator[str]:
+def _pruned(runs: Sequence[FoundRun]) -> Iterator[str]:
     """Yield how many runs are pruned at a rung, and the command that resumes the best."""
-    pruned = [run for run in runs if run["status"] == PRUNED]
+    pruned = [run for run in runs if run.status == PRUNED]
     if not pruned:
         return
-    total = sum(run["status"] != DAMAGED for run in runs)  # which count nowhere
+    total = sum(run.status != DAMAGED for run in runs)  # which count nowhere
     yield f"pruned       {len(pruned)} of {total} runs"
-    kept = by_objective((run["folder"], run) for run in pruned if run.get("resumable", True))
-    if kept:
-        yield f"      to train the best to its end: {resume_command(RunPaths(kept[0]))}"
+    if kept := by_objective(run for run in pruned if run.record.get("resumable", True)):
+        yield f"      to train the best to its end: {resume_command(kept[0].paths)}"
 
 
-def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:
+def _costs(runs: Sequence[FoundRun]) -> Iterator[str]:
     """Yield the cost of all runs together: the time of each device is counted."""
-    spent = [run for run in runs if device_s(run) > 0]
+    spent = [run.record for run in runs if device_s(run.record) > 0]
     for kind in ("core", "GPU"):
-        found = [run for run in spent if bool(run.get("devices")) == (kind == "GPU")]
+        found = [record for record in spent if bool(record.get("devices")) == (kind == "GPU")]
         if not found:
             continue
         line = f"{kind + ' time':<13}{amount(sum(map(device_s, found)))} of {len(found)} run"
         line += "s" * (len(found) > 1)
-        if joules := [run["energy_j"] for run in found if "energy_j" in run]:
+        if joules := [record["energy_j"] for record in found if "energy_j" in record]:
             known = "" if len(joules) == len(found) else f" of {len(joules)} of them"
             line += f", {kilowatt_hours(sum(joules))}{known}"
         yield line
 
 
-def _write_summary(folder: Path, runs: Sequence[FoundRecord]) -> bool:
+def _write_summary(folder: Path, runs: Sequence[FoundRun]) -> bool:
     try:
         write_summary(folder, runs)
     except OSError as error:  # a full disk, maybe: the table is still worth seeing
@@ -341,28 +337,28 @@ def print_lost(console: Console, folders: Sequence[Path]) -> None:
         say(console, f"      to continue: {resume_command(RunPaths(folder))}")
 
 
-def _print_failures(console: Console, runs: Sequence[FoundRecord], notes: Sequence[str]) -> None:
+def _print_failures(console: Console, runs: Sequence[FoundRun], notes: Sequence[str]) -> None:
     bad = bad_trials(runs)
     if bad:
         worst = "diverged or had not enough memory, and count as the worst"
         say(console, f"bad trials   {len(bad)} {worst}")
-    if failed := [run for run in runs if run["status"] == FAILED and run not in bad]:
+    if failed := [run for run in runs if run.status == FAILED and run not in bad]:
         say(console, f"\n{len(failed)} failed", "bold red")
     for run in failed:
-        say(console, f"  {run['folder'].name}: {in_one_line(str(run.get('error') or ''))}")
-        if "identity" in run:  # else it was refused, and would be again
+        say(console, f"  {run.folder.name}: {in_one_line(run.error)}")
+        if "identity" in run.record:  # else it was refused, and would be again
             say(console, f"      again: {again(run)}")
-    texts = [run.get("error") or "" for run in runs if run["status"] == FAILED]
+    texts = [run.error for run in runs if run.status == FAILED]
     for fault in dict.fromkeys(fault for text in texts for fault in faults_in(text)):
         if not any(fault in note for note in notes):  # of runs that were moved
             say(console, f"GPU fault    {fault}")
 
 
-def again(run: FoundRecord) -> str:
+def again(run: FoundRun) -> str:
     """Return the command that trains one run of a sweep by itself."""
-    if any(map(is_of_main, targets(run.get("config") or {}))):  # its folder has it, no command
-        return shlex.join(["python", "-m", "expt", "rerun", shown_path(run["folder"])])
-    words = shlex.split(str(run.get("command", "")))
+    if any(map(is_of_main, targets(run.config))):  # its folder has it, no command
+        return shlex.join(["python", "-m", "expt", "rerun", shown_path(run.folder)])
+    words = shlex.split(run.record.get("command", ""))
     if words[:2] == ["python", "-m"]:
         words = words[2:]
     words = words[1:] if words[:1] == ["expt"] else []  # the words of a script are its own
@@ -370,6 +366,6 @@ def again(run: FoundRecord) -> str:
     # Options such as --config-dir DIR stay; all settings are the run's own.
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     # It begins in a folder of its own, where there is nothing to resume.
-    own = [word for word in run.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
+    own = [word for word in run.record.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
     mode = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
     return joined(["python", "-m", "expt", *kept, *own, *mode])

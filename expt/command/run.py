@@ -25,8 +25,9 @@ from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
 from expt.launch.launcher import Launcher
+from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths, is_held, refuse_mixed, remove_empty
-from expt.runs.request import RunRequest, key_of
+from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_of, read_result
 from expt.runs.view.text import Console
 

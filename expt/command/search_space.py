@@ -24,7 +24,7 @@ from expt.config import keys
 from expt.config.parse import wrong_values
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
-from expt.runs.request import unquoted
+from expt.runs.overrides import unquoted
 from expt.search.space import Parameter, Space
 
 _WHOLE = r"interval\((?:\w+=)?\s*[-+]?\d+\s*,\s*(?:\w+=)?\s*[-+]?\d+\s*\)"

@@ -15,8 +15,8 @@ from expt.config.schema import TRACKERS
 from expt.dashboards.sender import Sender
 from expt.dashboards.trackers import COPIES, in_a_line, snapshot
 from expt.errors import ConfigError, ExptError, require
+from expt.runs.found import results_below
 from expt.runs.paths import RunPaths
-from expt.runs.result import results_below
 from expt.runs.view.text import Console, say
 
 EXAMPLES = """examples
@@ -67,7 +67,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _below(folder: Path) -> list[RunPaths]:
-    found = [paths for paths, _ in results_below(folder)] if folder.is_dir() else []
+    found = [run.paths for run in results_below(folder)] if folder.is_dir() else []
     if not found:
         raise ConfigError(f"{folder}: holds no run to send")
     return found

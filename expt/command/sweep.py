@@ -33,9 +33,10 @@ from expt.launch.pool import Pool
 from expt.machine import Machine
 from expt.runs import paths
 from expt.runs.attempt import record_refusal
+from expt.runs.found import results
+from expt.runs.overrides import joined, quoted
 from expt.runs.paths import RunPaths
-from expt.runs.request import joined, quoted
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record, results
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,7 +185,7 @@ class Sweep:
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, if a new sweep's folder has only refused runs."""
         refused = [job for job in jobs if job.refused and job.paths.holds_only_refusal()]
-        if len(refused) < len(jobs) or {path.folder for path, _ in results(self.folder)} != {
+        if len(refused) < len(jobs) or {run.folder for run in results(self.folder)} != {
             job.paths.folder for job in refused
         }:
             return

@@ -26,10 +26,11 @@ from expt.errors import ConfigError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs import continuing
+from expt.runs.found import FoundRun, results
+from expt.runs.overrides import folder_names
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record
-from expt.runs.sweep import folder_names, has_own_name, results_of_sweep
 
 ASKED = "asked:"
 """Before the key of a run that has no configuration, and is known by its overrides."""
@@ -71,24 +72,24 @@ class SweepFolder:
         self.folder, self._composer, self._machine = folder, composer, machine
         self._known: dict[str, RunPaths] = {}
         self._by_words: dict[str, RunPaths] = {}
-        self._records: list[tuple[RunPaths, Record]] = []
+        self._runs: list[FoundRun] = []
         self.completed: dict[Path, Objective] = {}
         """The objectives of completed runs, by folder."""
-        for paths, found in results_of_sweep(folder):
-            kept_code.find_kept(paths.code)
-            if found["status"] == DAMAGED:
-                warn(f"{paths.result}: is damaged; a run of its settings gets a new folder")
-            asked = _asked(found.get("arguments", ()))
-            key = found.get("identity", asked)
-            if own_code.changed(found):  # its source is not there any more
-                self._by_words.setdefault(asked, paths)
+        for run in results(folder):
+            kept_code.find_kept(run.paths.code)
+            if run.status == DAMAGED:
+                warn(f"{run.paths.result}: is damaged; a run of its settings gets a new folder")
+            asked = _asked(run.record.get("arguments", ()))
+            key = run.record.get("identity", asked)
+            if own_code.changed(run.record):  # its source is not there any more
+                self._by_words.setdefault(asked, run.paths)
                 continue
-            self._records.append((paths, found))
-            if key not in self._known or has_own_name(paths, found):  # no copy
-                self._known[key] = self._by_words[asked] = paths
-            if found["status"] == COMPLETED:
+            self._runs.append(run)
+            if key not in self._known or run.has_own_name:  # no copy
+                self._known[key] = self._by_words[asked] = run.paths
+            if run.status == COMPLETED:
                 none = Objective(name="", value=None)
-                self.completed[paths.folder] = found.get("objective") or none
+                self.completed[run.folder] = run.record.get("objective") or none
         self.parents = Parents(folder)
         self._jobs, self._contents = dict[str, Job](), dict[str, tuple[Record, Content]]()
         self._names = set[str]()
@@ -188,21 +189,21 @@ class SweepFolder:
         if config.resume != "auto":
             return None
         longest, most, key = None, 0, digest(config, identity.content, but=LENGTH)
-        for paths, record in self._shorter_runs.get(key, ()):
-            steps, per_epoch = _steps(record), record.get("steps_per_epoch") or 0
+        for run in self._shorter_runs.get(key, ()):
+            steps, per_epoch = _steps(run.record), run.record.get("steps_per_epoch") or 0
             if most < steps <= config.total_steps(per_epoch):
-                longest, most = paths, steps
+                longest, most = run.paths, steps
         return longest
 
     @functools.cached_property
-    def _shorter_runs(self) -> dict[str, list[tuple[RunPaths, Record]]]:
-        found: dict[str, list[tuple[RunPaths, Record]]] = {}
-        for paths, record in self._records:
-            if not {"content", "config"} <= record.keys() or record["status"] == RUNNING:
+    def _shorter_runs(self) -> dict[str, list[FoundRun]]:
+        found: dict[str, list[FoundRun]] = {}
+        for run in self._runs:
+            if not {"content", "config"} <= run.record.keys() or run.status == RUNNING:
                 continue
-            if paths.last.is_file():
-                key = digest(recorded(record["config"]), record["content"], but=LENGTH)
-                found.setdefault(key, []).append((paths, record))
+            if run.paths.last.is_file():
+                key = digest(recorded(run.config), run.record["content"], but=LENGTH)
+                found.setdefault(key, []).append(run)
         return found
 
 

@@ -63,7 +63,7 @@ def put_runs(runs: Iterable[tuple[Path, Record]], name: str = "runs") -> None:
     """Add the records of runs as the field `name`, each with its folder."""
     if _document is None:
         return
-    from expt.runs.sweep import LEFT_OUT  # late, as below: few commands have a document
+    from expt.runs.found import LEFT_OUT  # late, as below: few commands have a document
 
     _document[name] = [
         {"folder": str(folder.absolute())}

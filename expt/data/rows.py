@@ -302,7 +302,7 @@ def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[
 
 def word(features: Sequence[str]) -> str:
     """Return the override that chooses features."""
-    from expt.runs.request import joined, literal  # late: it imports all kinds of datasets
+    from expt.runs.overrides import joined, literal  # late: it imports all kinds of datasets
 
     return joined([f"dataset.features={literal([*features])}"])
 

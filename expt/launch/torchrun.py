@@ -35,8 +35,9 @@ from expt.launch.job import prepared
 from expt.machine import alone
 from expt.runs.attempt import Attempt, put_back, record_end
 from expt.runs.failure import LOG, write_error
+from expt.runs.overrides import setting_word
 from expt.runs.paths import RunPaths, at_work
-from expt.runs.request import RunRequest, received, setting_word
+from expt.runs.request import RunRequest, received
 from expt.runs.result import INTERRUPTED, Host, Record
 from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary

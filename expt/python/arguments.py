@@ -17,7 +17,7 @@ from expt.config.groups import GROUPS
 from expt.config.keys import holders
 from expt.errors import ConfigError, warn
 from expt.python import main_module
-from expt.runs.request import literal
+from expt.runs.overrides import literal
 
 OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
 """Groups whose choice may be a custom class."""

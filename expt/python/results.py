@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, did_you_mean
 from expt.runs.failure import in_one_line
+from expt.runs.found import FoundRun
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, FoundRecord, Record, read_result
+from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, Record, read_result
 from expt.runs.view.curves import History, figure, in_html
 from expt.runs.view.leaderboard import leaderboard
-from expt.runs.view.query import ListedRun
 from expt.runs.view.text import Console
 
 if TYPE_CHECKING:
@@ -136,7 +136,10 @@ class Runs(list[Result]):
         """
         from pandas import DataFrame
 
-        return DataFrame([ListedRun(result.folder, result.record).values for result in self])
+        return DataFrame([run.values for run in self._found()])
+
+    def _found(self) -> list[FoundRun]:
+        return [FoundRun(result.folder, result.record) for result in self]
 
 
 WIDTH = 110
@@ -207,10 +210,7 @@ class SweepResult(Runs):
                 "no run has completed, measured its objective and kept all constraints, or they"
                 " were chosen by different ones"
             )
-        return next(run for run in self if run.folder == best["folder"])
-
-    def _found(self) -> list[FoundRecord]:
-        return [{**run.record, "folder": run.folder} for run in self]
+        return next(run for run in self if run.folder == best.folder)
 
     def __repr__(self) -> str:
         if not self:

@@ -25,8 +25,9 @@ from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file, metrics_file, provenance
 from expt.runs.checkpoint_file import candidates
 from expt.runs.named_checkpoint import WHICH, Checkpoint, checkpoints, named, no_run, read, whole
+from expt.runs.overrides import joined, literal
 from expt.runs.paths import RunPaths, written
-from expt.runs.request import RunRequest, joined, literal
+from expt.runs.request import RunRequest
 from expt.runs.result import RUNNING, Forked, Record, result_of_any
 
 _OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from expt.errors import CheckpointError, ConfigError, did_you_mean, warn
 from expt.runs import checkpoint_file, provenance
+from expt.runs.found import by_objective, results, results_below
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import (
     RUNNING,
@@ -18,10 +19,7 @@ from expt.runs.result import (
     Record,
     read_result,
     result_of_any,
-    results,
-    results_below,
 )
-from expt.runs.sweep import by_objective
 
 Which: TypeAlias = Literal["best", "last"]
 WHICH = ("best", "last")
@@ -113,10 +111,9 @@ def named(word: str, given: str) -> tuple[Path, str]:
     if path.is_file():
         return path.parent.parent, path.stem
     if is_sweep(path):
-        tried = ((run.folder, one) for run, one in results(path) if run.best.is_file())
-        ranked = by_objective(tried)
+        ranked = by_objective(run for run in results(path) if run.paths.best.is_file())
         at = f"@{which}" if which else ""
-        such = f", such as '{word}=\"{ranked[0]}{at}\"', which is the best" if ranked else ""
+        such = f", such as '{word}=\"{ranked[0].folder}{at}\"', which is the best" if ranked else ""
         raise ConfigError(f"{word}={given}: is a sweep; name one of its runs{such}")
     if not path.exists():
         around = path.parent.glob("*") if path.parent.is_dir() else ()
@@ -218,7 +215,7 @@ def no_run(folder: Path) -> str:
     """Return the message for a folder without a run that has begun to train."""
     if not folder.exists():
         return "there is no such folder; give that of a run"
-    below = [paths.folder for paths, _ in results_below(folder)] if folder.is_dir() else []
+    below = [run.folder for run in results_below(folder)] if folder.is_dir() else []
     if below and below != [folder]:
         listed = shlex.join([*provenance.program().split(), "report", str(folder)])
         return f"holds {len(below)} runs; name one, such as {below[0]} ({listed} lists them)"

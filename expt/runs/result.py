@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
@@ -10,8 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import NotRequired, TypedDict
@@ -220,12 +218,6 @@ class Record(Provenance, total=False):
     first_step_s: float | None
 
 
-class FoundRecord(Record, total=False):
-    """The record of a run that was found, and where."""
-
-    folder: Path
-
-
 @functools.cache
 def as_written() -> TypeAdapter[Record]:
     """Return the validator of a record; it takes 10 ms to make."""
@@ -313,26 +305,6 @@ def with_nan(content: Record) -> Record:
     if objective and objective["value"] is None:
         found["objective"] = {**objective, "value": numbers.get(objective["name"])}
     return found
-
-
-def results(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
-    """Yield the runs of a sweep's folder by name, and their records."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        paths = RunPaths(path)
-        if found := result_of_any(paths):
-            yield paths, found
-
-
-def results_below(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
-    """Yield the runs anywhere below `folder`, itself included, and their records."""
-    paths = RunPaths(folder)
-    if found := result_of_any(paths):
-        yield paths, found
-        return  # a folder inside a run is no other
-    with contextlib.suppress(PermissionError):
-        for path in sorted(folder.iterdir()):
-            if path.is_dir() and not path.is_symlink():
-                yield from results_below(path)
 
 
 def is_lost(paths: RunPaths, content: Record) -> bool:

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from expt.config.identity import REPEATED
 from expt.errors import BAD_TRIALS, ConfigError, listed, require, warn
-from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, FoundRecord
-from expt.runs.sweep import by_objective, place, value_of
+from expt.runs.found import FoundRun, by_objective
+from expt.runs.paths import SWEEP_RECORD
+from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING
 from expt.runs.view.leaderboard import objective_of
 from expt.runs.view.text import Console, cells, plain_table, say, setting
 from expt.search.space import Space
@@ -37,34 +37,34 @@ class SearchRecord(NamedTuple):
     goals: list[Goal]
     limits: list[Limit]
 
-    def allowed(self, run: FoundRecord) -> bool:
+    def allowed(self, run: FoundRun) -> bool:
         """Return whether the run has ended or was pruned, and has all goals and limits."""
-        if run["status"] not in (COMPLETED, PRUNED) or self.breaks_limits(run):
+        if run.status not in (COMPLETED, PRUNED) or self.breaks_limits(run):
             return False
         return all(value is not None and math.isfinite(value) for value in self.values(run))
 
-    def breaks_limits(self, run: FoundRecord) -> bool:
+    def breaks_limits(self, run: FoundRun) -> bool:
         """Return whether it has measured something that violates a limit."""
-        return any(limit.violation(run, RunPaths(run["folder"])) > 0 for limit in self.limits)
+        return any(limit.violation(run) > 0 for limit in self.limits)
 
-    def best(self, runs: Sequence[FoundRecord]) -> FoundRecord | None:
+    def best(self, runs: Sequence[FoundRun]) -> FoundRun | None:
         """Return the best allowed run by the first goal, of equal ones by the next."""
         allowed = [run for run in runs if self.allowed(run)]
-        return min(allowed, key=lambda run: (self._costs(run), place(run)), default=None)
+        return min(allowed, key=lambda run: (self._costs(run), run.number), default=None)
 
-    def front(self, runs: Sequence[FoundRecord]) -> list[FoundRecord]:
+    def front(self, runs: Sequence[FoundRun]) -> list[FoundRun]:
         """Return the Pareto front, sorted by the first goal."""
-        reached = [(self._costs(run), place(run), run) for run in runs if self.allowed(run)]
+        reached = [(self._costs(run), run.number, run) for run in runs if self.allowed(run)]
         found = [
             each for each in reached if not any(_beats(other[0], each[0]) for other in reached)
         ]
         return [run for _, _, run in sorted(found, key=lambda each: each[:2])]
 
-    def values(self, run: FoundRecord) -> list[float | None]:
+    def values(self, run: FoundRun) -> list[float | None]:
         """Return the value of each goal."""
-        return [value_of(goal.tag, run, RunPaths(run["folder"])) for goal in self.goals]
+        return [run.value_of(goal.tag) for goal in self.goals]
 
-    def _costs(self, run: FoundRecord) -> list[float]:
+    def _costs(self, run: FoundRun) -> list[float]:
         return costs_of(self.goals, self.values(run))
 
 
@@ -72,13 +72,12 @@ def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
     return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
-def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
+def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
     """Return the search of a sweep's folder; None where it was none, or nothing was measured."""
-    measured = next((run for run in runs if run.get("objective")), None)
-    if measured is None or not any("search" in run for run in runs):
+    measured = next((run for run in runs if run.record.get("objective")), None)
+    if measured is None or not any("search" in run.record for run in runs):
         return None
-    task: Any = (measured.get("config") or {}).get("task")
-    own, path = [measured["objective"]["name"]], folder / SWEEP_RECORD
+    task, own, path = measured.config.get("task"), [measured.objective], folder / SWEEP_RECORD
     if not path.is_file():  # the sweep's runs were moved
         return SearchRecord(goals_for(own, task), [])
     try:
@@ -92,30 +91,29 @@ def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
         return SearchRecord(goals_for(own, task), [])
 
 
-def best_of(
-    folder: Path, runs: Sequence[FoundRecord]
-) -> tuple[FoundRecord | None, list[FoundRecord]]:
+def best_of(folder: Path, runs: Sequence[FoundRun]) -> tuple[FoundRun | None, list[FoundRun]]:
     """Return the best run of a sweep, and the Pareto front of a search of several goals.
 
     None where no run has completed, or they were chosen by different metrics.
     """
     if (search := search_in(folder, runs)) is not None:
         return search.best(runs), search.front(runs) if len(search.goals) > 1 else []
-    ranked = by_objective((run, run) for run in runs if run["status"] == COMPLETED)
-    same = len({run["objective"]["name"] for run in ranked}) == 1
+    ranked = by_objective(run for run in runs if run.status == COMPLETED)
+    same = len({run.objective for run in ranked}) == 1
     return ranked[0] if same else None, []
 
 
-def bad_trials(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
+def bad_trials(runs: Sequence[FoundRun]) -> list[FoundRun]:
     """Return the trials that failed because of their values, if any other trial did not."""
-    if not any("search" in run and run["status"] in (COMPLETED, PRUNED) for run in runs):
+    trials = [run for run in runs if "search" in run.record]
+    if not any(run.status in (COMPLETED, PRUNED) for run in trials):
         return []
-    failed = [run for run in runs if "search" in run and run["status"] == FAILED]
-    return [run for run in failed if run.get("error_kind") in BAD_TRIALS]
+    failed = [run for run in trials if run.status == FAILED]
+    return [run for run in failed if run.record.get("error_kind") in BAD_TRIALS]
 
 
 def conclude_search(
-    console: Console, folder: Path, runs: Sequence[FoundRecord], again: Callable[[FoundRecord], str]
+    console: Console, folder: Path, runs: Sequence[FoundRun], again: Callable[[FoundRun], str]
 ) -> None:
     """Print the best run of a search and the command for it, and the Pareto front of several goals.
 
@@ -127,7 +125,7 @@ def conclude_search(
     if found.limits:
         kept = sum(map(found.allowed, runs))
         within = " and ".join(limit.text for limit in found.limits)
-        broken = [run["folder"].name for run in runs if found.breaks_limits(run)]
+        broken = [run.folder.name for run in runs if found.breaks_limits(run)]
         others = f"; not {listed(broken, NAMED)}" if broken else ""
         say(console, f"limits       {kept} of {len(runs)} runs keep {within}{others}")
     if len(found.goals) > 1:
@@ -141,14 +139,14 @@ def conclude_search(
         say(console, "best         none yet: no run has measured all goals and kept all limits")
         return
     tag, value = found.goals[0].tag, found.values(best)[0]
-    say(console, f"best         {best['folder'].name}  {tag} {value:.4f}", "bold green")
+    say(console, f"best         {best.folder.name}  {tag} {value:.4f}", "bold green")
     say(console, f"      to train it: {again(best)}")
 
 
-def _table(front: Sequence[FoundRecord], found: SearchRecord) -> Table:
+def _table(front: Sequence[FoundRun], found: SearchRecord) -> Table:
     table = plain_table(("run", *(goal.tag for goal in found.goals)), left=["run"])
     for run in front:
-        table.add_row(*cells(run["folder"].name, *(f"{value:.6g}" for value in found.values(run))))
+        table.add_row(*cells(run.folder.name, *(f"{value:.6g}" for value in found.values(run))))
     return table
 
 
@@ -159,15 +157,15 @@ WIDE = 30
 
 
 def study_of(
-    folder: Path, runs: Sequence[FoundRecord], file: Path | None = None
+    folder: Path, runs: Sequence[FoundRun], file: Path | None = None
 ) -> tuple[optuna.Study, list[Goal]]:
     """Return the runs as a study of Optuna's, in memory or in its journal `file`, and the goals."""
     require("--optuna, --importance", "optuna", extra="search")
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    runs = sorted(runs, key=lambda run: (place(run), run.get("started", math.inf)))
-    task: Any = next((run["config"]["task"] for run in runs if run.get("objective")), None)
+    runs = sorted(runs, key=lambda run: (run.number, run.record.get("started", math.inf)))
+    task = next((run.config["task"] for run in runs if run.record.get("objective")), None)
     grid = SearchRecord(goals_for([objective_of(runs)], task), [])
     search = search_in(folder, runs) or grid
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -184,31 +182,29 @@ def study_of(
     return study, search.goals
 
 
-def _trials(
-    runs: Sequence[FoundRecord], search: SearchRecord
-) -> Iterator[optuna.trial.FrozenTrial]:
+def _trials(runs: Sequence[FoundRun], search: SearchRecord) -> Iterator[optuna.trial.FrozenTrial]:
     """Yield each run, with the typed settings in which they differ, but for seed and fold."""
     from optuna.trial import TrialState, create_trial
 
     states = {PRUNED: TrialState.PRUNED, RUNNING: TrialState.RUNNING}
-    typed = [run.get("overrides") or {} for run in runs]
-    keys = [key for key in dict.fromkeys(itertools.chain(*typed)) if key not in REPEATED]
-    known = {key: [each[key] for each in typed if key in each] for key in keys}
+    keys = dict.fromkeys(key for run in runs for key in run.typed if key not in REPEATED)
+    known = {key: [run.typed[key] for run in runs if key in run.typed] for key in keys}
     axes = {key: _axis(each) for key, each in known.items() if len({*map(repr, each)}) > 1}
     reader = Reader(space=Space(()), goals=search.goals, limits=search.limits)
-    for run, given in zip(runs, typed, strict=True):
-        if (read := reader.trial(RunPaths(run["folder"]), run)) is None:  # damaged
+    for run in runs:
+        if (read := reader.trial(run)) is None:  # damaged
             continue
-        done, own = read.status == COMPLETED and read.has_values, [x for x in axes if x in given]
+        done = read.status == COMPLETED and read.has_values
+        own = [key for key in axes if key in run.typed]
         costs = {} if search.goals[1:] else read.costs
         yield create_trial(
             state=TrialState.COMPLETE if done else states.get(read.status, TrialState.FAIL),
             values=read.objectives if done else None,  # type: ignore[arg-type]
-            params={key: _in(axes[key], given[key]) for key in own},
+            params={key: _in(axes[key], run.typed[key]) for key in own},
             distributions={key: axes[key] for key in own},
             intermediate_values={x: search.goals[0].cost(cost) for x, cost in costs.items()},
             constraints=dict(read.violations),
-            user_attrs={"folder": str(run["folder"].absolute()), "status": read.status},
+            user_attrs={"folder": str(run.folder.absolute()), "status": read.status},
         )
 
 
@@ -228,7 +224,7 @@ def _in(axis: optuna.distributions.BaseDistribution, value: Any) -> Any:
     return setting(value) if hasattr(axis, "choices") else value
 
 
-def importance(folder: Path, runs: Sequence[FoundRecord]) -> dict[str, dict[str, dict[str, float]]]:
+def importance(folder: Path, runs: Sequence[FoundRun]) -> dict[str, dict[str, dict[str, float]]]:
     """Return for each goal, by each of Optuna's evaluators, how much each setting mattered.
 
     Raises ConfigError where too few runs say so.

@@ -14,6 +14,7 @@ from pathlib import Path
 from expt.config.search import Search as Settings
 from expt.errors import ConfigError, FolderInUse
 from expt.launch.job import QUEUED, Job
+from expt.runs.found import FoundRun, results
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import (
     COMPLETED,
@@ -26,7 +27,6 @@ from expt.runs.result import (
     read_result,
     update_result,
 )
-from expt.runs.sweep import results_of_sweep
 from expt.search.rungs import Rungs
 from expt.search.sampler import Known, suggest
 from expt.search.space import Values
@@ -73,8 +73,7 @@ class Search(Iterator[Job | None]):
         self._trials = {trial.folder: trial for trial in trials}
         sources = [reader.of_another(Path(source)) for source in settings.warm_start]
         self._warm_start = list(itertools.chain(*sources))
-        runs = results_of_sweep(folder)
-        self._spent = {paths.folder: device_s(record) for paths, record in runs}
+        self._spent = {run.folder: device_s(run.record) for run in results(folder)}
         self._repeated = set[int]()
         self._jobs: dict[Path, Job] = {}
         self._running: list[Job] = []
@@ -271,7 +270,8 @@ class Search(Iterator[Job | None]):
 
     def _read(self, paths: RunPaths) -> Trial | None:
         """Read the trial of a run again."""
-        before, trial = self._trials.get(paths.folder), self._reader.trial(paths)
+        before = self._trials.get(paths.folder)
+        trial = self._reader.trial(FoundRun.at(paths.folder))
         if trial is None:
             return before
         if before is not None and before.number is not None:

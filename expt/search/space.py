@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from expt.runs.request import literal
+from expt.runs.overrides import literal
 
 Value: TypeAlias = int | float | str
 """A number, or the text of a choice of a categorical parameter."""

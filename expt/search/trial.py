@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +14,9 @@ from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.errors import BAD_TRIALS, ConfigError, OutOfMemory, did_you_mean
 from expt.runs import tags
+from expt.runs.found import FoundRun, results
 from expt.runs.metrics_file import MetricsReader
-from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, DAMAGED, FAILED, PRUNED, Record, result_of_any
-from expt.runs.sweep import results_of_sweep, value_of
-from expt.runs.view.query import settings_of
+from expt.runs.result import COMPLETED, DAMAGED, FAILED, PRUNED, Record
 from expt.search.space import Space, Values
 
 
@@ -74,32 +71,30 @@ class Reader:
     differences: Callable[[Values, Record], Sequence[str]] = lambda *_: ()
     """Return the settings, apart from the space, in which a run differs from this search's."""
 
-    def trial(self, paths: RunPaths, record: Record | None = None) -> Trial | None:
+    def trial(self, run: FoundRun) -> Trial | None:
         """Return the trial of a run, or None where it has no record or is outside the space."""
-        record = result_of_any(paths) if record is None else record
-        if not record or record["status"] == DAMAGED:
+        if not run.record or run.status == DAMAGED:
             return None
-        values = self.space.read(_settings(record))
+        # As typed, else as its configuration has them.
+        values = self.space.read(
+            lambda key: run.typed[key] if key in run.typed else run.settings.get(key)
+        )
         if values is None:
             return None
-        kind = record.get("error_kind", "")
-        no_memory = kind == OutOfMemory.__name__
+        goal = self.goals[0]
         return Trial(
             values=values,
-            status=record["status"],
-            number=record.get("search", {}).get("number"),
-            objectives=tuple(value_of(goal.tag, record, paths) for goal in self.goals),
-            violations={
-                limit.text: limit.violation(record, paths, out_of_memory=no_memory)
-                for limit in self.limits
-            },
+            status=run.status,
+            number=run.record.get("search", {}).get("number"),
+            objectives=tuple(run.value_of(goal.tag) for goal in self.goals),
+            violations={limit.text: limit.violation(run) for limit in self.limits},
             costs={
-                point.epoch: self.goals[0].cost(point.value)
-                for point in MetricsReader(paths).read()
-                if point.tag == self.goals[0].tag
+                point.epoch: goal.cost(point.value)
+                for point in MetricsReader(run.paths).read()
+                if point.tag == goal.tag
             },
-            error_kind=kind,
-            folder=paths.folder,
+            error_kind=run.record.get("error_kind", ""),
+            folder=run.folder,
         )
 
     def own(self, folder: Path) -> tuple[list[Trial], dict[str, Sequence[str]]]:
@@ -110,14 +105,13 @@ class Reader:
         """
         trials, others = list[Trial](), dict[str, Sequence[str]]()
         numbers = set[int | None]()
-        runs = sorted(results_of_sweep(folder), key=lambda run: "identity" not in run[1])
-        for paths, record in runs:
-            if record["status"] == DAMAGED:
+        for run in sorted(results(folder), key=lambda run: "identity" not in run.record):
+            if run.status == DAMAGED:
                 continue
-            trial = self.trial(paths, record)
-            differing = self.differences(trial.values, record) if trial else ()
+            trial = self.trial(run)
+            differing = self.differences(trial.values, run.record) if trial else ()
             if trial is None or differing:
-                others[paths.folder.name] = differing
+                others[run.folder.name] = differing
             elif trial.number is None or trial.number not in numbers:
                 trials.append(trial)
                 numbers.add(trial.number)
@@ -128,8 +122,7 @@ class Reader:
         key = f"search.warm_start={source}"
         if not source.is_dir():
             raise ConfigError(f"{key}: there is no such folder; give that of a sweep")
-        found = [self.trial(paths, record) for paths, record in results_of_sweep(source)]
-        trials = [replace(trial, number=None) for trial in found if trial is not None]
+        trials = [replace(each, number=None) for each in map(self.trial, results(source)) if each]
         if not trials:
             raise ConfigError(f"{key}: has no run in this space")
         return trials
@@ -148,13 +141,6 @@ def best(trials: Sequence[Trial], goals: Sequence[Goal]) -> Trial | None:
         if trial.status in (COMPLETED, PRUNED) and trial.has_values and trial.is_allowed
     ]
     return min(reached, key=lambda trial: costs_of(goals, trial.objectives), default=None)
-
-
-def _settings(record: Record) -> Callable[[str], Any]:
-    """Return a lookup of a run's settings: as typed, else as its configuration has them."""
-    typed: Mapping[str, Any] = record.get("overrides", {})
-    known = functools.cache(lambda: settings_of(record, lists_as_text=False))
-    return lambda key: typed[key] if key in typed else known().get(key)
 
 
 EXCEEDED = 1.0
@@ -192,10 +178,10 @@ class Limit:
     is_strict: bool = False
     """True if the bound itself violates it."""
 
-    def violation(self, record: Record, paths: RunPaths, *, out_of_memory: bool = False) -> float:
+    def violation(self, run: FoundRun) -> float:
         """Return by how much the run violates it, above 0; a tag that is not measured does not."""
-        value = value_of(self.tag, record, paths)
-        if out_of_memory:
+        value = run.value_of(self.tag)
+        if run.record.get("error_kind") == OutOfMemory.__name__:
             return EXCEEDED
         if value is None:
             return 0.0

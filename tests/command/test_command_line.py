@@ -10,8 +10,8 @@ from expt.command.overrides import readable
 from expt.command.words import Options, options_of
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
+from expt.runs.overrides import inherited
 from expt.runs.paths import RunPaths
-from expt.runs.request import inherited
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
 from tests.facade import Capture, Patch
 

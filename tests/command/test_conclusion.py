@@ -12,6 +12,7 @@ from expt.command.report import again, conclude
 from expt.command.run import Outcome
 from expt.errors import Diverged, SweepFailed
 from expt.launch.job import Job
+from expt.runs.found import FoundRun
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, update_result
 from expt.runs.view import leaderboard
@@ -125,19 +126,16 @@ def test_a_run_without_a_process_is_lost(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_command_that_repeats_one_point(command: str, arguments: list[str], expected: str) -> None:
-    record: Any = {"command": command, "arguments": arguments}
-    assert again(record) == expected
+    run = FoundRun(Path("run"), {"command": command, "arguments": arguments})
+    assert again(run) == expected
 
 
 def test_a_run_of_a_notebooks_class_is_repeated_from_its_folder() -> None:
     config = {"model": {"name": "_target_", "target": "expt_main_0123456789ab.Net", "kwargs": {}}}
-    record: Any = {
-        "command": "x.py -m",
-        "arguments": [],
-        "config": config,
-        "folder": Path("sweep/model=Net"),
-    }
-    assert again(record) == "python -m expt rerun sweep/model=Net"
+    record: Any = {"command": "x.py -m", "arguments": [], "config": config}
+    assert (
+        again(FoundRun(Path("sweep/model=Net"), record)) == "python -m expt rerun sweep/model=Net"
+    )
 
 
 def test_what_had_paused_and_went_on_counts_once() -> None:

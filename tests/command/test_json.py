@@ -14,7 +14,7 @@ import pytest
 
 from expt.command import terminal
 from expt.runs.paths import RunPaths, at_work
-from expt.runs.result import FoundRecord
+from expt.runs.result import Record
 from tests.dashboards.folders import measure, record, sweep
 from tests.facade import Capture, ended, environment, python, run, start
 
@@ -189,7 +189,7 @@ def test_the_page_for_programs_names_fields_that_there_are() -> None:
         for name in re.findall(r"`(\w+)`", row)
     ]
     assert len(fields) > 12
-    assert {*fields} <= {*get_type_hints(FoundRecord)}
+    assert {*fields} <= {"folder", *get_type_hints(Record)}
 
 
 PRINTS = """

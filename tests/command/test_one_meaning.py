@@ -15,7 +15,7 @@ from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.python.arguments import words_of
-from expt.runs.request import inherited
+from expt.runs.overrides import inherited
 from tests.composing import composed, composer
 from tests.facade import Capture, Patch
 

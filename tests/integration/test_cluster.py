@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import expt
-from expt.runs.result import COMPLETED, INTERRUPTED, read_result, results
+from expt.runs.found import results
+from expt.runs.result import COMPLETED, INTERRUPTED, read_result
 from tests.conftest import Trained
 from tests.facade import RunFolder, environment, run, start
 from tests.faults.running import wait_until
@@ -171,11 +172,11 @@ def test_cancelled_job_of_a_search_can_be_resumed(slurm: Slurm, tmp_path: Path) 
     words = ("-m", "hydra/launcher=submitit_slurm", *search, *settings, "hydra.sweep.dir=jobs")
     process = start(*words, cwd=tmp_path, **slurm.env)
     wait_until(lambda: _has_come_to(tmp_path, 100), timeout_s=LIMIT_S)
-    runs = {record["search"]["number"]: paths for paths, record in results(tmp_path / "jobs")}
+    runs = {found.number: found.paths for found in results(tmp_path / "jobs")}
     cancelled = next(number for number, paths in runs.items() if _has_come_to(paths.folder, 100))
     slurm.ask("scancel", next(job for job in slurm.jobs() if job.endswith(f"_{cancelled}")))
     out, err = process.communicate(timeout=3 * LIMIT_S)
-    records = {record["search"]["number"]: record for _, record in results(tmp_path / "jobs")}
+    records = {found.number: found.record for found in results(tmp_path / "jobs")}
     expected = {number: INTERRUPTED if number == cancelled else COMPLETED for number in range(3)}
     assert {number: record["status"] for number, record in records.items()} == expected, out + err
     again = run(*words, cwd=tmp_path, **slurm.env)

@@ -12,8 +12,9 @@ import pytest
 
 from expt.command import report
 from expt.errors import ConfigError
+from expt.runs.found import FoundRun
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, FoundRecord
+from expt.runs.result import COMPLETED, FAILED, Record
 from expt.runs.view import comparison
 from expt.runs.view.text import Console
 from tests.facade import Capture, record_points
@@ -23,23 +24,21 @@ B = [0.89, 0.91, 0.90, 0.90, 0.93]
 C = [0.50, 0.52, 0.51, 0.53, 0.50]
 
 
-def runs_of(objective: str = "accuracy/val", **rows: Sequence[float]) -> list[FoundRecord]:
+def runs_of(objective: str = "accuracy/val", **rows: Sequence[float]) -> list[FoundRun]:
     """A run for each row and seed."""
-    found: list[Any] = []
+    found = list[FoundRun]()
     for name, values in rows.items():
         for seed, value in enumerate(values):
-            found.append(
-                {
-                    "folder": Path(f"{name}{seed}"),
-                    "status": COMPLETED,
-                    "config": {"seed": seed, "model": name, "task": {"name": "classification"}},
-                    "seedless_identity": name,
-                    "overrides": {"model": name, "seed": seed},
-                    "objective": {"name": objective, "value": value},
-                    "metrics": {objective: value, "loss/test": 1 - value},
-                    "epoch_s": [1.0],
-                }
-            )
+            record: Record = {
+                "status": COMPLETED,
+                "config": {"seed": seed, "model": name, "task": {"name": "classification"}},
+                "seedless_identity": name,
+                "overrides": {"model": name, "seed": seed},
+                "objective": {"name": objective, "value": value},
+                "metrics": {objective: value, "loss/test": 1 - value},
+                "epoch_s": [1.0],
+            }
+            found.append(FoundRun(Path(f"{name}{seed}"), record))
     return found
 
 
@@ -89,7 +88,7 @@ def test_best_by_direction(metric: str, rows: dict[str, Any], best: str, lead: f
 
 def test_only_seeds_that_both_have_completed_are_compared() -> None:
     runs = runs_of(a=A, b=B)
-    runs[0]["status"] = FAILED
+    runs[0].record["status"] = FAILED
     (only,) = comparison.verdicts(runs).others
     assert only.seeds == 4
     assert only.lead == pytest.approx((0.0 + 0.03 + 0.02 + 0.01) / 4)
@@ -145,9 +144,8 @@ def test_a_row_of_which_a_run_came_to_nothing_is_not_the_best_by_the_others() ->
 
 
 def test_a_run_with_the_seed_of_one_before_it_does_not_take_its_place() -> None:
-    runs, more = runs_of(a=A, b=B), runs_of(b=[0.5] * 5)
-    for run in more:
-        run["folder"] = Path(f"again/{run['folder']}")
+    runs = runs_of(a=A, b=B)
+    more = (FoundRun("again" / run.folder, run.record) for run in runs_of(b=[0.5] * 5))
     found = comparison.verdicts([*runs, *more])
     assert found.others[0].lead == pytest.approx(0.014)
     assert found.others[0].seeds == 5
@@ -156,15 +154,15 @@ def test_a_run_with_the_seed_of_one_before_it_does_not_take_its_place() -> None:
 
 
 def test_another_metric_is_that_of_the_epoch_whose_checkpoint_a_run_keeps(tmp_path: Path) -> None:
-    runs: list[Any] = [*runs_of(a=A), *runs_of("loss/val", b=B)]
+    made = [*runs_of(a=A), *runs_of("loss/val", b=B)]
+    runs = [FoundRun(tmp_path / run.folder, run.record) for run in made]
     for run, kept in zip(runs, [*A, *B], strict=True):
-        run["folder"] = tmp_path / run["folder"]
-        objective = run["objective"]
-        run["best"] = {"metric": objective["name"], "value": objective["value"], "epoch": 1}
-        run["metrics"]["accuracy/val"] = 1 - kept
-        run["folder"].mkdir()
+        value = run.record["objective"]["value"] or 0.0
+        run.record["best"] = {"metric": run.objective, "value": value, "epoch": 1}
+        run.metrics["accuracy/val"] = 1 - kept
+        run.folder.mkdir()
         points = ((1, 1, {"accuracy/val": kept}), (2, 2, {"accuracy/val": 1 - kept}))
-        record_points(RunPaths(run["folder"]), *points)
+        record_points(run.paths, *points)
     found = comparison.verdicts(runs, "accuracy/val")
     assert found.best.settings["model"] == "a"
     assert found.others[0].lead == pytest.approx(0.014)
@@ -188,9 +186,9 @@ def test_without_seeds_there_is_nothing_to_compare(rows: dict[str, Any]) -> None
 
 def test_a_report_compares_the_runs_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
     for run in runs_of(a=A, b=B):
-        paths = RunPaths(tmp_path / run["folder"])
+        paths = RunPaths(tmp_path / run.folder)
         paths.folder.mkdir()
-        paths.result.write_text(json.dumps({**run, "folder": None}))
+        paths.result.write_text(json.dumps(run.record))
     asked = [str(tmp_path), "--verdict"]
     assert report.main([*asked, "--metric", "loss/test"]) == 0
     assert "lead of the best" in capsys.readouterr().out

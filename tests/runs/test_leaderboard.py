@@ -47,7 +47,7 @@ def rows_of(folder: Path) -> list[leaderboard.Row]:
 
 
 def names(folder: Path) -> list[list[str]]:
-    return [[run["folder"].name for run in row.runs] for row in rows_of(folder)]
+    return [[run.folder.name for run in row.runs] for row in rows_of(folder)]
 
 
 def summary(folder: Path, name: str) -> list[str]:
@@ -331,9 +331,9 @@ def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: P
         sweep, "lr=2", 0.4, config={"model": {"name": "mlp"}}, content={"data": None, "code": None}
     )
     runs = leaderboard.read_runs(sweep)
-    assert stale((run["folder"], run) for run in runs) == []
+    assert stale(runs) == []
     (tmp_path / "my_stale_model.py").write_text("class Net: x = 1\n")
-    old = stale((run["folder"], run) for run in runs)
+    old = stale(runs)
     assert old == [sweep / "lr=1"]
     assert [line[2:-2] for line in shown(sweep, stale=old)[1:]] == [
         ["completed,", "stale"],
@@ -348,7 +348,7 @@ def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: P
     ]
     assert "2 more" in out.getvalue().splitlines()[-1]
     (tmp_path / "my_stale_model.py").unlink()
-    assert stale((run["folder"], run) for run in runs) == [], "whether it is cannot be said"
+    assert stale(runs) == [], "whether it is cannot be said"
 
 
 def test_of_many_rows_the_best_are_printed(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expt.errors import ConfigError, FolderInUse
+from expt.runs.overrides import folder_names, run_name
 from expt.runs.paths import (
     FolderLock,
     RunPaths,
@@ -21,7 +22,6 @@ from expt.runs.paths import (
     make_unused_folder,
     remove_empty,
 )
-from expt.runs.sweep import folder_names, run_name
 from tests.facade import Patch
 
 

@@ -7,25 +7,26 @@ from typing import Any
 import pytest
 
 from expt.errors import ConfigError
+from expt.runs.found import FoundRun
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from expt.runs.view.comparison import listing_csv
-from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
+from expt.runs.view.query import check_key, chosen, in_order, runs_below
 
 
 def run(
     name: str, started: float = 0.0, *, metrics: dict[str, float] | None = None, **config: Any
-) -> ListedRun:
+) -> FoundRun:
     record: Any = {
         "started": started,
         "status": "completed",
         "metrics": metrics or {},
         "config": {"task": {"name": "classification"}, **config},
     }
-    return ListedRun(Path(name), record)
+    return FoundRun(Path(name), record)
 
 
-def names(runs: list[ListedRun]) -> str:
+def names(runs: list[FoundRun]) -> str:
     return "".join(str(run.folder) for run in runs)
 
 
@@ -128,7 +129,7 @@ def test_the_last_part_of_a_key_does_where_it_is_the_only_one_in_which_runs_diff
 )
 def test_a_model_of_ones_own_is_found_by_its_name(overrides: dict[str, Any], name: str) -> None:
     own = run("o", model={"name": "_target_", "target": "my.nets.Net", "kwargs": {"width": 8}})
-    own.result["overrides"] = overrides
+    own.record["overrides"] = overrides
     assert chosen([own, run("e", model={"name": "mlp"})], [f"model={name}"]) == [own]
     assert chosen([own], ["model.target=my.nets.*", "model.width=8"]) == [own]
 
@@ -162,7 +163,7 @@ def test_the_best_comes_first_whatever_the_objective(objective: str, order: str)
         }
         for value in (1, 2)
     ]
-    runs = [ListedRun(Path(name), record) for name, record in zip("ab", records, strict=True)]
+    runs = [FoundRun(Path(name), record) for name, record in zip("ab", records, strict=True)]
     assert names(in_order(runs, "best")) == order
 
 
@@ -201,7 +202,7 @@ def test_a_key_that_no_run_has_is_refused() -> None:
 
 
 def test_runs_are_chosen_and_sorted_by_what_was_typed_of_own_groups() -> None:
-    runs = list[ListedRun]()
+    runs = list[FoundRun]()
     for name, typed in (
         ("a", {"recipe": "x", "epochs": "2"}),
         ("b", {"recipe": "w"}),
@@ -212,7 +213,7 @@ def test_runs_are_chosen_and_sorted_by_what_was_typed_of_own_groups() -> None:
             "overrides": {**typed, "wandb.project": "p"},
             "config": {"epochs": 2},
         }
-        runs.append(ListedRun(Path(name), record))
+        runs.append(FoundRun(Path(name), record))
     assert names(chosen(runs, ["recipe=x"])) == "a"
     assert names(chosen(runs, ["aug@model.opts=t"])) == "c"
     check_key("recipe", runs)

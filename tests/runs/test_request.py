@@ -12,7 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from expt.errors import ConfigError
 from expt.machine import Machine
-from expt.runs.request import joined, quoted, received, setting_word, unquoted
+from expt.runs.overrides import joined, quoted, setting_word, unquoted
+from expt.runs.request import received
 from tests.facade import Patch, request
 
 

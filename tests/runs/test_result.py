@@ -13,17 +13,10 @@ from expt.config import secrets
 from expt.config.identity import VERSION
 from expt.errors import Diverged
 from expt.runs.failure import in_one_line, read_error, write_error
+from expt.runs.found import results, results_below
 from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point, until
 from expt.runs.paths import RunPaths, at_work, write_atomically
-from expt.runs.result import (
-    COMPLETED,
-    create_result,
-    read_result,
-    result_of_any,
-    results,
-    results_below,
-    update_result,
-)
+from expt.runs.result import COMPLETED, create_result, read_result, result_of_any, update_result
 from tests.facade import Capture, Patch, record_points
 
 
@@ -126,8 +119,8 @@ def test_a_run_that_was_killed_is_lost_where_that_can_be_seen(tmp_path: Path, wh
     create_result(paths, node=socket.gethostname() if where == "here" else "another-machine")
 
     def status() -> str:
-        (found,) = (found["status"] for _, found in results(tmp_path))
-        return found
+        (run,) = results(tmp_path)
+        return run.status
 
     with at_work(paths):
         assert status() == "running"
@@ -232,14 +225,9 @@ def test_what_is_no_runs_record_is_passed_over_and_a_damaged_one_named(tmp_path:
     leave_text(tmp_path / "d", "[1]")
     leave_text(tmp_path / "e" / "f", '{"status": "failed"}')
     leave_text(tmp_path / "a" / "inside", '{"status": "failed"}')
-    assert [(path.folder.name, found["status"]) for path, found in results(tmp_path)] == [
-        ("a", "completed"),
-        ("b", "damaged"),
-    ]
-    below = [
-        (str(path.folder.relative_to(tmp_path)), found["status"])
-        for path, found in results_below(tmp_path)
-    ]
+    found = [(run.folder.name, run.status) for run in results(tmp_path)]
+    assert found == [("a", "completed"), ("b", "damaged")]
+    below = [(str(run.folder.relative_to(tmp_path)), run.status) for run in results_below(tmp_path)]
     assert below == [("a", "completed"), ("b", "damaged"), ("e/f", "failed")]
 
 

@@ -4,14 +4,14 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from expt.errors import ConfigError
+from expt.errors import ConfigError, OutOfMemory
+from expt.runs.found import FoundRun, by_objective
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.result import COMPLETED, FAILED, PRUNED, FoundRecord, Record
-from expt.runs.sweep import by_objective, value_of
+from expt.runs.result import COMPLETED, FAILED, PRUNED, Record
 from expt.runs.view.text import Console
 from expt.search.conclusion import SearchRecord, bad_trials, conclude_search
 from expt.search.search import Budget
@@ -20,8 +20,13 @@ from expt.search.trial import Goal, Reader, Trial, best, goals_of, limits_of
 from tests.conftest import Configured
 from tests.facade import record_points
 
-NOWHERE = RunPaths(Path("no such run"))
-RECORD: Record = {
+
+def nowhere(**record: Any) -> FoundRun:
+    """A run with this record, and without any other file."""
+    return FoundRun(Path("no such run"), cast(Record, record))
+
+
+RECORD: dict[str, Any] = {
     "objective": {"name": "accuracy/val", "value": 0.75},
     "metrics": {
         "accuracy/val": 0.5,
@@ -36,7 +41,7 @@ def test_goals_know_direction_and_value(configured: Configured) -> None:
     tags = ["accuracy/val", "loss/val", "speed/samples_per_s", "memory/gpu_mib", "loss/test"]
     goals = goals_of(tags, configured())
     assert [goal.highest for goal in goals] == [True, False, True, False, False]
-    assert [value_of(goal.tag, RECORD, NOWHERE) for goal in goals] == [
+    assert [nowhere(**RECORD).value_of(goal.tag) for goal in goals] == [
         0.75,
         1.5,
         10.0,
@@ -57,13 +62,9 @@ def test_the_best_of_equal_first_goals_is_one_that_no_other_beats() -> None:
     found = best(points, goals)
     assert found is not None
     assert found.number == 1
-    runs: list[FoundRecord] = [
-        {
-            "folder": Path(str(n)),
-            "status": COMPLETED,
-            "metrics": dict(zip((g.tag for g in goals), each, strict=True)),
-        }
-        for n, each in enumerate(reached)
+    runs = [
+        nowhere(status=COMPLETED, metrics=dict(zip((g.tag for g in goals), each, strict=True)))
+        for each in reached
     ]
     alike = [
         *reversed(points),
@@ -77,10 +78,11 @@ def test_the_best_of_equal_first_goals_is_one_that_no_other_beats() -> None:
 
 def test_a_limit_is_exceeded_by_a_number_and_by_having_no_memory(configured: Configured) -> None:
     upper, lower = limits_of(["memory/gpu_mib<800", "speed/samples_per_s >= 20"], configured())
-    assert (upper.violation(RECORD, NOWHERE), lower.violation(RECORD, NOWHERE)) == (100.0, 10.0)
-    assert upper.violation({"metrics": {"memory/gpu_mib": 700.0}}, NOWHERE) < 0
-    assert upper.violation({}, NOWHERE, out_of_memory=True) > 0
-    assert upper.violation({"metrics": {}}, NOWHERE) == 0, "what was not measured"
+    run = nowhere(**RECORD)
+    assert (upper.violation(run), lower.violation(run)) == (100.0, 10.0)
+    assert upper.violation(nowhere(metrics={"memory/gpu_mib": 700.0})) < 0
+    assert upper.violation(nowhere(error_kind=OutOfMemory.__name__)) > 0
+    assert upper.violation(nowhere(metrics={})) == 0, "what was not measured"
 
 
 def test_limits_and_goals_of_the_kept_epoch(tmp_path: Path, configured: Configured) -> None:
@@ -92,8 +94,7 @@ def test_limits_and_goals_of_the_kept_epoch(tmp_path: Path, configured: Configur
         (3, 3, {"accuracy/val": 0.75, "loss/val": 1.5, "memory/worker_mib": 9.0}),
         (3, 3, {"loss/test": 0.25}),
     )
-    record: FoundRecord = {
-        "folder": tmp_path,
+    record: Record = {
         "status": COMPLETED,
         "overrides": {"seed": 3},
         "objective": {"name": "accuracy/val", "value": 0.875},
@@ -110,13 +111,14 @@ def test_limits_and_goals_of_the_kept_epoch(tmp_path: Path, configured: Configur
         limits_of(texts, configured()),
         goals_of(["accuracy/val", "loss/val"], configured()),
     )
-    point = Reader(space=space, goals=goals, limits=limits).trial(paths, record)
+    run = FoundRun(tmp_path, record)
+    point = Reader(space=space, goals=goals, limits=limits).trial(run)
     assert point is not None
     assert point.objectives == (0.875, 0.5)
     assert [each for each in texts if point.violations[each] > 0] == ["memory/worker_mib<8.5"]
     kept = [limit for limit in limits if limit.text != "memory/worker_mib<8.5"]
-    assert SearchRecord(goals, kept).allowed(record)
-    assert SearchRecord(goals, limits).breaks_limits(record)
+    assert SearchRecord(goals, kept).allowed(run)
+    assert SearchRecord(goals, limits).breaks_limits(run)
 
 
 def test_memory_and_speed_are_of_all_epochs_that_the_run_itself_has_trained(tmp_path: Path) -> None:
@@ -138,17 +140,17 @@ def test_memory_and_speed_are_of_all_epochs_that_the_run_itself_has_trained(tmp_
         record_points(paths, (10 * epoch, epoch, measured))
     record: Record = {"metrics": last, "best": {"metric": "accuracy/val", "value": 0.5, "epoch": 2}}
     fork: Any = {**record, "forked_from": {"step": 10}}
-    assert [value_of(tag, fork, paths) for tag in last] == [
+    assert [FoundRun(tmp_path, fork).value_of(tag) for tag in last] == [
         pytest.approx(1100 / 7),
         pytest.approx(7 / 3),
         9.0,
         3.0,
     ]
-    assert value_of("memory/gpu_mib", record, paths) == 99.0
-    assert [value_of(tag, record, NOWHERE) for tag in last] == [*last.values()]
+    assert FoundRun(tmp_path, record).value_of("memory/gpu_mib") == 99.0
+    assert [nowhere(**record).value_of(tag) for tag in last] == [*last.values()]
 
 
-def conclusion(folder: Path, runs: list[FoundRecord]) -> str:
+def conclusion(folder: Path, runs: list[FoundRun]) -> str:
     out = io.StringIO()
     conclude_search(Console(file=out, width=200), folder, runs, lambda _: "again")
     return out.getvalue()
@@ -156,22 +158,17 @@ def conclusion(folder: Path, runs: list[FoundRecord]) -> str:
 
 def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> None:
     objective = {"name": "accuracy/val", "value": 0.5}
-    runs: list[Any] = [
-        {
-            "folder": tmp_path / f"run{n}",
-            "status": COMPLETED,
-            "objective": objective,
-            "search": {"number": n},
-            "metrics": {"speed/epoch_s": float(n)},
-        }
-        for n in range(7)
-    ]
+    runs = list[FoundRun]()
+    for n in range(7):
+        done: Any = {"status": COMPLETED, "objective": objective, "search": {"number": n}}
+        done["metrics"] = {"speed/epoch_s": float(n)}
+        runs.append(FoundRun(tmp_path / f"run{n}", done))
     record = {"objective": "accuracy/val", "search": {"constraints": ["speed/epoch_s<2"]}}
     (tmp_path / SWEEP_RECORD).write_text(json.dumps(record))
     said = conclusion(tmp_path, runs[::-1])
     assert "limits       2 of 7 runs keep speed/epoch_s<2; not run6, run5, run4 and " in said
     assert "best         run0  accuracy/val 0.5000" in said, "of equal ones the first point"
-    assert by_objective((run["folder"].name, run) for run in reversed(runs))[0] == "run0"
+    assert by_objective(reversed(runs))[0].folder.name == "run0"
     none = {
         "objective": ["accuracy/val", "speed/epoch_s"],
         "search": {"constraints": ["speed/epoch_s<0"]},
@@ -190,8 +187,8 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
 @pytest.mark.parametrize("bound", [0.5, 0.0])
 def test_strict_limits(text: str, is_kept: bool, bound: float, configured: Configured) -> None:
     (limit,) = limits_of([f"loss/val{text}{bound}"], configured())
-    assert (limit.violation({"metrics": {"loss/val": bound}}, NOWHERE) <= 0) is is_kept
-    assert limit.violation({"metrics": {"loss/val": math.nan}}, NOWHERE) > 0
+    assert (limit.violation(nowhere(metrics={"loss/val": bound})) <= 0) is is_kept
+    assert limit.violation(nowhere(metrics={"loss/val": math.nan})) > 0
 
 
 @pytest.mark.parametrize(
@@ -224,10 +221,9 @@ def test_a_wrong_budget_is_refused(text: str) -> None:
 
 
 def test_a_bad_trial_is_one_of_the_search() -> None:
-    failed: Record = {"status": FAILED, "error_kind": "Diverged"}
-    made: list[Record] = [{"search": {"number": 0}}, {}]
-    runs = [FoundRecord({**failed, **more, "folder": Path(str(more))}) for more in made]
-    good: FoundRecord = {"status": PRUNED, "folder": Path("good"), "search": {"number": 1}}
+    failed = {"status": FAILED, "error_kind": "Diverged"}
+    runs = [nowhere(**failed, search={"number": 0}), nowhere(**failed)]
+    good = nowhere(status=PRUNED, search={"number": 1})
     assert bad_trials([*runs, good]) == runs[:1]
     assert bad_trials(runs) == []
     assert bad_trials([*runs[1:], good]) == [], "of a grid"

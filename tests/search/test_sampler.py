@@ -11,7 +11,7 @@ import pytest
 
 from expt.config.search import Search, parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory
-from expt.runs.paths import RunPaths
+from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING
 from expt.search.sampler import Known, check
 from expt.search.sampler import suggest as suggested
@@ -272,10 +272,11 @@ def test_a_search_that_a_sampler_cannot_do_is_refused(monkeypatch: Patch) -> Non
 @pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("measured", [math.nan, math.inf])
 def test_unmeasured_limit_is_exceeded_for_samplers(name: str, measured: float) -> None:
-    limit, nowhere = Limit("mine/x<3", "mine/x", True, 3.0, True), RunPaths(Path("nowhere"))
+    limit = Limit("mine/x<3", "mine/x", True, 3.0, True)
     points = list[Trial]()
     for point in searched("random", NUMBERS, 12):
-        record: Any = {"metrics": {"mine/x": measured if (point.number or 0) % 2 else 1.0}}
-        points.append(replace(point, violations={limit.text: limit.violation(record, nowhere)}))
+        value = measured if (point.number or 0) % 2 else 1.0
+        run = FoundRun(Path("nowhere"), {"metrics": {"mine/x": value}})
+        points.append(replace(point, violations={limit.text: limit.violation(run)}))
     assert [point.is_allowed for point in points] == [True, False] * 6
     assert suggest(NUMBERS, points, 12, settings(name), [ACCURACY]) is not None

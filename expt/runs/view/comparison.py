@@ -13,30 +13,27 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.table import Table
 
 from expt.errors import ConfigError, require
-from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FoundRecord, Record
-from expt.runs.sweep import value_of
+from expt.runs.found import FoundRun
+from expt.runs.result import COMPLETED
 from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold
 from expt.runs.view.progress import WIDE
-from expt.runs.view.query import ListedRun, best_first, falls
+from expt.runs.view.query import best_first, falls
 from expt.runs.view.summary import STALE
 from expt.runs.view.text import Console, as_csv, cells, elapsed, plain_table, setting, shown_path
 
 
-def print_listing(
-    console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()
-) -> None:
+def print_listing(console: Console, runs: Sequence[FoundRun], stale: Collection[Path] = ()) -> None:
     """Print a line for each run; the terminal wraps one that is too long, so no path is cut."""
     table = _listing(runs, stale, narrow=console.width < WIDE)
     table.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
     console.print(table, soft_wrap=True)
 
 
-def _listing(runs: Sequence[ListedRun], stale: Collection[Path], *, narrow: bool) -> Table:
+def _listing(runs: Sequence[FoundRun], stale: Collection[Path], *, narrow: bool) -> Table:
     """Return a row for each run; in a narrow terminal without columns that are equal."""
     objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
-    metric = best_first([run.result for run in runs])[0]
+    metric = best_first(runs)[0]
     finals = (f"{metric}/test", f"{metric}/val")
     final = next((tag for tag in finals if any(tag in run.values for run in runs)), None)
     about = ["model", "dataset", "workers"]
@@ -59,7 +56,7 @@ def _listing(runs: Sequence[ListedRun], stale: Collection[Path], *, narrow: bool
     return table
 
 
-def listing_csv(runs: Sequence[ListedRun]) -> str:
+def listing_csv(runs: Sequence[FoundRun]) -> str:
     """Return a line for each run, with every setting and metric that any of them has."""
     keys = list(dict.fromkeys(key for run in runs for key in run.values))
     rows: list[list[Any]] = [keys]
@@ -72,38 +69,36 @@ def listing_csv(runs: Sequence[ListedRun]) -> str:
     return as_csv(rows)
 
 
-def side_by_side(first: ListedRun, second: ListedRun) -> Table:
+def side_by_side(first: FoundRun, second: FoundRun) -> Table:
     """Return the settings in which two runs differ, then their results and differences."""
     columns = ("", shown_path(first.folder), shown_path(second.folder))
     table = plain_table((*columns, "difference"), left=columns)
-    pairs = [(run.values, run.result) for run in (first, second)]
-    metrics = dict.fromkeys(tag for _, result in pairs for tag in result.get("metrics") or {})
+    both = (first, second)
+    metrics = dict.fromkeys(tag for run in both for tag in run.metrics)
     results = ["status", "workers", "best", *metrics, "time"]
     others = {*results, "run", "started"}
-    settings = dict.fromkeys(key for values, _ in pairs for key in values if key not in others)
-    rows = [(key, *(setting(values.get(key, "")) for values, _ in pairs)) for key in settings]
-    rows += [
-        (name, *(about(result) for _, result in pairs))
-        for name, about in (("commit", _commit), ("versions", _versions))
-    ]
+    settings = dict.fromkeys(key for run in both for key in run.values if key not in others)
+    rows = [(key, *(setting(run.values.get(key, "")) for run in both)) for key in settings]
+    rows.append(("commit", *map(_commit, both)))
+    rows.append(("versions", *map(_versions, both)))
     for name, a, b in rows:
         if a != b:
             table.add_row(*cells(name, a, b, ""))
     table.add_section()
     for key in results:
-        x, y = (values.get(key) for values, _ in pairs)
+        x, y = (run.values.get(key) for run in both)
         difference = f"{y - x:+.4g}" if isinstance(x, float) and isinstance(y, float) else ""
         table.add_row(*cells(key, _shown(x), _shown(y), difference))
     return table
 
 
-def _commit(result: Record) -> str:
-    git = result.get("git") or {}
-    return str(git.get("commit", ""))[:12] + (" with changes" if git.get("diff") else "")
+def _commit(run: FoundRun) -> str:
+    git = run.record.get("git") or {}
+    return git.get("commit", "")[:12] + (" with changes" if git.get("diff") else "")
 
 
-def _versions(result: Record) -> str:
-    versions = result.get("versions") or {}
+def _versions(run: FoundRun) -> str:
+    versions = run.record.get("versions", {})
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
@@ -151,7 +146,7 @@ class Verdicts(NamedTuple):
     notes: tuple[str, ...]
 
 
-def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts:
+def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     """Compare the best row with the others by paired t-tests.
 
     p is corrected (Holm) for the comparisons of all rows with one another, since the best one was
@@ -195,10 +190,10 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
     ]
     if len({frozenset(each) for each in finite if each}) > 1:
         notes.append("the rows have unequal seeds: the best is that by the mean of its own")
-    completed = sum(run["status"] == COMPLETED for run in runs)
+    completed = sum(run.status == COMPLETED for run in runs)
     if left_out := completed - sum(seeds):
         notes.append(f"not counted: {left_out} completed, of a seed that is there, or not finite")
-    if any((run.get("config") or {}).get("dataset", {}).get("folds") for run in runs):
+    if any(run.config.get("dataset", {}).get("folds") for run in runs):
         notes.append("folds share training samples: differences are less sure than this says")
     return Verdicts(found[best], seeds[best], tuple(others), tuple(notes))
 
@@ -206,8 +201,8 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None) -> Verdicts
 def _values(row: Row, metric: str) -> Values:
     found = dict[tuple[Any, ...], float]()
     for run in row.runs:
-        value = value_of(metric, run, RunPaths(run["folder"]))
-        if run["status"] == COMPLETED and value is not None:
+        value = run.value_of(metric)
+        if run.status == COMPLETED and value is not None:
             found.setdefault(seed_and_fold(run), value)
     return found
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from expt.config.kinds import metrics_of
 from expt.errors import ConfigError, did_you_mean, require
+from expt.runs.found import FoundRun
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, evaluated_tag, read_result
@@ -119,28 +120,28 @@ def _draw(axes: Any, metric: str, record: Record, history: History) -> None:
         axes.legend(fontsize=8)
 
 
-def learning_curves(folders: Sequence[Path], file: Path) -> None:
+def learning_curves(runs: Sequence[FoundRun], file: Path) -> None:
     """Draw the loss and the first metric of each run by step; the suffix of `file` is its format.
 
     Raises ConfigError without matplotlib, or for a format that it does not write.
     """
     drawing = _figure_class()(figsize=(12, 4.5), dpi=120, layout="constrained")
-    shown = best_first(read_result(RunPaths(folder)) for folder in folders)[0]
+    shown = best_first(runs)[0]
     panels = dict(zip(("loss", shown), drawing.subplots(1, 2), strict=False))
-    for number, folder in enumerate(folders):
-        points = MetricsReader(RunPaths(folder)).read()
+    for number, run in enumerate(runs):
+        points = MetricsReader(run.paths).read()
         for metric, axes in panels.items():
             for split, style in _STYLES.items():
                 tag = f"{metric}/{split}"
                 curve = [(point.step, point.value) for point in points if point.tag == tag]
-                label = shown_path(folder) if split == "train" else None
+                label = shown_path(run.folder) if split == "train" else None
                 how = {"color": f"C{number % 10}", "label": label, "linewidth": 1.2}
                 if curve:
                     axes.plot(*zip(*curve, strict=True), style, **how)
     for metric, axes in panels.items():
         axes.set(xlabel="step", title=f"{metric} (dashed: train, line: val, dot: test)")
         axes.grid(alpha=0.3)
-    if len(folders) <= _LEGEND and panels[shown].lines:
+    if len(runs) <= _LEGEND and panels[shown].lines:
         panels[shown].legend(fontsize=7)
     try:
         drawing.savefig(file)

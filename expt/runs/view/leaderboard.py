@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from rich.table import Table
 from expt.config.identity import REPEATED
 from expt.errors import printable
 from expt.runs.failure import in_one_line
-from expt.runs.paths import RunPaths, write_atomically
-from expt.runs.result import COMPLETED, PRUNED, FoundRecord, device_s
-from expt.runs.sweep import place, results_of_sweep, value_of
-from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
+from expt.runs.found import FoundRun, results
+from expt.runs.paths import write_atomically
+from expt.runs.result import COMPLETED, PRUNED, device_s
+from expt.runs.view.query import best_first, falls, ordered
 from expt.runs.view.summary import STALE, epochs_done
 from expt.runs.view.text import Console, as_csv, cells, elapsed, plain_table, setting
 
@@ -37,29 +37,29 @@ class Row:
     """Runs that differ by their seed and fold only; most often just one."""
 
     settings: dict[str, Any]
-    runs: tuple[FoundRecord, ...]
+    runs: tuple[FoundRun, ...]
     objective: str
     """That of the table; a run may have been chosen by another."""
 
     @functools.cached_property
-    def counted(self) -> list[FoundRecord]:
+    def counted(self) -> list[FoundRun]:
         """The completed runs; without one the pruned runs that have come furthest."""
-        if done := [run for run in self.runs if run["status"] == COMPLETED]:
+        if done := [run for run in self.runs if run.status == COMPLETED]:
             return done
-        pruned = [run for run in self.runs if run["status"] == PRUNED]
-        most = max((len(run.get("epoch_s") or ()) for run in pruned), default=0)
-        return [run for run in pruned if len(run.get("epoch_s") or ()) == most]
+        pruned = [run for run in self.runs if run.status == PRUNED]
+        most = max((len(run.record.get("epoch_s", ())) for run in pruned), default=0)
+        return [run for run in pruned if len(run.record.get("epoch_s", ())) == most]
 
     @property
     def values(self) -> list[float]:
         """The objective of each counted run that has measured it."""
-        measured = [run for run in self.counted if run.get("objective")]
-        found = [value_of(self.objective, run, RunPaths(run["folder"])) for run in measured]
+        measured = (run for run in self.counted if run.record.get("objective"))
+        found = (run.value_of(self.objective) for run in measured)
         return [value for value in found if value is not None]
 
     def values_of(self, tag: str) -> list[float]:
         """Return the final value of `tag` in each counted run."""
-        return [run["metrics"][tag] for run in self.counted if tag in run.get("metrics", {})]
+        return [run.metrics[tag] for run in self.counted if tag in run.metrics]
 
     @property
     def mean(self) -> float:
@@ -69,67 +69,106 @@ class Row:
     @property
     def status(self) -> str:
         """`completed`, or how many are; of a pruned run, after how much."""
-        done = sum(run["status"] == COMPLETED for run in self.runs)
+        done = sum(run.status == COMPLETED for run in self.runs)
         if len(self.runs) == 1:
-            status = str(self.runs[0]["status"])
-            return f"{PRUNED} after {epochs_done(self.runs[0])}" if status == PRUNED else status
+            (run,) = self.runs
+            after = f" after {epochs_done(run.record)}" if run.status == PRUNED else ""
+            return f"{run.status}{after}"
         return COMPLETED if done == len(self.runs) else f"{done} of {len(self.runs)} completed"
 
     @property
     def seconds(self) -> float:
         """Mean training time of a counted run, or else of any."""
-        runs = self.counted or self.runs
-        return statistics.fmean(sum(run.get("epoch_s") or [0.0]) for run in runs)
+        return statistics.fmean(run.trained_s for run in self.counted or self.runs)
 
 
-def read_runs(folder: Path) -> list[FoundRecord]:
-    """Return the record of every run of a sweep, in the order of its search."""
-    found = results_of_sweep(folder)
-    return sorted(({**result, "folder": paths.folder} for paths, result in found), key=place)
+def read_runs(folder: Path) -> list[FoundRun]:
+    """Return the runs of a sweep, in the order of its search."""
+    return sorted(results(folder), key=lambda run: run.number)
 
 
-def rows(runs: Sequence[FoundRecord], sort: str | None = None) -> list[Row]:
+def rows(runs: Sequence[FoundRun], sort: str | None = None) -> list[Row]:
     """Return the leaderboard, best first, or by the column, setting or metric `sort`."""
-    groups = _experiments(runs)
-    settings = [_Settings(group[0]) for group in groups]
-    keys = _columns(settings, [list(_overrides(group[0])) for group in groups])
-    objective = objective_of(runs)
-    found = list[Row]()
-    for known, group in zip(settings, groups, strict=True):
-        own = {key: known.get(key) for key in keys}
-        found.append(Row(own, tuple(group), objective))
+    experiments: dict[str, list[FoundRun]] = {}
+    for run in runs:
+        experiments.setdefault(without_seed(run), []).append(run)
+    groups, objective = [*experiments.values()], objective_of(runs)
+    keys = _columns([group[0] for group in groups])
+    found = [
+        Row({key: shown_setting(group[0], key) for key in keys}, tuple(group), objective)
+        for group in groups
+    ]
     by = objective if sort in (None, "best", objective) else str(sort)
 
     def value(row: Row) -> Any:
-        return (row.mean if row.values else None) if by == objective else _mean(row, by)
+        if by == objective:
+            return row.mean if row.values else None
+        values: list[Any] = [run.values.get(by) for run in row.runs]
+        numbers = [each for each in values if type(each) in (int, float)]
+        return statistics.fmean(numbers) if numbers else row.settings.get(by, values[0])
 
     return ordered(found, value, falling=falls(by, runs))
 
 
-def _experiments(runs: Sequence[FoundRecord]) -> list[list[FoundRecord]]:
-    """Group the runs that differ by their seed and fold only, or are forks of such."""
-    found: dict[str, list[FoundRecord]] = {}
-    for run in runs:
-        found.setdefault(without_seed(run), []).append(run)
-    return [*found.values()]
+def objective_of(runs: Sequence[FoundRun]) -> str:
+    """Return the name of the objective of the runs."""
+    return next((run.objective for run in runs if run.record.get("objective")), "objective")
 
 
-def seed_and_fold(run: FoundRecord) -> tuple[Any, ...]:
+def seed_and_fold(run: FoundRun) -> tuple[Any, ...]:
     """Return the key that distinguishes the runs of an experiment, and pairs those of two."""
-    if config := run.get("config"):
+    if config := run.config:
         return config.get("seed"), (config.get("dataset") or {}).get("fold")
-    overrides = run.get("overrides") or {}
-    return tuple(overrides.get(key) for key in REPEATED)
+    return tuple(run.typed.get(key) for key in REPEATED)
 
 
-def without_seed(run: FoundRecord) -> str:
+def without_seed(run: FoundRun) -> str:
     """Return a key that is equal for runs that differ by their seed and fold only."""
-    if "seedless_identity" in run:
-        ran = sorted(module["hash"] for module in run.get("imported", {}).values())
-        return " ".join([run["seedless_identity"], *ran])
+    if "seedless_identity" in run.record:
+        ran = sorted(module["hash"] for module in run.record.get("imported", {}).values())
+        return " ".join([run.record["seedless_identity"], *ran])
     # Refused before it had a configuration.
-    typed = {key: value for key, value in _overrides(run).items() if key not in REPEATED}
+    typed = {key: value for key, value in run.typed.items() if key not in REPEATED}
     return hashlib.sha256(json.dumps(typed, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def shown_setting(run: FoundRun, key: str) -> Any:
+    """Return a setting as it was typed, or else as the run had it; "" where it has none.
+
+    All settings take 20 times as long to read as those that were typed.
+    """
+    content: Mapping[str, Any] = run.record.get("content", {})
+    if key in ("data", "code") and content.get(key):
+        return content[key]
+    if key == _LAST_RESORT:
+        return without_seed(run)
+    if key in run.typed:
+        typed = run.typed[key]
+        # A custom class is shown by its name and arguments, an interpolation by its value.
+        if "${" not in str(typed) and not (isinstance(typed, dict) and "_target_" in typed):
+            return typed
+    return run.settings.get(key, "")
+
+
+def _columns(runs: Sequence[FoundRun]) -> list[str]:
+    """Return the typed settings that differ, then others until no two rows are equal."""
+
+    def distinguished(*keys: str) -> int:
+        return len({tuple(str(shown_setting(run, key)) for key in keys) for run in runs})
+
+    typed = dict.fromkeys(key for run in runs for key in run.typed)
+    given = [key for key in typed if key not in (*REPEATED, "sweep")]
+    keys = [key for key in given if distinguished(key) > 1] or given
+    if (apart := distinguished(*keys)) == len(runs):
+        return keys
+    others = dict.fromkeys(key for run in runs for key in (*run.settings, *run.typed))
+    for key in (*others, "data", "code", _LAST_RESORT):
+        if key not in REPEATED and (more := distinguished(*keys, key)) > apart:
+            keys.append(key)
+            apart = more
+        if apart == len(runs):
+            break
+    return keys
 
 
 def wide_console() -> Console:
@@ -138,7 +177,7 @@ def wide_console() -> Console:
 
 
 def leaderboard(
-    runs: Sequence[FoundRecord], sort: str | None = None, *, stale: Collection[Path] = ()
+    runs: Sequence[FoundRun], sort: str | None = None, *, stale: Collection[Path] = ()
 ) -> Table:
     """Return the first of `rows` as a table; `stale` are folders of runs of other code."""
     found = rows(runs, sort)
@@ -163,7 +202,7 @@ def lines(
     after = [objective, *test, "status", "train time"]
     yield [*_headings(keys, after), *after]
     for row in found:
-        old = sum(run["folder"] in stale for run in row.runs)
+        old = sum(run.folder in stale for run in row.runs)
         mark = f", {STALE if old == len(row.runs) else f'{old} {STALE}'}" if old else ""
         yield [
             *(setting(row.settings.get(key, "")) for key in keys),
@@ -183,28 +222,36 @@ def _keys(found: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(key for row in found for key in row.settings))
 
 
-def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
+def _spread(values: Sequence[float]) -> str:
+    bad = [value for value in values if not math.isfinite(value)]
+    if bad:
+        return str(bad[0]) + (f" ({len(bad)} of {len(values)})" if len(values) > 1 else "")
+    if len(values) < 2:
+        return f"{values[0]:.4f}" if values else ""
+    return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} ({len(values)})"
+
+
+def write_summary(folder: Path, runs: Sequence[FoundRun]) -> None:
     """Write summary.csv, a line for each run, and summary.md, the leaderboard."""
     found, objective = rows(runs), objective_of(runs)
-    keys = list(dict.fromkeys([*(key for run in runs for key in _overrides(run)), *_keys(found)]))
-    tags = list(dict.fromkeys(tag for run in runs for tag in run.get("metrics") or {}))
-    energy = ["energy_j"] if any("energy_j" in run for run in runs) else []
+    keys = list(dict.fromkeys([*(key for run in runs for key in run.typed), *_keys(found)]))
+    tags = list(dict.fromkeys(tag for run in runs for tag in run.metrics))
+    energy = ["energy_j"] if any("energy_j" in run.record for run in runs) else []
     before = ["run", "status", "identity"]
     after = ["objective", *tags, "train_s", "device_s", *energy, "error"]
     table = [[*before, *_headings(keys, {*before, *after}), *after]]
     for run in runs:
-        metrics, known = run.get("metrics") or {}, _Settings(run)
         numbers = [
-            value_of(objective, run, RunPaths(run["folder"])),
-            *map(metrics.get, tags),
-            sum(run.get("epoch_s") or [0.0]),
-            device_s(run),
-            *(run.get("energy_j") for _ in energy),
+            run.value_of(objective),
+            *map(run.metrics.get, tags),
+            run.trained_s,
+            device_s(run.record),
+            *(run.record.get("energy_j") for _ in energy),
         ]
-        settings = ["" if (value := known.get(key)) is None else setting(value) for key in keys]
-        about = [run["folder"].name, run["status"], run.get("identity", "")]
-        error = in_one_line(str(run.get("error") or ""))
-        table.append([*about, *settings, *map(_cell, numbers), error])
+        known = (shown_setting(run, key) for key in keys)
+        settings = ("" if value is None else setting(value) for value in known)
+        about = [run.folder.name, run.status, run.record.get("identity", "")]
+        table.append([*about, *settings, *map(_cell, numbers), in_one_line(run.error)])
     write_atomically(folder / "summary.csv", as_csv(table))
     write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective)) + "\n")
 
@@ -217,75 +264,6 @@ def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
         values = map(printable, [*line[:-1], f"{row.seconds:.1f}"])
         plain = (value.replace("\n", " ").replace("|", "\\|") for value in values)
         yield "| " + " | ".join(plain) + " |"
-
-
-def _spread(values: Sequence[float]) -> str:
-    bad = [value for value in values if not math.isfinite(value)]
-    if bad:
-        return str(bad[0]) + (f" ({len(bad)} of {len(values)})" if len(values) > 1 else "")
-    if len(values) < 2:
-        return f"{values[0]:.4f}" if values else ""
-    return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} ({len(values)})"
-
-
-def _overrides(run: FoundRecord) -> dict[str, Any]:
-    return run.get("overrides") or {}
-
-
-class _Settings:
-    """Every setting of a run, typed or resolved, and whatever else identifies it."""
-
-    def __init__(self, run: FoundRecord) -> None:
-        self._run = run
-        content: Any = run.get("content") or {}
-        # A custom class is shown by its name and arguments, an interpolation by its value.
-        typed = {
-            key: value
-            for key, value in _overrides(run).items()
-            if "${" not in str(value) and not (isinstance(value, dict) and "_target_" in value)
-        }
-        self._typed = {**typed, **{k: content[k] for k in ("data", "code") if content.get(k)}}
-
-    @functools.cached_property
-    def all(self) -> dict[str, Any]:
-        """All settings, those that nobody has typed too, which takes 20 times as long."""
-        return {**settings_of(self._run), **self._typed, _LAST_RESORT: without_seed(self._run)}
-
-    def get(self, key: str) -> Any:
-        """Return the value of a setting; "" where the run has none."""
-        return self._typed[key] if key in self._typed else self.all.get(key, "")
-
-
-def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> list[str]:
-    """Return the typed settings that differ, then others until no two rows are equal."""
-
-    def distinguished(*keys: str) -> int:
-        return len({tuple(str(known.get(key)) for key in keys) for known in settings})
-
-    of_all = dict.fromkeys(key for words in typed for key in words)
-    given = [key for key in of_all if key not in (*REPEATED, "sweep")]
-    keys = [key for key in given if distinguished(key) > 1] or given
-    if (apart := distinguished(*keys)) == len(settings):
-        return keys
-    of_some = dict.fromkeys(key for known in settings for key in known.all)
-    for key in sorted(of_some, key=_LAST_RESORT.__eq__):
-        if key not in REPEATED and (more := distinguished(*keys, key)) > apart:
-            keys.append(key)
-            apart = more
-        if apart == len(settings):
-            break
-    return keys
-
-
-def _mean(row: Row, key: str) -> Any:
-    found: list[Any] = [ListedRun(run["folder"], run).values.get(key) for run in row.runs]
-    numbers = [each for each in found if type(each) in (int, float)]
-    return statistics.fmean(numbers) if numbers else row.settings.get(key, found[0])
-
-
-def objective_of(runs: Sequence[FoundRecord]) -> str:
-    """Return the name of the objective of the runs."""
-    return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
 
 
 def _cell(value: Any) -> str:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fnmatch
-import functools
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from expt.config.identity import hyperparameters
-from expt.config.keys import flat
 from expt.config.kinds import metrics_of
-from expt.config.schema import RunConfig
 from expt.errors import ConfigError, did_you_mean
-from expt.runs import tags
-from expt.runs.request import unquoted
-from expt.runs.result import Record, results_below
-from expt.runs.sweep import copies_among
-from expt.runs.view.text import shown_path
+from expt.runs.found import FoundRun, results_below, without_copies
+from expt.runs.overrides import unquoted
 
 T = TypeVar("T")
 Values: TypeAlias = Mapping[str, Any]
@@ -31,86 +22,14 @@ Values: TypeAlias = Mapping[str, Any]
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
-@dataclass(frozen=True)
-class ListedRun:
-    """A run's folder and its record."""
-
-    folder: Path
-    result: Record
-
-    @functools.cached_property
-    def values(self) -> Values:
-        """All that a run can be chosen or sorted by: columns, settings and metrics."""
-        result, metrics = self.result, self.result.get("metrics") or {}
-        best = result.get("best")
-        of_objective = metrics.get(f"best/{self.objective}", metrics.get(self.objective))
-        return {
-            "run": shown_path(self.folder),
-            "started": result.get("started"),
-            "status": result.get("status"),
-            "workers": result.get("world_size"),
-            "best": best["value"] if best else of_objective,
-            "time": sum(result.get("epoch_s") or [0.0]),
-            **settings_of(result),
-            **metrics,
-        }
-
-    def get(self, key: str) -> Any:
-        """Return the value to sort by: one of `values`, or the typed one, as a text."""
-        return self.values.get(key, str(self.typed.get(key, "")))
-
-    @property
-    def typed(self) -> Values:
-        """The settings that were typed."""
-        return self.result.get("overrides") or {}
-
-    @property
-    def objective(self) -> str:
-        """The name of the metric that its best value is of."""
-        config: Mapping[str, Any] = self.result.get("config") or {}
-        objective = self.result.get("objective")
-        return str(objective["name"] if objective else config.get("objective", ""))
-
-
-def settings_of(record: Record, *, lists_as_text: bool = True) -> dict[str, Any]:
-    """Return all settings of a run, flat, as they are typed.
-
-    A custom class has the name by which it was chosen, or else the class's.
-    """
-    config = flat(record.get("config") or {})
-    as_they_are = type(None) if lists_as_text else (type(None), list)
-    kept = {key: value for key, value in config.items() if isinstance(value, as_they_are)}
-    found: dict[str, Any] = {**hyperparameters(config), **kept}
-    typed: Mapping[str, Any] = record.get("overrides") or {}
-    for group in [key for key, value in found.items() if value == "_target_"]:
-        if (target := found.get(f"{group}.target")) is None:
-            continue
-        short = {key: key.replace(f"{group}.kwargs.", f"{group}.", 1) for key in found}
-        found = {key if short[key] in found else short[key]: value for key, value in found.items()}
-        chosen_as = typed.get(group)
-        found[group] = chosen_as if isinstance(chosen_as, str) else target.rpartition(".")[2]
-    # Choices of groups that are not settings themselves: custom ones, and `experiment`.
-    choices = {
-        key: value
-        for key, value in typed.items()
-        if isinstance(value, str) and ("@" in key or not ("." in key or key in _SETTINGS))
-    }
-    return {**choices, **found}
-
-
-_SETTINGS = {field.name for field in dataclasses.fields(RunConfig)}
-
-
-def runs_below(folder: Path) -> list[ListedRun]:
+def runs_below(folder: Path) -> list[FoundRun]:
     """Return every run below `folder`. Raises ConfigError where there is no such folder."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name one, e.g. expt report .")
-    found = [*results_below(folder)]
-    copies = copies_among(found)  # such as those in MLflow's folder
-    return [ListedRun(run.folder, record) for run, record in found if run.folder not in copies]
+    return without_copies(results_below(folder))[0]  # copies such as those in MLflow's folder
 
 
-def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:
+def chosen(runs: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
     """Return the runs that pass every filter, such as `model=mlp` and `optimizer.lr<0.1`.
 
     Raises ConfigError for a text that is not a filter, or of a key that no run has.
@@ -119,28 +38,21 @@ def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]
     return [run for run in runs if all(test(run.values) for test in tests)]
 
 
-def in_order(runs: Sequence[ListedRun], key: str = "started") -> list[ListedRun]:
+def in_order(runs: Sequence[FoundRun], key: str = "started") -> list[FoundRun]:
     """Sort runs by a column, setting or metric: newest first, accuracies from the highest."""
-    records = [run.result for run in runs]
     names = {run.objective for run in runs} if key == "best" else {key}
-    down = any(falls(name, records) for name in names)
-    return ordered(runs, lambda run: run.get(key), falling=down)
+    down = any(falls(name, runs) for name in names)
+    return ordered(runs, lambda run: run.values.get(key, str(run.typed.get(key, ""))), falling=down)
 
 
-def falls(key: str, records: Iterable[Record]) -> bool:
+def falls(key: str, runs: Iterable[FoundRun]) -> bool:
     """Return whether the highest value of `key` comes first."""
-    return key == "started" or any(
-        tags.is_higher_better(key, metrics_of(task)) for task in map(_task, records)
-    )
+    return key == "started" or any(run.is_higher_better(key) for run in runs)
 
 
-def _task(record: Record) -> Any:
-    return (record.get("config") or {}).get("task")
-
-
-def best_first(records: Iterable[Record]) -> list[str]:
+def best_first(runs: Iterable[FoundRun]) -> list[str]:
     """Return the metrics of runs, the one that is shown next to the loss first, the loss last."""
-    names = [name for task in map(_task, records) for name in metrics_of(task) if name != "loss"]
+    names = [name for run in runs for name in metrics_of(run.config.get("task")) if name != "loss"]
     return list(dict.fromkeys([*names, "loss"]))
 
 
@@ -158,7 +70,7 @@ def ordered(items: Sequence[T], value_of: Callable[[T], Any], *, falling: bool) 
     return [*(item for _, item in having), *without]
 
 
-def check_key(key: str, runs: Iterable[ListedRun]) -> None:
+def check_key(key: str, runs: Iterable[FoundRun]) -> None:
     """Raise ConfigError where no run has `key`."""
     _check(key, {known for run in runs for known in (*run.values, *run.typed)})
 

@@ -17,6 +17,7 @@ from expt.config.kinds import metrics_of
 from expt.errors import printable
 from expt.features import noun_of
 from expt.runs import provenance
+from expt.runs.found import FoundRun
 from expt.runs.named_checkpoint import WHICH
 from expt.runs.paths import RunPaths
 from expt.runs.result import (
@@ -204,12 +205,12 @@ def _facts_of_evaluation(record: Record) -> Iterator[str]:
             yield f"then         the run itself recorded {shown}"
 
 
-def print_ancestry(console: Console, runs: Sequence[tuple[Path, Record]]) -> None:
+def print_ancestry(console: Console, runs: Sequence[FoundRun]) -> None:
     """Print which weights runs began with, and the tree of forks."""
     begun: dict[str, list[Path]] = {}
-    for folder, record in runs:
-        if "weights_from" in record:
-            begun.setdefault(_described(record["weights_from"]), []).append(folder)
+    for run in runs:
+        if "weights_from" in run.record:
+            begun.setdefault(_described(run.record["weights_from"]), []).append(run.folder)
     for origin, folders in begun.items():
         whose = shown_path(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
         say(console, f"weights      {whose}: from {origin}")
@@ -224,9 +225,9 @@ def _described(begun: Begun) -> str:
     return shown_path(Path(begun.get("run") or begun["file"])) + (f" ({about})" if about else "")
 
 
-def print_forks(console: Console, runs: Sequence[tuple[Path, Record]]) -> None:
+def print_forks(console: Console, runs: Sequence[FoundRun]) -> None:
     """Print a tree for each run that has forks among `runs` and is none itself."""
-    records = {folder.resolve(): record for folder, record in runs}
+    records = {run.folder.resolve(): run.record for run in runs}
     known = {record["identity"]: at for at, record in records.items() if "identity" in record}
     below: dict[Path, list[Path]] = {}
     todo = list(records)
@@ -270,13 +271,13 @@ def _grown(
     return tree
 
 
-def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
+def stale(runs: Iterable[FoundRun]) -> list[Path]:
     """Return the folders of runs whose custom classes have other source now.
 
     One whose classes are not found from here is not known to be stale.
     """
     today = functools.cache(own_code.fingerprint)
-    return [folder for folder, record in runs if own_code.has_other_source(record, today)]
+    return [run.folder for run in runs if own_code.has_other_source(run.record, today)]
 
 
 def print_stale(console: Console, folders: Sequence[Path]) -> None:

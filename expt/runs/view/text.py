@@ -103,7 +103,7 @@ def shown_path(folder: Path) -> str:
 def resume_command(paths: RunPaths, key: str = "") -> str:
     """Return the command that resumes the run of that folder, which `key` has ended."""
     from expt.runs import provenance  # late: the line of an early error needs neither
-    from expt.runs.request import setting_word
+    from expt.runs.overrides import setting_word
 
     words = [setting_word("hydra.run.dir", shown_path(paths.folder)), "resume=auto"]
     words += [f"{key}=..."] if key else []

@@ -1,0 +1,189 @@
+"""Overrides of a command: as Hydra and a shell take them, as a fork has them, as folders are named.
+
+Free of Hydra, whose grammar they follow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+NAMES_A_RUN = {"fork", "weights", "resume"}
+"""Keys whose value is a path into a run's folder, which may have commas in its name."""
+_NOT_INHERITED = {"resume", "fork", "weights", "sweep", "hydra"}
+"""Keys that say where a run begins, or that it is one of a grid."""
+_SHARDED = ("fsdp", "hsdp")
+_OF_SHARDS = ("sharding", "checkpoint.sharded")
+_OF_DDP = ("ddp.find_unused_parameters", "ddp.static_graph")
+"""Keys of the strategies of one kind, which those of the other refuse."""
+_OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
+_IN_QUOTES = re.compile(r'["$`!\\]')
+"""The characters that a shell reads between double quotes."""
+
+
+def quoted(value: object) -> str:
+    """Return `value` as Hydra's command-line grammar takes it."""
+    text = str(value)
+    if (
+        re.fullmatch(r"[A-Za-z./][\w./+-]*", text, re.ASCII)
+        and text.lower() not in _OTHER_THAN_TEXT
+    ):
+        return text
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
+
+
+def literal(value: object) -> str:
+    """Return a value of any kind that a record has, as that grammar takes it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{literal(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(literal, value))}]"
+    if isinstance(value, str):
+        return quoted(value)
+    return "null" if value is None else str(value).lower()
+
+
+def unquoted(text: str) -> str:
+    """Return the value that `text` stands for in that grammar, where it is one text."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        quote = text[0]
+        return re.sub(
+            rf"(\\+)({quote}|$)",
+            lambda found: found[1][: len(found[1]) // 2] + found[2],
+            text[1:-1],
+        )
+    # Signs that Hydra escapes in each of several values.
+    return re.sub(r"\\([\\()[\]{}:=, \t])", r"\1", text)
+
+
+def joined(words: Iterable[str]) -> str:
+    """Return the words for a shell; those that have quotes of their own get double ones."""
+    return " ".join(
+        f'"{word}"' if "'" in word and not _IN_QUOTES.search(word) else shlex.quote(word)
+        for word in words
+    )
+
+
+def setting_word(key: str, value: object) -> str:
+    """Return `key=value` for a shell."""
+    return joined([f"{key}={quoted(value)}"])
+
+
+def key_of(word: str) -> str:
+    """Return the key of a word such as `+optimizer.lr=0.1`."""
+    return word.partition("=")[0].lstrip("+~")
+
+
+def values_of(text: str) -> list[str]:
+    """Return the values between commas; parts that together name a run, as `s/a=1,b=2`, are one."""
+    parts, found = text.split(","), list[str]()
+    if all(map(is_there, parts)):
+        return parts
+    while parts:
+        end = next((end for end in range(len(parts), 1, -1) if is_there(",".join(parts[:end]))), 1)
+        found.append(",".join(parts[:end]))
+        parts = parts[end:]
+    return found
+
+
+def is_there(given: str) -> bool:
+    """Return whether `given` names a file or a folder, or a checkpoint of one."""
+    try:
+        path = Path(unquoted(given))
+        folder, at, _ = path.name.rpartition("@")
+        return path.exists() or (bool(at) and path.with_name(folder).exists())
+    except (OSError, ValueError):  # too long, or no path at all
+        return False
+
+
+def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """Return the words of a run's command that its fork has too, next to those `typed`.
+
+    Keys of a group whose choice is typed are left out: they may not be there.
+    """
+    keys = {*map(key_of, typed)} | _NOT_INHERITED
+    mappings = {key_of(word) for word in typed if _names_keys(word)}
+
+    def is_inherited(word: str) -> bool:
+        names = {key_of(word), re.split(r"[./]", key_of(word))[0]}
+        return not (names - mappings if _names_keys(word) else names) & keys
+
+    return for_strategy(list(filter(is_inherited, arguments)), arguments, typed)
+
+
+def _names_keys(word: str) -> bool:
+    """Return whether the word changes only the keys that it names, and leaves others."""
+    return word.partition("=")[2].lstrip().startswith("{") and "_target_" not in word
+
+
+def for_strategy(words: Sequence[str], before: Collection[str], typed: Sequence[str]) -> list[str]:
+    """Return the `words` without settings that the `typed` strategy cannot have.
+
+    Of `before`, the words of the run that is continued, they were of another strategy.
+    """
+    strategy = _strategy(typed)
+    if strategy is None:
+        return list(words)
+    foreign: tuple[str, ...] = _OF_DDP if strategy in _SHARDED else _OF_SHARDS
+    if strategy == "fsdp" or (strategy == "hsdp" and _strategy(before) == "fsdp"):
+        foreign += ("sharding.shards",)
+    return [word for word in words if not key_of(word).startswith(foreign)]
+
+
+def _strategy(words: Iterable[str]) -> str | None:
+    found = [unquoted(word.partition("=")[2]) for word in words if key_of(word) == "strategy"]
+    return found[-1] if found else None
+
+
+MAX_NAME_BYTES = 180
+"""File systems take 255; this leaves room for a suffix, and for `.tmp`."""
+
+
+def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -> list[str]:
+    """Return a name for each run, of the settings that differ: `lr=0.1,model=mlp`.
+
+    `swept` are keys that vary, whether or not they do among these. Equal names are equal runs.
+    """
+    settings = [dict[str, str]() for _ in points]
+    for found, point in zip(settings, points, strict=True):
+        for key, value in map(_key_and_value, point):  # a key may have two mappings
+            found[key] = f"{found[key]},{value}" if key in found else value
+    given = list(dict.fromkeys(key for point in settings for key in point))
+    varied = [
+        key for key in given if key in swept or len({point.get(key) for point in settings}) > 1
+    ]
+    keys = varied or given
+    short = _short_keys(keys)
+    return [
+        run_name({short[key]: point[key] for key in keys if key in point}) for point in settings
+    ]
+
+
+def run_name(settings: Mapping[str, str]) -> str:
+    """Return a name for a folder; one that a file system would not take is changed, and unique."""
+    text = ",".join(f"{key}={value}" for key, value in sorted(settings.items()))
+    name = re.sub(r"[^\w.,=+\-\[\]]", "_", text)
+    while len(name.encode()) > MAX_NAME_BYTES:
+        name = name[:-1]
+    if name != text:  # two texts may have become one
+        name = f"{name},{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return name or "run"
+
+
+def _key_and_value(override: str) -> tuple[str, str]:
+    key, _, value = override.lstrip("+~").partition("=")
+    # Of a custom class the last part of its name, and its arguments.
+    own = re.fullmatch(r"\{\s*_target_:\s*([\w.]*?)(\w+)\s*(?:,(.*))?\}", value, re.DOTALL)
+    return key, (f"{own[2]}({own[3]})" if own[3] else own[2]) if own else unquoted(value)
+
+
+def _short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Shorten `optimizer.lr` to `lr`, unless another key would be `lr` too."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return {
+        key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
+    }
