@@ -16,7 +16,7 @@ from expt.command.overrides import Override, parse, readable
 from expt.config import kept_code, own_code, secrets
 from expt.config.identity import Content, Identity, shown
 from expt.config.keys import differing, evaluated, evaluation_values, flat, meaning, varying
-from expt.config.parse import as_typed, settings_of, with_value
+from expt.config.parse import as_typed, recorded, settings_of, with_value
 from expt.config.parse import parse as parsed
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -140,11 +140,12 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     if split is None and own and record["data"].get("test_size", 0) == 0:
         warn("the run's dataset has no test set: val is measured")
         split = "val"
-    is_whole = not own and "test" not in (config.dataset.parts() or ["test"])
-    split = split or ("test" if own else "all" if is_whole else config.dataset.default_split)
+    split = split or ("test" if own else config.dataset.measured())
     if own and split in ("train", "all"):
         warn(f"split={split}: the run was trained on these samples, or on some of them")
-    other = None if own else _name(config, asked)
+    chosen = asked.values.get("dataset")
+    title = config.dataset.title(chosen and str(chosen), asked.dataset)
+    other = None if own else str(secrets.hidden(title))
     evaluation = Evaluation(
         run=run.absolute(),
         which=asked.which,
@@ -157,36 +158,26 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     return Settings(config, Identity.of(config, content), evaluation, "-".join(names))
 
 
-def _name(config: RunConfig, asked: Asked) -> str:
-    """Return the name of another dataset, of a custom class with the arguments that are typed."""
-    dataset = config.dataset
-    if not dataset.custom_class:
-        if path := asked.dataset.get("path"):
-            return Path(str(path)).stem
-        return str(asked.values.get("dataset") or dataset.name)
-    words = (f"{key}={value}" for key, value in asked.dataset.items())
-    name = asked.values.get("dataset") or dataset.custom_class.rpartition(".")[2]
-    return str(secrets.hidden(" ".join([name, *words])))
-
-
 def _dataset(then: Mapping[str, Any], features: Features, asked: Asked) -> dict[str, Any]:
-    """Return the settings of the run's dataset, or of another that is prepared like it."""
+    """Return the settings of the run's dataset, or of another, opened with the run's features.
+
+    These fill the keys that nobody has typed: all of another dataset's, and those of the run's own
+    that are left open, where other files of it are measured.
+    """
     own = None if "_target_" in then else then["name"]
     known = {**features.inputs.settings, **features.targets.settings}
-    if asked.values.get("dataset") not in (None, own):
+    is_other = asked.values.get("dataset") not in (None, own)
+    if is_other:
         composer = Composer(own_folders(asked.config_dir, asked.words))
         node = composer.settings(asked.words, sweep=False)["dataset"]
-        if "_target_" in node or "mean" in node:
-            node = {**node, "mean": then.get("mean"), "std": then.get("std")}
-        own_keys = known.keys() & node.keys() - asked.dataset.keys()
-        return {**node, **{key: known[key] for key in own_keys}}
-    node = dict(then)
-    for key, value in asked.dataset.items():
-        node = with_value(node, key.split("."), value)
-    # Other pictures of the run's folder may be of other sizes, its other tables of other columns.
-    keys = ("features", *(["image_size"] if "set" in asked.dataset else []))
-    is_open = [key for key in keys if asked.dataset and node.get(key, 0) is None and key in known]
-    return {**node, **{key: known[key] for key in is_open}}
+        known |= {key: then.get(key) for key in ("mean", "std")}
+        node = {"mean": None, "std": None, **node} if "_target_" in node else node
+    else:
+        node = dict(then)
+        for key, value in asked.dataset.items():
+            node = with_value(node, key.split("."), value)
+    is_open = known.keys() & node.keys() - asked.dataset.keys() if is_other or asked.dataset else ()
+    return {**node, **{key: known[key] for key in is_open if is_other or node[key] is None}}
 
 
 def _is_of_run(record: Record, config: RunConfig, content: Content) -> bool:
@@ -212,12 +203,11 @@ def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
 def _warn_of_custom_classes(record: Record, config: RunConfig) -> None:
     """Warn where a custom class may prepare samples otherwise than in training."""
     then, made = record["config"], record.get("content")
-    before = then["dataset"]["target"] if then["dataset"]["name"] == "_target_" else None
-    after = config.dataset.custom_class
-    if before != after and after:
-        warn(f"dataset: samples of {after} are normalised as in training; give images in [0, 1]")
-    elif before != after:
-        warn(f"dataset: {before} may have changed the run's samples; that is not done to these")
+    trained, measured = recorded(then).dataset, config.dataset
+    if trained.label != measured.label:
+        notes = trained.note_elsewhere(trained=True), measured.note_elsewhere(trained=False)
+        for note in filter(None, notes):
+            warn(f"dataset: {note}")
     names = own_code.targets(then)
     if not (made and made.get("code") and own_code.targets({**then, "model": {}})):
         return  # of a model expt.load warns

@@ -64,7 +64,7 @@ def main(words: Sequence[str]) -> int:
     if masks and not to_file:
         raise ConfigError("masks are not text; name a folder or an .npz, e.g. --output masks")
     if output is not None and to_file:
-        if os.path.abspath(output) in map(os.path.abspath, chosen.files):
+        if os.path.abspath(output) in map(os.path.abspath, chosen.inputs.files):
             raise ConfigError(f"--output {output}: is one of the files that are read")
         writing.check(output, masks=masks, force=force)
     with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
@@ -139,6 +139,6 @@ def _output(chosen: Plan, output: Path | None, *, force: bool) -> Iterator[writi
     elif output.suffix.lower() in writing.FILES:
         opened = writing.to_file(output, force=force)
     else:
-        opened = writing.to_masks(output, chosen.files, chosen.masks_root, force=force)
+        opened = writing.to_masks(output, chosen.inputs.files, chosen.masks_root, force=force)
     with opened as write:
         yield write

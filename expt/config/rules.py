@@ -293,8 +293,7 @@ def _folds(config: RunConfig, machine: Machine) -> Problems:
 
 def _measured(config: RunConfig, machine: Machine) -> Problems:
     dataset, splits = config.dataset, (config.eval_split, config.objective.partition("/")[2])
-    has_val = dataset.val_fraction > 0 or dataset.folds is not None or dataset.may_have_val
-    if config.eval_split == "val" and not has_val:
+    if config.eval_split == "val" and not dataset.may_validate():
         yield "dataset.val_fraction", "leaves nothing to evaluate on", "use eval_split=test"
     if "test" in splits and getattr(dataset, "test_fraction", 1) == 0:
         key = "eval_split" if config.eval_split == "test" else "objective"

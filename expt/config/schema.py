@@ -274,7 +274,8 @@ class RunConfig:
         if self.eval_batch_size != "auto":
             return self.eval_batch_size
         at_a_time = self.batch_size // (self.world_size * self.micro_batches)
-        return max(1, at_a_time) if self.dataset.custom_class else None
+        found: int | None = self.dataset.evaluated_at_once(max(1, at_a_time))
+        return found
 
     @property
     def steps_of_uncounted(self) -> int | None:

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expt.config.constraints import word
 from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.checked_samples import build_transforms
-from expt.data.images import look_at_all
 from expt.data.kinds import DatasetConfig
 from expt.data.loader import Loader
 from expt.data.loading import Batch, LoaderOptions, is_double, mapped, of_type
@@ -124,8 +122,8 @@ def build(
     given = LoaderOptions(mean=dataset.mean, std=dataset.std, **options)
     source = dataset.open(task, given.device, num_workers)
     check_image_keys(dataset, source)
-    if given.shard.rank == 0 and dataset.looks_when_opened:
-        look_at_all(dataset, source.pictures)
+    if given.shard.rank == 0:
+        dataset.look(source)
     train_idx, val_idx = split_samples(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
     if source.train.size is None:
@@ -169,7 +167,7 @@ def warn_of_samples(dataset: DatasetConfig, source: Source, train: Tensor, fills
     there = len(train)
     warn_of_absent(dataset, source, train)
     for note in source.notes:
-        warn(f"dataset{'._target_' * bool(dataset.custom_class)}={word(dataset)}: {note}")
+        warn(f"{dataset.label}: {note}")
     if dataset.train_limit and dataset.train_limit > there:
         warn(
             f"dataset.train_limit={dataset.train_limit}: there are {there} samples to train on, all"

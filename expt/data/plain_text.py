@@ -43,6 +43,15 @@ def opened(path: Path) -> Iterator[TextIO]:
             raise not_utf8(path) from None
 
 
+@contextlib.contextmanager
+def refuse_unreadable(path: object) -> Iterator[None]:
+    """Raise DataError where the system does not let a file be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
+
+
 def not_utf8(path: Path) -> DataError:
     """Return the error for a file that is not UTF-8: where, and what converts it."""
     content, encoding = path.read_bytes(), "utf-16"

@@ -121,8 +121,8 @@ def refuse_uncounted(
             raise ConfigError(f"{key}={value}: needs a dataset with __len__; use {key}=null")
     if not epoch_steps:
         raise ConfigError(
-            f"dataset._target_={dataset.custom_class}: has no __len__ that says where an epoch"
-            " ends; give epoch_steps, or max_steps for a run of one epoch"
+            f"{dataset.label}: has no __len__ that says where an epoch ends; give epoch_steps, or"
+            " max_steps for a run of one epoch"
         )
 
 

@@ -94,12 +94,12 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
 
     One worker of a machine constructs a custom one before all others, and one looks at pictures.
     """
-    custom = config.dataset.custom_class
+    opening = config.dataset.opening()
     with contextlib.ExitStack() as stack:
-        if custom or config.dataset.looks_when_opened:
+        if opening != "at once":
             meet = stack.enter_context(patiently(config, worker, beat))
-        if custom:
-            stack.enter_context(_turn(custom, worker, meet))
+        if opening == "in turn":
+            stack.enter_context(_turn(lock_of(config.dataset.label), worker, meet))
         yield
 
 
@@ -121,17 +121,17 @@ def patiently(
 
 
 @contextlib.contextmanager
-def _turn(custom: str, worker: Worker, meet: Callable[[], object]) -> Iterator[None]:
+def _turn(file: Path, worker: Worker, meet: Callable[[], object]) -> Iterator[None]:
     """Let a machine's first worker, which may download, go first; a lock stops other runs."""
     from filelock import FileLock  # late: only for custom datasets
 
-    lock = FileLock(lock_of(custom))
+    lock = FileLock(file)
     try:
         if worker.local_rank:
             meet()
         else:
             with contextlib.suppress(OSError, NotImplementedError):  # read-only, or without locks
-                lock_of(custom).parent.mkdir(parents=True, exist_ok=True)
+                file.parent.mkdir(parents=True, exist_ok=True)
                 lock.acquire()
         yield
         lock.release()
@@ -156,9 +156,9 @@ def _beat_until(
             )
 
 
-def lock_of(target: str) -> Path:
-    """Return the lock file of the dataset `target`."""
-    return cache_dir() / "locks" / f"dataset-{digest([target])}.lock"
+def lock_of(label: str) -> Path:
+    """Return the lock file of a dataset."""
+    return cache_dir() / "locks" / f"dataset-{digest([label])}.lock"
 
 
 @progress.phase("building the model")

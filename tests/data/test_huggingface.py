@@ -22,7 +22,7 @@ from expt.data.fingerprint import content_of
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.features import Classes, Features
-from expt.inference.load import Preprocess
+from expt.inference.of_feature import inputs_of
 from expt.worker.build import build_data, build_learner
 from tests.late import Late
 from tests.worker.conftest import ALONE
@@ -321,7 +321,7 @@ def test_columns_of_numbers_are_rows_standardised_by_those_of_train(
             assert found.numpy() == pytest.approx(expected, abs=1e-5), (part, column)
     model = build_learner(config, data, ALONE).module
     assert model(data.blank(2).inputs).shape == (2, 1)
-    found = Preprocess(config.dataset, both, ALONE.device)([5.0, 0.0, 0.0])
+    found = inputs_of(config.dataset, both, ALONE.device)([5.0, 0.0, 0.0])
     mean, std = both.inputs.scales["a"]
     assert found.shape == (1, 1, 1, 3)
     assert found[0, 0, 0, 0].item() == pytest.approx((5 - mean) / std)

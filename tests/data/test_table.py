@@ -23,7 +23,7 @@ from expt.data.loading import Batch, Shard
 from expt.data.rows import Chosen, Rows
 from expt.errors import ConfigError, DataError
 from expt.features import Columns, Features, Numbers
-from expt.inference.plan import open_samples
+from expt.inference.of_feature import inputs_of
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression
@@ -214,10 +214,12 @@ def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     assert rows.features[:].tolist() == [[1, 1], [0, 2]]
     (tmp_path / "new.csv").write_text("a,b\nTRUE,1\nmaybe,2\nfalse,3\n1,4\n")
     known = Features(Columns(names=("a", "b"), width=2), Numbers())
-    samples = open_samples(str(tmp_path / "new.csv"), known)
-    ((found, wrong, _),) = samples.pieces(4)
-    assert found[[0, 2, 3]].tolist() == [[1, 1], [0, 3], [1, 4]], "also beside what is none"
-    assert wrong == {1: "column a holds 'maybe', which is not a number"}
+    new = inputs_of(of(tmp_path / "new.csv"), known)
+    new.open([tmp_path / "new.csv"])
+    (found,) = new.pieces(4)
+    assert found.samples.tolist() == [[1, 1], [0, 3], [1, 4]], "also beside what is none"
+    (skipped,) = found.skipped
+    assert skipped.endswith("row 2: column a holds 'maybe', which is not a number")
 
 
 def test_rows_in_the_order_of_time_hold_out_the_last(tmp_path: Path) -> None:

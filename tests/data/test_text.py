@@ -21,8 +21,7 @@ from expt.data.loading import Shard
 from expt.data.memory import Windows
 from expt.errors import DataError
 from expt.features import NO_TARGET
-from expt.inference.load import Preprocess
-from expt.inference.predict import _lines
+from expt.inference.of_feature import inputs_of
 from tests.conftest import Configured
 from tests.facade import as_typed, built, dataset
 
@@ -185,7 +184,7 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
     for targets, part in zip(found, parts, strict=True):
         assert part is not None
         assert targets.tolist() == whole[part.start + 1 : part.stop]
-    made = Preprocess(dataset, data.info.features, CPU)("the cat")
+    made = inputs_of(dataset, data.info.features, CPU)("the cat")
     assert made.tolist() == [dataset.encode("the cat")]
 
 
@@ -264,8 +263,8 @@ def test_a_prediction_reads_lines_as_the_run_did(tokenizer: Path, tmp_path: Path
     """By the tokenizer, too, and never their bytes in place of its tokens."""
     dataset = text(tmp_path, tokens=str(tokenizer))
     (path := tmp_path / "new.txt").write_bytes("the cat\r\n\r\n\u00e9t\u00e9".encode())
-    found = [(number, tokens.tolist()) for number, tokens in _lines(str(path), dataset)]
+    found = [(number, tokens.tolist()) for number, tokens in dataset.lines(str(path))]
     assert found == [(1, dataset.encode("the cat")), (2, []), (3, dataset.encode("\u00e9t\u00e9"))]
     path.write_bytes(b"the cat\n\xe9")
     with pytest.raises(DataError, match="at byte 8, in line 2"):
-        [*_lines(str(path), dataset)]
+        [*dataset.lines(str(path))]

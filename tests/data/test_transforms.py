@@ -17,7 +17,7 @@ from expt.config.schema import RunConfig
 from expt.data import indexing
 from expt.data.build import Data
 from expt.errors import ConfigError, DataError
-from expt.inference.load import Preprocess
+from expt.inference.of_feature import inputs_of
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
 from tests.conftest import Configured
@@ -131,7 +131,7 @@ def test_evaluations_and_predictions_have_transforms_of_their_own(
     found = torch.cat([batch.inputs for batch in made.test.evaluation()])
     by_hand: Any = v2.Compose([v2.Resize(14), v2.CenterCrop([10, 12])])
     files = sorted((folder / "test").glob("*/*.png"))
-    preprocess = Preprocess(config.dataset, made.info.features, CPU)
+    preprocess = inputs_of(config.dataset, made.info.features, CPU)
     for image, file in zip(found, files, strict=True):
         expected = torch.from_numpy(np.array(by_hand(Image.open(file)))).permute(2, 0, 1)
         torch.testing.assert_close(image, expected.float() / 255)

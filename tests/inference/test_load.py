@@ -15,7 +15,7 @@ import expt
 from expt.data.kinds.custom import Custom
 from expt.errors import CheckpointError, ConfigError
 from expt.features import Anything, Features
-from expt.inference.load import Preprocess
+from expt.inference.of_feature import inputs_of
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.result import update_result
 from expt.worker.run import Run
@@ -186,7 +186,7 @@ def test_pictures_of_a_segmentation_folder_are_stretched_as_they_were(
 
 def test_samples_of_ones_own_without_classes_are_only_moved() -> None:
     own = Custom(target="mine.Data", kwargs={})
-    preprocess = Preprocess(own, Features(Anything(), Anything()), torch.device("cpu"))
+    preprocess = inputs_of(own, Features(Anything(), Anything()), torch.device("cpu"))
     for samples in (torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), torch.ones(3, 5)):
         assert torch.equal(preprocess(samples), samples)
 
@@ -197,7 +197,7 @@ def test_a_sample_of_ones_own_becomes_a_batch_by_its_recorded_shape(
 ) -> None:
     own = Custom(target="mine.Data", kwargs={}, num_classes=num_classes)
     data = Features(Anything.like(torch.zeros(3), are_inputs=True), Anything())
-    preprocess, rows = Preprocess(own, data, torch.device("cpu")), torch.arange(6.0).view(2, 3)
+    preprocess, rows = inputs_of(own, data, torch.device("cpu")), torch.arange(6.0).view(2, 3)
     for given in (rows, rows.numpy(), [*rows], [rows[:1], rows[1]]):
         assert torch.equal(preprocess(given), rows)
     assert torch.equal(preprocess(rows[0]), rows[:1])

@@ -18,7 +18,6 @@ import expt
 from expt.command import predict
 from expt.errors import ConfigError, ExptError
 from expt.features import Answers
-from expt.inference import plan as files
 from expt.inference import writing
 from expt.inference.plan import Plan
 from expt.inference.predict import Predictor
@@ -54,9 +53,9 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
     a_file = photos.data / "test" / "cat" / "0.png"
     cases: Sequence[tuple[Sequence[object], str]] = [
         ([photos.folder, "gone.png"], r"^gone\.png: there is no such file"),
-        ([photos.folder, tmp_path / "empty"], r"empty: no pictures lie in it.*\.jpg"),
-        ([photos.folder, tmp_path / "x.heic"], r"x\.heic: the run was trained on pictures"),
-        ([photos.folder, tmp_path / "x.csv"], r"x\.csv: the run was trained on pictures"),
+        ([photos.folder, tmp_path / "empty"], r"empty: no image lies in it.*\.jpg"),
+        ([photos.folder, tmp_path / "x.heic"], r"x\.heic: the run was trained on images"),
+        ([photos.folder, tmp_path / "x.csv"], r"x\.csv: the run was trained on images"),
         ([photos.folder, tmp_path / "x.npy"], r"x\.npy cannot be read"),
         ([photos.folder, tmp_path / "two.npz"], r"two\.npz: holds the arrays a, b; call one x or"),
         ([photos.folder, a_file, tmp_path / "two.npz"], "pictures and arrays"),
@@ -266,10 +265,10 @@ def test_the_command_from_another_folder(photos: Made, pictures: Path) -> None:
     assert error == "error: 1 of 4 images could not be read, and are left out"
 
 
-def test_a_link_that_leads_back_adds_no_file(tmp_path: Path) -> None:
+def test_a_link_that_leads_back_adds_no_file(photos: Made, tmp_path: Path) -> None:
     (tmp_path / "in" / "below").mkdir(parents=True)
-    (tmp_path / "in" / "below" / "a.png").touch()
+    shutil.copy(photos.data / "test" / "cat" / "0.png", tmp_path / "in" / "below" / "a.png")
     (tmp_path / "in" / "below" / "back").symlink_to("..")
-    assert files.list_files(files.PICTURES, [tmp_path / "in"]) == [
+    assert Plan(photos.folder, [tmp_path / "in"]).inputs.files == [
         str(tmp_path / "in" / "below" / "a.png")
     ]

@@ -212,7 +212,7 @@ def test_dataset_lock_waits(tmp_path: Path, monkeypatch: Patch, configured: Conf
         with in_turn(config, ONE, lambda: None):
             entered.set()
 
-    lock = lock_of(str(config.dataset.custom_class))
+    lock = lock_of(config.dataset.label)
     lock.parent.mkdir(parents=True)
     with FileLock(lock):
         thread = threading.Thread(target=construct)

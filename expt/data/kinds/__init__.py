@@ -8,7 +8,8 @@ imports what it needs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -16,12 +17,15 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Positive
 from expt.config.kinds import Augment
+from expt.data.plain_text import refuse_unreadable
+from expt.errors import ConfigError
 from expt.features import Classes, Feature, Features, Mask
 
 Check = Callable[[int], None]
 """Checks data in a number of threads; raises DataError that names all that is wrong."""
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from expt.data.source import Source
@@ -70,17 +74,6 @@ class DatasetConfig:
 
     OFFERS: ClassVar[tuple[type[Feature], ...]] = (Classes,)
     """The targets that it has for a task; a custom task takes any."""
-    default_split: ClassVar[Literal["test", "all"]] = "test"
-    """The split that an evaluation measures by default; all of a single file."""
-    may_have_val: ClassVar[bool] = False
-    """True if it may come with a part that validates."""
-    looks_when_opened: ClassVar[bool] = False
-    """True if a worker looks at its pictures, because the driver does not open it."""
-
-    @property
-    def custom_class(self) -> str | None:
-        """The dotted name of a custom class."""
-        return None
 
     @property
     def needed(self) -> tuple[int, int] | None:
@@ -126,6 +119,33 @@ class DatasetConfig:
         """Return which of train, val and test there are, if that shows without reading them."""
         return None
 
+    def measured(self) -> Literal["test", "all"]:
+        """Return the split that an evaluation measures by default."""
+        return "test" if "test" in (self.parts() or ["test"]) else "all"
+
+    def may_validate(self) -> bool:
+        """Return whether it may have samples that validate."""
+        return self.val_fraction > 0 or self.folds is not None
+
+    def opening(self) -> Literal["at once", "slowly", "in turn"]:
+        """Return how workers open it: slowly to look at pictures, in turn if it may download."""
+        return "at once"
+
+    def look(self, source: Source) -> None:
+        """Look at pictures that `prepare` could not see. Raise DataError for all that is wrong."""
+
+    def evaluated_at_once(self, trained: int) -> int | None:
+        """Return the samples of a worker's evaluation step, if no more than it has `trained` on."""
+        return None
+
+    def title(self, chosen: str | None, typed: Mapping[str, Any]) -> str:
+        """Return its name in reports, by the word that chose it and the keys that were typed."""
+        return Path(str(typed["path"])).stem if typed.get("path") else chosen or self.name
+
+    def note_elsewhere(self, *, trained: bool) -> str:
+        """Return a warning for a run that it has `trained` and another evaluates, or the reverse."""
+        return ""
+
     def open(
         self,
         task: Any,
@@ -154,6 +174,24 @@ class DatasetConfig:
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, for a prediction."""
         return list(text.encode())
+
+    def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the number and the tokens of each line of a text, for a prediction."""
+        import numpy as np
+
+        with refuse_unreadable(path), open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                yield number, np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
+
+    def note_on_pictures(self, image_size: tuple[int, int]) -> str:
+        """Return what a person must know of pictures that a prediction is asked for."""
+        return ""
+
+    def check_pixels(self, path: str, images: np.ndarray) -> None:
+        """Raise ConfigError for images of a file that are not counted as those of training."""
+        low, high = images.min(), images.max()
+        if images.dtype.kind == "f" and not (low >= 0 and high <= 1):
+            raise ConfigError(f"{path}: holds floats from {low:g} to {high:g}, expected 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

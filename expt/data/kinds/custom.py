@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,6 +14,7 @@ from expt.data.kinds import DatasetConfig, HeldOut, Mean, Readers, Std, TrainLim
 from expt.features import Anything, Classes, Feature, Mask
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from expt.data.source import Source
@@ -45,10 +47,6 @@ class Custom(DatasetConfig):
     OFFERS = (Feature,)
 
     @property
-    def may_have_val(self) -> bool:  # type: ignore[override]
-        return bool(self.val)
-
-    @property
     def label(self) -> str:
         return f"dataset._target_={self.target}"
 
@@ -57,10 +55,6 @@ class Custom(DatasetConfig):
         """The arguments of each part that there is."""
         parts = {"train": self.train, "val": self.val or None, "test": self.test}
         return {part: given for part, given in parts.items() if given is not None}
-
-    @property
-    def custom_class(self) -> str:
-        return self.target
 
     def problems(self, task: Any) -> list[str]:
         number, takes = self.num_classes, task.takes
@@ -79,6 +73,34 @@ class Custom(DatasetConfig):
                 "task.num_classes: a custom dataset has none; give it, e.g. task.num_classes=21"
             ]
         return []
+
+    def may_validate(self) -> bool:
+        return bool(self.val) or super().may_validate()
+
+    def opening(self) -> Literal["at once", "slowly", "in turn"]:
+        return "in turn"
+
+    def evaluated_at_once(self, trained: int) -> int | None:
+        return trained
+
+    def title(self, chosen: str | None, typed: Mapping[str, Any]) -> str:
+        words = (f"{key}={value}" for key, value in typed.items())
+        return " ".join([chosen or self.target.rpartition(".")[2], *words])
+
+    def note_elsewhere(self, *, trained: bool) -> str:
+        if trained:
+            return f"{self.target} may have changed the run's samples; that is not done to these"
+        return f"samples of {self.target} are normalised as in training; give images in [0, 1]"
+
+    def note_on_pictures(self, image_size: tuple[int, int]) -> str:
+        return (
+            f"{self.target}: a picture is not what this class makes of it: it is scaled to"
+            f" {image_size}, counted in [0, 1] and normalised by dataset.mean and std; --split has"
+            " its samples"
+        )
+
+    def check_pixels(self, path: str, images: np.ndarray) -> None:
+        """Accept images as the class counts them."""
 
     def open(
         self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None

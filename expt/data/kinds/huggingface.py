@@ -66,8 +66,6 @@ class HuggingFace(Images):
     num_workers: Readers
 
     OFFERS = (Classes, Labels, Numbers, Mask)
-    may_have_val = True
-    looks_when_opened = True
 
     @property
     def has_rows(self) -> bool:
@@ -109,6 +107,17 @@ class HuggingFace(Images):
 
     def fingerprint(self) -> str:
         return of_files(Path(self.path), self._names())
+
+    def may_validate(self) -> bool:
+        return True
+
+    def opening(self) -> Literal["at once", "slowly", "in turn"]:
+        return "slowly"
+
+    def look(self, source: Source) -> None:
+        from expt.data.images import look_at_all
+
+        look_at_all(self, source.pictures)
 
     def open(
         self,

@@ -64,8 +64,6 @@ class _Folder(DatasetConfig):
     num_workers: Readers
     splits: Splits = None
 
-    may_have_val = True
-
     def _samples(self) -> Mapping[str, Sequence[tuple[str, ...]]]:
         """Return the files of each sample of the parts. Raise DataError for all that is wrong."""
         raise NotImplementedError
@@ -106,6 +104,9 @@ class _Folder(DatasetConfig):
             return check
         check(usable_cpus())
         return None
+
+    def may_validate(self) -> bool:
+        return True
 
     def parts(self) -> Collection[str]:
         return parts_there(self.root, self.splits)

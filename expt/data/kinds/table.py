@@ -42,8 +42,6 @@ class _Table(DatasetConfig):
     mean: None = None  # of images
     std: None = None
 
-    default_split = "all"
-
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; what else is measured has the columns of a run, see `open`."""
         if learns:
@@ -62,6 +60,9 @@ class _Table(DatasetConfig):
             f"{name}: {rows.features.shape[0]:,} rows; target {listed(targets)} ({kind});"
             f" features {listed(features, 12)}{left and '; left out: '}{left}"
         )
+
+    def measured(self) -> Literal["test", "all"]:
+        return "all"
 
     def load(self, task: Any, trained_on: Features | None = None) -> Rows:
         """Return the rows, as the configured `task` takes their targets; see `rows.load`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from expt.config.constraints import STRICT, Count, Folder
 from expt.data.cache import Arrays, decoded, digest, of_content, state_of
 from expt.data.image_files import files_below, left_out, report_left_out
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Place, Std
-from expt.data.plain_text import head_of, opened
+from expt.data.plain_text import head_of, opened, refuse_unreadable
 from expt.errors import ConfigError, DataError, collected, first_line
 from expt.features import Features, Tokens
 
@@ -52,7 +52,6 @@ class Text(DatasetConfig):
     std: Std = None
 
     OFFERS = (Tokens,)
-    default_split = "all"
 
     @property
     def counted_as(self) -> Mapping[str, str]:
@@ -75,6 +74,9 @@ class Text(DatasetConfig):
         self.extents()
         below = files_below(self.root)
         report_left_out(self.root, left_out(below, map(str, self.files())), "text")
+
+    def measured(self) -> Literal["test", "all"]:
+        return "all"
 
     def fingerprint(self) -> str:
         self.extents()
@@ -146,6 +148,16 @@ class Text(DatasetConfig):
             return list(text.encode())
         return [*self._tokenizer().encode(text, add_special_tokens=False).ids]
 
+    def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
+        import numpy as np
+
+        if self.tokens == "bytes":
+            yield from super().lines(path)
+            return
+        with refuse_unreadable(path), opened(Path(path)) as text:
+            for number, words in enumerate(text, 1):
+                yield number, np.array(self.encode(words.rstrip("\r\n")), np.int64)
+
     def decode(self, tokens: list[int]) -> str:
         """Return the text of tokens; bytes that are not UTF-8 are replaced."""
         if self.tokens == "bytes":
@@ -190,11 +202,9 @@ def _tokenizer(file: str, _state: tuple[int, ...]) -> Any:
 
 
 def _size(path: Path) -> int:
-    try:
+    with refuse_unreadable(path):
         head_of(path)
         return path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error})") from error
 
 
 def _read(path: Path, tokenizer: Any, kind: Any) -> np.ndarray:
