@@ -46,6 +46,7 @@ class SweepDisplay(Observer):
         self._live = live if is_live else None
         self._states: dict[Job, RunState] = {}
         self._printed: dict[Job, Printed] = {}
+        self._warned = set[str]()  # once for the sweep
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
         self._pruned: set[Path] = set()  # their folders
         self._found: set[str] = set()
@@ -96,7 +97,7 @@ class SweepDisplay(Observer):
 
     def job_starting(self, job: Job) -> None:
         """Note that a run's workers are about to start: lines in its logs were printed before."""
-        self._printed[job] = Printed(job.paths)
+        self._printed[job] = Printed(job.paths, self._warned)
         self._pruned.discard(job.paths.folder)
 
     def job_ended(self, job: Job) -> None:

@@ -76,6 +76,8 @@ class Key:
     longer, with other samples held out, or begun elsewhere."""
     cost: bool | None = None
     """True (the default) if it changes a step's time or memory."""
+    counts: Literal["steps", "epochs", "evaluations", "minutes", "batches"] | None = None
+    """The unit in which it counts from the start of a run, or of an epoch; see config.length."""
     own_machine: bool = False
     """True if each of several machines has a value of its own."""
     example: str | None = None

@@ -156,7 +156,8 @@ class ParameterGroup:
     match: Regex
     lr_scale: Positive = 1.0  # times the optimiser's
     weight_decay: NonNegative | None = None  # None: the optimiser's
-    epochs: Positive | None = None  # after which its learning rate is 0; None: trained to the end
+    epochs: Annotated[Positive | None, Key(counts="epochs")] = None
+    """after which its learning rate is 0; None: trained to the end"""
 
 
 LearningRate = Annotated[Positive, Key(cost=False)]
@@ -231,20 +232,21 @@ class TargetOptimizer(_Optimizer, Target):
 Optimizer = SGD | Adam | Muon | LBFGS | TargetOptimizer
 
 
-PlanEpochs = Annotated[Positive | None, Key(resume=True, varies="length")]
+WarmupEpochs = Annotated[NonNegative, Key(counts="epochs")]
+PlanEpochs = Annotated[Positive | None, Key(resume=True, varies="length", counts="epochs")]
 """It may change on resume where the plan ends at the same step all the same; see expt.runs."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Constant:
     name: Literal["constant"]
-    warmup_epochs: NonNegative
+    warmup_epochs: WarmupEpochs
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Cosine:
     name: Literal["cosine"]
-    warmup_epochs: NonNegative
+    warmup_epochs: WarmupEpochs
     min_lr: NonNegative
     epochs: PlanEpochs = None
 
@@ -252,8 +254,8 @@ class Cosine:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Step:
     name: Literal["step"]
-    warmup_epochs: NonNegative
-    every_epochs: Positive
+    warmup_epochs: WarmupEpochs
+    every_epochs: Annotated[Positive, Key(counts="epochs")]
     gamma: Positive
 
 
@@ -270,9 +272,9 @@ class Plateau:
     name: Literal["plateau"]
     metric: str
     factor: Annotated[float, Field(gt=0, lt=1)]
-    patience: Annotated[int, Field(ge=0)]
+    patience: Annotated[int, Field(ge=0), Key(counts="evaluations")]
     min_delta: NonNegative
-    cooldown: Annotated[int, Field(ge=0)]
+    cooldown: Annotated[int, Field(ge=0), Key(counts="evaluations")]
     min_lr: NonNegative
 
 

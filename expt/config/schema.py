@@ -107,9 +107,9 @@ class Patches:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Checkpoint:
-    every_steps: Count | None
-    every_epochs: Count | None
-    every_minutes: Positive | None
+    every_steps: Annotated[Count | None, Key(counts="steps")]
+    every_epochs: Annotated[Count | None, Key(counts="epochs")]
+    every_minutes: Annotated[Positive | None, Key(counts="minutes")]
     keep: Annotated[int, Field(ge=0)]
     keep_best: Count = 1
     sharded: Annotated[bool | Literal["auto"], Key(only_if={"strategy": SHARDED})] = "auto"
@@ -118,7 +118,7 @@ class Checkpoint:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class EarlyStop:
     metric: str
-    patience: Count | None = None
+    patience: Annotated[Count | None, Key(counts="evaluations")] = None
     min_delta: NonNegative = 0.0
     threshold: Annotated[
         Annotated[float, Field(allow_inf_nan=False)] | None,
@@ -156,14 +156,22 @@ class RunConfig:
     base_batch_size: Annotated[
         Count | None, Key(cost=False, only_if={"lr_scaling": ("linear", "sqrt")})
     ]
-    epochs: Annotated[Count, Key(resume=True, varies="length", cost=False)]
-    max_steps: Annotated[Count | None, Key(resume=True, varies="length", cost=False)]
+    epochs: Annotated[Count, Key(resume=True, varies="length", cost=False, counts="epochs")]
+    max_steps: Annotated[
+        Count | None, Key(resume=True, varies="length", cost=False, counts="steps")
+    ]
     epoch_steps: Annotated[
         Count | None, Key(fork="epoch", cost=False, only_if={"epoch_steps": IS_SET})
     ] = None
     max_minutes: Annotated[
         Positive | None,
-        Key(resume=True, varies="length", cost=False, only_if={"max_minutes": IS_SET}),
+        Key(
+            resume=True,
+            varies="length",
+            cost=False,
+            only_if={"max_minutes": IS_SET},
+            counts="minutes",
+        ),
     ] = None
     early_stop: Annotated[
         EarlyStop | None,
@@ -197,22 +205,24 @@ class RunConfig:
     ] = ()
     eval_split: Literal["val", "test"]
     eval_every_steps: Annotated[
-        Count | None, Key(resume=True, cost=False, only_if={"eval_every_steps": IS_SET})
+        Count | None,
+        Key(resume=True, cost=False, only_if={"eval_every_steps": IS_SET}, counts="steps"),
     ] = None
     eval_every_minutes: Annotated[
-        Positive | None, Key(resume=True, cost=False, only_if={"eval_every_minutes": IS_SET})
+        Positive | None,
+        Key(resume=True, cost=False, only_if={"eval_every_minutes": IS_SET}, counts="minutes"),
     ] = None
     eval_batch_size: Annotated[
         Literal["auto"] | Count, Key(result="rounding", evaluate=True, cost=False)
     ] = "auto"
     objective: Annotated[str, Key(cost=False)]
-    log_every: Annotated[Count, Key(result="none")]
+    log_every: Annotated[Count, Key(result="none", counts="steps")]
     tensorboard: Annotated[TensorBoard, Key(result="none")]
     send: Annotated[tuple[TrackerName, ...], Key(result="none", example="send=[mlflow]")] = ()
     mlflow: Annotated[MLflow, Key(result="none")] = dataclasses.field(default_factory=MLflow)
     wandb: Annotated[Wandb, Key(result="none")] = dataclasses.field(default_factory=Wandb)
     trackio: Annotated[Trackio, Key(result="none")] = dataclasses.field(default_factory=Trackio)
-    print_every: Annotated[Count | None, Key(result="none")]
+    print_every: Annotated[Count | None, Key(result="none", counts="steps")]
     amp: Annotated[bool | Literal["bf16", "fp16"], Key(evaluate=True)]
     compile: Annotated[
         bool | Literal["auto", "default", "reduce-overhead", "max-autotune", "blocks"],
@@ -234,7 +244,8 @@ class RunConfig:
     timeout_s: Annotated[Positive, Key(result="none", evaluate=True)]
     profile: Annotated[bool, Key(result="none", evaluated_as="false")]
     overfit_batches: Annotated[
-        Count | None, Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET})
+        Count | None,
+        Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET}, counts="batches"),
     ] = None
     detect_anomaly: Annotated[bool, Key(result="none", evaluated_as="false")] = False
     debug: Annotated[bool, Key(result="none", evaluated_as="false")]

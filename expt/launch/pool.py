@@ -14,6 +14,7 @@ from expt.config.schema import RunConfig
 from expt.data.fingerprint import refuse_changed
 from expt.errors import DataError, DeviceLost, ExptError, FolderInUse, Interrupted, RunFailed
 from expt.launch import processes
+from expt.launch.equal_runs import EqualRuns
 from expt.launch.job import (
     QUEUED,
     DataCheck,
@@ -72,6 +73,7 @@ class Pool:
         self._workers: dict[int, Workers] = {}  # of the active jobs
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
         self._in_use: dict[int, float] = {}  # since when these wait for another command's end
+        self._equal = EqualRuns()
         self._last: RunConfig | None = None  # of the job that was queued last
         self._next_start = 0.0
         self._held_up: set[str] = set()  # devices, by another command
@@ -159,11 +161,12 @@ class Pool:
 
     def _drop_waiting(self) -> None:
         self._in_use.clear()
+        self._equal.drop_waiting()
         self._gpus.drop_waiting()
         self._cores.drop_waiting()
 
     def _waiting(self) -> bool:
-        return bool(self._in_use or self._gpus.waiting or self._cores.waiting)
+        return bool(self._in_use or self._equal or self._gpus.waiting or self._cores.waiting)
 
     def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
         """Take the next job; return whether there may be more, and whether there is none now."""
@@ -188,7 +191,8 @@ class Pool:
                 job.check = DataCheck(check) if check and not request_of(job).instead else None
                 if about:
                     self._observer.data_found(about)
-            self._queue(number, job)
+            if not self._equal.hold(number, job):
+                self._queue(number, job)
         except ExptError as error:
             self._end(number, error)
         except KeyboardInterrupt:
@@ -213,6 +217,8 @@ class Pool:
 
     def _start_ready(self) -> None:
         self._look_at_folders()
+        for number in self._equal.released():
+            self._queue(number, self._jobs[number])
         while self._faults and (demand := self._gpus.pop_in_vain()):
             self._end(demand.run, self._too_few(demand))
         for packing in (self._gpus, self._cores):

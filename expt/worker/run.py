@@ -17,10 +17,11 @@ from expt import progress
 from expt.config import constraints, own_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
+from expt.config.length import beyond_the_end
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.loader import StreamLoader
 from expt.data.loading import TimedBatches
-from expt.errors import DataError, sized_by
+from expt.errors import DataError, sized_by, warn
 from expt.runs import tags
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, INTERRUPTED, PRUNED, Best, StoppedEarly, read_result
@@ -114,6 +115,9 @@ class Run:
         self.snapshot.refuse_unreadable()
         self._has_probed = position.step > 0
         resumed_at, writes = None if source is None else position.step, worker.rank == 0
+        length = position.steps_per_epoch, position.offset
+        if writes and (unreached := beyond_the_end(config, *length)):
+            warn(unreached)
         opened = config, self.paths, resumed_at, self.is_done
         events = build.build_events(*opened) if writes else None
         self.observer = observe(config, events, self.data, self.learner, position)

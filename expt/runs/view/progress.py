@@ -348,12 +348,15 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> dict[str, str]
 
 
 class Printed:
-    """The lines that workers print, from their logs; those that are there at first are not new."""
+    """The lines that workers print, from their logs; those that are there at first are not new.
 
-    def __init__(self, paths: RunPaths) -> None:
+    Warnings in `warned` are left out, and new ones added to it; several runs may share it.
+    """
+
+    def __init__(self, paths: RunPaths, warned: set[str] | None = None) -> None:
         self._paths = paths
         self._read = {log: log.stat().st_size for log in self._logs()}
-        self._warned: set[str] = set()
+        self._warned = set[str]() if warned is None else warned
 
     def _logs(self) -> list[Path]:
         folder = self._paths.logs(0).parent

@@ -1,0 +1,20 @@
+"""Of runs in a sweep that are equally long, and else the same, one is trained."""
+
+from pathlib import Path
+
+import expt
+
+
+def test_one_of_several_that_are_equally_long_is_trained(tmp_path: Path) -> None:
+    """Digits have 21 batches of 60: runs of at most 100 and 500 steps are the same."""
+    given = ("model=mlp", "epochs=1", "batch_size=60", "world_size=1", "max_steps=10,100,500")
+    runs = expt.sweep(*given, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    assert [run.record["steps"] for run in runs] == [10, 21, 21]
+    assert [run.record.get("resumed_from", {}).get("step") for run in runs] == [None, None, 21]
+    assert runs[1].record["metrics"] == runs[2].record["metrics"]
+
+
+def test_a_plan_of_another_length_is_another_run(tmp_path: Path) -> None:
+    given = ("model=mlp", "max_steps=5", "world_size=1", "scheduler=cosine", "epochs=2")
+    runs = expt.sweep(*given, "scheduler.epochs=1,3", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    assert not any("resumed_from" in run.record for run in runs)
