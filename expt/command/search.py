@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from expt.command.overrides import (
     last_of_each,
 )
-from expt.command.search_space import space_of
+from expt.command.search_space import refuse_repetitions, space_of
 from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
@@ -108,6 +108,7 @@ class SearchCommand:
         self._space = space = space_of(
             self._axes, settings.when, sweep.composer, self._settings_of, sweep.machine
         )
+        refuse_repetitions(space)
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         sweep.open()
         config = self._checked()

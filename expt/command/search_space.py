@@ -59,6 +59,16 @@ def space_of(
     return space
 
 
+def refuse_repetitions(space: Space) -> None:
+    """Raise ConfigError for an axis of seeds or folds, which are no hyperparameters."""
+    for each in space.parameters:
+        if keys.meaning(each.name).varies == "repetition":
+            raise ConfigError(
+                f"{each.name}: repeats a trial, and a search would choose the luckiest; give it one"
+                f" value, and repeat the best settings without search: -m {each.name}=..."
+            )
+
+
 def _refuse_twice(space: Space) -> None:
     for one, other in itertools.combinations(space.parameters, 2):
         by, of_other = space.requires(one), space.requires(other)

@@ -244,6 +244,21 @@ def test_a_wrong_axis_is_refused(words: list[str], key: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    ["seed=1,2", "dataset.folds=3 dataset.fold=range(3)", "seed=int(interval(0,9))"],
+)
+@pytest.mark.parametrize("is_condition", [False, True])
+def test_a_repetition_is_no_hyperparameter(words: str, is_condition: bool, tmp_path: Path) -> None:
+    *fixed, axis = words.split()
+    key = axis.partition("=")[0]
+    when = (f"search.when=['model=mlp: {axis}']", "model=mlp,convnet") if is_condition else (axis,)
+    given = (*fixed, *when, "search=tpe", f"hydra.sweep.dir={tmp_path / 'search'}")
+    with pytest.raises(ConfigError, match=f"^{key}: repeats a trial"):
+        expt.sweep("optimizer.lr=tag(log,interval(1e-4,1))", *given)
+    assert not (tmp_path / "search").exists()
+
+
+@pytest.mark.parametrize(
     ("when", "said"),
     [
         ("model=resnet18: model.dropout=0.1,0.2", "resnet18"),
