@@ -14,16 +14,25 @@ import signal
 import stat
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, default_convert
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
 
 from expt import signals
 from expt.config import secrets
@@ -259,6 +268,7 @@ class _Items(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         try:
+            _refuse_unsendable()
             yield from self.items()
         except ExptError as error:
             yield error
@@ -314,6 +324,7 @@ class _Batches(Dataset[Any]):
 
     def __getitem__(self, keys: Keys) -> tuple[Any, Any] | ExptError:
         try:
+            _refuse_unsendable()
             return self.read(keys)
         except ExptError as error:
             return error
@@ -372,6 +383,20 @@ def _start_process(_worker: int, parent: int | None) -> None:
     if sys.platform == "linux" and parent is not None:
         signals.die_with_parent(parent)
         _open_anew()
+
+
+@functools.cache
+def _refuse_unsendable() -> None:
+    """Raise ConfigError where batches can't be sent; torch would note it in a thread, and wait."""
+    try:
+        ForkingPickler.dumps(torch.empty(1).share_memory_())
+    except OSError as error:
+        folder, info = tempfile.gettempdir(), get_worker_info()
+        raise ConfigError(
+            f"dataset.num_workers={info.num_workers if info else 0}: processes send batches by"
+            f" sockets in TMPDIR={folder} ({len(folder)} characters), which fails: {error}; set"
+            " TMPDIR to a short path that can be written, or use dataset.num_workers=0"
+        ) from None
 
 
 def _open_anew() -> None:

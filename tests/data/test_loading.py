@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import random
 import re
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -378,3 +379,31 @@ def test_a_loader_is_in_no_cycle_that_keeps_its_processes() -> None:
         assert seen() is None
     finally:
         gc.enable()
+
+
+SENT = """
+import torch
+
+class Sent(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        return torch.full((4,), index / 16), index % 2
+"""
+
+
+def test_reading_processes_that_cannot_send_are_refused_at_once(tmp_path: Path) -> None:
+    """torch notes it in a thread of that process, and waits."""
+    (tmp_path / "mine.py").write_text(SENT)
+    (long := tmp_path / ("x" * 120)).mkdir()
+    words = "{_target_: mine.Sent, num_classes: 2, train: {}, test: null, num_workers: 1}"
+    given = (f"dataset={words}", "model=mlp", "epochs=1", "world_size=1", "batch_size=4")
+    # not `run`, whose processes are copies of one that knows its folder for temporary files
+    command = [sys.executable, "-m", "expt", *given, "hydra.run.dir=run"]
+    surroundings = environment(TMPDIR=str(long))
+    done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert f"TMPDIR={long}" in done.stderr
+    assert "dataset.num_workers=1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
