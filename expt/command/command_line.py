@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from expt.command.conf_files import conf_here, refuse_hidden
+from expt.command.conf_files import checked, own_folders
 from expt.command.hydra_part import own_folders_of
 from expt.command.overrides import Override, parse, parse_one, readable, replaces
 from expt.command.words import Exact, Options
@@ -38,7 +38,7 @@ def last_value(settings: Sequence[str], key: str) -> str | None:
     return unquoted(found[-1]) if found else None
 
 
-def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]]:
+def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[Path]]:
     """Return the settings in Hydra's grammar, and the folders of custom YAML.
 
     A run that is resumed or forked gets the settings that it was started with. Raises ConfigError;
@@ -54,7 +54,7 @@ def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]
         _check_folder(settings, sweep=options.sweep)
     settings, own = _with_earlier(settings, sweep=options.sweep)
     if options.config_dir is None and own:
-        return settings, _checked(own)
+        return settings, checked(own)
     return settings, own_folders(options.config_dir, settings)
 
 
@@ -67,21 +67,6 @@ def check_repeated(overrides: Sequence[Override]) -> None:
         if earlier.is_sweep_override() or later.is_sweep_override():
             raise ConfigError(f"{word}: {other} has the key too; type it once, with all its values")
         warn(f"{word}: the key is there twice, and the last counts, {other}")
-
-
-def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[str]:
-    """Return the folders of custom YAML for `settings`: `config_dir`, or else `conf` here."""
-    folder = conf_here(settings) if config_dir is None else str(config_dir)
-    return _checked([] if folder is None else [folder])
-
-
-def _checked(folders: Sequence[str]) -> list[str]:
-    paths = [os.path.expanduser(folder) for folder in folders]
-    for path in map(Path, paths):
-        if not path.is_dir():
-            raise ConfigError(f"--config-dir {path}: there is no such folder")
-        refuse_hidden(path)
-    return paths
 
 
 def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -53,7 +54,7 @@ def _carry_out(this: Command, options: Options) -> None:
     if options.printing and this.from_python:
         raise ConfigError(f"{options.printing[0]}: works on the command line only")
     if any(word.startswith("query=") for word in options.printing):
-        from expt.command.help import print_completions  # for Hydra's shell script
+        from expt.command.completion import print_completions  # for Hydra's shell script
 
         return print_completions()
     begins = not (options.printing or machine.is_external_worker())
@@ -145,7 +146,7 @@ def _sweep(this: Command, composed: DictConfig) -> None:
     sweep.run_grid(Grid(this.words, this.composer))
 
 
-def _hydra_options(options: Options, own: Sequence[str]) -> list[str]:
+def _hydra_options(options: Options, own: Sequence[Path]) -> list[str]:
     found = [f"--config-dir={folder}" for folder in own[:1]]
     return ["-m", *found] if options.sweep else found
 

@@ -56,7 +56,7 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
     from expt.command import compose, overrides
-    from expt.command.command_line import own_folders
+    from expt.command.conf_files import own_folders
     from expt.config.parse import parse
 
     words = list(map(overrides.readable, options.words))
