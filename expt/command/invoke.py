@@ -162,7 +162,7 @@ def _by_hydra(this: Command, words: Sequence[str], reason: str, options: Options
 
 
 def _conclude(this: Command) -> None:
-    from expt.command.report import conclude  # late: tables
+    from expt.command.conclude import conclude  # late: tables
     from expt.runs.view import leaderboard
 
     console = this.console if this.console.quiet else leaderboard.wide_console()
