@@ -16,7 +16,7 @@ from expt.dashboards.sender import Sender
 from expt.dashboards.trackers import COPIES, in_a_line, snapshot
 from expt.errors import ConfigError, ExptError, require
 from expt.runs.paths import RunPaths
-from expt.runs.result import results_below
+from expt.runs.view.query import runs_below
 from expt.runs.view.text import Console, say
 
 EXAMPLES = """examples
@@ -67,8 +67,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _below(folder: Path) -> list[RunPaths]:
-    found = [paths for paths, _ in results_below(folder)] if folder.is_dir() else []
-    if not found:
+    if not (found := [RunPaths(run.folder) for run in runs_below(folder)]):
         raise ConfigError(f"{folder}: holds no run to send")
     return found
 
