@@ -17,10 +17,10 @@ from expt.command.words import Exact, Options
 from expt.config import kept_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, refuse_undecoded, warn
+from expt.errors import ConfigError, FolderInUse, refuse_undecoded, warn
 from expt.runs import continuing
 from expt.runs.named_checkpoint import named
-from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.paths import RunPaths, is_held, is_sweep
 from expt.runs.request import (
     for_strategy,
     inherited,
@@ -86,6 +86,8 @@ def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
     left = (paths.result, paths.metrics, paths.overrides, paths.checkpoints, paths.logs(0).parent)
     is_there = is_sweep(folder) if sweep else any(map(Path.exists, left))
     if is_there and not (resumes or sweep):
+        if is_held(paths):
+            raise FolderInUse(f"{key}={given}: another command is at work there; wait for it")
         raise ConfigError(
             f"{key}={given}: holds a run already; choose another folder, or resume that run with"
             " resume=auto (if it has completed, with a larger epochs)"

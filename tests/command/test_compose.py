@@ -243,7 +243,7 @@ def test_what_is_cached_belongs_to_the_current_folder(tmp_path: Path, monkeypatc
 
 def test_a_launcher_in_another_process_gets_a_task_of_its_own() -> None:
     known = Command(launcher(), 0.0, console(quiet=True))
-    task: Any = pickle.loads(pickle.dumps(HydraTask(known)))
+    task: Any = pickle.loads(pickle.dumps(HydraTask(known, composer(), [])))
     assert task._command is None
 
 
