@@ -35,7 +35,7 @@ def composed(*overrides: str, conf: Path | None = None) -> dict[str, Any]:
 @functools.cache
 def composer(conf: Path | None = None) -> Composer:
     """Return the composer of a folder of custom YAML."""
-    return Composer([str(conf)] if conf else [])
+    return Composer([conf] if conf else [])
 
 
 def share(folder: str) -> None:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from expt import machine
 from expt.command import compose, terminal
+from expt.command.compose import Composer
 from expt.command.run import Command, train
 from expt.command.sweep import Sweep, SweepObserver
 from expt.config.parse import parse, plain
@@ -25,13 +26,15 @@ from expt.runs.result import COMPLETED, PRUNED, objective_of, read_result
 class HydraTask:
     """The task that Hydra calls for each run; a launcher in another process gets a copy."""
 
-    def __init__(self, command: Command | None = None) -> None:
-        self._command = command
+    def __init__(self, command: Command, composer: Composer, swept: Sequence[str]) -> None:
+        """Take the keys that have several values, too."""
+        self._command: Command | None = command
+        self._composer, self._swept = composer, swept
         self._sweep: Sweep | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the state of this process."""
-        return {"_command": None, "_sweep": None}
+        return {"_command": None}
 
     def __call__(self, composed: DictConfig) -> float | None:
         """Train one run, in the folder that Hydra has made for it; returns its objective."""
@@ -41,12 +44,12 @@ class HydraTask:
             this = Command(launcher(), time.monotonic(), terminal.console(quiet=False))
         elif sweep:
             this.outcome.sweep_folder = Path(str(hydra.sweep.dir))
-        this.words = compose.typed_in(hydra)
         settings = plain(composed, sweep=sweep)
         config, paths = parse(settings, machine.detect()), RunPaths(Path(hydra.runtime.output_dir))
         env = {str(key): str(value) for key, value in hydra.job.env_set.items()}
         try:
-            return train(this, this.request(config, paths, settings, {}, env))
+            words = compose.typed_in(hydra)
+            return train(this, this.request(words, config, paths, settings=settings, env=env))
         except Interrupted as error:
             if not sweep:
                 raise
@@ -67,7 +70,7 @@ class HydraTask:
         """
         assert self._command is not None
         if self._sweep is None:
-            self._sweep = Sweep(self._command, config)
+            self._sweep = Sweep(self._command, config, self._composer)
 
         class Heard(SweepObserver):
             def job_starting(self, job: Job) -> None:
@@ -82,7 +85,7 @@ class HydraTask:
 
         own = [[word for word in words if not word.startswith("hydra.")] for words in batch]
         heard = Heard(self._command.console, total=len(batch), folder=self._sweep.folder)
-        return [_value(job) for job in self._sweep.run_batch(own, first, heard)]
+        return [_value(job) for job in self._sweep.run_batch(own, first, self._swept, heard)]
 
 
 def _value(job: Job) -> float | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from expt.command.conf_files import conf_here, refuse_hidden
+from expt.command.conf_files import checked, own_folders
 from expt.command.hydra_part import own_folders_of
 from expt.command.overrides import Override, parse, parse_one, readable, replaces
 from expt.command.words import Exact, Options
@@ -29,7 +29,9 @@ from expt.runs.overrides import (
     unquoted,
 )
 from expt.runs.paths import RunPaths, is_held, is_sweep
-from expt.runs.result import COMPLETED, Record, read_result
+from expt.runs.result import Record
+
+LATEST = "hydra.sweep.dir=latest"
 
 
 def last_value(settings: Sequence[str], key: str) -> str | None:
@@ -38,23 +40,21 @@ def last_value(settings: Sequence[str], key: str) -> str | None:
     return unquoted(found[-1]) if found else None
 
 
-def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[str]]:
+def read(options: Options, *, begins: bool = True) -> tuple[list[str], list[Path]]:
     """Return the settings in Hydra's grammar, and the folders of custom YAML.
 
     A run that is resumed or forked gets the settings that it was started with. Raises ConfigError;
     one that torchrun starts again does not begin, and is in a folder of its own already.
     """
     refuse_undecoded([*options.settings, os.getcwd()])
-    settings = [
-        str(word) if isinstance(word, Exact) else readable(word) for word in options.settings
-    ]
-    settings = _with_latest(settings)
+    words = [word if isinstance(word, Exact) else readable(word) for word in options.settings]
+    settings = [_latest_sweep() if word == LATEST else str(word) for word in words]
     check_repeated(parse(settings))
     if begins:
         _check_folder(settings, sweep=options.sweep)
     settings, own = _with_earlier(settings, sweep=options.sweep)
     if options.config_dir is None and own:
-        return settings, _checked(own)
+        return settings, checked(own)
     return settings, own_folders(options.config_dir, settings)
 
 
@@ -69,74 +69,41 @@ def check_repeated(overrides: Sequence[Override]) -> None:
         warn(f"{word}: the key is there twice, and the last counts, {other}")
 
 
-def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[str]:
-    """Return the folders of custom YAML for `settings`: `config_dir`, or else `conf` here."""
-    folder = conf_here(settings) if config_dir is None else str(config_dir)
-    return _checked([] if folder is None else [folder])
-
-
-def _checked(folders: Sequence[str]) -> list[str]:
-    paths = [os.path.expanduser(folder) for folder in folders]
-    for path in map(Path, paths):
-        if not path.is_dir():
-            raise ConfigError(f"--config-dir {path}: there is no such folder")
-        refuse_hidden(path)
-    return paths
-
-
 def _check_folder(settings: Sequence[str], *, sweep: bool) -> None:
-    if last_value(settings, "resume") == "auto":
-        return _refuse_nothing_to_resume(settings, sweep=sweep)
-    if (given := last_value(settings, "hydra.run.dir")) is None:
-        return
-    paths = RunPaths(Path(given))
-    left = (paths.result, paths.metrics, paths.checkpoints, paths.logs(0).parent)
-    if any(map(Path.exists, left)):
-        if is_held(paths):
-            raise FolderInUse(
-                f"hydra.run.dir={given}: another command is at work there; wait for it"
-            )
-        is_done = read_result(paths).get("status") == COMPLETED
-        way = "train it for longer with a larger epochs and" if is_done else "resume that run with"
-        raise ConfigError(
-            f"hydra.run.dir={given}: holds a run already; choose another folder, or {way}"
-            " resume=auto"
-        )
+    """Raise ConfigError for a new run in the folder of one, or if there is nothing to resume.
 
-
-def _refuse_nothing_to_resume(settings: Sequence[str], *, sweep: bool) -> None:
-    """Refuse `resume=auto` without a folder, or with one that holds nothing to resume.
-
-    With other settings a new run may be meant, which the same command resumes later: then only
-    warn.
+    With other settings next to `resume=auto` a new run may be meant, which the same command resumes
+    later: then only warn.
     """
     key, what = ("hydra.sweep.dir", "sweep") if sweep else ("hydra.run.dir", "run")
-    if (given := last_value(settings, key)) is None:
-        if sweep:
-            return
-        raise ConfigError(
-            "resume=auto: continues in the folder of a run; name it, e.g. hydra.run.dir=FOLDER"
-        )
-    folder, paths = Path(given), RunPaths(Path(given))
-    left = (paths.result, paths.overrides, paths.checkpoints)
-    there = is_sweep(folder) if sweep else any(map(Path.exists, left))
-    if there or "$" in given or (folder.exists() and not folder.is_dir()):
+    given, resumes = last_value(settings, key), last_value(settings, "resume") == "auto"
+    if given is None:
+        if resumes and not sweep:
+            fix = "name it, e.g. hydra.run.dir=FOLDER"
+            raise ConfigError(f"resume=auto: continues in the folder of a run; {fix}")
         return
-    if sweep or len(settings) > 2:
-        return warn(f"{key}={folder}: holds no {what}; a new {what} begins there")
-    raise ConfigError(f"{key}={folder}: holds no run to resume; name the folder of one")
+    folder, paths = Path(given), RunPaths(Path(given))
+    left = (paths.result, paths.metrics, paths.overrides, paths.checkpoints, paths.logs(0).parent)
+    is_there = is_sweep(folder) if sweep else any(map(Path.exists, left))
+    if is_there and not (resumes or sweep):
+        if is_held(paths):
+            raise FolderInUse(f"{key}={given}: another command is at work there; wait for it")
+        raise ConfigError(
+            f"{key}={given}: holds a run already; choose another folder, or resume that run with"
+            " resume=auto (if it has completed, with a larger epochs)"
+        )
+    if is_there or not resumes or "$" in given or (folder.exists() and not folder.is_dir()):
+        return
+    if not sweep and len(settings) <= 2:
+        raise ConfigError(f"{key}={folder}: holds no run to resume; name the folder of one")
+    warn(f"{key}={folder}: holds no {what}; a new {what} begins there")
 
 
-def _with_latest(settings: Sequence[str]) -> list[str]:
-    """Put the newest sweep's folder in the place of `latest`."""
-    words = list(settings)
-    for at, word in enumerate(words):
-        if word == "hydra.sweep.dir=latest":
-            newest = latest_sweep(Path("outputs"))
-            if newest is None:
-                raise ConfigError(f"{word}: there is no sweep in outputs/sweeps yet")
-            words[at] = f"hydra.sweep.dir={quoted(newest)}"
-    return words
+def _latest_sweep() -> str:
+    """Return the setting of the newest sweep's folder."""
+    if (newest := latest_sweep(Path("outputs"))) is None:
+        raise ConfigError(f"{LATEST}: there is no sweep in outputs/sweeps yet")
+    return f"hydra.sweep.dir={quoted(newest)}"
 
 
 def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[str]]:
@@ -159,11 +126,10 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
         ]
         own = own_folders_of(paths.hydra_settings)
         return [*for_strategy(kept, earlier, settings), *settings], own
-    given = next((word for word in reversed(settings) if key_of(word) == "fork"), None)
-    if given is None:
+    if not (forked := _forked(settings)):
         return settings, []
     known = Parents(Path(folder) if sweep and folder is not None else None)
-    values = [value for value in _values(parse_one(given)) if not known.has(value)]
+    values = [value for value in forked if not known.has(value)]
     runs = [RunPaths(named("fork", value)[0]) for value in values]
     for run in runs:
         kept_code.find_kept(run.code)
@@ -171,12 +137,15 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
     return (settings if sweep else known.with_words(settings)), own
 
 
-def _values(override: Override) -> list[str]:
-    """Return its values; of several ones Hydra's grammar has escaped the texts."""
-    several = [override]
-    if override.is_sweep_override():
-        several = [parse_one(f"fork={text}") for text in override.sweep_string_iterator()]
-    return [str(value) for each in several if (value := each.value())]
+def _forked(words: Sequence[str]) -> list[str]:
+    """Return the values of the last `fork` among the words."""
+    found = list[str]()
+    for given in [parse_one(word) for word in words if key_of(word) == "fork"][-1:]:
+        several = [given]
+        if given.is_sweep_override():  # in which Hydra's grammar has escaped the texts
+            several = [parse_one(f"fork={text}") for text in given.sweep_string_iterator()]
+        found += (str(value) for each in several if (value := each.value()))
+    return found
 
 
 class Parents:
@@ -197,8 +166,7 @@ class Parents:
 
     def with_words(self, words: Sequence[str]) -> list[str]:
         """Return the words of a run after those of its parent, or of the record if that is gone."""
-        given = next((word for word in reversed(words) if key_of(word) == "fork"), None)
-        if given is None or not (values := _values(parse_one(given))):
+        if not (values := _forked(words)):
             return list(words)
         try:
             known = self._known.get(values[0])

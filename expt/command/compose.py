@@ -23,7 +23,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.conf_files import as_config_error, groups, refuse_misread, unknown_key
+from expt.command.conf_files import groups, refuse_misread
+from expt.command.mistakes import as_config_error, unknown_key
 from expt.command.overrides import lock, parse_one, with_classes_added
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
@@ -46,15 +47,15 @@ class Composer:
     those that do anything else, such as adding or deleting a key, are part of the choice.
     """
 
-    def __init__(self, own: Sequence[str] = (), hydra_words: Sequence[str] = ()) -> None:
+    def __init__(self, own: Sequence[Path] = (), hydra_words: Sequence[str] = ()) -> None:
         """Take folders of custom YAML, and the words about Hydra itself."""
         self.own = own
-        self._folders = [*map(Path, own), conf_dir()]
+        self._folders = [*own, conf_dir()]
         is_place = ("hydra.run.", "hydra.sweep.")
         self._places = [word for word in hydra_words if word.startswith(is_place)]
         self._hydra_words = [word for word in hydra_words if word not in self._places]
         if own:
-            urls = (quoted(f"file://{Path(folder).resolve()}") for folder in own)
+            urls = (quoted(f"file://{folder.resolve()}") for folder in own)
             self._hydra_words.append(f"hydra.searchpath=[{','.join(urls)}]")
         self._bases, self._options = ({}, {}) if self._hydra_words else _OF_EXPT
         self._first: DictConfig | None = None

@@ -1,4 +1,4 @@
-"""The YAML that expt ships: where it is, and which groups, options and keys it has."""
+"""The YAML of settings, which expt ships and a person adds: groups, choices, keys, meanings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
 from expt.config.kinds import conf_dir
-from expt.errors import ConfigError, did_you_mean, first_line
-from expt.runs.overrides import key_of
+from expt.errors import ConfigError
+
+Row: TypeAlias = tuple[str, str]
+"""A setting as `key=value`, and its meaning."""
 
 
 @functools.cache
@@ -22,20 +24,33 @@ def groups() -> tuple[str, ...]:
     return tuple(sorted({path.parent.name for path in conf_dir().glob("*/*.yaml")}))
 
 
-def options(group: str) -> list[Path]:
-    """Return the YAML files of a group."""
-    return sorted((conf_dir() / group).glob("*.yaml"))
+def options(group: str, *own: Path) -> list[str]:
+    """Return the choices of a group, those in folders of custom YAML included."""
+    files = (sorted((folder / group).glob("*.yaml")) for folder in (conf_dir(), *own))
+    return [*dict.fromkeys(file.stem for file in itertools.chain(*files))]
 
 
 @functools.cache
 def keys() -> tuple[str, ...]:
     """Return every key that may be set, dotted."""
-    found = [*groups(), *_flat(conf_dir() / "config.yaml", "")]
-    for group in groups():
-        for path in options(group):
-            if "# @package _global_" not in path.read_text(encoding="utf-8"):
-                found += _flat(path, f"{group}.")
+    found = [*groups(), *_flat(read_yaml(conf_dir() / "config.yaml"))]
+    found += (key for group in groups() for name in options(group) for key in keys_of(group, name))
     return tuple(dict.fromkeys(found))
+
+
+def keys_of(group: str, name: str) -> list[str]:
+    """Return the keys of a choice, dotted; none of one that sets those of others."""
+    path = conf_dir() / group / f"{name}.yaml"
+    is_global = "# @package _global_" in path.read_text(encoding="utf-8")
+    below = () if is_global else _flat(read_yaml(path))
+    return [f"{group}.{key}" for key in below if key != "name"]
+
+
+def _flat(content: Mapping[str, Any] | None) -> Iterator[str]:
+    for key, value in (content or {}).items():
+        if key not in ("defaults", "hydra"):
+            yield key
+            yield from (f"{key}.{below}" for below in (value if isinstance(value, dict) else ()))
 
 
 def read_yaml(path: Path) -> Any:
@@ -43,26 +58,39 @@ def read_yaml(path: Path) -> Any:
     return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def conf_here(settings: Sequence[str]) -> str | None:
-    """Return `conf` if it is here and has one of expt's groups, or a group that is typed."""
+def own_folders(config_dir: str | Path | None, settings: Sequence[str]) -> list[Path]:
+    """Return the folders of custom YAML for `settings`: `config_dir`, or else `conf` here.
+
+    `conf` is one if it has one of expt's groups, or a group that is typed. Raises ConfigError as
+    `checked` does.
+    """
+    if config_dir is not None:
+        return checked([config_dir])
     here = Path("conf")
     if not here.is_dir() or here.resolve() == conf_dir().resolve():
-        return None
+        return []
     names = (word.partition("=")[0].lstrip("+~").partition("@")[0] for word in settings)
     typed = {name for name in names if re.fullmatch(r"[\w-]+(/[\w-]+)*", name)}
     wanted = {*groups(), *(typed - {*keys()})}
-    return str(here) if any(any((here / name).glob("*.yaml")) for name in wanted) else None
+    return checked([here] if any(any((here / name).glob("*.yaml")) for name in wanted) else [])
 
 
-def refuse_hidden(folder: Path) -> None:
-    """Raise ConfigError for a choice that expt has too, with other content: Hydra takes expt's."""
-    for path in sorted(folder.glob("*/*.yaml")):
-        shipped = conf_dir() / path.parent.name / path.name
-        if shipped.is_file() and path.read_bytes() != shipped.read_bytes():
-            word = f"{path.parent.name}={path.stem}"
-            raise ConfigError(
-                f"{path}: expt's own {word} would be used in its place; rename the file"
-            )
+def checked(folders: Iterable[str | Path]) -> list[Path]:
+    """Return folders of custom YAML. Raises ConfigError for one that can't be used.
+
+    Such as one with a choice that expt has too, with other content: Hydra would take expt's.
+    """
+    found = [Path(folder).expanduser() for folder in folders]
+    for folder in found:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {folder}: there is no such folder")
+        for path in sorted(folder.glob("*/*.yaml")):
+            shipped = conf_dir() / path.parent.name / path.name
+            if shipped.is_file() and path.read_bytes() != shipped.read_bytes():
+                word = f"{path.parent.name}={path.stem}"
+                fix = "rename the file"
+                raise ConfigError(f"{path}: expt's own {word} would be used in its place; {fix}")
+    return found
 
 
 def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | None]) -> None:
@@ -82,75 +110,34 @@ def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | Non
                 raise ConfigError(f"{place}: {text}: {fix}")
 
 
-def _flat(path: Path, prefix: str) -> Iterator[str]:
-    for key, value in (read_yaml(path) or {}).items():
-        if key in ("defaults", "hydra") or (prefix and key == "name"):
-            continue
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from (f"{prefix}{key}.{below}" for below in value)
+def sections(path: Path) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the sections of config.yaml, each opened by a comment line, and their rows."""
+    title, lines = "", list[str]()
+    for line in path.read_text(encoding="utf-8").partition("\nhydra:")[0].splitlines():
+        if line.startswith("# "):
+            if title:
+                yield title, keys_with_meaning(lines)
+            title, lines = line.removeprefix("# "), []
+        lines.append(line)
+    yield title, keys_with_meaning(lines)
 
 
-def as_config_error(
-    error: BaseException, words: Sequence[str], folders: Sequence[Path] = ()
-) -> ConfigError:
-    """Return the error for one of Hydra or OmegaConf that composing `words` has raised.
+def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[Row]:
+    """Return `key=value` and its meaning of lines such as `key: value  # meaning`.
 
-    `folders` are those that YAML was searched in.
+    Keys below an indented `key:` are dotted.
     """
-    if missing := getattr(error, "missing_cfg_file", None):
-        options = getattr(error, "options", None)
-        return ConfigError(unknown_option(str(missing), options, folders or [conf_dir()]))
-    unknown = re.match(r"Could not override '(.*?)'", str(error))
-    key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
-    word = next((each for each in reversed(words) if key_of(each) == key), key)
-    if unknown:
-        return ConfigError(unknown_key(word, key, ""))
-    if type(error).__name__ == "MissingMandatoryValue":
-        return ConfigError(f"{key}: has no value; set {key}=...")
-    if key:
-        is_unset = "Interpolation" in type(error).__name__
-        fix = "; name a key or a variable that is set" * is_unset
-        return ConfigError(f"{word}: {first_line(error)}{fix}")
-    text = " ".join(str(error).split())
-    if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
-        where = folders if isinstance(error, UnicodeDecodeError) else words
-        text = f"{' '.join(map(str, where))}: {text}"
-    cause = first_line(error.__cause__ or error)
-    return ConfigError(text if cause in text else f"{text}: {cause}")
-
-
-def unknown_key(word: str, key: str, choice: str | None) -> str:
-    """Return the error of `word` if this is the choice of its group; None: a custom class."""
-    group = key.partition(".")[0]
-    if choice is None:
-        return f"{word}: nothing sets '{key}' yet; type +{word}, or add it to the class's YAML"
-    if key in keys():
-        has = {path.stem: [*_flat(path, f"{group}.")] for path in options(group)}
-        missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
-        hint = did_you_mean(key, has.get(str(choice), ()))
-        names = " or ".join(name for name, below in has.items() if key in (group, *below))
-        add = f"{' Or add' if hint else '; add'} one that has it: {group}={names}"
-        return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
-    if key.endswith("._target_") or key.startswith("task.metrics."):
-        return f"{word}: there is no key '{key}'; add it with +{word}"
-    return f"{word}: there is no key '{key}'.{nearest(key)}"
-
-
-def nearest(key: str) -> str:
-    """Return a hint at the key that was meant, or nothing; `lr` is that of `optimizer.lr`."""
-    by_end = {name.rpartition(".")[2]: name for name in reversed(keys())}
-    return did_you_mean(by_end.get(key.rpartition(".")[2], key), keys())
-
-
-def unknown_option(
-    missing: str, options: Sequence[str] | None, folders: Sequence[Path] = ()
-) -> str:
-    """Return the error of a choice of a group for which there is no file."""
-    group, _, name = missing.rpartition("/")
-    files = (path for folder in folders for path in (folder / group).glob("*.yaml"))
-    choices = sorted({*(options or ()), *(path.stem for path in files)})
-    if not choices:
-        return f"{group}={name}: there is no such group.{did_you_mean(group, groups())}"
-    hint = did_you_mean(name, choices)
-    return f"{group}={name}: not one of {', '.join(choices)}.{hint}"
+    prefix, found = "", list[Row]()
+    for line in lines:
+        setting, _, meaning = line.partition("#")
+        key, colon, value = setting.partition(":")
+        if found and line.startswith(" ") and not setting.strip():  # a meaning's second line
+            found[-1] = (found[-1][0], f"{found[-1][1]} {meaning.strip()}")
+        if not colon or (group and (key == "name" or key.lstrip().startswith("-"))):
+            continue
+        prefix = prefix if key.startswith(" ") else ""
+        if value.strip():
+            found.append((f"{group}{prefix}{key.strip()}={value.strip()}", meaning.strip()))
+        else:
+            prefix = f"{key.strip()}."
+    return found

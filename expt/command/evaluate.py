@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from expt import machine
 from expt.command import terminal
-from expt.command.words import Parser
+from expt.command.words import Parser, positive
 from expt.errors import ConfigError, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import refuse_in_torchrun
@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> int:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a run, or of a sweep")
     add("words", nargs="*", metavar="KEY=VALUE", help="settings, see below")
-    add("--best", type=int, metavar="N", help="of a sweep: the N best runs by objective [1]")
+    add("--best", type=positive, metavar="N", help="of a sweep: the N best runs by objective [1]")
     add("--config-dir", type=Path, metavar="DIR", help="custom YAML for dataset=... [conf]")
     asked = parser.parse_intermixed_args(list(words))
     evaluate(asked.run, asked.words, best=asked.best, config_dir=asked.config_dir)
@@ -70,8 +70,6 @@ def evaluate(
     Raises ConfigError where that cannot be done, RunFailed or Interrupted as a run.
     """
     refuse_in_torchrun("an evaluation")
-    if best is not None and best < 1:
-        raise ConfigError(f"--best {best}: give 1 or more")
     forkserver.warm()  # it loads while the rest is read
     from expt.command import evaluation_settings as settings  # late, as below: Hydra
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command.command_line import check_repeated, own_folders
+from expt.command.command_line import check_repeated
 from expt.command.compose import Composer, refuse_no_choice
+from expt.command.conf_files import own_folders
 from expt.command.overrides import Override, parse, readable
 from expt.config import kept_code, own_code, secrets
 from expt.config.identity import Content, Identity, shown

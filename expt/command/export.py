@@ -8,7 +8,7 @@ from pathlib import Path
 
 from expt import machine
 from expt.command import terminal
-from expt.command.words import Parser
+from expt.command.words import Parser, positive
 from expt.errors import ConfigError, require
 from expt.runs.named_checkpoint import found, run_and_which
 from expt.runs.paths import RunPaths
@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     usual = " or ".join(str(RunPaths(Path("RUN")).exported(each)) for each in FORMATS)
     add("--output", type=Path, metavar="FILE", help=f"[{usual}]")
     add("--which", choices=("best", "last"), help="which checkpoint; RUN@last is the same [best]")
-    add("--batch-size", type=int, metavar="N", help="take batches of this size only [any]")
+    add("--batch-size", type=positive, metavar="N", help="take batches of this size only [any]")
     about = "include the normalisation: take pixels in [0, 1], or rows as in the table"
     add("--preprocess", action="store_true", help=about)
     add("--tolerance", type=float, default=1e-4, metavar="X", help="allowed difference [1e-4]")
@@ -49,9 +49,6 @@ def main(words: Sequence[str]) -> int:
     found(run, which)
     kind = asked.pop("format")
     file = _file(run, kind, asked.pop("output"), force=asked["force"])
-    for key in ("batch_size", "tolerance"):
-        if asked[key] is not None and not asked[key] > 0:
-            raise ConfigError(f"--{key.replace('_', '-')} {asked[key]:g}: give a number above 0")
     if kind == "onnx":
         require("--format onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     began = time.monotonic()

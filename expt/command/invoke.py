@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
 from expt.command import command_line, compose, hydra_part, overrides, terminal
-from expt.command.overrides import Override
+from expt.command.compose import Composer
+from expt.command.overrides import Override, parse
 from expt.command.run import Command, run_one
 from expt.command.words import Options
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
-from expt.launch.launcher import launcher, refuse_in_torchrun
+from expt.launch.launcher import Launcher, launcher, refuse_in_torchrun
 from expt.runs.overrides import key_of, quoted
 from expt.runs.paths import RunPaths
+
+if TYPE_CHECKING:
+    from expt.launch.torchrun import ExternalWorker
 
 USE_SWEEP = "use expt.sweep, which returns a list of results"
 
@@ -31,10 +35,10 @@ def command(
     if (followed := how.follow(typed_at)) is not None:
         return [followed]
     console = terminal.console(quiet=options.quiet)
-    this = Command(how, typed_at, console, may_sweep, from_python)
+    this = Command(how, typed_at, console, from_python)
     try:
         with how.deciding(), this.at_end:
-            _carry_out(this, options)
+            _carry_out(this, options, may_sweep=may_sweep)
     except OSError as error:
         raise _about_the_folder(error, this, options) from error
     except KeyboardInterrupt as error:
@@ -49,83 +53,115 @@ def command(
     return [*this.outcome.ended]
 
 
-def _carry_out(this: Command, options: Options) -> None:
-    if options.printing and this.from_python:
-        raise ConfigError(f"{options.printing[0]}: works on the command line only")
-    if any(word.startswith("query=") for word in options.printing):
-        from expt.command.help import print_completions  # for Hydra's shell script
+class _Asked(NamedTuple):
+    """The settings of a command, in Hydra's grammar."""
 
-        return print_completions()
+    words: list[str]
+    of_hydra: list[str]
+    """Those about Hydra itself."""
+    fixed: list[str]
+    """The words of one run: of a group with several choices it has the first."""
+    axes: list[Override]
+    """Those of `words` that have several values."""
+    composer: Composer
+
+
+def _read(options: Options, how: Launcher | ExternalWorker) -> _Asked:
     begins = not (options.printing or machine.is_external_worker())
     words, own = command_line.read(options, begins=begins)
-    if folder := this.how.earlier_folder():  # where torchrun has started the workers again
+    if folder := how.earlier_folder():  # where torchrun has started the workers again
         words.append(f"hydra.run.dir={quoted(folder)}")
     of_hydra = [word for word in words if key_of(word).startswith(("hydra.", "hydra/"))]
-    this.words = [word for word in words if word not in of_hydra]
-    this.composer = compose.Composer(own, of_hydra)
-    fixed, axes = _split(this)
-    this.swept = [overrides.key_of(each) for each in axes]
-    composed = this.composer.compose(fixed)
-    if options.printing:
-        if options.sweep or axes:
-            raise ConfigError(
-                f"{options.printing[0]}: shows one run; leave out -m, and give each key one value"
-            )
-        of_run = [*_hydra_options(options, own), *words]
-        of_run = [] if "--hydra-help" in options.printing else of_run
-        with this.composer.explained(options.printing):
-            return compose.enter_hydra(lambda _: None, [*options.printing, *of_run])
-    sweep = options.sweep or hydra_part.is_sweep(composed)
-    if sweep:
-        refuse_in_torchrun(f"{'-m' if options.sweep else 'sweep'}: a sweep")
-        if not this.may_sweep:
-            raise ConfigError(f"this makes several runs; {USE_SWEEP}")
-        _refuse_several(this, composed, fixed, axes)
-    elif axes:
-        word = axes[0].input_line
-        fix = USE_SWEEP if this.from_python else "add -m"
-        value = OmegaConf.select(composed, axes[0].key_or_group)
-        key, _, typed = str(word).partition("=")
-        may_be_list = OmegaConf.is_list(value) or key == "gpus"
-        if may_be_list and "[" not in typed:
-            fix += f", or type a list: {key}=[{typed}]"
-        raise ConfigError(f"{word}: several values make a sweep; {fix}")
-    elif composed.get("search") is not None:
-        raise ConfigError(f"search={composed.search.name}: makes several runs; add -m")
-    hydra_part.refuse_unused(composed, of_hydra, sweep=sweep)
-    if reason := hydra_part.needs_hydra(composed):
-        return _by_hydra(this, words, reason, options)
-    if sweep:
-        return _sweep(this, composed)
-    run_one(this, composed)
-
-
-def _split(this: Command) -> tuple[list[str], list[Override]]:
-    """Return the words of one run, and those with several values.
-
-    Of a group with several choices the run has the first.
-    """
-    fixed, axes = list[str](), list[Override]()
-    for override in overrides.parse(this.words):
+    words = [word for word in words if word not in of_hydra]
+    composer, fixed, axes = Composer(own, of_hydra), list[str](), list[Override]()
+    for override in parse(words):
         if not override.is_sweep_override():
             fixed.append(str(override.input_line))
             continue
         axes.append(override)
-        if this.composer.is_group(override.key_or_group):
-            fixed.append(this.composer.values(override)[0])
-    return fixed, axes
+        if composer.is_group(override.key_or_group):
+            fixed.append(composer.values(override)[0])
+    return _Asked(words, of_hydra, fixed, axes, composer)
 
 
-def _refuse_several(
-    this: Command, composed: DictConfig, fixed: Sequence[str], axes: Sequence[Override]
-) -> None:
+def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
+    if options.printing and this.from_python:
+        raise ConfigError(f"{options.printing[0]}: works on the command line only")
+    if any(word.startswith("query=") for word in options.printing):
+        from expt.command.completion import print_completions  # for Hydra's shell script
+
+        return print_completions()
+    asked = _read(options, this.how)
+    composed = asked.composer.compose(asked.fixed)
+    if options.printing:
+        return _print(asked, options)
+    sweep = options.sweep or hydra_part.is_sweep(composed)
+    if sweep:
+        refuse_in_torchrun(f"{'-m' if options.sweep else 'sweep'}: a sweep")
+        if not may_sweep:
+            raise ConfigError(f"this makes several runs; {USE_SWEEP}")
+        _refuse_unequal(asked, composed)
+    else:
+        _refuse_several(asked, composed, USE_SWEEP if this.from_python else "add -m")
+    hydra_part.refuse_unused(composed, asked.of_hydra, sweep=sweep)
+    if reason := hydra_part.needs_hydra(composed):
+        if this.from_python:
+            raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
+        from expt.command.by_hydra import HydraTask  # late, as below: a single run needs neither
+
+        task = HydraTask(this, asked.composer, [*map(overrides.key_of, asked.axes)])
+        return compose.enter_hydra(task, _arguments(asked, options))
+    if not sweep:
+        run_one(this, composed, asked.words)
+        return
+    from expt.command.sweep import Grid, Sweep
+
+    words = [*hydra_part.named_axes(composed), *asked.words]
+    of_this = Sweep(this, composed, asked.composer)
+    if composed.get("search") is not None:
+        from expt.command.search import SearchCommand
+
+        return SearchCommand(of_this, words).run()
+    of_this.run_grid(Grid(words, asked.composer))
+
+
+def _print(asked: _Asked, options: Options) -> None:
+    """Let Hydra print what is asked for of one run."""
+    if options.sweep or asked.axes:
+        raise ConfigError(
+            f"{options.printing[0]}: shows one run; leave out -m, and give each key one value"
+        )
+    of_run = [] if "--hydra-help" in options.printing else _arguments(asked, options)
+    with asked.composer.explained(options.printing):
+        compose.enter_hydra(lambda _: None, [*options.printing, *of_run])
+
+
+def _arguments(asked: _Asked, options: Options) -> list[str]:
+    """Return the words of the command for Hydra itself."""
+    folders = [f"--config-dir={folder}" for folder in asked.composer.own[:1]]
+    return [*["-m"] * options.sweep, *folders, *asked.words, *asked.of_hydra]
+
+
+def _refuse_several(asked: _Asked, composed: DictConfig, fix: str) -> None:
+    """Raise ConfigError for settings of several runs where one is asked for."""
+    for axis in asked.axes:
+        word, value = str(axis.input_line), OmegaConf.select(composed, axis.key_or_group)
+        key, _, typed = word.partition("=")
+        if "[" not in typed and (OmegaConf.is_list(value) or key == "gpus"):
+            fix += f", or type a list: {key}=[{typed}]"
+        raise ConfigError(f"{word}: several values make a sweep; {fix}")
+    if composed.get("search") is not None:
+        raise ConfigError(f"search={composed.search.name}: makes several runs; {fix}")
+
+
+def _refuse_unequal(asked: _Asked, composed: DictConfig) -> None:
     """Raise ConfigError for choices that differ in settings a sweep has once, such as its grid."""
-    once = hydra_part.of_all_runs(composed)
-    for axis in (each for each in axes if this.composer.is_group(each.key_or_group)):
-        first, *others = this.composer.values(axis)
+    once, composer = hydra_part.of_all_runs(composed), asked.composer
+    for axis in (each for each in asked.axes if composer.is_group(each.key_or_group)):
+        first, *others = composer.values(axis)
         for other in others:
-            words = [other if word == first else word for word in fixed]
-            found = hydra_part.of_all_runs(this.composer.compose(words))
+            words = [other if word == first else word for word in asked.fixed]
+            found = hydra_part.of_all_runs(composer.compose(words))
             if differing := [key for key, value in once.items() if found[key] != value]:
                 raise ConfigError(
                     f"{axis.input_line}: {first} and {other} set different values of"
@@ -133,35 +169,8 @@ def _refuse_several(
                 )
 
 
-def _sweep(this: Command, composed: DictConfig) -> None:
-    from expt.command.sweep import Grid, Sweep  # late: a single run does without it
-
-    this.words = [*hydra_part.named_axes(composed), *this.words]
-    sweep = Sweep(this, composed)
-    if composed.get("search") is not None:
-        from expt.command.search import SearchCommand  # late: a grid does without it
-
-        return SearchCommand(sweep, this.words).run()
-    sweep.run_grid(Grid(this.words, this.composer))
-
-
-def _hydra_options(options: Options, own: Sequence[str]) -> list[str]:
-    found = [f"--config-dir={folder}" for folder in own[:1]]
-    return ["-m", *found] if options.sweep else found
-
-
-def _by_hydra(this: Command, words: Sequence[str], reason: str, options: Options) -> None:
-    """Let Hydra run the command, which another sweeper, launcher or its callbacks need."""
-    if this.from_python:
-        raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
-    from expt.command.by_hydra import HydraTask
-
-    task = HydraTask(this)
-    compose.enter_hydra(task, [*_hydra_options(options, this.composer.own), *words])
-
-
 def _conclude(this: Command) -> None:
-    from expt.command.report import conclude  # late: tables
+    from expt.command.conclude import conclude  # late: tables
     from expt.runs.view import leaderboard
 
     console = this.console if this.console.quiet else leaderboard.wide_console()

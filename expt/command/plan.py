@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from expt import machine, progress
 from expt.command import terminal
-from expt.command.words import Parser
+from expt.command.words import Parser, positive
 from expt.config.constraints import word
 from expt.errors import ConfigError
 from expt.runs.view.leaderboard import wide_console
@@ -38,7 +38,12 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("plan", ABOUT, EXAMPLES)
     add = parser.add_argument
     add("words", nargs="*", metavar="KEY=VALUE", help="settings, as for a run")
-    add("--vocabulary", type=int, metavar="N", help="number of tokens, if the tokenizer is missing")
+    add(
+        "--vocabulary",
+        type=positive,
+        metavar="N",
+        help="number of tokens, if no tokenizer is here",
+    )
     add("--config-dir", type=Path, metavar="DIR", help="folder of custom YAML [conf]")
     options = parser.parse_intermixed_args(list(words))
     config, vocabulary = _asked(options)
@@ -56,7 +61,7 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
     from expt.command import compose, overrides
-    from expt.command.command_line import own_folders
+    from expt.command.conf_files import own_folders
     from expt.config.parse import parse
 
     words = list(map(overrides.readable, options.words))
@@ -74,8 +79,6 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     vocabulary, tokenizer = options.vocabulary, str((settings.get("dataset") or {}).get("tokens"))
     if vocabulary is None and tokenizer.endswith(".json") and not Path(tokenizer).exists():
         vocabulary = GPT2_VOCABULARY
-    if vocabulary is not None and vocabulary < 1:
-        raise ConfigError(f"--vocabulary {vocabulary}: give a number above 0")
     config = parse(settings, _with_gpus(settings.get("gpus")))
     return dataclasses.replace(config, strategy="ddp"), vocabulary
 

@@ -72,9 +72,9 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S")))
     )
 
-    this = Command(how, typed_at, terminal.console(quiet=False), words=then["arguments"])
+    this = Command(how, typed_at, terminal.console(quiet=False))
     files = {each.stem: each.read_text() for each in RunPaths(folder).hydra.glob("*.yaml")}
-    request = this.request(config, run_paths, {}, files, {})
+    request = this.request(then["arguments"], config, run_paths, hydra=files)
     for line in _differences(config, request.identity, then):
         warn(line)
     about: Record = {**request.about, "rerun_of": str(folder)}

@@ -84,19 +84,13 @@ class Outcome:
 
 @dataclass
 class Command:
-    """The state that the parts of one command share."""
+    """The state that the runs of one command share."""
 
     how: Launcher | ExternalWorker
     typed_at: float
     console: Console
-    may_sweep: bool = True
     from_python: bool = False
     """True for a call of expt.run or expt.sweep, whose process belongs to the caller."""
-    words: list[str] = field(default_factory=list)
-    """Its settings, as Hydra's grammar has them."""
-    swept: list[str] = field(default_factory=list)
-    """The keys that have several values."""
-    composer: compose.Composer = field(init=False)
     outcome: Outcome = field(default_factory=Outcome)
     sending: Sending = field(default_factory=Sending)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -105,11 +99,13 @@ class Command:
 
     def request(
         self,
+        words: Sequence[str],
         config: RunConfig,
         paths: RunPaths,
-        settings: Mapping[str, Any],
-        hydra: Mapping[str, str],
-        env: Mapping[str, str],
+        *,
+        settings: Mapping[str, Any] = {},
+        hydra: Mapping[str, str] = {},
+        env: Mapping[str, str] = {},
     ) -> RunRequest:
         """Return the request for the run of this command; see RunRequest for the arguments."""
         self.began = True
@@ -120,27 +116,28 @@ class Command:
             settings=settings,
             identity=identity,
             paths=paths,
-            about=about_run(paths.folder.name, self.words, config),
+            about=about_run(paths.folder.name, words, config),
             hydra=hydra,
             env=env,
             typed_at=self.typed_at,
         )
 
 
-def run_one(this: Command, composed: DictConfig) -> float | None:
-    """Train the run of a configuration; returns the value of its objective."""
-    refuse_overruled(composed, this.words)
+def run_one(this: Command, composed: DictConfig, words: Sequence[str]) -> float | None:
+    """Train the run of a configuration, which `words` ask for; return its objective's value."""
+    refuse_overruled(composed, words)
     settings = compose.settings_of(composed)
     config = parse(settings, machine.detect())
-    for line in without_effect(config, map(key_of, this.words)):
+    for line in without_effect(config, map(key_of, words)):
         warn(line)
     paths = RunPaths(folder_of(composed, "run"))
     if not paths.result.exists():
         refuse_mixed(paths.folder, "hydra.run.dir")
     compose.place(composed, paths.folder)
-    typed = [word for word in this.words if word != "resume=auto"]
+    typed = [word for word in words if word != "resume=auto"]
     files, env = hydra_files(composed, typed), environment_of(composed)
-    return train(this, this.request(config, paths, settings, files, env))
+    request = this.request(words, config, paths, settings=settings, hydra=files, env=env)
+    return train(this, request)
 
 
 def train(this: Command, request: RunRequest) -> float | None:

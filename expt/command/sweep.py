@@ -53,9 +53,9 @@ Rounds: TypeAlias = Callable[["SweepObserver", Runner], Iterable[Iterator[Job | 
 class Sweep:
     """The sweep of one command."""
 
-    def __init__(self, command: Command, composed: DictConfig) -> None:
+    def __init__(self, command: Command, composed: DictConfig, composer: Composer) -> None:
         """Prepare for the sweep that `composed`, the configuration of one of its runs, is of."""
-        self.config, self.composer, self._command = composed, command.composer, command
+        self.config, self.composer, self._command = composed, composer, command
         self.folder = folder_of(composed, "sweep")
         self._lock = FileLock(RunPaths(self.folder).lock, timeout=0)
         command.at_end.callback(self._leave)
@@ -112,10 +112,14 @@ class Sweep:
         self.carry_out(rounds, observer)
 
     def run_batch(
-        self, batch: Sequence[Sequence[str]], first: int, observer: SweepObserver
+        self,
+        batch: Sequence[Sequence[str]],
+        first: int,
+        keys: Sequence[str],
+        observer: SweepObserver,
     ) -> list[Job]:
-        """Run the batch of one of Hydra's sweepers; returns the job of each."""
-        folder, keys = self.open(), self._command.swept
+        """Run the batch of one of Hydra's sweepers, named by `keys`; return the job of each."""
+        folder = self.open()
         found = [folder.run(words, number, keys) for number, words in enumerate(batch, first)]
         self.carry_out(lambda *_: [self._jobs(found, observer)], observer)
         return [run.job for run in found]

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -32,9 +31,6 @@ PRINTED_S = 1.0
 LINES_S = 0.1
 """How often lines that can wait are printed: each print takes 0.1 ms, on a terminal more."""
 
-Line: TypeAlias = tuple[str | tuple[str, str], ...]
-"""Its parts, each with a style or without."""
-
 
 class SweepDisplay(Observer):
     """A sweep that is under way, and the lines of its workers; plain without a terminal."""
@@ -55,7 +51,7 @@ class SweepDisplay(Observer):
         self._skipped = 0
         self._busy_s = 0.0
         self._next = self._next_printed = self._next_lines = 0.0
-        self._lines: list[Line] = []
+        self._lines: list[Text] = []
         self._best = ""
         self.note: Callable[[Job], str] = lambda _: ""
         """The text to add to the line of a run that has ended."""
@@ -177,19 +173,15 @@ class SweepDisplay(Observer):
         self, what: str, job: Job, text: str, style: str = "dim", *, may_wait: bool = False
     ) -> None:
         place, run = f"[{self._num_ended}/{self.total}] ", printable(f" {job.name}  {text}")
-        self._lines.append((place, (f"{what:<11}", style), run))
+        self._lines.append(Text.assemble(place, (f"{what:<11}", style), run))
         if not may_wait:
             self._print_lines()
 
     def _print_lines(self) -> None:
         if self._lines:
-            if self._console.is_terminal or self._console.is_jupyter:
-                lines = Text("\n").join(Text.assemble(*line) for line in self._lines)
-                # A terminal wraps anywhere, a notebook between words.
-                self._console.print(lines, soft_wrap=not self._console.is_terminal)
-            else:  # a line stays a line; without rich, which takes 25 us for each
-                self._console.file.writelines(f"{_plain(line)}\n" for line in self._lines)
-                self._console.file.flush()
+            # A terminal wraps anywhere, a notebook between words; in a file a line stays a line.
+            lines = Text("\n").join(self._lines)
+            self._console.print(lines, soft_wrap=not self._console.is_terminal)
             self._lines.clear()
             progress.said()
 
@@ -231,10 +223,6 @@ class SweepDisplay(Observer):
 
 def _first(state: RunState, *several: str) -> str:
     return next((f"{state.values[tag]:.4f}" for tag in several if tag in state.values), "")
-
-
-def _plain(line: Line) -> str:
-    return "".join(part if isinstance(part, str) else part[0] for part in line)
 
 
 def _reached(job: Job) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
@@ -62,6 +61,14 @@ class SweepRun:
         """Write `.hydra`."""
         self.job.paths.write_hydra(self.hydra_files)
         del self.hydra_files
+
+
+class _Wanted(NamedTuple):
+    """The fields of a request that say which run is wanted."""
+
+    config: RunConfig
+    settings: dict[str, Any]
+    identity: Identity
 
 
 class SweepFolder:
@@ -131,44 +138,42 @@ class SweepFolder:
 
     def _job(self, words: Sequence[str], number: int, name: str, more: Any) -> Job:
         """Return the job of a run; the same one if it is asked for twice."""
-        config, settings, identity, error = None, None, None, None
-        key = asked = _asked(words)
+        asked, wanted, error = _asked(words), None, None
         try:
-            place = self.folder / name
-            settings = self._composer.settings(words, sweep=True, folder=place, number=number)
-            config = parse(settings, self._machine)
-            if config.debug:
-                raise ConfigError("debug=true: is for one run, in this process; leave out -m")
-            identity = self.identity_of(config)
-            key = identity.digest
+            wanted = self._wanted(words, number, self.folder / name)
         except ConfigError as problem:
             error = problem
+        key = wanted.identity.digest if wanted else asked
         if key in self._jobs:
             return self._jobs[key]
         known = self._known.get(key) or self._known.get(asked)
-        if identity is None:  # data that cannot be looked at now
+        if wanted is None:  # its data cannot be looked at now, maybe
             known = known or self._by_words.get(asked)
         paths, request = known or RunPaths(self.folder / self._unused(name, key)), None
-        if config is not None and settings is not None and identity is not None:
-            shorter = self._shorter(config, identity) if known is None else None
+        if wanted is not None:
+            shorter = self._shorter(wanted.config, wanted.identity) if known is None else None
             request = RunRequest(
-                config=config,
-                settings=settings,
-                identity=identity,
+                **wanted._asdict(),
                 paths=paths,
-                about={**about_run(paths.folder.name, words, config), **more},
+                about={**about_run(paths.folder.name, words, wanted.config), **more},
                 env=self._environment(words),
                 may_have_run=True,
                 goes_on_from=shorter.folder if shorter else None,
             )
-        job = Job(paths, request, QUEUED, error)
+        self._jobs[key] = job = Job(paths, request, QUEUED, error)
         if objective := self.completed.get(paths.folder):
             if paths.metrics.exists():
-                job = dataclasses.replace(job, status=COMPLETED, error=None, objective=objective)
+                job.status, job.error, job.objective = COMPLETED, None, objective
             else:
                 warn(f"{paths.folder}: its {paths.metrics.name} is gone; the run is trained again")
-        self._jobs[key] = job
         return job
+
+    def _wanted(self, words: Sequence[str], number: int, place: Path) -> _Wanted:
+        settings = self._composer.settings(words, sweep=True, folder=place, number=number)
+        config = parse(settings, self._machine)
+        if config.debug:
+            raise ConfigError("debug=true: is for one run, in this process; leave out -m")
+        return _Wanted(config, settings, self.identity_of(config))
 
     def _environment(self, words: Sequence[str]) -> dict[str, str]:
         if not self._composer.has_environment:

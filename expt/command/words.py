@@ -50,6 +50,13 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
+def positive(text: str) -> int:
+    """Read a whole number above 0, as a `type` of argparse."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number above 0")
+    return int(text)
+
+
 class Exact(str):
     """An override that is in Hydra's grammar already, and needs no quotes."""
 

@@ -16,8 +16,8 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-from expt.command.conf_files import options
-from expt.command.help import WHEN, keys_with_meaning, sections
+from expt.command.conf_files import keys_with_meaning, sections
+from expt.command.help import WHEN
 from expt.config.constraints import DottedName, Target
 from expt.config.groups import GROUPS
 from expt.config.keys import classes_in, described
@@ -76,7 +76,7 @@ def run_settings() -> Iterator[tuple[str, list[Setting]]]:
 
 def group_settings(group: str) -> Iterator[tuple[str, str, list[Setting]]]:
     """Of each option of a group its name, what it is, and its settings."""
-    for path in options(group):
+    for path in sorted((conf_dir() / group).glob("*.yaml")):
         lines = path.read_text(encoding="utf-8").splitlines()
         about = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
         name = yaml.safe_load(path.read_text(encoding="utf-8"))["name"]

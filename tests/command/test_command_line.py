@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from expt.command.command_line import read
-from expt.command.conf_files import refuse_hidden
+from expt.command.conf_files import checked
 from expt.command.overrides import readable
 from expt.command.words import Options, options_of
 from expt.config.kinds import conf_dir
@@ -124,9 +124,9 @@ def test_a_run_that_is_resumed_finds_its_yaml_again(tmp_path: Path) -> None:
     run = leave(tmp_path / "run", "model=mine")
     RunPaths(run).hydra_settings.write_text(f"hydra: {{searchpath: ['file://{tmp_path}/my']}}")
     now = [f"hydra.run.dir={run}", "resume=auto"]
-    assert read(options_of(now))[1] == [f"{tmp_path}/my"]
+    assert read(options_of(now))[1] == [tmp_path / "my"]
     (tmp_path / "x").mkdir()
-    assert read(options_of(["--config-dir", "x", *now]))[1] == ["x"]
+    assert read(options_of(["--config-dir", "x", *now]))[1] == [Path("x")]
 
 
 def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path) -> None:
@@ -160,10 +160,10 @@ def test_conf_in_the_current_folder_is_found() -> None:
     for words in (["epochs=1"], ["checkpoint={keep: 1}"], ["+recipe=a", "nginx.site=1"]):
         assert read(Options(words))[1] == []  # it is of something else
     for word in ("+nginx=site", "nginx=sight", "nginx@model.opts=site", "+nginx@x=site,other"):
-        assert read(Options([word]))[1] == ["conf"]
+        assert read(Options([word]))[1] == [Path("conf")]
     Path("conf/model").mkdir()
     Path("conf/model/mine.yaml").touch()
-    assert read(Options(["model=mine"]))[1] == ["conf"]
+    assert read(Options(["model=mine"]))[1] == [Path("conf")]
 
 
 def test_a_choice_that_expt_has_too_is_refused() -> None:
@@ -172,7 +172,7 @@ def test_a_choice_that_expt_has_too_is_refused() -> None:
         Path("my/model").mkdir(parents=True, exist_ok=True)
         Path("my/model/mlp.yaml").write_text(text)
         if text == ours:
-            refuse_hidden(Path("my"))
+            checked(["my"])
         else:
             with pytest.raises(ConfigError, match=r"^my/model/mlp.yaml: "):
                 settings("--config-dir", "my", "epochs=1")

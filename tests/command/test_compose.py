@@ -166,7 +166,7 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
     for folder, name in (("a", "net"), ("b", "other")):
         (tmp_path / folder / "model").mkdir(parents=True)
         (tmp_path / folder / "model" / f"{name}.yaml").write_text(f"_target_: mine.{name}\n")
-    this = Composer([str(tmp_path / "a"), str(tmp_path / "b")])
+    this = Composer([tmp_path / "a", tmp_path / "b"])
     assert {"net", "other", "mlp"} <= {*this.options("model")}
     for name in ("net", "other"):
         assert this.settings([f"model={name}"], sweep=False)["model"]["_target_"] == f"mine.{name}"
@@ -224,7 +224,7 @@ def test_a_key_of_another_option_is_told_with_the_one_that_is_meant() -> None:
 def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/net.yaml").write_text("_target_: mine.Net\nheight: 3\n")
-    this = Composer([str(tmp_path)])
+    this = Composer([tmp_path])
     with pytest.raises(ConfigError, match=r"type \+model.breadth=3"):
         this.compose(["model=net", "model.breadth=3"])
     found = this.settings(["model=net", "+model.breadth=3", "model.height=4"], sweep=False)
@@ -243,7 +243,7 @@ def test_what_is_cached_belongs_to_the_current_folder(tmp_path: Path, monkeypatc
 
 def test_a_launcher_in_another_process_gets_a_task_of_its_own() -> None:
     known = Command(launcher(), 0.0, console(quiet=True))
-    task: Any = pickle.loads(pickle.dumps(HydraTask(known)))
+    task: Any = pickle.loads(pickle.dumps(HydraTask(known, composer(), [])))
     assert task._command is None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expt.command.report import again, conclude
+from expt.command.conclude import again, conclude
 from expt.command.run import Outcome
 from expt.errors import Diverged, SweepFailed
 from expt.launch.job import Job

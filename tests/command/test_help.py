@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command.help import COMMON, EXAMPLES, completed, print_help
+from expt.command.completion import completed
+from expt.command.help import COMMON, EXAMPLES, print_help
 from expt.command.words import WORDS
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
@@ -113,7 +114,7 @@ def test_a_word_that_help_knows_nothing_of_is_told(word: str, hint: str) -> None
 
 
 def test_help_takes_the_options_of_a_command() -> None:
-    words = ("help", "-m", "model=resnet18,mlp", "epochs=3", "--config-dir", "nowhere")
+    words = ("help", "-m", "model=resnet18,mlp", "epochs=3", "--config-dir", ".")
     text = help_text(*words)
     assert all(word in text for word in ("model=resnet18", "model=mlp", "epochs="))
 

@@ -7,15 +7,15 @@ import re
 from typing import Any, get_args
 
 import pytest
-import yaml
 
-from expt.command.conf_files import options
+from expt.command.conf_files import options, read_yaml
+from expt.config.kinds import conf_dir
 from expt.config.search import SamplerName, Search, parse_search
 from expt.errors import ConfigError
 
 
 def test_every_sampler_has_all_keys_at_their_defaults() -> None:
-    found = {path.stem: yaml.safe_load(path.read_text()) for path in options("search")}
+    found = {name: read_yaml(conf_dir() / f"search/{name}.yaml") for name in options("search")}
     assert {*get_args(SamplerName)} == found.keys()
     for name in get_args(SamplerName):
         content = {key: value for key, value in found[name].items() if key != "defaults"}

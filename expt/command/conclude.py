@@ -1,0 +1,160 @@
+"""The end of a sweep: its leaderboard, summary and costs, and how to go on from its runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from expt.command import terminal
+from expt.config.own_code import is_of_main, targets
+from expt.errors import warn
+from expt.runs.failure import faults_in, in_one_line
+from expt.runs.found import FoundRun, by_objective, describe_copies, without_copies
+from expt.runs.overrides import joined
+from expt.runs.paths import RunPaths
+from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, device_s
+from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
+from expt.runs.view.query import in_order
+from expt.runs.view.summary import print_stale, stale
+from expt.runs.view.text import (
+    Console,
+    amount,
+    kilowatt_hours,
+    resume_command,
+    say,
+    shown_path,
+)
+from expt.search.conclusion import bad_trials, best_of, conclude_search
+
+
+def conclude(
+    console: Console,
+    folder: Path,
+    runs: Sequence[FoundRun] | None = None,
+    sort: str | None = None,
+    *,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write summary.csv and summary.md of a sweep; print the leaderboard and the failures.
+
+    `runs` are those of the folder, where they have just been read. `notes` are lines of the command
+    that ends.
+    """
+    runs, copies = without_copies(read_runs(folder) if runs is None else runs)
+    _put(folder, runs, sort)
+    if not runs:
+        for note in notes:  # of a budget that no run could begin within, maybe
+            say(console, note)
+        return
+    old = stale(runs)
+    try:
+        console.print(leaderboard(runs, sort, stale=old))
+    finally:  # after the table, for which somebody may wait
+        written = _write_summary(folder, runs)
+    _print_failures(console, runs, notes)
+    conclude_search(console, folder, runs, again)
+    print_stale(console, old)
+    print_lost(console, [run.folder for run in runs if run.status == LOST])
+    for line in _pruned(runs):
+        say(console, line)
+    for run in (run for run in runs if run.status == DAMAGED):
+        file = shown_path(run.paths.result)
+        say(console, f"damaged      {file} cannot be read, and is not counted")
+    if copies:
+        say(console, f"left out     {describe_copies(copies)}")
+    for line in (*_costs(runs), *notes):
+        say(console, line)
+    if written:
+        say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
+    logdir = shlex.quote(shown_path(folder))
+    say(console, f"look at it   tensorboard --logdir {logdir}")
+
+
+def _put(folder: Path, runs: Sequence[FoundRun], sort: str | None) -> None:
+    best, front = best_of(folder, runs)
+    ranked = in_order(runs, sort) if sort else runs
+    terminal.put_runs((run.folder, run.record) for run in ranked)
+    terminal.put(
+        sweep=str(folder.absolute()),
+        best_run=best and str(best.folder.absolute()),
+        pareto=[str(run.folder.absolute()) for run in front],
+    )
+
+
+def _pruned(runs: Sequence[FoundRun]) -> Iterator[str]:
+    """Yield how many runs are pruned at a rung, and the command that resumes the best."""
+    pruned = [run for run in runs if run.status == PRUNED]
+    if not pruned:
+        return
+    total = sum(run.status != DAMAGED for run in runs)  # which count nowhere
+    yield f"pruned       {len(pruned)} of {total} runs"
+    if kept := by_objective(run for run in pruned if run.record.get("resumable", True)):
+        yield f"      to train the best to its end: {resume_command(kept[0].paths)}"
+
+
+def _costs(runs: Sequence[FoundRun]) -> Iterator[str]:
+    """Yield the cost of all runs together: the time of each device is counted."""
+    spent = [run.record for run in runs if device_s(run.record) > 0]
+    for kind in ("core", "GPU"):
+        found = [record for record in spent if bool(record.get("devices")) == (kind == "GPU")]
+        if not found:
+            continue
+        line = f"{kind + ' time':<13}{amount(sum(map(device_s, found)))} of {len(found)} run"
+        line += "s" * (len(found) > 1)
+        if joules := [record["energy_j"] for record in found if "energy_j" in record]:
+            known = "" if len(joules) == len(found) else f" of {len(joules)} of them"
+            line += f", {kilowatt_hours(sum(joules))}{known}"
+        yield line
+
+
+def _write_summary(folder: Path, runs: Sequence[FoundRun]) -> bool:
+    try:
+        write_summary(folder, runs)
+    except OSError as error:  # a full disk, maybe: the table is still worth seeing
+        warn(f"{folder}: {error.strerror}; summary.csv and summary.md are not written")
+        return False
+    return True
+
+
+def print_lost(console: Console, folders: Sequence[Path]) -> None:
+    """Name runs that were killed, and how to resume them."""
+    for folder in folders:
+        lost = "says that it is running, but has no process; it was killed"
+        say(console, f"lost         {shown_path(folder)} {lost}")
+        say(console, f"      to continue: {resume_command(RunPaths(folder))}")
+
+
+def _print_failures(console: Console, runs: Sequence[FoundRun], notes: Sequence[str]) -> None:
+    bad = bad_trials(runs)
+    if bad:
+        worst = "diverged or had not enough memory, and count as the worst"
+        say(console, f"bad trials   {len(bad)} {worst}")
+    if failed := [run for run in runs if run.status == FAILED and run not in bad]:
+        say(console, f"\n{len(failed)} failed", "bold red")
+    for run in failed:
+        say(console, f"  {run.folder.name}: {in_one_line(run.error)}")
+        if "identity" in run.record:  # else it was refused, and would be again
+            say(console, f"      again: {again(run)}")
+    texts = [run.error for run in runs if run.status == FAILED]
+    for fault in dict.fromkeys(fault for text in texts for fault in faults_in(text)):
+        if not any(fault in note for note in notes):  # of runs that were moved
+            say(console, f"GPU fault    {fault}")
+
+
+def again(run: FoundRun) -> str:
+    """Return the command that trains one run of a sweep by itself."""
+    if any(map(is_of_main, targets(run.config))):  # its folder has it, no command
+        return shlex.join(["python", "-m", "expt", "rerun", shown_path(run.folder)])
+    words = shlex.split(run.record.get("command", ""))
+    if words[:2] == ["python", "-m"]:
+        words = words[2:]
+    words = words[1:] if words[:1] == ["expt"] else []  # the words of a script are its own
+    kept = [word for word in words if word not in ("-m", "--multirun", "-q", "--quiet", "--json")]
+    # Options such as --config-dir DIR stay; all settings are the run's own.
+    kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
+    # It begins in a folder of its own, where there is nothing to resume.
+    own = [word for word in run.record.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
+    mode = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
+    return joined(["python", "-m", "expt", *kept, *own, *mode])

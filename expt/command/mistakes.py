@@ -1,0 +1,66 @@
+"""Errors for keys and choices that there are not, with the nearest ones, and for those of Hydra."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from expt.command.conf_files import groups, keys, keys_of, options
+from expt.errors import ConfigError, did_you_mean, first_line
+from expt.runs.overrides import key_of
+
+
+def as_config_error(
+    error: BaseException, words: Sequence[str], folders: Sequence[Path] = ()
+) -> ConfigError:
+    """Return the error for one of Hydra or OmegaConf that composing `words` has raised.
+
+    `folders` are those that YAML was searched in.
+    """
+    if missing := getattr(error, "missing_cfg_file", None):
+        group, _, name = str(missing).rpartition("/")
+        known = [*(getattr(error, "options", None) or ()), *options(group, *folders)]
+        return ConfigError(unknown_option(group, name, known))
+    unknown = re.match(r"Could not override '(.*?)'", str(error))
+    key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
+    word = next((each for each in reversed(words) if key_of(each) == key), key)
+    if unknown:
+        return ConfigError(unknown_key(word, key, ""))
+    if key:
+        fix = "name a key or a variable that is set"
+        fix = fix if "Interpolation" in type(error).__name__ else f"set {key}=..."
+        return ConfigError(f"{word}: {first_line(error)}; {fix}")
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
+        where = folders if isinstance(error, UnicodeDecodeError) else words
+        text = f"{' '.join(map(str, where))}: {text}"
+    cause = first_line(error.__cause__ or error)
+    return ConfigError(text if cause in text else f"{text}: {cause}")
+
+
+def unknown_key(word: str, key: str, choice: str | None) -> str:
+    """Return the error of `word` if this is the choice of its group; None: a custom class."""
+    if choice is None:
+        return f"{word}: nothing sets '{key}' yet; type +{word}, or add it to the class's YAML"
+    if key in keys():
+        group = key.partition(".")[0]
+        has = {name: keys_of(group, name) for name in options(group)}
+        missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
+        hint = did_you_mean(key, has.get(choice, ()))
+        names = " or ".join(name for name, below in has.items() if key in (group, *below))
+        add = f"{' Or add' if hint else '; add'} one that has it: {group}={names}"
+        return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
+    if key.endswith("._target_") or key.startswith("task.metrics."):
+        return f"{word}: there is no key '{key}'; add it with +{word}"
+    by_end = {name.rpartition(".")[2]: name for name in reversed(keys())}  # lr: optimizer.lr
+    meant = by_end.get(key.rpartition(".")[2], key)
+    return f"{word}: there is no key '{key}'.{did_you_mean(meant, keys())}"
+
+
+def unknown_option(group: str, name: str, known: Iterable[str]) -> str:
+    """Return the error of a choice of a group for which there is no file."""
+    if not (choices := sorted({*known})):
+        return f"{group}={name}: there is no such group.{did_you_mean(group, groups())}"
+    hint = did_you_mean(name, choices)
+    return f"{group}={name}: not one of {', '.join(choices)}.{hint}"
