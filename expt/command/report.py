@@ -20,10 +20,17 @@ from expt.runs.found import FoundRun, by_objective, describe_copies, without_cop
 from expt.runs.overrides import joined
 from expt.runs.paths import RunPaths, is_sweep, write_atomically
 from expt.runs.result import COMPLETED, DAMAGED, FAILED, LOST, PRUNED, device_s
-from expt.runs.view import comparison
-from expt.runs.view.comparison import listing_csv, print_listing, side_by_side
+from expt.runs.view import verdict
 from expt.runs.view.leaderboard import leaderboard, read_runs, wide_console, write_summary
-from expt.runs.view.query import check_key, chosen, in_order, runs_below
+from expt.runs.view.listing import (
+    check_key,
+    chosen,
+    in_order,
+    listing_csv,
+    print_listing,
+    runs_below,
+    side_by_side,
+)
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
 from expt.runs.view.text import (
     Console,
@@ -100,13 +107,13 @@ def _judge(asked: argparse.Namespace) -> None:
     if left_out := len(records) - len(kept):
         notes.append(f"left out: {left_out} completed, for search.constraints")
     try:
-        found = comparison.verdicts(kept, asked.metric)
+        found = verdict.verdicts(kept, asked.metric)
     except ConfigError as error:
         raise ConfigError("; ".join([str(error), *notes])) from None
     others = [{**one._asdict(), "other": one.other.settings} for one in found.others]
     terminal.put(verdict={"best": found.best.settings, "others": others})
     console = wide_console()
-    console.print(comparison.verdict_table(found))
+    console.print(verdict.verdict_table(found))
     for line in (*found.notes, *notes):
         say(console, line)
 

@@ -14,7 +14,7 @@ from expt.runs.found import FoundRun
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, evaluated_tag, read_result
-from expt.runs.view.query import best_first
+from expt.runs.view.listing import best_first
 from expt.runs.view.text import shown_path
 
 if TYPE_CHECKING:

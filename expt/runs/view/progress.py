@@ -19,11 +19,11 @@ from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import evaluated_tag, read_result
-from expt.runs.view.text import Console, duration, gpus_named, say
+from expt.runs.view.text import WIDE, Console, duration, gpus_named, say
 
 REFRESH_S = 0.1
-WIDE, BAR = 100, 16
-"""Columns of a terminal that has room for everything, and of the progress bar there."""
+BAR = 16
+"""Columns of the progress bar."""
 BEST = tags.best("")
 PLAIN_LINE_S = EVERY_S * 0.8
 """Without a terminal: seconds between lines within a long epoch, but for awaited ones."""

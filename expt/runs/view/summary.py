@@ -33,6 +33,7 @@ from expt.runs.result import (
     whole_epochs,
 )
 from expt.runs.view.text import (
+    STALE,
     Console,
     cells,
     gpus_named,
@@ -43,8 +44,6 @@ from expt.runs.view.text import (
     shown_path,
 )
 
-STALE = "stale"
-"""Said of runs whose custom classes have other source now."""
 _SHOWN = 3
 """Commands that are printed."""
 _MOST_CLASSES = 20

@@ -19,6 +19,11 @@ from expt import progress
 from expt.errors import printable
 from expt.runs.paths import RunPaths
 
+WIDE = 100
+"""Columns of a terminal that has room for everything."""
+STALE = "stale"
+"""Said of runs whose custom classes have other source now."""
+
 
 class Console(rich.console.Console):
     """A terminal that prints texts as they are: `[a]` is no markup, and `:key:` no picture.
