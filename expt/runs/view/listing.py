@@ -19,7 +19,6 @@ from expt.runs.found import FoundRun, results_below, without_copies
 from expt.runs.overrides import unquoted
 from expt.runs.view.text import (
     STALE,
-    WIDE,
     Console,
     as_csv,
     cells,
@@ -166,36 +165,28 @@ def _number(value: Any) -> float | None:
 
 def print_listing(console: Console, runs: Sequence[FoundRun], stale: Collection[Path] = ()) -> None:
     """Print a line for each run; the terminal wraps one that is too long, so no path is cut."""
-    table = _listing(runs, stale, narrow=console.width < WIDE)
-    table.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
-    console.print(table, soft_wrap=True)
-
-
-def _listing(runs: Sequence[FoundRun], stale: Collection[Path], *, narrow: bool) -> Table:
-    """Return a row for each run; in a narrow terminal without columns that are equal."""
     objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
     metric = best_first(runs)[0]
-    finals = (f"{metric}/test", f"{metric}/val")
-    final = next((tag for tag in finals if any(tag in run.values for run in runs)), None)
-    about = ["model", "dataset", "workers"]
-    if narrow:
-        about = [key for key in about if len({run.values.get(key) for run in runs}) > 1]
-    numbers = ["best" if narrow else f"best {shared}".strip()]
-    if final:
-        numbers.append(final.rpartition("/")[2] if narrow else final)
-    columns = ("run", "status", *about, *numbers, "time" if narrow else "train time")
+    known = {tag for run in runs for tag in run.metrics}
+    finals = [tag for tag in (f"{metric}/test", f"{metric}/val") if tag in known][:1]
+    about = ("model", "dataset", "workers")
+    columns = ("run", "status", *about, f"best {shared}".strip(), *finals, "train time")
     table = plain_table(columns, left=("run", "status", "model", "dataset"))
     for run in runs:
-        values = run.values
-        best = _shown(values["best"])
-        reached = best if shared or not best else f"{best} {run.objective}"
-        status = f"{values['status']}, {STALE}" if run.folder in stale else values["status"]
-        described = [str(values.get(key) or "") for key in about]
-        took = elapsed(values["time"]) if values["time"] else ""
-        shown = [reached, _shown(values.get(final))] if final else [reached]
-        table.add_row(*cells(values["run"], status, *described, *shown, took))
-    return table
+        values, best = run.values, _shown(run.values["best"])
+        table.add_row(
+            *cells(
+                values["run"],
+                f"{run.status}, {STALE}" if run.folder in stale else run.status,
+                *(values.get(key) or "" for key in about),
+                best if shared or not best else f"{best} {run.objective}",
+                *(_shown(values.get(tag)) for tag in finals),
+                elapsed(run.trained_s) if run.trained_s else "",
+            )
+        )
+    table.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    console.print(table, soft_wrap=True)
 
 
 def listing_csv(runs: Sequence[FoundRun]) -> str:

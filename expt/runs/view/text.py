@@ -19,8 +19,6 @@ from expt import progress
 from expt.errors import printable
 from expt.runs.paths import RunPaths
 
-WIDE = 100
-"""Columns of a terminal that has room for everything."""
 STALE = "stale"
 """Said of runs whose custom classes have other source now."""
 
