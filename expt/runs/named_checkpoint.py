@@ -39,6 +39,17 @@ class Checkpoint(NamedTuple):
         return self.file.parent.parent
 
     @property
+    def paths(self) -> RunPaths:
+        """The files of that run."""
+        return RunPaths(self.run)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The settings that the run had."""
+        config: Mapping[str, Any] = self.state["config"]
+        return config
+
+    @property
     def step(self) -> int:
         """Optimiser steps done."""
         return int(self.state["position"]["step"])
