@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
 
     file: Path
     state: Mapping[str, Any]
-    """Without tensors."""
+    """The header of the file, without tensors."""
 
     @property
     def run(self) -> Path:

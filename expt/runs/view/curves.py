@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PANELS = 4
-"""Metrics that are drawn; of more the first."""
+"""The largest number of metrics that are drawn."""
 _LEGEND = 12
-"""Runs that a legend can name without hiding the curves."""
+"""The largest number of runs that a legend names without hiding the curves."""
 _STYLES = {"train": "--", "val": "-", "test": "o"}
 
 

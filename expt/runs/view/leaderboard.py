@@ -27,7 +27,7 @@ from expt.runs.view.text import STALE, Console, as_csv, cells, elapsed, plain_ta
 
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
-"""Rows that are printed."""
+"""The largest number of rows that are printed."""
 _LAST_RESORT = "experiment without seed"
 """The column that tells any two rows apart."""
 
@@ -39,7 +39,7 @@ class Row:
     settings: dict[str, Any]
     runs: tuple[FoundRun, ...]
     objective: str
-    """That of the table; a run may have been chosen by another."""
+    """The objective of the table; a run may have been chosen by another."""
 
     @functools.cached_property
     def counted(self) -> list[FoundRun]:

@@ -24,12 +24,12 @@ from expt.runs.view.text import Console, duration, gpus_named, say
 
 REFRESH_S = 0.1
 WIDE, BAR = 100, 16
-"""Columns of a terminal that has room for a progress bar, and of the bar."""
+"""The columns of a terminal that has room for a progress bar, and of the bar."""
 BEST = tags.best("")
 PLAIN_LINE_S = EVERY_S * 0.8
-"""Without a terminal: seconds between lines within a long epoch, but for awaited ones."""
+"""Seconds between lines within a long epoch where there is no terminal."""
 MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
-"""Read of a worker's log at a time, and at the end: endless output must not hold up the rest."""
+"""Bytes read of a worker's log at a time, and at the end: output may be endless."""
 
 
 class Line(NamedTuple):
@@ -53,9 +53,9 @@ class RunState:
         self._began: tuple[float, int] | None = None
         self._resumed_at = 0
         self.values: dict[str, float] = {}
-        """The newest of each tag."""
+        """The newest value of each tag."""
         self.of_step: dict[str, float] = {}
-        """Those of the last step, until its line has ended."""
+        """The values of the last step, until its line has ended."""
         self._ended: list[Line] = []
         self._last_ended, self._best = 0, math.nan
         self._awaited = {tags.EPOCH_S}

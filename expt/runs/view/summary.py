@@ -45,7 +45,7 @@ from expt.runs.view.text import (
 )
 
 _SHOWN = 3
-"""Commands that are printed."""
+"""The largest number of commands that are printed."""
 _MOST_CLASSES = 20
 """The largest number of classes of an evaluation that are shown one by one."""
 

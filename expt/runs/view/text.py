@@ -20,7 +20,7 @@ from expt.errors import printable
 from expt.runs.paths import RunPaths
 
 STALE = "stale"
-"""Said of runs whose custom classes have other source now."""
+"""The mark of a run whose custom classes have other source now."""
 
 
 class Console(rich.console.Console):

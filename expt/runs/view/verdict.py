@@ -19,7 +19,7 @@ from expt.runs.view.text import cells, plain_table, setting
 
 LEVEL = 0.05
 ROUNDING = 1e-6
-"""Relative error of a value; a spread within it is none."""
+"""The relative error of a value: a spread within it is none."""
 Values: TypeAlias = Mapping[tuple[Any, ...], float]
 """The finite value of each completed run of a row, by seed and fold."""
 
