@@ -17,7 +17,7 @@ from expt.python.arguments import folder_word, words_of
 from expt.python.results import Predictions, Result, Runs, SweepResult
 from expt.runs.named_checkpoint import Which, run_and_which
 from expt.runs.result import read_result
-from expt.runs.view.query import in_order, runs_below
+from expt.runs.view.listing import in_order, runs_below
 
 
 def list_runs(folder: str | Path = "outputs") -> Runs:

@@ -16,7 +16,7 @@ from expt.runs.overrides import joined
 from expt.runs.paths import RunPaths
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, device_s
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
-from expt.runs.view.query import in_order
+from expt.runs.view.listing import in_order
 from expt.runs.view.summary import print_stale, stale
 from expt.runs.view.text import (
     Console,

@@ -17,10 +17,17 @@ from expt.runs.failure import in_one_line
 from expt.runs.found import FoundRun, without_copies
 from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, FAILED, LOST
-from expt.runs.view import comparison
-from expt.runs.view.comparison import listing_csv, print_listing, side_by_side
+from expt.runs.view import verdict
 from expt.runs.view.leaderboard import read_runs, wide_console
-from expt.runs.view.query import check_key, chosen, in_order, runs_below
+from expt.runs.view.listing import (
+    check_key,
+    chosen,
+    in_order,
+    listing_csv,
+    print_listing,
+    runs_below,
+    side_by_side,
+)
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
 from expt.runs.view.text import (
     Console,
@@ -90,13 +97,13 @@ def _judge(asked: argparse.Namespace) -> None:
     if left_out := len(records) - len(kept):
         notes.append(f"left out: {left_out} completed, for search.constraints")
     try:
-        found = comparison.verdicts(kept, asked.metric)
+        found = verdict.verdicts(kept, asked.metric)
     except ConfigError as error:
         raise ConfigError("; ".join([str(error), *notes])) from None
     others = [{**one._asdict(), "other": one.other.settings} for one in found.others]
     terminal.put(verdict={"best": found.best.settings, "others": others})
     console = wide_console()
-    console.print(comparison.verdict_table(found))
+    console.print(verdict.verdict_table(found))
     for line in (*found.notes, *notes):
         say(console, line)
 

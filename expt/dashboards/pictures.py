@@ -39,7 +39,7 @@ _DARK = (12, 44, 92)
 _AT_ONCE = 4
 """The number of batches whose worst mistakes are kept before they are merged."""
 MOST_CLASSES = 400
-"""A confusion matrix of more would be a picture of its own pixels."""
+"""The largest number of classes whose confusion matrix is drawn."""
 _NAMED, _NUMBERED, _READABLE = 100, 20, 10
 
 
@@ -179,7 +179,7 @@ class Review:
     def __init__(self, num_classes: int, *, keep: int) -> None:
         self._num_classes, self._keep = num_classes, keep
         self.confusion: Tensor | None = None
-        """int64 [true class, predicted class], square; None before the first batch"""
+        """Counts, int64 [true class, predicted class]; None before the first batch."""
         self._parts: list[Mistakes] = []
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:

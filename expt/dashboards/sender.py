@@ -36,11 +36,11 @@ from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
 from expt.runs.view.text import Console, say, shown_path
 
 POLL_S, MAX_WAIT_S = 1.0, 60.0
-"""Between two looks at the folders, and at most where the dashboard can't be reached."""
+"""Seconds between two looks at the folders; at most, where the dashboard can't be reached."""
 END_S = 10.0
 """Seconds for the rest, if the command was killed and could not say how long."""
 NICENESS = 10
-"""Workers come first."""
+"""The niceness of its process: workers come first."""
 LEFT, AT = "left: ", "at: "
 """Beginnings of its last lines: why not all could be sent; the address of the copy."""
 

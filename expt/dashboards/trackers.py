@@ -346,7 +346,7 @@ class Snapshot(NamedTuple):
     paths: RunPaths
     record: Record
     status: str
-    """That of result.json, or lost."""
+    """The status in result.json, or lost."""
 
     @property
     def name(self) -> str:

@@ -152,7 +152,7 @@ class Attempt:
                     "weights_from",
                     "imported" if source.rule == "resume" else "",
                 }
-                record = _kept(result_of_any(RunPaths(found.run)), *kept)
+                record = _kept(result_of_any(found.paths), *kept)
         if weights is not None and "weights_from" not in record:
             record["weights_from"] = begun_from(weights, content.get("weights"))
         return record

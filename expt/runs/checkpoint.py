@@ -33,7 +33,7 @@ from expt.runs.paths import write_atomically
 from expt.runs.safetensors import DTYPES
 
 Like: TypeAlias = Callable[[str], Tensor | None]
-"""Gives the sharded tensor that the one of a key is to be like."""
+"""A function from a tensor's key to the sharded tensor that it is loaded into, or None."""
 LONG = 1000
 """The length from which a list of numbers becomes a tensor, since each reader parses the header."""
 _NAMES = {getattr(torch, name): short for short, name in DTYPES.items()}

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +30,9 @@ from expt.runs.paths import RunPaths, written
 from expt.runs.request import RunRequest
 from expt.runs.result import RUNNING, Forked, Record, result_of_any
 
+OTHER_VERSION = (
+    "is of another version of expt, whose runs are shown but not continued; start a new run"
+)
 _OF_EPOCH = {"batch_size", "drop_last", "dataset.train_limit"}
 """Keys that change the number of an epoch's steps."""
 _OF_PLAN = ("scheduler.epochs", "scheduler.kwargs.total_steps")
@@ -39,10 +42,30 @@ _TRIES = 3
 
 
 class Source(NamedTuple):
-    """The checkpoint that a run begins from."""
+    """The checkpoint that a run begins from, and the rule of the word that names it."""
 
     rule: Literal["resume", "fork"]
     checkpoint: Checkpoint
+
+    @property
+    def comparison(self) -> keys.Rule:
+        """The rule by which its settings are compared with those of the run that begins."""
+        if self.rule == "resume":
+            return "resume"
+        return "fork" if self.checkpoint.ends_epoch else "fork_within_epoch"
+
+    @property
+    def exempt(self) -> Collection[str]:
+        """Keys that this comparison leaves out."""
+        return _OF_PLAN if self.rule == "resume" else keys.varying("source")
+
+    @property
+    def instead(self) -> str:
+        """The advice where the run can't begin so."""
+        if self.rule == "resume":
+            return "start a new run"
+        run = shlex.quote(str(self.checkpoint.run))
+        return f"begin a new run from what fits of its weights by weights={run}@last"
 
 
 def find(request: RunRequest) -> Source | None:
@@ -59,7 +82,8 @@ def find(request: RunRequest) -> Source | None:
         source = Source("resume", _elsewhere(request.source))
     elif config.fork is not None:
         step = request.identity.content.get("fork", "").rpartition("@")[2]
-        taken = _first_whole(filter(Path.exists, [paths.forked]), "it is taken again")
+        there = [paths.forked] if paths.forked.exists() else []
+        taken = _first_whole(there, lambda _: "it is taken again")
         source = Source("fork", taken or forked(config.fork, step))
     else:
         if request.resumes and paths.metrics.exists():
@@ -70,23 +94,19 @@ def find(request: RunRequest) -> Source | None:
 
 
 def _own(paths: RunPaths) -> Checkpoint | None:
+    files = candidates(paths.last)
     is_run = paths.result.exists() or paths.metrics.exists()
-    problem: CheckpointError | None = None
-    for file in candidates(paths.last):
-        if (problem := checkpoint_file.damage_of(file)) is None:
-            return read(file)
-        if not is_run:
-            raise ConfigError(
-                f"{problem}, and no {paths.result.name} says that a run is there; choose another"
-                " folder"
-            )
-        warn(f"{problem}; set aside as {checkpoint_file.set_aside(file)}")
-    if problem or any(paths.checkpoints.glob(f"{paths.last.stem}*.corrupt*")):
+    if files and not is_run and (damage := checkpoint_file.damage_of(files[0])):
+        raise ConfigError(
+            f"{damage}, and no {paths.result.name} says that a run is there; choose another folder"
+        )
+    found = _first_whole(files, lambda file: f"set aside as {checkpoint_file.set_aside(file)}")
+    if not found and (files or any(paths.checkpoints.glob(f"{paths.last.stem}*.corrupt*"))):
         raise CheckpointError(
             f"{paths.checkpoints}: every checkpoint there is damaged; put back a copy, or remove"
             " that folder for the run to start from the beginning"
         )
-    return None
+    return found
 
 
 def _elsewhere(given: Path) -> Checkpoint:
@@ -98,82 +118,83 @@ def _elsewhere(given: Path) -> Checkpoint:
     run, which = named("resume", str(given))
     if which:
         return whole("resume", str(given), run, which)
-    if found := _first_whole(candidates(RunPaths(run).last), "passed over"):
+    if found := _first_whole(candidates(RunPaths(run).last), lambda _: "passed over"):
         return found
     raise ConfigError(f"resume={given}: it has no checkpoint that is whole; give another run")
 
 
-def _first_whole(files: Iterable[Path], otherwise: str) -> Checkpoint | None:
-    """Return the first checkpoint that is whole; warn of damaged ones before it."""
+def _first_whole(files: Iterable[Path], then: Callable[[Path], str]) -> Checkpoint | None:
+    """Return the first checkpoint that is whole; warn of damaged ones, and do `then` with them."""
     for file in files:
         if (damage := checkpoint_file.damage_of(file)) is None:
             return read(file)
-        warn(f"{damage}; {otherwise}")
+        warn(f"{damage}; {then(file)}")
     return None
 
 
 def _refuse(source: Source, request: RunRequest) -> None:
     """Raise ConfigError where settings, length, data or code forbid to begin so."""
-    (rule, found), config, content = source, request.config, request.identity.content
+    found, config, content = source.checkpoint, request.config, request.identity.content
     if found.state.get("version") != VERSION:
         raise ConfigError(f"{found.file}: {OTHER_VERSION}")
-    problems = [*_of_settings(source, config)] or [*_of_length(source, config)]
-    if problems:
+    problems = [*_of_settings(source, config)]
+    if source.rule == "fork":
+        problems += _of_fork(found, config)
+    if problems := problems or [*_of_length(source, config)]:
         raise ConfigError(problems)
-    record = result_of_any(RunPaths(found.run))
-    made = record.get("content")
-    if rule == "resume":
+    record = result_of_any(found.paths)
+    if source.rule == "resume":
         _refuse_other_fork(config, content, found, record)
         _refuse_other_plan(config, found)
-    if made is None:  # a checkpoint without its run
+    if (made := record.get("content")) is None:  # a checkpoint without its run
         return
     if made.get("data") != content.get("data"):
         raise ConfigError(
             f"dataset: its files are not those that {found.run} was trained on; give these, or"
-            f" {_instead(source)}"
+            f" {source.instead}"
         )
     if made.get("code") != content.get("code") or own_code.changed(record):
-        other = f"{found.run}: the source of its custom classes has changed"
-        is_trained = found.step >= config.total_steps(found.state["steps_per_epoch"])
-        here = found.run.resolve() == request.paths.folder.resolve()
-        if rule == "resume" and (here or is_trained):  # one record can't be of both
-            program, run = provenance.program(), shlex.quote(str(found.run))
-            fix = f"type its settings with resume={run} to continue in a new folder"
-            if is_trained:
-                fix = f"test it by {program} evaluate {run}"
-            raise ConfigError(f"{other}; {fix}, or train it again by {program} rerun {run}")
+        _refuse_other_code(source, request)
+
+
+def _refuse_other_code(source: Source, request: RunRequest) -> None:
+    """Raise ConfigError where one record can't be of both versions of the code; else warn."""
+    found, program = source.checkpoint, provenance.program()
+    other = f"{found.run}: the source of its custom classes has changed"
+    is_trained = found.step >= request.config.total_steps(found.state["steps_per_epoch"])
+    is_here = found.run.resolve() == request.paths.folder.resolve()
+    if source.rule == "fork" or not (is_here or is_trained):
         warn(f"{other}; the continued run is trained with both versions")
-
-
-def _instead(source: Source) -> str:
-    run = shlex.quote(str(source.checkpoint.run))
-    if source.rule == "resume":
-        return "start a new run"
-    return f"begin a new run from what fits of its weights by weights={run}@last"
+        return
+    run = shlex.quote(str(found.run))
+    fix = f"type its settings with resume={run} to continue in a new folder"
+    if is_trained:
+        fix = f"test it by {program} evaluate {run}"
+    raise ConfigError(f"{other}; {fix}, or train it again by {program} rerun {run}")
 
 
 def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
-    rule, found = source
-    then, now = keys.flat(found.state["config"]), keys.flat(shown(config))
-    comparison: keys.Rule = "resume"
-    exempt: tuple[str, ...] = _OF_PLAN
-    if rule == "fork":
-        comparison = "fork" if found.ends_epoch else "fork_within_epoch"
-        exempt = keys.varying("source")
-        if config.weights is not None:
-            yield f"weights={config.weights}: a fork has its parent's weights; leave it out"
-    for key in keys.differing(then, now, comparison):
-        if key in exempt:
+    """Yield a problem for each setting that must be as the checkpoint's run has it."""
+    found = source.checkpoint
+    then, now = keys.flat(found.config), keys.flat(shown(config))
+    for key in keys.differing(then, now, source.comparison):
+        if key in source.exempt:
             continue
-        had = _typed(key, found.state["config"])
-        line = f"{_typed(key, shown(config))}: {found.run} has {had}"
-        if rule == "fork" and keys.meaning_in(now, key).fork == "epoch":
+        line = f"{_typed(key, shown(config))}: {found.run} has {_typed(key, found.config)}"
+        if source.rule == "fork" and keys.meaning_in(now, key).fork == "epoch":
             yield f"{line}, which cannot change within an epoch, at {found}; fork an epoch's end"
         else:
-            yield f"{line}, and a {rule} must keep that value; type it, or {_instead(source)}"
-    if rule == "fork" and config.max_steps is not None:
-        changed = keys.differing(then, now, "result")
-        for key in sorted(_OF_EPOCH & {*changed}):
+            keep = f"a {source.rule} must keep that value"
+            yield f"{line}, and {keep}; type it, or {source.instead}"
+
+
+def _of_fork(found: Checkpoint, config: RunConfig) -> Iterator[str]:
+    """Yield the problems of a fork that a resume can't have."""
+    if config.weights is not None:
+        yield f"weights={config.weights}: a fork has its parent's weights; leave it out"
+    if config.max_steps is not None:
+        changed = {*keys.differing(keys.flat(found.config), keys.flat(shown(config)), "result")}
+        for key in sorted(_OF_EPOCH & changed):
             yield (
                 f"max_steps={config.max_steps}: with another {key} an epoch has another"
                 " number of steps; give epochs, and max_steps=null"
@@ -207,7 +228,7 @@ def _of_length(source: Source, config: RunConfig) -> Iterator[str]:
 def _refuse_other_fork(
     config: RunConfig, content: Content, found: Checkpoint, record: Record
 ) -> None:
-    then = found.state["config"].get("fork")
+    then = found.config.get("fork")
     its_own = record.get("content", Content()).get("fork")
     if config.fork not in (None, then) and its_own != content.get("fork", ""):
         whose = "no fork" if then is None else f"a fork of {then}"
@@ -228,7 +249,7 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
         keep = f"+scheduler.total_steps={then}"
     if then in (None, now):
         return
-    before, after = keys.flat(found.state["config"]), keys.flat(shown(config))
+    before, after = keys.flat(found.config), keys.flat(shown(config))
     key = next((key for key in _OF_END if before.get(key) != after.get(key)), "epochs")
     run = shlex.quote(str(found.run))
     raise ConfigError(
@@ -241,7 +262,7 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
 
 def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:
     """Return the state before the run was ended, where it may continue."""
-    path, position = RunPaths(found.run).before_end, found.state["position"]
+    path, position = found.paths.before_end, found.state["position"]
     if not path.is_file():
         return found
     if damage := checkpoint_file.damage_of(path):
@@ -263,13 +284,9 @@ def take(source: Source, paths: RunPaths) -> Path:
         file = paths.forked if rule == "fork" else paths.last
         paths.checkpoints.mkdir(parents=True, exist_ok=True)
         _bring(found, file)
-    state = found.state
-    lines = metrics_file.until(
-        RunPaths(found.run),
-        state["metrics_bytes"],
-        found.step,
-        tests_later=state["config"].get("eval_split") != "test",
-    )
+    tests_later = found.config.get("eval_split") != "test"
+    size = found.state["metrics_bytes"]
+    lines = metrics_file.until(found.paths, size, found.step, tests_later=tests_later)
     with written(paths.metrics) as metrics:
         metrics.write(lines)
     if rule == "resume":
@@ -295,7 +312,7 @@ def _bring(found: Checkpoint, target: Path) -> None:
 
 def _bring_bests(found: Checkpoint, paths: RunPaths) -> None:
     """Put the best checkpoints back to the moment when this one was written."""
-    of, bests = RunPaths(found.run), found.state["bests"]
+    of, bests = found.paths, found.state["bests"]
     has_best = bool(bests) and _is_of(paths.best, bests[0])
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
         warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")
@@ -323,11 +340,6 @@ def _is_of(path: Path, evaluated: Mapping[str, Any]) -> bool:
     except CheckpointError:
         return False
     return bool(found == evaluated) and checkpoint_file.damage_of(path) is None
-
-
-OTHER_VERSION = (
-    "is of another version of expt, whose runs are shown but not continued; start a new run"
-)
 
 
 def continued(config: RunConfig, paths: RunPaths | None = None) -> Record:
@@ -399,8 +411,8 @@ def record_of(given: str) -> Record:
 
 def forked_from(config: RunConfig, found: Checkpoint) -> Forked:
     """Return the entry of result.json for the other run's checkpoint."""
-    record = result_of_any(RunPaths(found.run))
-    then, now = keys.flat(found.state["config"]), keys.flat(shown(config))
+    record = result_of_any(found.paths)
+    then, now = keys.flat(found.config), keys.flat(shown(config))
     begun = keys.varying("source")
     changed = (key for key in keys.differing(then, now, "result") if key not in begun)
     return {

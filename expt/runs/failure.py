@@ -14,7 +14,7 @@ from expt.errors import MISTAKES, ConfigError, ExptError
 
 LOG = "log: "
 RAISED = " raised\n\n"
-"""Between the rank that raised and its traceback, in the text of a run's error."""
+"""The text of an error between the rank that raised and its traceback."""
 NOTE = "of model="
 """The beginning of a line after the exception that lists the arguments of classes."""
 FAULT = "GPU "
@@ -52,13 +52,13 @@ class Raised(NamedTuple):
     expected: bool
     """True if `text` is meant for a person, without the traceback."""
     kind: str
-    """The name of its class."""
+    """The name of the exception's class."""
     progress: Sequence[int] | None = None
-    """How far it had come, if it has ended itself because it was stuck."""
+    """The step that it had reached, if it has ended itself because it was stuck."""
     gpus: Mapping[str, str] = {}
     """The faults of GPUs that may be to blame, by name; see RunFailed."""
     time_ns: int = 0
-    """When it was written."""
+    """The time at which it was written."""
 
     @property
     def is_refusal(self) -> bool:

@@ -23,7 +23,7 @@ from expt.runs.result import Record, objective_of, result_of_any
 LEFT_OUT = ("git", "versions", "hardware", "hosts")
 """Fields that no table shows, often the largest part of a record."""
 _NAMED = 3
-"""Copies that a line names."""
+"""The largest number of copies that a line names."""
 _SETTINGS = {field.name for field in dataclasses.fields(RunConfig)}
 
 
@@ -41,7 +41,7 @@ class FoundRun:
 
     @property
     def paths(self) -> RunPaths:
-        """Its files."""
+        """The files of the run."""
         return RunPaths(self.folder)
 
     @property
@@ -51,7 +51,7 @@ class FoundRun:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its configuration; empty for a run that was refused."""
+        """The configuration; empty for a run that was refused."""
         return self.record.get("config") or {}
 
     @property
@@ -66,7 +66,7 @@ class FoundRun:
 
     @property
     def error(self) -> str:
-        """The text of its error; "" where it has none."""
+        """The text of the error that ended it; "" where none did."""
         return self.record.get("error", "")
 
     @property
@@ -77,7 +77,7 @@ class FoundRun:
 
     @property
     def number(self) -> int:
-        """Its number in its search; that of other runs comes first."""
+        """The number in its search; -1 for any other run."""
         return self.record["search"]["number"] if "search" in self.record else -1
 
     @property

@@ -31,12 +31,23 @@ class Checkpoint(NamedTuple):
 
     file: Path
     state: Mapping[str, Any]
-    """Without tensors."""
+    """The header of the file, without tensors."""
 
     @property
     def run(self) -> Path:
         """The folder of the run that wrote it."""
         return self.file.parent.parent
+
+    @property
+    def paths(self) -> RunPaths:
+        """The files of that run."""
+        return RunPaths(self.run)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The settings that the run had."""
+        config: Mapping[str, Any] = self.state["config"]
+        return config
 
     @property
     def step(self) -> int:

@@ -18,7 +18,7 @@ from typing import IO, Any
 from expt.errors import ConfigError, FolderInUse
 
 EVENT_FILES = "events.out.tfevents."
-"""How the names of TensorBoard's files begin; the seconds of their beginning follow."""
+"""The beginning of the names of TensorBoard's files; the time [s] follows."""
 RESULT = "result.json"
 SWEEP_RECORD = "multirun.yaml"
 """The file that Hydra writes into a sweep's folder before it starts a run."""
@@ -84,7 +84,7 @@ class RunPaths:
     metrics = _Place("metrics.jsonl")
     """One JSON object a line: step, epoch, tag, value."""
     lock = _Place(".lock")
-    """Held by the command that is at work in this folder."""
+    """The lock of the command that is at work in this folder."""
     sent = _Place(".sent")
     """The folder of the state of other dashboards, a file for each."""
     before = _Place(".before")
@@ -128,7 +128,7 @@ class RunPaths:
         return self.last.with_stem(which)
 
     def exported(self, format: str) -> Path:
-        """Its model for other programs, in the format `torch_export` or `onnx`."""
+        """Return the file of its model for other programs: `torch_export` or `onnx`."""
         return self.folder / {"torch_export": "model.pt2", "onnx": "model.onnx"}[format]
 
     def write_hydra(self, files: Mapping[str, str]) -> None:
@@ -264,7 +264,7 @@ def _without_infinite(content: Any) -> Any:
 
 
 PATIENCE_S = 1.0
-"""Wait for the workers of a command that has just been killed."""
+"""The wait for the workers of a command that has just been killed."""
 
 
 class FolderLock:
@@ -288,7 +288,7 @@ class FolderLock:
                 f"hydra.run.dir={paths.folder}: {error.strerror}; choose another folder"
             ) from error
         self.descriptor = descriptor
-        """The lock is held as long as a process has it open."""
+        """The file that keeps the lock as long as a process has it open."""
 
     def release(self) -> None:
         """Release the lock."""

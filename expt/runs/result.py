@@ -33,7 +33,7 @@ RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
 INTERRUPTED, PRUNED = "interrupted", "pruned"
 STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PRUNED)
 DAMAGED, LOST = "damaged", "lost"
-"""Said of a run whose result.json cannot be read, and of one that was killed; no run writes it."""
+"""The status of a run whose result.json can't be read, and of one that was killed."""
 
 
 class Host(TypedDict):
@@ -50,7 +50,7 @@ class Best(TypedDict):
     value: float
     epoch: int
     step: NotRequired[int]
-    """Missing in older records."""
+    """The step; missing in older records."""
 
 
 class Objective(TypedDict):
@@ -83,7 +83,7 @@ class ByClass(TypedDict):
     recall: float | None
     f1: float | None
     predicted: dict[str, int]
-    """How many of its samples were predicted as which class, without zeros."""
+    """The number of its samples that were predicted as each class, without zeros."""
 
 
 class EvaluationOf(TypedDict):
@@ -111,7 +111,7 @@ class Begun(TypedDict):
     run: NotRequired[str]
     """Its folder."""
     which: NotRequired[str | None]
-    """Which of its checkpoints."""
+    """The name of its checkpoint."""
     epoch: NotRequired[int]
     """The number of epochs after which it was saved."""
     checksum: NotRequired[str | None]
@@ -173,7 +173,7 @@ class Record(Provenance, total=False):
     config: dict[str, Any]
     seed: int
     started: float
-    """When the first step began to be waited for [seconds since the epoch]."""
+    """The time at which somebody began to wait for the first step [seconds since 1970]."""
     attempts: int
     until_epoch: int
     """The epoch after which this attempt pauses; missing where it goes to the run's end."""
@@ -209,7 +209,7 @@ class Record(Provenance, total=False):
     """Seconds of its devices, of all attempts; `device_s_before` is of those before this one."""
     device_s_before: float
     energy_j: float
-    """The energy of its GPUs by NVML; `energy_j_before`: of earlier attempts, less meters then."""
+    """The energy of its GPUs; `energy_j_before` is of earlier attempts, less the meters then."""
     energy_j_before: float
     epoch_s: list[float]
     eval_s: float

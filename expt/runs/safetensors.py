@@ -29,11 +29,11 @@ _OF_TORCH = (
 DTYPES = dict(zip(_NAMES.split(), _OF_TORCH.split(), strict=True))
 """Torch's names of the types of numbers."""
 SIZES = {name: int(re.findall(r"\d+", f"{name} 8")[0]) // 8 for name in DTYPES}
-"""Their bytes."""
+"""The bytes of a number of each type."""
 MARK = b'{"__metadata__":{"crc32":"'
 """The beginning of a header; the sums follow, of eight digits each."""
 MOST_HEADER = 100_000_000
-"""The bytes that the format allows a header."""
+"""The largest size of a header that the format allows [bytes]."""
 BLOCK = 2**22
 _KINDS = {b"PK": "a zip file, as torch.save writes, and expt before", b"\x80": "a pickle"}
 """Files that are taken for checkpoints, by their first bytes."""

@@ -8,7 +8,7 @@ LR = "lr"
 RUNNING_LOSS = "running/loss"
 """The loss in training since the last log point; a whole epoch's is `metric("loss", "train")`."""
 RUNNING_SAMPLES_PER_S = "speed/running_samples_per_s"
-"""Since the last log point."""
+"""The speed since the last log point."""
 SAMPLES_PER_S = "speed/samples_per_s"
 """The speed of a whole epoch's training."""
 EPOCH_S = "speed/epoch_s"
@@ -18,7 +18,7 @@ SKIPPED_STEPS = "skipped_steps"
 """Steps left out so far, because a loss or gradient was not finite (`on_nan=skip`)."""
 
 GRADIENT_NORM, WEIGHT_NORM = "norm_gradients", "norm_weights"
-"""Before a layer's name.
+"""The first part of a norm's tag; the layer's name follows.
 
 Late in the alphabet: HPARAMS shows the first five tags until others are chosen.
 """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import optuna
 
 NAMED = 3
-"""Runs that violate a limit, and are named."""
+"""The largest number of runs that are named for violating a limit."""
 
 
 class SearchRecord(NamedTuple):

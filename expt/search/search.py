@@ -35,7 +35,7 @@ from expt.search.trial import Reader, Trial, best, in_order
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:gpu|core)-)?(s|min|h|d)\s*")
 LOOK_S = 1.0
-"""How often running jobs are looked at for the budget."""
+"""Seconds between two looks at running jobs for the budget."""
 
 
 class Budget:
@@ -82,7 +82,7 @@ class Search(Iterator[Job | None]):
         self._left_of_batch, self._look_at = 0, 0.0
         self.begin(lambda *_: None)
         self.nearest: Callable[[Values, Sequence[Values]], Values] = lambda values, _: values
-        """Returns values with which a run can be, near those suggested, and not yet tried."""
+        """A function to the nearest values that a run can have, and that are not tried yet."""
         self.is_over = False
         """True if no further job comes."""
         self.is_exhausted = False

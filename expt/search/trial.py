@@ -69,7 +69,7 @@ class Reader:
     goals: Sequence[Goal]
     limits: Sequence[Limit] = ()
     differences: Callable[[Values, Record], Sequence[str]] = lambda *_: ()
-    """Return the settings, apart from the space, in which a run differs from this search's."""
+    """A function to the settings, apart from the space, in which a run differs from the search."""
 
     def trial(self, run: FoundRun) -> Trial | None:
         """Return the trial of a run, or None where it has no record or is outside the space."""

@@ -14,7 +14,7 @@ from expt.runs.found import FoundRun
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, evaluated_tag, read_result
-from expt.runs.view.query import best_first
+from expt.runs.view.listing import best_first
 from expt.runs.view.text import shown_path
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PANELS = 4
-"""Metrics that are drawn; of more the first."""
+"""The largest number of metrics that are drawn."""
 _LEGEND = 12
-"""Runs that a legend can name without hiding the curves."""
+"""The largest number of runs that a legend names without hiding the curves."""
 _STYLES = {"train": "--", "val": "-", "test": "o"}
 
 

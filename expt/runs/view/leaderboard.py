@@ -21,13 +21,13 @@ from expt.runs.failure import in_one_line
 from expt.runs.found import FoundRun, results
 from expt.runs.paths import write_atomically
 from expt.runs.result import COMPLETED, PRUNED, device_s
-from expt.runs.view.query import best_first, falls, ordered
-from expt.runs.view.summary import STALE, epochs_done
-from expt.runs.view.text import Console, as_csv, cells, elapsed, plain_table, setting
+from expt.runs.view.listing import best_first, falls, ordered
+from expt.runs.view.summary import epochs_done
+from expt.runs.view.text import STALE, Console, as_csv, cells, elapsed, plain_table, setting
 
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
-"""Rows that are printed."""
+"""The largest number of rows that are printed."""
 _LAST_RESORT = "experiment without seed"
 """The column that tells any two rows apart."""
 
@@ -39,7 +39,7 @@ class Row:
     settings: dict[str, Any]
     runs: tuple[FoundRun, ...]
     objective: str
-    """That of the table; a run may have been chosen by another."""
+    """The objective of the table; a run may have been chosen by another."""
 
     @functools.cached_property
     def counted(self) -> list[FoundRun]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 
 from expt.errors import WARNING, warn
 from expt.features import Features, noun_of
@@ -23,14 +24,12 @@ from expt.runs.view.text import Console, duration, gpus_named, say
 
 REFRESH_S = 0.1
 WIDE, BAR = 100, 16
-"""Columns of a terminal that has room for everything, and of the progress bar there."""
+"""The columns of a terminal that has room for a progress bar, and of the bar."""
 BEST = tags.best("")
 PLAIN_LINE_S = EVERY_S * 0.8
-"""Without a terminal: seconds between lines within a long epoch, but for awaited ones."""
+"""Seconds between lines within a long epoch where there is no terminal."""
 MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
-"""Read of a worker's log at a time, and at the end: endless output must not hold up the rest."""
-_KEPT_LONGEST = ("test", "val", "loss", "objective")
-_NEVER_LEFT_OUT = ("left", "best")
+"""Bytes read of a worker's log at a time, and at the end: output may be endless."""
 
 
 class Line(NamedTuple):
@@ -54,9 +53,9 @@ class RunState:
         self._began: tuple[float, int] | None = None
         self._resumed_at = 0
         self.values: dict[str, float] = {}
-        """The newest of each tag."""
+        """The newest value of each tag."""
         self.of_step: dict[str, float] = {}
-        """Those of the last step, until its line has ended."""
+        """The values of the last step, until its line has ended."""
         self._ended: list[Line] = []
         self._last_ended, self._best = 0, math.nan
         self._awaited = {tags.EPOCH_S}
@@ -210,20 +209,13 @@ class RunDisplay:
                 self._print(newest, left=True)
         if self._bar and self._task is not None and state.total_steps:
             words = in_words({**self._unprinted, **state.of_step}, state.noun)
-            self._show_progress(self._bar, {**words, **self._left()})
-
-    def _show_progress(self, bar: Progress, words: Mapping[str, str]) -> None:
-        state, width = self._state, self._console.width
-        label = f"epoch {state.epoch}/{state.epochs}"
-        taken = len(label) + 2 * len(str(state.total_steps)) + 3 + (BAR + 1) * (width >= WIDE)
-        assert self._task is not None
-        bar.update(
-            self._task,
-            description=label,
-            total=state.total_steps,
-            completed=state.step,
-            text=self._fitted(words, width - taken),
-        )
+            self._bar.update(
+                self._task,
+                description=f"epoch {state.epoch}/{state.epochs}",
+                total=state.total_steps,
+                completed=state.step,
+                text="  ".join([*words, *self._left()]),
+            )
 
     def _print(self, line: Line, *, left: bool) -> None:
         state, values, self._unprinted = self._state, self._unprinted, {}
@@ -231,28 +223,19 @@ class RunDisplay:
         ends_epoch = tags.EPOCH_S in line.values
         if ends_epoch:
             values = {tag: value for tag, value in values.items() if not _is_running(tag)}
-        words = {**in_words(values, state.noun), **({"best": "best"} if line.is_best else {})}
-        step, epoch = f"step {line.step}/{state.total_steps}  ", str(line.epoch)
+        epoch, step = f"{line.epoch}/{state.epochs}", f"step {line.step}/{state.total_steps}"
+        words = [*in_words(values, state.noun), *["best"] * line.is_best]
         if not self._console.is_terminal:
-            text = "  ".join([*words.values(), *(self._left() if left else {}).values()])
-            return say(self._console, f"epoch {epoch}/{state.epochs}  {step}{text}")
-        label = f"epoch {epoch:>{len(str(state.epochs))}}/{state.epochs}  "
-        label += "" if ends_epoch else step
-        text = label + self._fitted(words, self._console.width - len(label))
-        say(self._console, text, "bold" if line.is_best else "")
+            words = [step, *words, *(self._left() if left else [])]
+        else:  # lines of epochs are below one another, and the bar has the time that is left
+            epoch = epoch.rjust(2 * len(str(state.epochs)) + 1)
+            words = words if ends_epoch else [step, *words]
+        text = "  ".join([f"epoch {epoch}", *words])
+        say(self._console, text, "bold" if line.is_best and self._console.is_terminal else "")
 
-    def _left(self) -> dict[str, str]:
+    def _left(self) -> list[str]:
         left_s = self._state.left_s
-        return {} if left_s is None else {"left": f"{duration(left_s)} left"}
-
-    def _fitted(self, words: Mapping[str, str], width: int) -> str:
-        """Return the words that fit into `width` columns, the most important first to stay."""
-        shown, speed = dict(words), _speed_label(self._state.noun)
-        own = [label for label in words if label not in (speed, *_KEPT_LONGEST, *_NEVER_LEFT_OUT)]
-        for label in (speed, *own, *_KEPT_LONGEST):
-            if len("  ".join(shown.values())) > width:
-                shown.pop(label, None)
-        return "  ".join(shown.values())
+        return [] if left_s is None else [f"{duration(left_s)} left"]
 
 
 @contextlib.contextmanager
@@ -282,10 +265,9 @@ def waiting_for(devices: Sequence[str]) -> str:
 
 
 def _progress_bar(console: Console) -> Progress:
+    label = TextColumn("{task.description}", markup=False)
     bar = (BarColumn(bar_width=BAR),) if console.width >= WIDE else ()
-    label, text = (
-        TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]")
-    )
+    text = TextColumn("{task.fields[text]}", markup=False, table_column=Column())  # may be wrapped
     columns = (label, *bar, MofNCompleteColumn(), text)
     return Progress(*columns, console=console, refresh_per_second=10)
 
@@ -308,12 +290,8 @@ def _is_running(tag: str) -> bool:
     return tag.startswith(tags.running("")) or tag == tags.RUNNING_SAMPLES_PER_S
 
 
-def _speed_label(noun: str) -> str:
-    return "img/s" if noun == "image" else f"{noun}s/s"
-
-
-def in_words(values: Mapping[str, float], noun: str = "image") -> dict[str, str]:
-    """Return the numbers of a line, by label; the epoch's own, else those since the last log point.
+def in_words(values: Mapping[str, float], noun: str = "image") -> list[str]:
+    """Return the numbers of a line; the epoch's own, else those since the last log point.
 
     A sample is called `noun`.
     """
@@ -322,29 +300,20 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> dict[str, str]
     trained += [tag.removeprefix(running) for tag in values if tag.startswith(running)]
     trained += [tag.rpartition("/")[0] for tag in values if tag.endswith(("/val", "/test"))]
     metric = next((name for name in trained if name != "loss"), "loss")
-    short = "acc" if metric == "accuracy" else metric
+    named = {"loss": "loss", metric: "acc" if metric == "accuracy" else metric}.items()
+    speed = "img/s" if noun == "image" else f"{noun}s/s"
     val, test = tags.metric(metric, "val"), tags.metric(metric, "test")
     objective = next((tag.removeprefix(BEST) for tag in values if tag.startswith(BEST)), val)
+    others = () if objective in (val, test) else (objective,)  # then `best` is of neither
     shown = [
-        ("loss", (tags.metric("loss", "train"), tags.RUNNING_LOSS), ".4f"),
-        (short, (tags.metric(metric, "train"), tags.running(metric)), ".4f"),
-        ("val", (val,), ".4f"),
-        ("test", (test,), ".4f"),
-        (_speed_label(noun), (tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S), ",.0f"),
+        *((short, ".4f", tags.metric(of, "train"), tags.running(of)) for of, short in named),
+        (val if others else "val", ".4f", val),
+        (test if others else "test", ".4f", test),
+        *((tag, ".4f", tag) for tag in others),
+        (speed, ",.0f", tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S),
     ]
-    names = {}
-    if objective not in (val, test):  # then `best` is of neither
-        shown.insert(4, ("objective", (objective,), ".4f"))
-        names = {"val": val, "test": test, "objective": objective}
-    found = (
-        (label, form, [values[tag] for tag in either if tag in values])
-        for label, either, form in shown
-    )
-    return {
-        label: f"{names.get(label, label)} {value[0]:{form}}"
-        for label, form, value in found
-        if value
-    }
+    found = ((label, form, [values[x] for x in of if x in values]) for label, form, *of in shown)
+    return [f"{label} {first[0]:{form}}" for label, form, first in found if first]
 
 
 class Printed:

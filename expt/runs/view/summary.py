@@ -33,6 +33,7 @@ from expt.runs.result import (
     whole_epochs,
 )
 from expt.runs.view.text import (
+    STALE,
     Console,
     cells,
     gpus_named,
@@ -43,10 +44,8 @@ from expt.runs.view.text import (
     shown_path,
 )
 
-STALE = "stale"
-"""Said of runs whose custom classes have other source now."""
 _SHOWN = 3
-"""Commands that are printed."""
+"""The largest number of commands that are printed."""
 _MOST_CLASSES = 20
 """The largest number of classes of an evaluation that are shown one by one."""
 

@@ -19,6 +19,9 @@ from expt import progress
 from expt.errors import printable
 from expt.runs.paths import RunPaths
 
+STALE = "stale"
+"""The mark of a run whose custom classes have other source now."""
+
 
 class Console(rich.console.Console):
     """A terminal that prints texts as they are: `[a]` is no markup, and `:key:` no picture.

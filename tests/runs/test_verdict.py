@@ -15,7 +15,7 @@ from expt.errors import ConfigError
 from expt.runs.found import FoundRun
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, Record
-from expt.runs.view import comparison
+from expt.runs.view import verdict
 from expt.runs.view.text import Console
 from tests.facade import Capture, record_points
 
@@ -42,12 +42,12 @@ def runs_of(objective: str = "accuracy/val", **rows: Sequence[float]) -> list[Fo
     return found
 
 
-def of(name: str, found: comparison.Verdicts) -> comparison.Verdict:
+def of(name: str, found: verdict.Verdicts) -> verdict.Verdict:
     return next(one for one in found.others if one.other.settings["model"] == name)
 
 
 def test_the_best_is_compared_by_paired_seeds_and_corrected_for_all_pairs() -> None:
-    found = comparison.verdicts(runs_of(b=B, a=A, c=C))
+    found = verdict.verdicts(runs_of(b=B, a=A, c=C))
     assert found.best.settings["model"] == "a"
     b, c = of("b", found), of("c", found)
     # Differences 0.01, 0, 0.03, 0.02, 0.01: deviation sqrt(0.00052 / 4), t = 2.746 of 4 degrees.
@@ -65,7 +65,7 @@ def test_the_best_is_compared_by_paired_seeds_and_corrected_for_all_pairs() -> N
 def test_p_is_corrected_as_holm_has_it() -> None:
     multitest = pytest.importorskip("statsmodels.stats.multitest")
     raw = {(0, 1): 0.01, (0, 2): 0.04, (1, 2): 0.03, (0, 3): math.nan, (2, 3): 0.9}
-    found = comparison._holm(raw)
+    found = verdict._holm(raw)
     known = [pair for pair in raw if pair != (0, 3)]
     expected = multitest.multipletests([raw[pair] for pair in known], method="holm")[1]
     assert [found[pair] for pair in known] == pytest.approx(list(expected))
@@ -80,7 +80,7 @@ def test_p_is_corrected_as_holm_has_it() -> None:
     ],
 )
 def test_best_by_direction(metric: str, rows: dict[str, Any], best: str, lead: float) -> None:
-    found = comparison.verdicts(runs_of(metric, **rows), metric)
+    found = verdict.verdicts(runs_of(metric, **rows), metric)
     assert found.best.settings["model"] == best
     assert found.others[0].lead == pytest.approx(lead)
     assert found.others[0].low < lead < found.others[0].high
@@ -89,14 +89,14 @@ def test_best_by_direction(metric: str, rows: dict[str, Any], best: str, lead: f
 def test_only_seeds_that_both_have_completed_are_compared() -> None:
     runs = runs_of(a=A, b=B)
     runs[0].record["status"] = FAILED
-    (only,) = comparison.verdicts(runs).others
+    (only,) = verdict.verdicts(runs).others
     assert only.seeds == 4
     assert only.lead == pytest.approx((0.0 + 0.03 + 0.02 + 0.01) / 4)
 
 
 def test_of_unequal_seeds_those_count_that_both_have() -> None:
     runs = runs_of(a=[0.980, 0.981, 0.983], b=[0.990, 0.992, 0.993, 0.98], c=[0.995])
-    found = comparison.verdicts(runs)
+    found = verdict.verdicts(runs)
     assert (found.best.settings["model"], found.best_seeds) == ("b", 4)
     assert of("a", found).lead == pytest.approx(0.0310 / 3)
     assert of("c", found).lead == pytest.approx(-0.005), "which is of one seed"
@@ -106,18 +106,18 @@ def test_of_unequal_seeds_those_count_that_both_have() -> None:
 
 def test_a_best_that_another_leads_on_the_seeds_of_both_says_so() -> None:
     runs = runs_of(a=[0.90, 0.9201], b=[0.80, 0.8202, 0.99, 0.99, 0.99, 0.99])
-    found = comparison.verdicts(runs)
+    found = verdict.verdicts(runs)
     assert found.best.settings["model"] == "b"
     assert found.others[0].lead == pytest.approx(-0.09995)
     assert found.others[0].in_words == "a difference, and not in favour of the best"
 
 
 def test_differences_without_spread_say_nothing_but_that() -> None:
-    (same,) = comparison.verdicts(runs_of(a=A, b=A)).others
+    (same,) = verdict.verdicts(runs_of(a=A, b=A)).others
     assert (same.in_words, same.lead) == ("equal in each seed", 0)
-    (shifted,) = comparison.verdicts(runs_of(a=[0.75, 0.5], b=[0.5, 0.25])).others
+    (shifted,) = verdict.verdicts(runs_of(a=[0.75, 0.5], b=[0.5, 0.25])).others
     assert (shifted.in_words, shifted.lead) == ("the same lead in each seed", 0.25)
-    (swapped,) = comparison.verdicts(runs_of(a=[0.1 + 0.2, 0.4], b=[0.4, 0.3])).others
+    (swapped,) = verdict.verdicts(runs_of(a=[0.1 + 0.2, 0.4], b=[0.4, 0.3])).others
     assert swapped.lead == 0, "but for rounding"
 
 
@@ -130,14 +130,14 @@ def test_a_spread_that_is_but_rounding_is_none(digits: Callable[[float], float])
         for row in ((138, 140, 141), (137, 139, 140), (136, 139, 141))
     )
     assert len({x - y for x, y in zip(a, b, strict=True)}) > 1
-    found = comparison.verdicts(runs_of(a=a, b=b, c=c))
+    found = verdict.verdicts(runs_of(a=a, b=b, c=c))
     assert of("b", found).in_words == "the same lead in each seed"
     assert of("c", found).p < 1
     assert "2 comparisons" in found.notes[0]
 
 
 def test_a_row_of_which_a_run_came_to_nothing_is_not_the_best_by_the_others() -> None:
-    found = comparison.verdicts(runs_of(a=A, b=[*(value + 0.03 for value in A[:4]), math.nan]))
+    found = verdict.verdicts(runs_of(a=A, b=[*(value + 0.03 for value in A[:4]), math.nan]))
     assert found.best.settings["model"] == "a"
     assert found.others[0].lead == pytest.approx(-0.03)
     assert found.notes[-1].startswith("not counted: 1 ")
@@ -146,11 +146,11 @@ def test_a_row_of_which_a_run_came_to_nothing_is_not_the_best_by_the_others() ->
 def test_a_run_with_the_seed_of_one_before_it_does_not_take_its_place() -> None:
     runs = runs_of(a=A, b=B)
     more = (FoundRun("again" / run.folder, run.record) for run in runs_of(b=[0.5] * 5))
-    found = comparison.verdicts([*runs, *more])
+    found = verdict.verdicts([*runs, *more])
     assert found.others[0].lead == pytest.approx(0.014)
     assert found.others[0].seeds == 5
     assert found.notes[-1].startswith("not counted: 5 ")
-    assert len(comparison.verdicts(runs).notes) == 1
+    assert len(verdict.verdicts(runs).notes) == 1
 
 
 def test_another_metric_is_that_of_the_epoch_whose_checkpoint_a_run_keeps(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_another_metric_is_that_of_the_epoch_whose_checkpoint_a_run_keeps(tmp_pa
         run.folder.mkdir()
         points = ((1, 1, {"accuracy/val": kept}), (2, 2, {"accuracy/val": 1 - kept}))
         record_points(run.paths, *points)
-    found = comparison.verdicts(runs, "accuracy/val")
+    found = verdict.verdicts(runs, "accuracy/val")
     assert found.best.settings["model"] == "a"
     assert found.others[0].lead == pytest.approx(0.014)
 
@@ -171,7 +171,7 @@ def test_another_metric_is_that_of_the_epoch_whose_checkpoint_a_run_keeps(tmp_pa
 def test_the_table_has_a_row_for_each_setting() -> None:
     console = Console(width=140, record=True, file=io.StringIO())
     rows = {"a": A, "b": A, "c": [value + 2e-5 for value in A]}
-    console.print(comparison.verdict_table(comparison.verdicts(runs_of("loss/val", **rows))))
+    console.print(verdict.verdict_table(verdict.verdicts(runs_of("loss/val", **rows))))
     best, same, more = console.export_text().splitlines()[1:]
     assert best.split()[0] == "a"
     assert "0" in [cell.strip() for cell in same.split("  ")]
@@ -181,7 +181,7 @@ def test_the_table_has_a_row_for_each_setting() -> None:
 @pytest.mark.parametrize("rows", [{"a": A}, {"a": A[:1], "b": B[:1]}, {}])
 def test_without_seeds_there_is_nothing_to_compare(rows: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^--verdict: "):
-        comparison.verdicts(runs_of(**rows))
+        verdict.verdicts(runs_of(**rows))
 
 
 def test_a_report_compares_the_runs_of_a_folder(tmp_path: Path, capsys: Capture) -> None:

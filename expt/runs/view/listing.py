@@ -1,4 +1,4 @@
-"""Runs anywhere below a folder, filtered and sorted."""
+"""Runs anywhere below a folder: filtered, sorted, in a list, and two of them side by side."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ import fnmatch
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
+
+from rich.table import Table
 
 from expt.config.kinds import metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.found import FoundRun, results_below, without_copies
 from expt.runs.overrides import unquoted
+from expt.runs.view.text import (
+    STALE,
+    Console,
+    as_csv,
+    cells,
+    elapsed,
+    plain_table,
+    setting,
+    shown_path,
+)
 
 T = TypeVar("T")
 Values: TypeAlias = Mapping[str, Any]
@@ -148,3 +161,81 @@ def _number(value: Any) -> float | None:
         with contextlib.suppress(TypeError, ValueError):
             return kind(value)
     return None
+
+
+def print_listing(console: Console, runs: Sequence[FoundRun], stale: Collection[Path] = ()) -> None:
+    """Print a line for each run; the terminal wraps one that is too long, so no path is cut."""
+    objectives = {run.objective for run in runs if run.objective}
+    shared = objectives.pop() if len(objectives) == 1 else ""
+    metric = best_first(runs)[0]
+    known = {tag for run in runs for tag in run.metrics}
+    finals = [tag for tag in (f"{metric}/test", f"{metric}/val") if tag in known][:1]
+    about = ("model", "dataset", "workers")
+    columns = ("run", "status", *about, f"best {shared}".strip(), *finals, "train time")
+    table = plain_table(columns, left=("run", "status", "model", "dataset"))
+    for run in runs:
+        values, best = run.values, _shown(run.values["best"])
+        table.add_row(
+            *cells(
+                values["run"],
+                f"{run.status}, {STALE}" if run.folder in stale else run.status,
+                *(values.get(key) or "" for key in about),
+                best if shared or not best else f"{best} {run.objective}",
+                *(_shown(values.get(tag)) for tag in finals),
+                elapsed(run.trained_s) if run.trained_s else "",
+            )
+        )
+    table.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    console.print(table, soft_wrap=True)
+
+
+def listing_csv(runs: Sequence[FoundRun]) -> str:
+    """Return a line for each run, with every setting and metric that any of them has."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.values))
+    rows: list[list[Any]] = [keys]
+    for run in runs:
+        values = dict(run.values)
+        if values["started"] is not None:
+            began = datetime.fromtimestamp(values["started"])
+            values["started"] = began.isoformat(timespec="seconds")
+        rows.append([values.get(key) for key in keys])
+    return as_csv(rows)
+
+
+def side_by_side(first: FoundRun, second: FoundRun) -> Table:
+    """Return the settings in which two runs differ, then their results and differences."""
+    columns = ("", shown_path(first.folder), shown_path(second.folder))
+    table = plain_table((*columns, "difference"), left=columns)
+    both = (first, second)
+    metrics = dict.fromkeys(tag for run in both for tag in run.metrics)
+    results = ["status", "workers", "best", *metrics, "time"]
+    others = {*results, "run", "started"}
+    settings = dict.fromkeys(key for run in both for key in run.values if key not in others)
+    rows = [(key, *(setting(run.values.get(key, "")) for run in both)) for key in settings]
+    rows.append(("commit", *map(_commit, both)))
+    rows.append(("versions", *map(_versions, both)))
+    for name, a, b in rows:
+        if a != b:
+            table.add_row(*cells(name, a, b, ""))
+    table.add_section()
+    for key in results:
+        x, y = (run.values.get(key) for run in both)
+        difference = f"{y - x:+.4g}" if isinstance(x, float) and isinstance(y, float) else ""
+        table.add_row(*cells(key, _shown(x), _shown(y), difference))
+    return table
+
+
+def _commit(run: FoundRun) -> str:
+    git = run.record.get("git") or {}
+    return git.get("commit", "")[:12] + (" with changes" if git.get("diff") else "")
+
+
+def _versions(run: FoundRun) -> str:
+    versions = run.record.get("versions", {})
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.4g}" if abs(value) >= 10 else f"{value:.4f}"

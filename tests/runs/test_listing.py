@@ -10,8 +10,7 @@ from expt.errors import ConfigError
 from expt.runs.found import FoundRun
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
-from expt.runs.view.comparison import listing_csv
-from expt.runs.view.query import check_key, chosen, in_order, runs_below
+from expt.runs.view.listing import check_key, chosen, in_order, listing_csv, runs_below
 
 
 def run(

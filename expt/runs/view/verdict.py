@@ -1,13 +1,11 @@
-"""Runs in a list, two of them side by side, and settings compared by their seeds."""
+"""Settings compared by their seeds: the lead of the best one over each other."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
@@ -16,101 +14,12 @@ from expt.errors import ConfigError, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED
 from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold
-from expt.runs.view.progress import WIDE
-from expt.runs.view.query import best_first, falls
-from expt.runs.view.summary import STALE
-from expt.runs.view.text import Console, as_csv, cells, elapsed, plain_table, setting, shown_path
-
-
-def print_listing(console: Console, runs: Sequence[FoundRun], stale: Collection[Path] = ()) -> None:
-    """Print a line for each run; the terminal wraps one that is too long, so no path is cut."""
-    table = _listing(runs, stale, narrow=console.width < WIDE)
-    table.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
-    console.print(table, soft_wrap=True)
-
-
-def _listing(runs: Sequence[FoundRun], stale: Collection[Path], *, narrow: bool) -> Table:
-    """Return a row for each run; in a narrow terminal without columns that are equal."""
-    objectives = {run.objective for run in runs if run.objective}
-    shared = objectives.pop() if len(objectives) == 1 else ""
-    metric = best_first(runs)[0]
-    finals = (f"{metric}/test", f"{metric}/val")
-    final = next((tag for tag in finals if any(tag in run.values for run in runs)), None)
-    about = ["model", "dataset", "workers"]
-    if narrow:
-        about = [key for key in about if len({run.values.get(key) for run in runs}) > 1]
-    numbers = ["best" if narrow else f"best {shared}".strip()]
-    if final:
-        numbers.append(final.rpartition("/")[2] if narrow else final)
-    columns = ("run", "status", *about, *numbers, "time" if narrow else "train time")
-    table = plain_table(columns, left=("run", "status", "model", "dataset"))
-    for run in runs:
-        values = run.values
-        best = _shown(values["best"])
-        reached = best if shared or not best else f"{best} {run.objective}"
-        status = f"{values['status']}, {STALE}" if run.folder in stale else values["status"]
-        described = [str(values.get(key) or "") for key in about]
-        took = elapsed(values["time"]) if values["time"] else ""
-        shown = [reached, _shown(values.get(final))] if final else [reached]
-        table.add_row(*cells(values["run"], status, *described, *shown, took))
-    return table
-
-
-def listing_csv(runs: Sequence[FoundRun]) -> str:
-    """Return a line for each run, with every setting and metric that any of them has."""
-    keys = list(dict.fromkeys(key for run in runs for key in run.values))
-    rows: list[list[Any]] = [keys]
-    for run in runs:
-        values = dict(run.values)
-        if values["started"] is not None:
-            began = datetime.fromtimestamp(values["started"])
-            values["started"] = began.isoformat(timespec="seconds")
-        rows.append([values.get(key) for key in keys])
-    return as_csv(rows)
-
-
-def side_by_side(first: FoundRun, second: FoundRun) -> Table:
-    """Return the settings in which two runs differ, then their results and differences."""
-    columns = ("", shown_path(first.folder), shown_path(second.folder))
-    table = plain_table((*columns, "difference"), left=columns)
-    both = (first, second)
-    metrics = dict.fromkeys(tag for run in both for tag in run.metrics)
-    results = ["status", "workers", "best", *metrics, "time"]
-    others = {*results, "run", "started"}
-    settings = dict.fromkeys(key for run in both for key in run.values if key not in others)
-    rows = [(key, *(setting(run.values.get(key, "")) for run in both)) for key in settings]
-    rows.append(("commit", *map(_commit, both)))
-    rows.append(("versions", *map(_versions, both)))
-    for name, a, b in rows:
-        if a != b:
-            table.add_row(*cells(name, a, b, ""))
-    table.add_section()
-    for key in results:
-        x, y = (run.values.get(key) for run in both)
-        difference = f"{y - x:+.4g}" if isinstance(x, float) and isinstance(y, float) else ""
-        table.add_row(*cells(key, _shown(x), _shown(y), difference))
-    return table
-
-
-def _commit(run: FoundRun) -> str:
-    git = run.record.get("git") or {}
-    return git.get("commit", "")[:12] + (" with changes" if git.get("diff") else "")
-
-
-def _versions(run: FoundRun) -> str:
-    versions = run.record.get("versions", {})
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _shown(value: Any) -> str:
-    if not isinstance(value, float):
-        return "" if value is None else str(value)
-    return f"{value:.4g}" if abs(value) >= 10 else f"{value:.4f}"
-
+from expt.runs.view.listing import falls
+from expt.runs.view.text import cells, plain_table, setting
 
 LEVEL = 0.05
 ROUNDING = 1e-6
-"""Relative error of a value; a spread within it is none."""
+"""The relative error of a value: a spread within it is none."""
 Values: TypeAlias = Mapping[tuple[Any, ...], float]
 """The finite value of each completed run of a row, by seed and fold."""
 
