@@ -43,7 +43,7 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
 
 
 def _bytes_of(path: Path) -> np.ndarray:
-    """Return what a file holds, decompressed, else mapped copy-on-write."""
+    """Return the content of a file, decompressed, else mapped copy-on-write."""
     if path.suffix != ".gz":
         return np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
     try:

@@ -35,7 +35,7 @@ _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 
 
 class Table(ABC):
-    """A table, of which only the names of the columns are read at first."""
+    """A table; at first only the names of its columns are read."""
 
     size = 0
     """the number of its rows, if it is known before they are read"""
@@ -141,7 +141,7 @@ def _names(path: Path, first: Iterable[str]) -> list[str]:
 
 
 class Arrays(Table):
-    """Arrays by name, of which one [rows, numbers] is a column of lists."""
+    """Arrays by name; one [rows, numbers] is a column of lists."""
 
     def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise DataError for arrays that are no columns of one length."""

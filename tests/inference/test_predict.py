@@ -318,7 +318,7 @@ def test_pictures_for_a_dataset_of_ones_own_are_taken_with_a_warning(
         mlp(made.weights, torch.from_numpy(pixels / 255).float().flatten()).softmax(0).tolist()
     )
     assert [*found["probabilities"].values()] == pytest.approx(expected, abs=1e-6)
-    assert "a picture is not what this class makes of it" in capsys.readouterr().err
+    assert "does not prepare pictures of a prediction" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
