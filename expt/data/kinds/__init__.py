@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Positive
 from expt.config.kinds import Augment
-from expt.data.plain_text import refuse_unreadable
+from expt.data.plain_text import opened, refuse_unreadable
 from expt.errors import ConfigError
 from expt.features import Classes, Feature, Features, Mask
 
@@ -175,16 +175,17 @@ class DatasetConfig:
         return None
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, for a prediction."""
-        return list(text.encode())
+        """Return the tokens of a text, for a prediction. Raise ConfigError if they are unknown."""
+        fix = "give tokens, int64 [N, length], or --split"
+        raise ConfigError(f"{self.label}: how it makes tokens of a text is not known; {fix}")
 
     def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the number and the tokens of each line of a text, for a prediction."""
         import numpy as np
 
-        with refuse_unreadable(path), open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                yield number, np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
+        with refuse_unreadable(path), opened(Path(path)) as text:
+            for number, words in enumerate(text, 1):
+                yield number, np.array(self.encode(words.rstrip("\r\n")), np.int64)
 
     def check_pixels(self, path: str, images: np.ndarray) -> None:
         """Raise ConfigError for images of a file that are not counted as those of training."""

@@ -148,12 +148,12 @@ class Text(DatasetConfig):
     def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
         import numpy as np
 
-        if self.tokens == "bytes":
+        if self.tokens != "bytes":
             yield from super().lines(path)
             return
-        with refuse_unreadable(path), opened(Path(path)) as text:
-            for number, words in enumerate(text, 1):
-                yield number, np.array(self.encode(words.rstrip("\r\n")), np.int64)
+        with refuse_unreadable(path), open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                yield number, np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of tokens; bytes that are not UTF-8 are replaced."""
