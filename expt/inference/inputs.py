@@ -30,7 +30,7 @@ from expt.data.image_files import (
     stretch,
 )
 from expt.data.kinds import DatasetConfig
-from expt.data.table_files import SUFFIXES, Arrays, Table, open_table
+from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
 from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
 from expt.features import NO_TARGET, Columns, Feature, Features, Image, Tokens
 from expt.machine import usable_cpus
@@ -350,7 +350,8 @@ class Rows(Inputs):
         if path.lower().endswith(".npy"):
             if self.feature.encoded:
                 raise ConfigError(f"{path}: the run's columns are found by name; give a table")
-            return Arrays(Path(path), {"x": array_of(path)})
+            with reading(Path(path)):
+                return Arrays(Path(path), {"x": array_of(path)})
         table = open_table(Path(path))
         for name in self._taken(table):
             if name not in table.names:
