@@ -53,8 +53,7 @@ ODD_WORDS = re.compile(  # "what is missing" is better "missing files"
     r"\b(what|told|so many|of which|anew|alike|besides?|go(es)? on|comes? to|came to)\b", re.I
 )
 NOT_REWORDED = {
-    *("data", "features", "inference", "models", "tasks", "training", "worker"),
-    *("command.evaluation_settings", "command.predict"),
+    *("models", "tasks", "training", "worker"),
 }
 ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")
 DOCUMENTED = {"planning.plan": {"_subclasses", "_python_dispatch"}}  # of torch, by its own pages

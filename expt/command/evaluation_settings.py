@@ -73,7 +73,7 @@ class Settings(NamedTuple):
 
 
 def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Path()) -> Asked:
-    """Return what the overrides ask of `run`, `RUN@last` or `RUN@40`.
+    """Return the evaluation of `run`, `RUN@last` or `RUN@40` that the overrides ask for.
 
     Raises ConfigError for a setting that an evaluation does not take.
     """
@@ -121,7 +121,7 @@ def _value(override: Override) -> Any:
 
 
 def settings(run: Path, record: Record, asked: Asked) -> Settings:
-    """Return what is measured of the run. Raises ConfigError where that can't be done here."""
+    """Return the settings to measure a run with. Raise ConfigError where it can't be done here."""
     kept_code.find_kept(RunPaths(run).code)
     then = as_typed(settings_of(record["config"]))
     dataset = _dataset(then["dataset"], Features.read(record["data"]), asked)
@@ -206,7 +206,7 @@ def _warn_of_custom_classes(record: Record, config: RunConfig) -> None:
     then, made = record["config"], record.get("content")
     trained, measured = recorded(then).dataset, config.dataset
     if trained.label != measured.label:
-        notes = trained.note_elsewhere(trained=True), measured.note_elsewhere(trained=False)
+        notes = trained.note("to train"), measured.note("to evaluate")
         for note in filter(None, notes):
             warn(f"dataset: {note}")
     names = own_code.targets(then)

@@ -1,4 +1,4 @@
-"""`expt predict`: what a run's model predicts of files, folders, or a split of its dataset."""
+"""`expt predict`: a run's model on files, folders, or a split of its dataset."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ examples
 
 
 def main(words: Sequence[str]) -> int:
-    """Predict what `words` ask for.
+    """Carry out the command of `words`.
 
-    Raises ExptError where some could not be read, and what `Plan` raises.
+    Raise ExptError where some samples could not be read, and the errors of `Plan`.
     """
     asked = parse(words)
     output, force = asked.pop("output"), asked.pop("force")

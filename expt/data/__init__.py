@@ -1,12 +1,12 @@
 """Datasets: files on disk to batches on a device.
 
     kinds/          each kind of dataset: its keys, files and splits
-    fingerprint, cache    what the files contain, and decoded arrays, shared by all runs
-    image_files, formats, columns    pictures and folders, IDX and CIFAR, tables
-    images, masks, custom, samples    samples of each sort, as a Source
+    fingerprint, cache    digests of files, and decoded arrays, shared by all runs
+    image_files, formats, columns, rows    pictures and folders, IDX and CIFAR, tables
+    images, memory, custom    samples of each sort, as a Source
     source, build   from the configuration to the loaders of a run
-    loading, memory, stream    the loaders: from memory, by processes, of a stream
-    indexing, augment    which samples, and what is done to them
+    loader, loading, samples    the two loaders, their options, and reading one by one
+    indexing, augment, seeding    the order, augmentation and random numbers of samples
 
 Nothing is imported here: the first two lines and image_files need no torch.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SEED = 20_250_301  # sets these numbers apart from the order of the images
 _FIRST_TURN_SEED = 20_261_123  # sets apart which images begin mirrored
-_BITS = 15  # of each random number: what int16 holds
+_BITS = 15  # of each random number: those of int16
 _FLIP, _CROP_TOP, _CROP_LEFT, _CUT_Y, _CUT_X = range(5)
 
 
@@ -30,7 +30,7 @@ class Augmentation:
     crop_padding: int = 0
     """pixels added on each side before a crop to the former size; 0 crops nothing"""
     padding_mode: Literal["constant", "reflect"] = "constant"
-    """what they are: black, or the image mirrored at its edge"""
+    """those pixels: black, or the image mirrored at its edge"""
     flip: bool | Literal["alternate"] = False
     """mirror every second image, on average, left to right; or each image in every second epoch"""
     cutout: int = 0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.checked_samples import build_transforms
-from expt.data.kinds import DatasetConfig
+from expt.data.kinds import DatasetConfig, Opening
 from expt.data.loader import Loader
 from expt.data.loading import Batch, LoaderOptions, is_double, mapped, of_type
 from expt.data.source import (
@@ -115,12 +115,12 @@ def build(
     """Return the loaders of `dataset` on one worker.
 
     `options` are those of LoaderOptions that the dataset does not give, of training; `num_workers`
-    processes read for this worker. The `task` says what targets are. `mixup` and `cutmix` are of
-    training only. With `overfit_batches` each epoch has the first of these batches, which val has,
-    too. Raise DataError for the data, ConfigError for keys that do not fit it.
+    processes read for this worker. The `task` takes its targets. `mixup` and `cutmix` are of
+    training only. With `overfit_batches` each epoch has the first of these batches, as has val.
+    Raise DataError for the data, ConfigError for keys that do not fit it.
     """
     given = LoaderOptions(mean=dataset.mean, std=dataset.std, **options)
-    source = dataset.open(task, given.device, num_workers)
+    source = dataset.open(Opening(task, given.device, num_workers))
     check_image_keys(dataset, source)
     if given.shard.rank == 0:
         dataset.look(source)
@@ -163,7 +163,7 @@ def build(
 
 
 def warn_of_samples(dataset: DatasetConfig, source: Source, train: Tensor, fills: int) -> None:
-    """Warn of what training samples lack, change or leave out; batches have `fills` of them."""
+    """Warn of absent classes and samples; a batch has `fills` samples."""
     there = len(train)
     warn_of_absent(dataset, source, train)
     for note in source.notes:
@@ -213,7 +213,7 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
     strata = torch.zeros(size * counts) if source.classes is None else source.classes
     limited_by = None if source.in_random_order else strata
     if dataset.folds is None or dataset.fold is None:
-        # Its places say nothing of a stream's samples, which may be shuffled anew in each pass.
+        # The samples of a stream may come in another order in each pass.
         fraction = 0.0 if source.val or source.is_stream else dataset.val_fraction
         how = getattr(dataset, "val_split", "random")
         return indexing.split(size, fraction, dataset.train_limit, limited_by, how=how)
@@ -307,7 +307,7 @@ def load(
     """
     options = dataclasses.replace(options, mean=dataset.mean, std=dataset.std)
     options = as_evaluated(dataset, options)
-    source = dataset.open(task, options.device, num_workers, trained_on)
+    source = dataset.open(Opening(task, options.device, num_workers, trained_on))
     tells = options.shard.rank == 0
     source.features.inputs.fit(trained_on.inputs, dataset.label)
     places, note = source.features.targets.fit(trained_on.targets, dataset.label)

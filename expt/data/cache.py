@@ -18,15 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from expt.errors import ConfigError, DataError, collected
+from expt.errors import DataError, collected
 
 if TYPE_CHECKING:
     import numpy as np
     from filelock import FileLock
 
 Made = TypeVar("Made")
-LIMIT_GB = 50.0
-_FORMAT = 2  # raise it when what is stored changes
+LIMIT_BYTES = 50_000_000_000
+"""The size of all decoded datasets together."""
+_FORMAT = 2  # raise it when the format of entries changes
 _NEW = ".new-"
 
 
@@ -60,21 +61,10 @@ def cache_dir() -> Path:
         return Path(tempfile.gettempdir()) / f"expt-cache-{os.getuid()}"
 
 
-def limit_bytes() -> int:
-    """Return how large the decoded datasets may be together: EXPT_CACHE_GB."""
-    given = os.environ.get("EXPT_CACHE_GB", str(LIMIT_GB))
-    try:
-        return int(float(given) * 1e9)
-    except (ValueError, OverflowError):
-        raise ConfigError(
-            f"EXPT_CACHE_GB={given}: not a number; give the most that the cache may hold [GB]"
-        ) from None
-
-
 def decoded(
     label: str, sources: Sequence[Path], decode: Callable[[], Arrays], kept: str = "known"
 ) -> Arrays:
-    """Return what `decode()` makes of the content of the files `sources`, from the cache.
+    """Return the arrays that `decode()` makes of the files `sources`, from the cache.
 
     `label` begins the name of the entry, and the files' checksums are `kept` by that name. Where
     the cache cannot be written, `decode()` runs in memory at every call.
@@ -87,7 +77,7 @@ def decoded(
 def filled(
     name: str, write: Callable[[Path], object], read: Callable[[Path], Made | None]
 ) -> Made | None:
-    """Return what `read` finds in the entry `name`, which `write` fills where there is none.
+    """Return the result of `read` on the entry `name`, which `write` fills if it is not there.
 
     A read-only or full disk, or one without locks, costs time and memory but stops nobody.
     """
@@ -191,7 +181,7 @@ def open_rows(folder: Path) -> Rows | None:
 
 
 def entries() -> list[Entry]:
-    """All that is there, what was used last first."""
+    """Return all entries, the last used first."""
     found = []
     for path in _folder().glob("[!.]*"):
         with contextlib.suppress(OSError):  # gone meanwhile
@@ -211,13 +201,13 @@ def remove(path: Path) -> bool:
 
 
 def remove_left_over() -> None:
-    """Remove what commands that were killed have left half written."""
+    """Remove entries that killed commands have left half written."""
     for path in _folder().glob(f"{_NEW}*"):
         remove(path)
 
 
 def digest(words: Iterable[str]) -> str:
-    """Return a key of what is made of `words`."""
+    """Return a digest of `words`."""
     return hashlib.sha256(
         "\0".join((str(_FORMAT), *words)).encode(errors="surrogateescape")
     ).hexdigest()[:16]
@@ -228,7 +218,7 @@ def _folder() -> Path:
 
 
 def state_of(path: str | Path) -> list[int]:
-    """Return what changes with a file's content: its size, and its times and place on the disk.
+    """Return the size of a file, and its times and place on the disk, to see whether it changes.
 
     A copy that keeps the times of its source has another change time, which only the system sets.
     """
@@ -248,12 +238,12 @@ def _kind(entry: Path) -> str:
 
 
 def _make_room(kept: Path) -> None:
-    """Keep within the limit: what was not used for longest goes first."""
+    """Keep within the limit: the entries that were not used for longest go first."""
     remove_left_over()
     found = entries()
     total = sum(entry.num_bytes for entry in found)
     for entry in reversed(found):
-        if total <= limit_bytes():
+        if total <= LIMIT_BYTES:
             return
         if entry.path != kept and remove(entry.path):
             total -= entry.num_bytes
@@ -315,13 +305,13 @@ def of_files(root: Path, names: Sequence[str]) -> str:
 
 
 def of_content(paths: Iterable[Path], kept: str = "known") -> str:
-    """Return a digest of what files hold, whose checksums are `kept` by that name."""
+    """Return a digest of the content of files, whose checksums are `kept` by that name."""
     with Checksums(kept) as checksums:
         return digest(collected(checksums.of, paths))
 
 
 class Checksums:
-    """Checksums of files on disk, by path, size and times, and notes on what has such a content.
+    """Checksums of files on disk, by path, size and times, and notes on such contents.
 
     The only place that takes a file for unchanged. Where they cannot be kept, each file is read
     every time.
@@ -380,7 +370,7 @@ class Checksums:
             raise DataError(f"{path} has changed since the run began; put it back")
 
     def noted(self, key: str) -> str | None:
-        """Return what was noted under a key, which names contents by their MD5."""
+        """Return the note under a key, which names contents by their MD5."""
         return self._known.get(key)
 
     def note(self, key: str, text: str) -> None:

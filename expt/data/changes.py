@@ -22,7 +22,7 @@ from expt.errors import listed
 MOST, MANY, FEW = 4096, 10_000_000, 512
 """The numbers of a tensor that are compared, and that are added up; the objects of an attribute."""
 _OF_TORCH = {name for name in vars(nn.Module()) if not name.endswith("_hooks")}
-_OF_TORCH |= {"_step_count", "_last_lr"}  # a scheduler makes them anew
+_OF_TORCH |= {"_step_count", "_last_lr"}  # a scheduler makes new ones
 _CODE = (type, types.BuiltinFunctionType, types.ModuleType)
 Prints = Mapping[str, Any]
 """A digest of each attribute, in containers, that stays equal while the attribute does."""
@@ -31,7 +31,7 @@ Prints = Mapping[str, Any]
 def attributes(one: Any) -> dict[str, Any]:
     """Return the attributes and slots of an object, or the globals of a module of Python.
 
-    Those of an nn.Module are without its parameters and modules, and what prune makes of one.
+    Those of an nn.Module are without its parameters and modules, and the products of prune.
     """
     if isinstance(one, type | types.ModuleType):
         return {name: value for name, value in vars(one).items() if not name.startswith("__")}
@@ -55,7 +55,7 @@ def _slots(kind: type) -> set[str]:
 def _prints(one: object, seen: dict[int, object]) -> Prints:
     """Return the prints of the attributes of `one`; adds its objects to `seen`, by id.
 
-    What is in there before is left out, such as what a checkpoint has.
+    Objects that are in there before are left out, such as those of a checkpoint.
     """
     found: dict[str, Any] = {}
     for name, value in attributes(one).items():
@@ -68,7 +68,7 @@ class Watched:
     """An object, and how its attributes were when the watch began."""
 
     def __init__(self, one: Any, known: Mapping[int, object], *methods: str) -> None:
-        """`methods` name what saves and loads its state, if it has that."""
+        """Take the names of the `methods` that save and load its state, if it has them."""
         self._one, self._methods = one, methods
         self._before = _prints(one, dict(known))
         copied, memo = attributes(one) if methods else {}, dict(known)
@@ -83,10 +83,10 @@ class Watched:
             return names
         save, load = self._methods
         twin = copy.copy(self._one)
-        for name, value in self._copies.items():  # what is known was not copied
+        for name, value in self._copies.items():  # known objects were not copied
             own = copy.copy(value) if isinstance(value, dict | list) else value
             object.__setattr__(twin, name, own)
-        shared = _prints(twin, dict(known))  # such as what a function's closure holds
+        shared = _prints(twin, dict(known))  # such as objects in a function's closure
         getattr(twin, load)(getattr(self._one, save)())
         loaded = _prints(twin, dict(known))
         return [name for name in names if not now[name] == loaded.get(name) != shared.get(name)]
@@ -104,9 +104,9 @@ def own_code() -> dict[str, Any]:
 
 
 def unseeded(read: Callable[[], Any], objects: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what to say where `read` changes these objects or own code; it reads a sample."""
+    """Yield a warning where `read`, which reads a sample, changes these objects or own code."""
     watched = {where: Watched(one, {}) for where, one in {**own_code(), **objects}.items()}
-    with contextlib.suppress(Exception):  # training says what is wrong
+    with contextlib.suppress(Exception):  # training reports the error
         read()
     lost = [f"{where}.{name}" for where, each in watched.items() for name in each.lost({})]
     if lost:
@@ -161,9 +161,9 @@ def _of_module(one: nn.Module, seen: dict[int, object]) -> Prints:
 
 
 def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
-    """Look into any object, such as a generator, by what pickle and deepcopy would take of it.
+    """Look into any object, such as a generator, as pickle and deepcopy would.
 
-    Of a custom function that is what its closure, its defaults and its attributes hold.
+    A custom function is seen by its closure, its defaults and its attributes.
     """
     try:
         if isinstance(value, staticmethod | classmethod):
@@ -185,7 +185,7 @@ def _of_object(value: Any, seen: dict[int, object], most: int) -> Any:
 
 
 def digest(value: Tensor | np.ndarray[Any, Any]) -> Any:
-    """Return what stays equal while the numbers do; of many, some are compared."""
+    """Return a digest of the numbers; of many, some are compared."""
     try:
         flat, total = value.reshape(-1), ""
         some: Any = flat[:: max(1, len(flat) // MOST)]

@@ -18,7 +18,7 @@ from expt.errors import MISTAKES, ConfigError, DataError, ExptError, RunFailed, 
 from expt.features.feature import labelled
 
 Check = Callable[[Any], Any]
-"""Returns a sample as it is to be used. Raise DataError that says what is wrong with it."""
+"""Returns a sample as it is to be used. Raise DataError for a wrong one."""
 
 
 WITHOUT_GPU = (
@@ -33,7 +33,7 @@ def as_it_is(sample: Any) -> Any:
 
 
 def checked(check: Check, index: int, sample: Any) -> Any:
-    """Return what `check` makes of the sample. Raise DataError that names its index."""
+    """Return the result of `check` on the sample. Raise DataError that names its index."""
     try:
         return check(sample)
     except DataError as error:
@@ -41,7 +41,7 @@ def checked(check: Check, index: int, sample: Any) -> Any:
 
 
 def read(dataset: Dataset[Any], index: int) -> Any:
-    """Return a sample. Raise what `in_words` makes of an error."""
+    """Return a sample. Raise an error as `in_words` has it."""
     try:
         return dataset[index]
     except Exception as error:
@@ -49,7 +49,7 @@ def read(dataset: Dataset[Any], index: int) -> Any:
 
 
 def read_all(dataset: Dataset[Any], check: Check, indices: Sequence[int]) -> list[Any]:
-    """Return the samples, checked. Raise what `in_words` makes of an error."""
+    """Return the samples, checked. Raise an error as `in_words` has it."""
     return [checked(check, index, read(dataset, index)) for index in indices]
 
 
@@ -59,10 +59,10 @@ def without_gpu(told: str) -> str:
 
 
 def in_words(error: Exception, whose: str) -> Exception:
-    """Return what a custom dataset raised, in one line, with its place there.
+    """Return the error of a custom dataset in one line, with its place there.
 
-    It is a DataError for a mistake, which another try would raise again; RunFailed for what may be
-    due to a disk or network. Errors for a person, and of memory, stay as they are.
+    It is a DataError for a mistake, which another try would raise again; RunFailed where the disk
+    or the network may be the cause. Errors for a person, and of memory, stay as they are.
     """
     if isinstance(error, ExptError | MemoryError | torch.OutOfMemoryError):
         return error
@@ -148,14 +148,14 @@ def like(expected: Any, check: Check) -> Check:
 
 
 Transform = Callable[[Any], Any]
-# what a resize may overshoot [0, 1] by; pixels in 0..255 and normalised ones lie further out
+# a resize may overshoot [0, 1] by this; pixels in 0..255 and normalised ones lie further out
 _BEYOND = 0.5
 
 
 def build_transforms(
     configured: Sequence[dict[str, Any]], key: str = "dataset.transforms"
 ) -> tuple[Transform, ...]:
-    """Return an instance of each `{_target_: a.B, ...}`. Raise ConfigError for what can't be."""
+    """Return an instance of each `{_target_: a.B, ...}`. Raise ConfigError where there is none."""
     try:
         return tuple(user_class.nested_built({"transforms": list(configured)})["transforms"])
     except ConfigError as error:
@@ -179,7 +179,7 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
         self._dataset, self._transforms, self._shape, self._key = dataset, transforms, shape, key
 
     def unseeded(self) -> Iterator[str]:
-        """Yield what to say where reading a sample changes transforms."""
+        """Yield a warning where reading a sample changes transforms."""
         named = {f"{self._key}.{at}": each for at, each in enumerate(self._transforms)}
         return changes.unseeded(lambda: self[0], named)
 

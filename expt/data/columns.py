@@ -44,7 +44,7 @@ _DATE = re.compile(
 MOST = float.fromhex("0x1.fffffep127")
 """The largest number of float32."""
 FEW = 20
-"""Rows of which numbers may follow each other by chance."""
+"""The number of rows up to which numbers may follow each other by chance."""
 _HEAD = 1000
 
 
@@ -67,9 +67,9 @@ class Column:
         most: float = math.inf,
         known: Sequence[str] = (),
     ) -> None:
-        """Take numbers for texts too if they `are_texts`, and tell `most` so many texts apart.
+        """Take numbers for texts too if they `are_texts`, and distinguish at `most` that number.
 
-        Those that are `known` come first, and are texts whatever they look like.
+        Texts that are `known` come first, even if they look like numbers.
         """
         self.name, self.parts, self.known = name, [name], [*known]
         self._are_texts, self._most = are_texts or bool(known), most
@@ -173,7 +173,7 @@ class Column:
         return f", {row(first)}{f' and {number - 1} more' * (number > 1)}: {what}; {fix}"
 
     def problem(self, most: int | None, row: Row) -> str:
-        """Return why the rows can't be features, of at `most` so many categories, if so."""
+        """Return why the rows can't be features, such as more than `most` categories."""
         if len(self.parts) > 1:
             return self.odd_rows(FIX, row)
         some = self.categories[:_HEAD]
@@ -298,7 +298,7 @@ def read_as_known(
 
 
 def unknown_texts(name: str, unknown: Iterable[str | None], rows: int = 0) -> str:
-    """Return what to say of texts of a column, in so many rows, that no training row has."""
+    """Return a warning of a column's texts, in a number of rows, that no training row has."""
     texts = listed([repr(text) if text else "a gap" for text in unknown], 5)
     where = f" ({rows} rows)" * bool(rows)
     return f"column {name}: no training row has {texts}{where}: they are 0 in all its categories"
@@ -335,7 +335,7 @@ def may_be_ids(values: np.ndarray) -> bool:
 
 
 def _are_ids(values: np.ndarray) -> bool:
-    """Return whether values [N] are integers of which no two are alike: the first mostly show."""
+    """Return whether values [N] are integers, no two equal: the first ones mostly tell."""
     import numpy as np
 
     return all(

@@ -1,4 +1,4 @@
-"""The samples of a custom Dataset class, and what a task takes of them."""
+"""The samples of a custom Dataset class, as a task takes them."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _SOME = 8  # samples, whose targets say where all are
 
 
 def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
-    """Return its parts; the first sample gives the shapes, the `task` what its targets are."""
+    """Return its parts; the first sample gives the shapes, the `task` the kind of targets."""
     parts, threads = _parts(dataset), threading.active_count()
     train = parts["train"]
     with samples.left_as_it_was(train):
         first = samples.first(train)
-        if threading.active_count() > threads:  # no thread goes on in a process that is forked
+        if threading.active_count() > threads:  # a forked process has none of the threads
             num_workers = 0
         found = _Built(dataset, parts, num_workers, task).source(first)
         is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
@@ -88,9 +88,9 @@ def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
 
 
 def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
-    """Yield what the author of a dataset may not have meant; the first sample has been read."""
-    with preserved_generators(), contextlib.suppress(Exception):  # training says what is wrong
-        if is_stream := isinstance(train, IterableDataset):  # what each pass does anew is no change
+    """Yield warnings for the author of a dataset, whose first sample has been read."""
+    with preserved_generators(), contextlib.suppress(Exception):  # training reports the error
+        if is_stream := isinstance(train, IterableDataset):  # each pass may draw again
             samples.first(train)
         again = samples.first if is_stream else lambda part: read(part, len(part) - 1)
         own = {"dataset": train} if samples.state_of(train) is None else {}  # its state holds them
@@ -239,7 +239,7 @@ def _collated(
 ) -> tuple[Any, Any]:
     """Return a batch that the dataset's `collate` makes of samples of one of `classes` each.
 
-    None: of targets for a custom task. Only class numbers can be drawn beside images.
+    With None targets are of any kind. Images have class numbers only.
     """
     inputs, targets = samples.collated(given, own)
     if are_images:

@@ -21,7 +21,7 @@ from expt.runs.result import Record
 
 
 def identity_of(config: RunConfig, paths: RunPaths | None = None) -> Identity:
-    """Return the identity of a run, which continues what is in its folder `paths`.
+    """Return the identity of a run, which continues a run in its folder `paths`.
 
     Raises DataError or ConfigError as `content_of` does, and where a fork's parent is not there.
     """
@@ -41,7 +41,7 @@ def content_of(config: RunConfig, before: Record | None = None) -> Content:
     try:
         data = config.dataset.fingerprint()
     except DataError:
-        if check := config.dataset.prepare():  # they say what else is wrong
+        if check := config.dataset.prepare():  # they name other errors, too
             check(usable_cpus())
         raise
     made = (before or {}).get("content")
@@ -57,7 +57,7 @@ def _of_weights(config: RunConfig) -> str | None:
     try:
         return of_content([chosen(config.weights).file], "weights")
     except ConfigError:
-        if config.resume is not None:  # its checkpoint has what came of them
+        if config.resume is not None:  # its checkpoint has the trained ones
             return None
         raise
 
@@ -65,7 +65,7 @@ def _of_weights(config: RunConfig) -> str | None:
 def refuse_changed(request: RunRequest) -> None:
     """Raise RunFailed where files have changed since the identity of the run was made.
 
-    The run would not be what it is known as. Raise DataError where the files are gone.
+    The run would be another than its identity says. Raise DataError where the files are gone.
     """
     config, then = request.config, request.identity.content
     now = content_of(config, continuing.continued(config, request.paths))

@@ -35,7 +35,6 @@ FOUND = {
     "masks": "with masks that were turned with them",
     "kept": "with masks left as they are, whose size does not show whether to turn them",
     "transparent": "with transparency laid on white",
-    "frames": "of several frames, of which the first is taken",
     "enlarged": "smaller than dataset.image_size, and enlarged to it",
 }
 """Keys that the `info` of an opened picture may have."""
@@ -95,7 +94,7 @@ def _leads_back(where: str, name: str) -> bool:
 
 
 def warn_of_others(root: str) -> None:
-    """Warn of folders next to train, val and test, of which nothing is read."""
+    """Warn of folders next to train, val and test, which are not read."""
     parts = parts_there(root)
     read = {path.name for path in parts.values()}
     if Path(root) not in parts.values() and (others := {*subfolders(root)} - read):
@@ -158,16 +157,13 @@ def open_picture(
     mode: str | None = None,
     name: object = "",
     needed: tuple[int, int] | None = None,
-    *,
-    counts: bool = False,
 ) -> Any:
     """Return a picture as a viewer shows it, in its own mode or another.
 
     `source` is a path, a stream or a picture of Pillow's. It is turned by its EXIF orientation;
-    with a `mode` what is transparent lies on white. Of several frames it is the first. Where less
+    with a `mode` transparent parts lie on white. Of several frames it is the first. Where less
     is `needed` than its height and width, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size; see
-    `size_of`. With `counts` its `info` says how many `frames` there are. Raise DataError for
-    anything else, by its path, or by the `name` of another.
+    `size_of`. Raise DataError for anything else, by its path, or by the `name` of another.
     """
     from PIL import Image
 
@@ -176,12 +172,9 @@ def open_picture(
             source.load()
             return upright(in_mode(source, mode) if mode else source)
         with Image.open(source) as file:
-            frames = getattr(file, "n_frames", 1) if counts else 1
             if needed and file.format in _JPEGS:
                 file.draft(None, needed if _note_size(file) >= 5 else needed[::-1])
-            picture = upright(in_mode(file, mode) if mode else file.copy())
-        picture.info |= {"frames": frames} if frames > 1 else {}
-        return picture
+            return upright(in_mode(file, mode) if mode else file.copy())
 
 
 def _note_size(picture: Any) -> int:
@@ -225,12 +218,12 @@ def turn(picture: Any, orientation: int) -> Any:
 
 @contextlib.contextmanager
 def refuse_damaged(name: object) -> Iterator[None]:
-    """Raise DataError for what Pillow raises of a picture."""
+    """Raise DataError for an error of Pillow."""
     try:
         yield
     except (ExptError, MemoryError):
         raise
-    except Exception as error:  # what a decoder raises of a damaged file is of many kinds
+    except Exception as error:  # a decoder raises many kinds for a damaged file
         why = first_line(error)
         raise DataError(
             f"{name} cannot be read as an image ({why}); replace or remove it"
@@ -240,8 +233,8 @@ def refuse_damaged(name: object) -> Iterator[None]:
 def in_mode(image: Any, mode: str) -> Any:
     """Return a picture in L or RGB, of 16 bits too, which Pillow's own `convert` clips at 255.
 
-    What is transparent lies on white; `info["transparent"]` says so. Raise ValueError for pixels
-    whose range nobody knows.
+    Transparent parts lie on white; `info["transparent"]` says so. Raise ValueError for pixels of
+    an unknown range.
     """
     import numpy as np
     from PIL import Image
@@ -271,11 +264,8 @@ def in_mode(image: Any, mode: str) -> Any:
 
 
 def look(source: Any, mode: str | None, name: object = "") -> Any:
-    """Return a picture like `open_picture`, whose `info` says whether it has other `frames`, too.
-
-    A JPEG is decoded at 1/8 of its size, which reads all of the file.
-    """
-    return open_picture(source, mode, name, (1, 1), counts=True)
+    """Return a picture like `open_picture`; a JPEG is decoded at 1/8 of its size."""
+    return open_picture(source, mode, name, (1, 1))
 
 
 def look_at(
@@ -291,14 +281,13 @@ def look_at(
     """Return how many pictures have each of `FOUND` in their `info`, or a colour of its `palette`.
 
     `look` returns the picture of a sample's files, which is `fitted` to a height and width. It is
-    called in so many threads, once for a content, which is noted with `how` it is looked at. The
-    content is that of the files, unless a `key` names it. Raise DataError for all that
-    is wrong.
+    called in `threads`, once for a content, which is noted with `how` it is looked at. The content
+    is that of the files, unless a `key` names it. Raise DataError that names all wrong ones.
     """
     least = fitted or (0, 0)
 
     def key_of(sample: Sequence[str]) -> str:
-        with contextlib.suppress(DataError):  # what is wrong with it is said by `look`
+        with contextlib.suppress(DataError):  # `look` raises it
             return " ".join((how, *map(str, least), *map(key or sums.of, sample)))
         return ""
 
@@ -325,7 +314,7 @@ def look_at(
 
 
 def report_found(root: object, counts: Counter[str]) -> None:
-    """Warn in a line of what `look_at` has found."""
+    """Warn of the findings of `look_at`."""
     if found := [f"{counts[word]} {text}" for word, text in FOUND.items() if counts[word]]:
         warn_once(f"{root}: pictures: {', '.join(found)}")
     numbers = Counter(word.partition("=")[0] for word in counts if "=" in word)
@@ -337,7 +326,7 @@ def report_found(root: object, counts: Counter[str]) -> None:
 
 
 def mask_of(dataset: Any, task: Any) -> Mask:
-    """Return what masks may hold: the dataset says how many classes, else the task."""
+    """Return the feature of masks, by the number of classes of the dataset, else of the task."""
     settings = {"ignore_index": task.ignore_index} if hasattr(task, "ignore_index") else {}
     return Mask(num_classes=dataset.mask_classes() or task.num_classes, **settings)
 
@@ -374,7 +363,7 @@ def look_at_pair(
     values: Mask | None,
     name: str = "",
 ) -> Any:
-    """Return a picture as `look` does. Raise DataError for what is wrong with it or its mask."""
+    """Return a picture as `look` does. Raise DataError where it or its mask is wrong."""
     its = mask if isinstance(mask, str) else f"{name}: its mask"
     reads: Any = (
         functools.partial(look, source, mode, name=name),

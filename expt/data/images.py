@@ -1,4 +1,4 @@
-"""Images, from memory or read one by one: each of one class, or with numbers to predict."""
+"""Images, from memory or read one by one: each of one class, with numbers to predict, or a mask."""
 
 from __future__ import annotations
 
@@ -20,58 +20,56 @@ from expt.data.image_files import (
     fit,
     look,
     look_at,
+    look_at_pair,
+    mask_of,
+    numbers_of_mask,
     open_picture,
     refuse_damaged,
     report_found,
+    stretch,
 )
-from expt.data.kinds import DatasetConfig
+from expt.data.kinds import DatasetConfig, Opening
 from expt.data.loader import Held, Loader, loading
 from expt.data.loading import LoaderOptions
-from expt.data.memory import InMemory, eval_batch_size
+from expt.data.memory import Encoder, InMemory, eval_batch_size
 from expt.data.samples import size_of
 from expt.data.seeding import preserved_generators
 from expt.data.source import NOTHING, Part, Source
 from expt.errors import DataError, warn
-from expt.features import Feature, Features, Image
+from expt.features import Feature, Features, Image, Mask
 from expt.machine import usable_cpus
 
 Shape = tuple[int, int, int]
 """Channels, height, width."""
-Scales = Mapping[str, Sequence[float]]
+Scales = Mapping[str, tuple[float, float]]
 """The mean and deviation of each target, by its name; targets are given in these units."""
 
 
-LABEL = torch.zeros((), dtype=torch.int64)
-
-
 def of_parts(
-    shape: Shape, targets: Feature, parts: Mapping[str, Part], target: Tensor = LABEL, **more: Any
+    shape: Shape,
+    targets: Feature,
+    parts: Mapping[str, Part],
+    target: Tensor | None = None,
+    **more: Any,
 ) -> Source:
-    """Return a source of images of one shape, with `targets` that are like `target`."""
+    """Return a source of images of one shape, with `targets`: numbers like `target`, or classes."""
     features = Features(Image(channels=shape[0], image_size=shape[1:]), targets)
+    if target is None:
+        target = torch.zeros(shape[1:] if targets.each == "pixel" else (), dtype=torch.int64)
     more |= {"train": NOTHING, **parts}
     return Source(features=features, example=(torch.zeros(shape), target), **more)
 
 
 def of_arrays(
-    train: Sequence[Any],
-    test: Sequence[Any],
-    features: Features,
-    device: torch.device,
-    num_workers: int,
+    train: Sequence[Any], test: Sequence[Any], features: Features, opening: Opening
 ) -> Source:
     """Return a source of (images uint8 [N, C, H, W], labels) in random order."""
-    images, labels = map(_tensor, train)
-    shape = images.shape[1], images.shape[2], images.shape[3]
-    sets = {"train": InMemory(images, labels, device), "test": in_memory(test, device)}
-    parts = {part: image_part(x, shape, num_workers, features.targets) for part, x in sets.items()}
+    parts, shape = dict[str, Part](), tuple(train[0].shape[1:])
+    for part, arrays in (("test", test), ("train", train)):
+        images, labels = map(_tensor, arrays)
+        held = InMemory(images, labels, opening.device)
+        parts[part] = image_part(held, shape, opening.num_workers, features.targets)
     return of_parts(shape, features.targets, parts, classes=labels, in_random_order=True)
-
-
-def in_memory(arrays: Sequence[Any], device: torch.device) -> InMemory:
-    """Return (images, labels), placed here."""
-    images, labels = map(_tensor, arrays)
-    return InMemory(images, labels, device)
 
 
 def _tensor(array: Any) -> Tensor:
@@ -84,19 +82,13 @@ def image_part(
     images: Dataset[Any],
     shape: Shape,
     num_workers: int,
-    classes: Feature | None = None,
-    *,
+    targets: Feature,
     originals: Dataset[Any] | None = None,
-    eval_as_training: bool = False,
 ) -> Part:
-    """Return a part of images, each of a class if there are `classes`.
-
-    Transforms get the `originals`, which may be of any size. With `eval_as_training` an evaluation
-    takes no more of them at a time than a step.
-    """
+    """Return a part of images; transforms get the `originals`, which may be of any size."""
     how: Any = {}
-    if classes is not None:
-        check = functools.partial(checked_image, shape=shape, classes=classes)
+    if targets.has_one_class:
+        check = functools.partial(checked_image, shape=shape, classes=targets)
         how = {"check": check, "collate": stacked}
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
@@ -107,7 +99,7 @@ def image_part(
             with preserved_generators():
                 for told in chosen.unseeded() if options.shard.rank == 0 else []:
                     warn(told)
-        if eval_as_training:
+        if targets.each == "pixel":  # logits of many classes are as large as an image
             share = max(1, options.batch_size // options.shard.world_size)
             options = replace(options, eval_batch_size=options.eval_batch_size or share)
         return loading(chosen, num_workers, channels=shape[0], **how)(indices, options)
@@ -125,7 +117,7 @@ def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 class Unchanged:
     """A folder's files: pairs of a picture and its label, or mask.
 
-    Raise DataError for a file that has changed, for the run's record names what it was.
+    Raise DataError for a file that has changed: the run's record names its content.
     """
 
     pairs: Sequence[tuple[Any, ...]]
@@ -144,7 +136,7 @@ class Unchanged:
 
 @dataclass(frozen=True, eq=False)
 class Pictures(Dataset[tuple[Tensor, Any]]):
-    """Pictures as uint8 [C, H, W], and what `target` makes of their targets.
+    """Pictures as uint8 [C, H, W], and their targets by `target`.
 
     `pairs` holds them, opened, as paths or as streams. With a `size` each is fitted to it; without
     one all must have `one_size`, where that is set. Raise DataError, when it is read, for a picture
@@ -158,27 +150,32 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
     one_size: tuple[int, int] | None = None
     needed: tuple[int, int] | None = None
     """the height and width to decode at the least; see open_picture"""
+    resize: Callable[[Any, tuple[int, int]], Any] = fit
+    """makes a picture of the `size`"""
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         picture, target = self.opened(index)
-        if self.size is not None:
-            picture = fit(picture, self.size)
-        else:
-            self.check_size(index, picture)
+        self.check_size(index, picture)
         try:
-            return to_tensor(picture).contiguous(), self.target(target)
+            return self.pixels(picture), self.target(target)
         except (TypeError, ValueError) as error:
             raise DataError(f"sample {index}: its target is {target!r} ({error})") from error
 
     def opened(self, index: int) -> tuple[Any, Any]:
-        """Return a picture of Pillow's, and what its target is made of."""
+        """Return a picture of Pillow's, and the source of its target."""
         name = f"sample {index}"
         with refuse_damaged(name):
             source, target = self.pairs[index]
         return open_picture(source, MODES[self.channels], name, self.needed), target
+
+    def pixels(self, picture: Any) -> Tensor:
+        """Return a picture as uint8 [C, H, W], of the `size` if there is one."""
+        if self.size not in (None, picture.size[::-1]):
+            picture = self.resize(picture, self.size)
+        return to_tensor(picture).contiguous()
 
     def look(self, index: int, name: str) -> Any:
         """Return a picture for `look_at`. Raise DataError by its `name` where one is wrong."""
@@ -189,7 +186,7 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
     def check_size(self, index: int, picture: Any) -> None:
         """Raise DataError for a picture of another height and width than the first's."""
         size = picture.height, picture.width
-        if self.one_size not in (None, size):
+        if self.size is None and self.one_size not in (None, size):
             one, other = (f"{height}x{width}" for height, width in (size, self.one_size or size))
             raise DataError(
                 f"dataset.image_size=null: image {index} is {one}, and the first {other}; give one"
@@ -277,7 +274,7 @@ Sets = TypeVar("Sets", bound=Pictures)
 
 
 def of_one_shape(sets: Mapping[str, Sets]) -> tuple[Shape, dict[str, Sets]]:
-    """Return the shape of all images, and what refuses those of another."""
+    """Return the shape of all images, and sets that refuse those of another."""
     first = next(iter(sets.values()))
     height, width = first.size or first.opened(0)[0].size[::-1]
     shape = first.channels, height, width
@@ -294,25 +291,24 @@ def pictures_of(pairs: Mapping[str, Any], dataset: Any) -> dict[str, Pictures]:
     return {part: Pictures(each, **how) for part, each in pairs.items()}
 
 
-def of_pictures(
+def of_sets(
     sets: Mapping[str, Pictures],
-    classes: Feature,
-    labels: Tensor | None,
+    targets: Feature,
     num_workers: int,
     memory: Mapping[str, Held] | None = None,
+    **more: Any,
 ) -> Source:
-    """Return the parts `train`, `val` and `test` that there are; `labels` are those of train.
+    """Return the parts `train`, `val` and `test` that there are, each with such `targets`.
 
-    Without transforms what is in `memory` is taken from there.
+    Without transforms parts in `memory` are taken from there.
     """
-    shape, sets = of_one_shape(sets)
-    how: Any = (shape, num_workers, classes)
+    (shape, sets), held = of_one_shape(sets), memory or {}
     parts = {
-        part: image_part((memory or {}).get(part, each), *how, originals=each.as_is())
+        part: image_part(held.get(part, each), shape, num_workers, targets, each.as_is())
         for part, each in sets.items()
     }
-    read = {part: each for part, each in sets.items() if part not in (memory or {})}
-    return of_parts(shape, classes, parts, classes=labels, pictures=read)
+    more["pictures"] = {part: each for part, each in sets.items() if part not in held}
+    return of_parts(shape, targets, parts, **more)
 
 
 def row(target: Any) -> Tensor:
@@ -333,24 +329,23 @@ def of_numbers(
     """Return parts of pictures with numbers to predict, or labels of 0 and 1, as a task `takes`.
 
     `targets` float32 [N, T] are those of train. They are in units of `scales`; or, where the source
-    `standardises`, of what the training samples give, once these are chosen.
+    `standardises`, in deviations of the training samples, once these are chosen.
     """
-    shape, sets = of_one_shape(sets)
 
     def found(by: Mapping[str, Any], **more: Any) -> Source:
-        scale = _scaling(by, names)
-        parts = dict[str, Part]()
-        for part, each in sets.items():
-            scaled = replace(each, target=lambda target: scale(row(target)))
-            parts[part] = image_part(scaled, shape, num_workers, originals=scaled.as_is())
-        feature, values = takes.of_columns(names, by), scale(targets)
-        more |= {"targets_of": values.__getitem__, "pictures": sets}
-        return of_parts(shape, feature, parts, torch.zeros(targets.shape[1]), **more)
+        scale = Encoder(names, {}, by)
+        values = scale(targets).float()
+        scaled = {
+            part: replace(each, target=lambda target: scale(row(target)[None])[0].float())
+            for part, each in sets.items()
+        }
+        more |= {"targets_of": values.__getitem__, "target": torch.zeros_like(targets[0])}
+        return of_sets(scaled, takes.of_columns(names, by), num_workers, **more)
 
     def fitted(chosen: Tensor) -> Source:
         values = targets[chosen].double()
         mean, std = values.mean(0), values.std(0, correction=0)
-        # else all are alike
+        # else all are equal
         std = torch.where(std > 1e-12 * values.abs().amax(0), std, torch.ones_like(std))
         by = dict(zip(names, zip(mean.tolist(), std.tolist(), strict=True), strict=True))
         return found(by)
@@ -360,9 +355,65 @@ def of_numbers(
     return found({}, fitted=fitted) if standardises else found({})
 
 
-def _scaling(by: Scales, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    if not by:
-        return lambda target: target
-    known = [tuple(by.get(name, (0.0, 1.0))) for name in names]
-    mean, std = torch.tensor(known, dtype=torch.float64).T
-    return lambda target: ((target.double() - mean) / std).float()
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MaskPictures(Pictures):
+    """Pictures as uint8 [C, H, W], and their masks int64 [H, W], both resized to `size`.
+
+    Raise DataError, when it is read, also for a mask of another size than its picture, or one with
+    other values.
+    """
+
+    values: Mask
+    resize: Callable[[Any, tuple[int, int]], Any] = stretch
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image, source = self.opened(index)
+        name = source if isinstance(source, str) else f"sample {index}: its mask"
+        mask = self._numbers(source, name, image)
+        self.values.check_values(mask, name)
+        self.check_size(index, image)
+        return self.pixels(image), _resized(mask, self.size or mask.shape)
+
+    def look(self, index: int, name: str) -> Any:
+        """See Pictures; of the mask, too."""
+        with refuse_damaged(name):
+            source, mask = self.pairs[index]
+        return look_at_pair(source, mask, MODES[self.channels], self.values, name)
+
+    def _numbers(self, source: Any, name: str, image: Any = None) -> np.ndarray:
+        mask = open_picture(source, name=name)
+        return numbers_of_mask(mask, image or mask, name)
+
+    def occurring(self, indices: Tensor) -> Tensor:
+        """Return the numbers in masks, of at most 512 that lie evenly, until all classes occur."""
+        found, wanted = set[int](), {*range(self.values.num_classes)}
+        places = torch.linspace(0, len(indices) - 1, min(len(indices), 512)).long()
+        for index in indices[places].tolist():
+            if wanted <= found:
+                break
+            found |= {*np.unique(self._numbers(self.pairs[index][1], f"sample {index}")).tolist()}
+        return torch.tensor(sorted(found))
+
+
+def _resized(mask: np.ndarray, image_size: tuple[int, int]) -> Tensor:
+    """Return a mask of a height and width.
+
+    As Pillow's nearest, whose modes do not hold all numbers: a pixel is that in whose middle the
+    new one's lies.
+    """
+    if mask.shape != image_size:
+        rows, columns = (
+            ((np.arange(new) + 0.5) * old / new).astype(int)
+            for new, old in zip(image_size, mask.shape, strict=True)
+        )
+        mask = np.ascontiguousarray(mask[rows][:, columns])
+    return torch.from_numpy(mask)
+
+
+def of_masks(pairs: Mapping[str, Any], dataset: Any, opening: Opening) -> Source:
+    """Return the parts of pictures and masks."""
+    how: Any = {"channels": dataset.channels or 3, "size": dataset.image_size}
+    how |= {"needed": dataset.needed, "values": (values := mask_of(dataset, opening.task))}
+    sets = {part: MaskPictures(each, **how) for part, each in pairs.items()}
+    more: dict[str, Any] = {"targets_of": sets["train"].occurring} if "train" in sets else {}
+    return of_sets(sets, values, opening.num_workers, **more)

@@ -71,8 +71,8 @@ def _shuffled(size: int, seed: int) -> Tensor:
 def balanced(classes: Tensor, seed: int, epoch: int) -> Tensor:
     """Return an order of as many samples as `classes` [size], int64, the same for every rank.
 
-    Every class that is there comes equally often, and so does every sample of a class; but for one,
-    drawn anew.
+    Every class comes equally often, and so does every sample of a class, up to a difference of one
+    that is drawn in each epoch.
     """
     drawn = torch.Generator().manual_seed(mix(_BALANCE_SEED, seed, epoch))
     members = [torch.nonzero(classes == each).flatten() for each in torch.unique(classes)]
@@ -125,7 +125,7 @@ def split(
 def split_fold(
     strata: Tensor, folds: int, fold: int, limit: int | None, classes: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return indices as `split` does, where `fold` of `folds` validates, alike for all runs.
+    """Return indices as `split` does, where `fold` of `folds` validates, equal for all runs.
 
     Each sample is in one fold. The folds' sizes differ by one sample at most, and so do their
     samples of each class in `strata` [size].
@@ -144,7 +144,7 @@ def _limited(train: Tensor, limit: int | None, classes: Tensor | None) -> Tensor
 
 
 def _shares(classes: Tensor) -> Tensor:
-    """Return an order of whose first N samples each class has its share, alike for all runs."""
+    """Return an order whose first N samples have a share of each class, for all runs."""
     drawn = torch.randperm(len(classes), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     members, counts = torch.unique(classes[drawn], return_inverse=True, return_counts=True)[1:]
     by_class = members.argsort(stable=True)

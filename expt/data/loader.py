@@ -48,7 +48,7 @@ _Block: TypeAlias = tuple[Any, Any, list[Piece]]
 
 
 class Held(Dataset[Any]):
-    """Samples in memory or in a mapped file, of which several are gathered at once."""
+    """Samples in memory or in a mapped file, gathered several at once."""
 
     device = torch.device("cpu")
     """the device of the indices that `gather` takes"""
@@ -76,8 +76,8 @@ class Loader:
     Samples of a Held dataset are gathered, those of an IterableDataset with a length come in its
     order, and any other Dataset is read by the samples' numbers. Random augmentation in a dataset
     depends on the seed, the epoch and the sample only (and how often it came before in the epoch),
-    so neither a restart nor `gpus` changes it. Raises DataError, while iterating, for what the
-    dataset or `collate` raise as such.
+    so neither a restart nor `gpus` changes it. Iterating raises the errors of the dataset and of
+    `collate`.
     """
 
     def __init__(self, indices: Tensor, options: LoaderOptions, reading: Reading) -> None:
@@ -102,7 +102,7 @@ class Loader:
         return iter(self._indices.tolist())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the place in the data, if the step does not say it."""
+        """Return the place in the data for a checkpoint, if the step does not say it."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -251,7 +251,7 @@ def _size(piece: Piece) -> tuple[int, int, bool]:
 
 
 def _spread(values: Tensor, block: list[Piece]) -> Tensor:
-    """Return what `values` [..., N] hold at the positions of a block's pieces [..., samples]."""
+    """Return `values` [..., N] at the positions of a block's pieces [..., samples]."""
     first, last = block[0], block[-1]
     taken = values[..., first.start : last.stop]
     if len(block) == 1:
@@ -331,7 +331,7 @@ class StreamLoader(Loader):
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the next batches, as many as the epoch has left; the run's first from the start."""
         options, begins = self._options, epoch <= 1 and not skip
-        if begins:  # what was read before does not count
+        if begins:  # samples that were read before do not count
             self._place, self._live = Place(), None
         if self._live is None:
             self.catch_up()
@@ -433,11 +433,11 @@ def loading(
     channels: int | None = None,
     sample_s: float = math.inf,
 ) -> Load:
-    """Return what makes a loader of the samples at given indices, each once it is checked.
+    """Return a function that makes a loader of the samples at given indices, each checked.
 
     A sample is (inputs, targets), anything else is inputs only. Samples are stacked as torch's
     default_collate does, unless there is a `collate`, or the dataset has a method of that name,
-    which makes a batch of a list. Images of so many `channels` are normalised and augmented.
+    which makes a batch of a list. Images with `channels` are normalised and augmented.
     """
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
@@ -469,7 +469,7 @@ def loading(
 
 
 def _of_worker(reading: Reading, shard: Shard) -> Reading:
-    """Return what this worker reads of a stream, and the state in which it begins."""
+    """Return the part of a stream that this worker reads, and the state in which it begins."""
     dataset: Any = reading.dataset
     if is_sharded := hasattr(dataset, "shard"):
         name = f"{type(dataset).__name__}.shard"

@@ -54,7 +54,7 @@ class Order(NamedTuple):
     """how often each came before in the epoch, int64 [N]; None: none comes twice"""
 
     def at(self, positions: Tensor | slice) -> Order:
-        """Return what is at these positions."""
+        """Return the samples at these positions."""
         both = self.drawn, self.times
         drawn, times = (None if part is None else part[..., positions] for part in both)
         return self._replace(samples=self.samples[positions], drawn=drawn, times=times)
@@ -111,7 +111,7 @@ class LoaderOptions:
 
 
 class Finish:
-    """Makes of images on the device what the model gets: (pixel - mean) / std, augmented."""
+    """The last step of images, on the device: (pixel - mean) / std, augmented."""
 
     def __init__(self, options: LoaderOptions, channels: int) -> None:
         each, device = (1, -1, 1, 1), options.device

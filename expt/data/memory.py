@@ -23,6 +23,7 @@ from expt.errors import ConfigError, DataError, did_you_mean
 from expt.features import NO_TARGET, Classes, Columns, Feature, Features, Numbers
 
 if TYPE_CHECKING:
+    from expt.data.kinds import Opening
     from expt.data.kinds.text import Extent
     from expt.data.rows import Rows
 
@@ -32,14 +33,13 @@ numbers and how many `gaps` training rows have; and the texts of `flags`, which 
 Scale: TypeAlias = tuple[float, float]
 """A mean and a deviation."""
 
-# Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches
-# cost nothing.
+# Bytes of float32 images made at once: on a CPU those that fit its cache, on a GPU enough that
+# launches cost nothing.
 _BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
 _GPU_EVAL_BATCH = 2048
 """Images that fill a GPU; fewer take as many kernels each time."""
 _EVAL_TIMES = 8
-"""How many images an evaluation has where a step has one: that keeps what every layer gave, this
-two or three.
+"""How many images an evaluation has where a step has one, which keeps the outputs of every layer.
 """
 
 
@@ -76,7 +76,7 @@ class InMemory(Held):
         return self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
 
     def at_once(self, device: torch.device) -> int:
-        """See Held: the calls of a gather cost more than what it moves."""
+        """See Held: the calls of a gather cost more than the bytes that it moves."""
         return _BLOCK_BYTES.get(device.type, 0) // max(1, 4 * self._inputs[:1].numel())
 
     def evaluated_at_once(self, options: LoaderOptions) -> int | None:
@@ -100,21 +100,14 @@ def parts_of(number: int, test_fraction: float, how: str) -> dict[str, np.ndarra
     return {"train": train.numpy(), "test": test.numpy()}
 
 
-def of_rows(
-    dataset: Any,
-    task: Any,
-    rows: Rows,
-    parts: Mapping[str, np.ndarray],
-    device: torch.device,
-    trained_on: Features | None = None,
-) -> Source:
-    """Return the rows at the indices of the parts `train`, and `val` and `test` if there are such.
+def of_rows(dataset: Any, rows: Rows, parts: Mapping[str, np.ndarray], opening: Opening) -> Source:
+    """Return the rows at the indices of the parts `train`, and `val` and `test` if they are there.
 
-    They are standardised by those that are trained on, or as a run was `trained_on`.
+    They are standardised by those that are trained on, or as in the record of a run.
     """
-    takes = getattr(task, "takes", Numbers)
-    if trained_on is not None:
-        return _source(as_trained_on(trained_on, rows), takes, parts, device)
+    takes, device = getattr(opening.task, "takes", Numbers), opening.device
+    if opening.trained_on is not None:
+        return _source(as_trained_on(opening.trained_on, rows), takes, parts, device)
 
     def fitted(chosen: Tensor) -> Source:
         training = parts["train"][chosen.numpy()]
@@ -171,7 +164,7 @@ def _source(
 
 
 def _encoders(rows: Rows) -> tuple[Encoder, Encoder]:
-    """Return what makes of rows what a model gets, and of their targets what it is to predict."""
+    """Return the encoders of rows and of their targets."""
     names = rows.target_names if isinstance(rows.targets, Chosen) else ()
     features = Encoder(rows.feature_names, rows.encoded, rows.scales, rows.texts, rows.gaps)
     return features, Encoder(names, {}, rows.scales)
@@ -195,7 +188,7 @@ def _floats(columns: Chosen, index: np.ndarray, encoder: Encoder) -> Tensor:
 
 
 def encodings(rows: Rows, training: np.ndarray) -> dict[str, Encoding]:
-    """Return what columns of texts, or with gaps, become, by the rows at `training`.
+    """Return the encodings of columns of texts, or with gaps, by the rows at `training`.
 
     Raise DataError for a column that has no value there.
     """
@@ -222,7 +215,7 @@ def _encoding(name: str, cells: np.ndarray, texts: Mapping[str, Sequence[str]]) 
 
 
 class Encoder:
-    """Rows [N, F] of numbers, places of texts, and nan for gaps, as what a model gets [N, W].
+    """Encodes rows [N, F] of numbers, places of texts, and nan for gaps, for a model [N, W].
 
     A column of texts becomes a column of 0 and 1 for each category: 1 where the row has it, and so
     for gaps where training rows had some. A column of numbers has the median in its gaps and is
@@ -277,7 +270,7 @@ def _scales(
 ) -> dict[str, Scale]:
     """Return the mean and deviation of the columns of numbers, to the bit NumPy's of all at once.
 
-    Their gaps count as what they become. A column of one value is only shifted.
+    Their gaps count as their fills. A column of one value is only shifted.
     """
     ways = [encoded.get(name, {}) for name in names]
     fills = np.array([how.get("median", 0.0) for how in ways])
@@ -335,7 +328,7 @@ def as_trained_on(trained_on: Features, rows: Rows) -> Rows:
 
 
 _EVAL_TOKENS = 2**15
-"""Evaluated at a time by a worker, at least: their logits are what takes memory."""
+"""Evaluated at a time by a worker, at least: their logits take the memory."""
 
 
 class Windows(Held):
@@ -374,7 +367,7 @@ class Windows(Held):
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, int64 [b, context].
 
-        What a shorter window lacks is 0, with the target NO_TARGET.
+        A shorter window is filled with 0, and the target NO_TARGET.
         """
         chosen = indices.tolist()
         tokens = np.full((len(chosen), self.context + 1), NO_TARGET, np.int64)

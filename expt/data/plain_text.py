@@ -53,7 +53,7 @@ def refuse_unreadable(path: object) -> Iterator[None]:
 
 
 def not_utf8(path: Path) -> DataError:
-    """Return the error for a file that is not UTF-8: where, and what converts it."""
+    """Return the error for a file that is not UTF-8: where, and a command that converts it."""
     content, encoding = path.read_bytes(), "utf-16"
     if (at := content.find(b"\0", 0, _HEAD)) < 0:
         try:

@@ -116,14 +116,14 @@ class Wanted(NamedTuple):
     categories: tuple[str, ...] = ()
     """columns that are texts, whatever they hold"""
     limit: int | None = None
-    """the most different texts in a column; any number where a run has learned what there are"""
+    """the most different texts in a column; any number where a run has learned them"""
 
 
 def load(path: Path, wanted: Wanted) -> Rows:
-    """Return the rows of a table in a file or folder, the first of what a run takes of it.
+    """Return the rows of a table in a file or folder.
 
     Raise ConfigError for columns that are not there, DataError for a file or a cell that cannot be
-    read, and to learn from for classes of which nothing can be learned.
+    read, and, to learn from, for classes that can't be learned.
     """
     return _load(path, _state(path), wanted)
 
@@ -191,7 +191,7 @@ def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarra
 
 
 def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
-    """Write the numbers of a table; return what they are, and the classes [N] if there are any."""
+    """Write the numbers of a table; return their description, and the classes [N] if any."""
     import numpy as np
 
     names, left_out = _candidates(table, wanted)

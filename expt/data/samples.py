@@ -52,7 +52,7 @@ from expt.data.seeding import Keys, Read, Seeding, preserved_generators, seeded
 from expt.errors import ConfigError, DataError, ExptError
 
 _BATCHES_AHEAD = 2  # for each reading process
-# What a batch costs on its way from another process. On a CPU that process takes a core from
+# The cost of a batch on its way from another process. On a CPU that process takes a core from
 # training, so a sample is worth it only if it waits for a disk, or decodes a picture.
 _CHEAP_SAMPLE_S, _CHEAP_BATCH_S = 100e-6, 1e-3
 
@@ -169,7 +169,7 @@ class Stream:
         return self._kept[1]
 
     def take(self, count: int) -> list[Any]:
-        """Return the next samples, fewer at the end. Raise what is wrong."""
+        """Return the next samples, fewer at the end, once they are checked."""
         wanted = range(self.position, self.position + count)
         keys = Keys(self._seed, self.epoch, wanted)
         found = self._reading.seeding.read(self.read, keys, list)
@@ -243,7 +243,7 @@ class Reader:
 
 
 def raised(loaded: Any) -> Any:
-    """Return what another process has loaded. Raise it if it is an ExptError."""
+    """Return the batch of another process. Raise it if it is an ExptError."""
     if isinstance(loaded, ExptError):
         # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the
         # processes 5 s late.
@@ -252,9 +252,9 @@ def raised(loaded: Any) -> Any:
 
 
 def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Return what a DataLoader yields, which other processes read."""
+    """Iterate over a DataLoader, whose other processes read."""
     with warnings.catch_warnings():
-        # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the
+        # Python 3.12 warns of every fork next to threads; torch's loader processes run none of the
         # parent's.
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
         return iter(loader)
@@ -286,7 +286,7 @@ MEDIAN_OF = 4
 def median_read_s(read: Read, size: int) -> float:
     """Return the median time to read samples 1 to 3; sample 0 is a warm-up."""
     times = []
-    with preserved_generators(), contextlib.suppress(Exception):  # training reports what is wrong
+    with preserved_generators(), contextlib.suppress(Exception):  # training reports the error
         for index in range(1, min(MEDIAN_OF, size)):
             began = time.perf_counter()
             read([index])
@@ -378,7 +378,7 @@ def _processes(device: torch.device, num_workers: int) -> dict[str, Any]:
 
 
 def _start_process(_worker: int, parent: int | None) -> None:
-    # Ctrl-C reaches the whole group; the worker decides what it means
+    # Ctrl-C reaches the whole group; the worker decides on it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux" and parent is not None:
         signals.die_with_parent(parent)
@@ -402,11 +402,11 @@ def _refuse_unsendable() -> None:
 def _open_anew() -> None:
     """Open the regular files of the parent again in this process, at the same places.
 
-    A descriptor shares its place in the file with all processes that were forked with it: those
-    that read by it, as a custom dataset does, would get what is not theirs.
+    A descriptor shares its place in the file with all processes that were forked with it: a custom
+    dataset that reads by it would get the bytes of another process.
     """
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the folder's own; what may not be opened again
+        with contextlib.suppress(OSError):  # the folder's own; files that may not be opened again
             number = int(name)
             if number <= 2 or not stat.S_ISREG(os.fstat(number).st_mode):
                 continue

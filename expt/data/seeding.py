@@ -17,7 +17,7 @@ from expt.data.indexing import mix
 from expt.errors import ExptError
 
 Read: TypeAlias = Callable[[Sequence[int]], list[Any]]
-"""Returns the samples of these numbers. What it raises is an error for a person."""
+"""Returns the samples of these numbers. Its errors are for a person."""
 _Made = TypeVar("_Made")
 _States: TypeAlias = tuple[Any, Any, Tensor]
 
@@ -66,7 +66,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class Keys(NamedTuple):
-    """The samples of one batch, and what their random numbers depend on."""
+    """The samples of one batch, and the seeds of their random numbers."""
 
     seed: int
     epoch: int
@@ -93,7 +93,7 @@ class Seeding:
         self._draws: bool | None = None
 
     def read(self, read: Read, keys: Keys, collate: Callable[[list[Any]], _Made]) -> _Made:
-        """Return what `collate` makes of the samples of a batch."""
+        """Return the samples of a batch, made one by `collate`."""
         is_own = get_worker_info() is not None  # a process has generators that nobody else uses
         if self._draws is False and not (is_own and len(keys.samples) == 1):  # quicker seeded
             before = _generators()

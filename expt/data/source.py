@@ -44,7 +44,7 @@ NOTHING = Part(0, _of_nothing)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The parts of a dataset, and what is known of its samples."""
+    """The parts of a dataset, and the facts about its samples."""
 
     features: Features
     example: tuple[Any, Any]
@@ -60,7 +60,7 @@ class Source:
     is_stream: bool = False
     """whether they come only one after the other, so that none can be held out"""
     fitted: Callable[[Tensor], Source] | None = None
-    """the same, with what is taken from the training samples at these indices"""
+    """the same, fitted to the training samples at these indices, such as by their means"""
     targets_of: Callable[[Tensor], Tensor] | None = None
     """numbers that are the targets of the training samples at these indices, or of some; of masks
     those that occur"""
@@ -69,7 +69,7 @@ class Source:
     pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """those of each part that are not held in memory"""
     notes: Sequence[str] = ()
-    """what a custom dataset's author, or that of a table, may not have meant"""
+    """warnings for the author of a custom dataset or of a table"""
 
     @property
     def counted(self) -> Tensor | None:
@@ -110,7 +110,7 @@ def warn_of_absent(dataset: DatasetConfig, source: Source, train: Tensor) -> Non
 def refuse_uncounted(
     dataset: DatasetConfig, epoch_steps: int | None, overfit_batches: int | None
 ) -> None:
-    """Raise ConfigError for what samples that are not counted need, or can't have."""
+    """Raise ConfigError for keys that samples without a number can't have, or need."""
     given = {
         "dataset.train_limit": dataset.train_limit,
         "dataset.folds": dataset.folds,
@@ -138,7 +138,7 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
 
 
 def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
-    """Return what mixes the samples, if anything does. Raise ConfigError if they can't be."""
+    """Return the mixing of samples, if there is any. Raise ConfigError if they can't be mixed."""
     inputs = source.example[0]
     for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
         if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
@@ -152,7 +152,7 @@ def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixi
 
 
 def as_evaluated(dataset: DatasetConfig, options: LoaderOptions) -> LoaderOptions:
-    """Return the options with what evaluations make of each image."""
+    """Return the options with the transforms of evaluations."""
     key, chosen = "dataset.eval_transforms", getattr(dataset, "eval_transforms", None) or ()
     transforms = build_transforms(chosen, key)
     return dataclasses.replace(options, transforms=transforms, transforms_key=key)

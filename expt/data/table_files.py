@@ -35,7 +35,7 @@ _UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 
 
 class Table(ABC):
-    """A table, of which only the names of the columns are read at first."""
+    """A table; at first only the names of its columns are read."""
 
     size = 0
     """the number of its rows, if it is known before they are read"""
@@ -61,7 +61,7 @@ class Table(ABC):
         number, from 0. Raise DataError for it without `damaged`, and for a damaged file.
         """
         found, self._counts = dict[int, str]() if damaged is None else damaged, damaged is not None
-        with _reading(self.path):
+        with reading(self.path):
             for batch in self._batches(names, found):
                 if damaged is None and found:
                     row, why = min(found.items())
@@ -91,7 +91,7 @@ def open_table(path: Path) -> Table:
     kind = _KINDS.get(path.suffix.lower())
     if kind is None:
         raise ConfigError(f"dataset.path={path}: is no {', '.join(_KINDS)}; convert it to one")
-    with _reading(path):
+    with reading(path):
         return kind(path)
 
 
@@ -123,7 +123,8 @@ def _order(part: str) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
+    """Raise DataError where a file can't be read as a table."""
     try:
         yield
     except (OSError, zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as e:
@@ -141,20 +142,11 @@ def _names(path: Path, first: Iterable[str]) -> list[str]:
 
 
 class Arrays(Table):
-    """Arrays by name, of which one [rows, numbers] is a column of lists."""
+    """Arrays by name; one [rows, numbers] is a column of lists."""
 
     def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        """Raise DataError for arrays that are no columns of one length."""
+        """Raise an error of pyarrow for arrays that are no columns of one length."""
         super().__init__(path, arrays)
-        for name, array in arrays.items():
-            if array.ndim not in (1, 2) or not array[:1].size:
-                raise DataError(
-                    f"{path}: the array {name} is {list(array.shape)}; a column is [rows] or [rows,"
-                    " numbers]"
-                )
-        lengths = {name: len(array) for name, array in arrays.items()}
-        if len({*lengths.values()}) > 1:
-            raise DataError(f"{path}: its arrays differ in their rows: {lengths}")
         import pyarrow as pa
 
         columns = [
@@ -175,10 +167,6 @@ def _npz(path: Path) -> Table:
 
     with path.open("rb") as content, np.lib.npyio.NpzFile(content) as file:
         arrays = {name: file[name] for name in file.files}
-    if not arrays:
-        raise DataError(
-            f"{path}: holds no arrays by name; write it with numpy.savez(path, x=..., y=...)"
-        )
     return Arrays(path, arrays)
 
 

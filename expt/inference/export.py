@@ -36,7 +36,7 @@ SAMPLES = 64
 LARGE = 100.0
 """An output from which on float32 has no digits left for an absolute tolerance."""
 METADATA = "expt.json"
-"""The name in a torch.export file for what ONNX has as metadata."""
+"""The name of the metadata in a torch.export file."""
 
 
 class Complete(nn.Module):
@@ -58,7 +58,7 @@ class Complete(nn.Module):
         self.register_buffer("deviation", deviation.clone())
 
     def forward(self, samples: Tensor) -> Any:
-        """Return what the model gives of them, in units."""
+        """Return the outputs of the model, in units."""
         given = self._preprocess(samples)
         output = self.model(given if samples.dim() > 2 else given.flatten(1))
         if not len(self.mean):
@@ -67,7 +67,7 @@ class Complete(nn.Module):
         return (columns * self.deviation + self.mean).reshape(output.shape)
 
     def without_units(self, output: Tensor) -> Tensor:
-        """Return what the model gave, of what came out."""
+        """Return the outputs of the model before they were put into units."""
         if not len(self.mean):
             return output
         columns = output.reshape(len(output), -1)
@@ -86,13 +86,13 @@ def export(
     tolerance: float = 1e-4,
     force: bool = False,
 ) -> dict[str, str]:
-    """Write the model of a run to `file`, for batches of any size, or of one; return what it is.
+    """Write the model of a run to `file`, for batches of any size, or of one; describe it.
 
     With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table,
-    normalises them itself, and gives a regression's numbers in the targets' own units. It is there
-    only where its outputs are those of the model, to `tolerance`; LARGE ones by their size.
+    normalises them itself, and gives a regression's numbers in the targets' own units. It is
+    written only if its outputs equal the model's, to `tolerance`; LARGE ones by their size.
 
-    Raise ConfigError for what cannot be done, RunFailed where the export or the check fails.
+    Raise ConfigError where it cannot be done, RunFailed where the export or the check fails.
     """
     (record, path), cpu = located(run, which), torch.device("cpu")
     trained = rebuilt(record, state := read(path), cpu, plain=True)
@@ -144,10 +144,10 @@ def _samples(
     number: int,
     preprocess: bool,
 ) -> tuple[Batch, str]:
-    """Return up to `number` samples of the run's dataset, or random ones, and in words which.
+    """Return up to `number` samples of the run's dataset, or random ones, and their origin.
 
     Nothing is downloaded. To `preprocess`, images are pixels in [0, 1], and rows [N, F] as they
-    stand in the table. Raise ConfigError where it is not known what samples are like.
+    stand in the table. Raise ConfigError where the shape of samples is not known.
     """
     encoded = getattr(trained.features.inputs, "encoded", {})
     if preprocess and any({*how} - {"flags"} for how in encoded.values()):
@@ -188,7 +188,7 @@ def _metadata(
     *,
     preprocess: bool,
 ) -> dict[str, str]:
-    """Return what the file says of its numbers, each value in JSON."""
+    """Return the metadata of the file, each value in JSON."""
     inputs, targets = trained.features
     about: dict[str, Any] = {
         "class_names": trained.class_names,
@@ -208,7 +208,7 @@ def _metadata(
 
 
 def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:
-    """Return what the task calls the model with: tensors by their place, else ConfigError."""
+    """Return the arguments of the task's call: tensors by their place, else ConfigError."""
     calls: list[tuple[Any, ...]] = []
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -263,7 +263,7 @@ def _write(
             outputs = module(*arguments)
     except OSError:  # the disk's
         raise
-    except Exception as error:  # what torch's exporters raise is of many kinds
+    except Exception as error:  # torch's exporters raise many kinds
         hint = "; --batch-size N may do for one size" if dims else ""
         raise RunFailed(f"the model cannot be exported ({secrets.said(error)}){hint}") from error
     return _in_words(arguments, dims), _in_words(outputs, dims)
@@ -280,7 +280,7 @@ def _in_words(tree: Any, dims: Mapping[int, Any]) -> str:
 
 
 def _call_of(format: Format, file: Path) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
-    """Return what the file on the disk makes of a batch's tensors."""
+    """Return a function that applies the file on the disk to a batch's tensors."""
     if format == "torch_export":
         module = torch.export.load(str(file)).module()
         return lambda tensors: [*leaves(module(*tensors))]
@@ -318,7 +318,7 @@ def _compared(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what torch's exporters log of themselves."""
+    """Silence the logs of torch's exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

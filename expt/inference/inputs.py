@@ -1,24 +1,39 @@
 """The inputs of a run's model, from files or from values in a program, as its dataset gave them.
 
-Free of torch until something is computed. `of_feature` has those of pictures, tables and texts.
+`inputs_of` chooses once, by the recorded feature: pictures, rows of tables, texts, or samples of
+any kind. Free of torch until something is computed.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
+import itertools
+import math
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+from expt.data.columns import base, read_as_known, text_of, texts_of, unknown_texts
 from expt.data.image_files import (
+    MODES,
     files_below,
+    fit,
     left_out,
     of_suffix,
+    picture_suffixes,
     report_left_out,
+    size_of,
+    stretch,
 )
 from expt.data.kinds import DatasetConfig
-from expt.errors import ConfigError, DataError, first_line
-from expt.features import Features
+from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
+from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
+from expt.features import NO_TARGET, Columns, Feature, Features, Image, Tokens
+from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +46,9 @@ batch's dimension.
 ARRAYS = (".npy", ".npz")
 NAMES = ("x", "images", "inputs")
 """The names of the array that is taken from an .npz with several."""
+OURS = ("path", "row", "class", "probability", "labels", "target")
+"""Columns of predictions, which those of a table do not take the place of."""
+_AHEAD = 2  # batches of pictures that are read while one is computed
 _NUMBERS, _MOST = 10_000_000, 1024
 """The inputs and the samples of a batch whose size nobody chose: 40 MB of float32."""
 
@@ -45,7 +63,7 @@ class Piece(NamedTuple):
     skipped: Sequence[str] = ()
     """Why others of the file can't be used, a line each."""
     targets: Any = None
-    """Where the inputs say what they are."""
+    """The targets that inputs imply."""
     sizes: Sequence[tuple[int, int]] = ()
     """Height and width of pictures as they lie."""
 
@@ -55,20 +73,20 @@ class Inputs:
 
     Images are scaled to cover the size that the model was trained on and cropped at the centre, or
     stretched to it where those with masks were; as tensors they are uint8, or float in [0, 1], [C,
-    H, W] or [N, C, H, W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F]
-    or [N, F] of a table, lists of numbers too, come out standardised, [N, 1, 1, F]; where it has
+    H, W] or [N, C, H, W], of any size. They become float32 [N, C, H, W], normalised. Rows [F]
+    or [N, F] of a table, lists of numbers too, become standardised, [N, 1, 1, F]; where it has
     texts or gaps, give lists of them (None is a gap) or a DataFrame, which are encoded as in
-    training. A text comes out as its tokens, int64 [1, length]. Other samples must be tensors or
+    training. A text becomes its tokens, int64 [1, length]. Other samples must be tensors or
     arrays, one or a batch, and are only moved.
 
-    Raise ConfigError for what is not a sample, DataError for a damaged picture.
+    Raise ConfigError for other values, DataError for a damaged picture.
     """
 
     noun: ClassVar[str] = "sample"
-    suffixes: ClassVar[Sequence[str]] = ARRAYS
-    """Suffixes of named files, besides pictures; empty if any will do."""
-    below: ClassVar[Sequence[str]] = ARRAYS
-    """Suffixes looked for in a folder, besides pictures."""
+    suffixes: ClassVar[tuple[str, ...]] = ARRAYS
+    """Suffixes of named files that are not pictures; empty if any will do."""
+    below: ClassVar[tuple[str, ...]] = ARRAYS
+    """Suffixes of files in a folder that are not pictures."""
 
     def __init__(self, dataset: DatasetConfig, features: Features, device: Any = "cpu") -> None:
         self.dataset, self.feature, self.targets = dataset, features.inputs, features.targets
@@ -76,12 +94,15 @@ class Inputs:
         self.files: Sequence[str] = ()
         self._opened: Sequence[Any] = ()
 
-    # ---- values in a program ----
-
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
         """Return the batch."""
+        import torch
+
         if isinstance(samples, list | tuple):
-            return self._joined(samples)
+            return torch.cat([self(sample) for sample in samples])
+        return self._batch(samples)
+
+    def _batch(self, samples: Sample) -> Tensor:
         given, shape = as_tensor(samples), getattr(self.feature, "shape", ())
         if shape and given.dim() not in (len(shape), len(shape) + 1):
             raise ConfigError(
@@ -89,13 +110,6 @@ class Inputs:
                 " or a batch"
             )
         return (given[None] if given.dim() == len(shape) else given).to(self.device)
-
-    def _joined(self, samples: Sequence[Sample]) -> Tensor:
-        import torch
-
-        return torch.cat([self(sample) for sample in samples])
-
-    # ---- files ----
 
     @property
     def pictures(self) -> tuple[str, ...]:
@@ -105,20 +119,15 @@ class Inputs:
     @property
     def size(self) -> int | None:
         """The number of samples in the files, where it is known before they are read."""
-        sizes = [*map(self._size_of, self._opened)]
-        return sum(sizes) if all(sizes) and sizes else None
-
-    def _size_of(self, opened: Any) -> int:
-        return len(opened)
+        return sum(len(one) for one in self._opened) or None
 
     @property
     def at_once(self) -> int:
         """The number of samples of a batch, where nobody chooses one."""
-        return max(1, min(_MOST, _NUMBERS // max(1, self._numbers)))
-
-    @property
-    def _numbers(self) -> int:
-        return int(self._opened[0][:1].size)
+        shapes, own = self.feature.shapes, getattr(self.feature, "shape", ())
+        image = shapes.get("channels", 1), *shapes.get("image_size", ())
+        numbers: int = max(math.prod(image), math.prod(own), 256 * shapes.get("context", 0))
+        return max(1, min(_MOST, _NUMBERS // numbers))
 
     def open(self, paths: Sequence[Path]) -> None:
         """Take the samples of files and folders.
@@ -127,7 +136,7 @@ class Inputs:
         ones.
         """
         self.files = [file for path in paths for file in self._files_of(path)]
-        self._opened = [*map(self._open, self.files)]
+        self._opened = [*map(self._open, of_suffix(self.files, self.suffixes))]
 
     def _files_of(self, path: Path) -> list[str]:
         """Return a file that is named, or of a folder those below it, sorted by folder."""
@@ -173,6 +182,291 @@ class Inputs:
 
     def _checked(self, path: str, part: np.ndarray) -> np.ndarray:
         return part.astype("float32") if part.dtype == "float64" else part
+
+
+class Pictures(Inputs):
+    """Pictures in files, opened by Pillow, or in arrays and tensors."""
+
+    noun, below = "image", ()
+    feature: Image
+
+    @functools.cached_property
+    def _normalise(self) -> Any:
+        from expt.data.loading import Finish, LoaderOptions
+
+        options: Any = {"mean": self.dataset.mean, "std": self.dataset.std, "device": self.device}
+        return Finish(LoaderOptions(batch_size=1, **options), self.feature.channels)
+
+    @functools.cached_property
+    def _transforms(self) -> Sequence[Callable[[Any], Any]]:
+        from expt.data.checked_samples import build_transforms
+
+        return build_transforms(getattr(self.dataset, "eval_transforms", None) or ())
+
+    def _batch(self, samples: Sample) -> Tensor:
+        is_picture = isinstance(samples, str | Path) or hasattr(samples, "convert")
+        images = self.picture(samples)[0] if is_picture else as_tensor(samples)
+        images = images.unsqueeze(0) if images.dim() == 3 else images
+        if images.dim() != 4 or images.shape[1] != (channels := self.feature.channels):
+            raise ConfigError(
+                f"an image of shape {list(images.shape)}: give [{channels}, height, width], or many"
+            )
+        normalised: Tensor = self._normalise(images.to(self.device, copy=True))
+        return normalised
+
+    def picture(self, given: Any) -> tuple[Tensor, tuple[int, int]]:
+        """Return a picture, or that of a path, as the model's size has it, and how it lies.
+
+        These are a tensor [C, H, W], and a height and width. Raise DataError for a damaged one.
+        """
+        from expt.data.checked_samples import Transformed
+        from expt.data.images import Pictures as Opened
+
+        channels, image_size = self.feature.channels, self.feature.image_size
+        if channels not in MODES:
+            raise ConfigError(f"a picture: the model takes {channels} channels; give a tensor")
+        needed = None if self._transforms else self.dataset.needed
+        resize = stretch if self.targets.each == "pixel" else fit
+        opened = Opened([(given, 0)], channels, image_size, needed=needed, resize=resize)
+        picture, _ = opened.opened(0)
+        width, height = size_of(picture)
+        if not self._transforms:
+            return opened.pixels(picture), (height, width)
+        shape = channels, *image_size
+        made = Transformed([(picture, 0)], self._transforms, shape, "dataset.eval_transforms")
+        return made[0][0], (height, width)
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        return picture_suffixes()
+
+    @property
+    def size(self) -> int | None:
+        return super().size or len(self.files)
+
+    def open(self, paths: Sequence[Path]) -> None:
+        super().open(paths)
+        if 0 < len(self._opened) < len(self.files):
+            raise ConfigError("pictures and arrays: give one of them at a time")
+        if note := self.dataset.note("for pictures"):
+            warn(note)
+
+    def _open(self, path: str) -> np.ndarray:
+        """Return images, or one, as [n, C, H, W]."""
+        array, channels, size = array_of(path), self.feature.channels, self.feature.image_size
+        if array.dtype.kind != "f" and array.dtype != "uint8":
+            raise ConfigError(f"{path}: holds {array.dtype}; give uint8, or floats from 0 to 1")
+        shapes = [(channels, *size), (*size, channels), *([size] if channels == 1 else [])]
+        images = array[None] if array.shape in shapes else array
+        if images.shape[1:] not in shapes:
+            wanted = f"[images, {channels}, {', '.join(map(str, size))}]"
+            raise ConfigError(f"{path}: holds {list(array.shape)}, and the model takes {wanted}")
+        if images.ndim == 3:
+            return images[:, None]
+        return images if images.shape[1:] == shapes[0] else images.transpose(0, 3, 1, 2)
+
+    def _checked(self, path: str, part: np.ndarray) -> np.ndarray:
+        self.dataset.check_pixels(path, part)
+        return part
+
+    def pieces(self, size: int) -> Iterator[Piece]:
+        """Yield images of arrays; or pictures, decoded by threads ahead of the model."""
+        import torch
+
+        if self._opened:
+            yield from super().pieces(size)
+            return
+
+        def read(path: str) -> tuple[str, Tensor, tuple[int, int]] | str:
+            try:
+                return path, *self.picture(path)
+            except DataError as error:
+                return str(error)
+
+        threads = ThreadPoolExecutor(min(usable_cpus(), 16))
+        groups = (self.files[at : at + size] for at in range(0, len(self.files), size))
+        begun = (threads.map(read, group) for group in groups)
+        try:
+            pending = collections.deque(itertools.islice(begun, _AHEAD))
+            while pending:
+                pending.extend(itertools.islice(begun, 1))
+                found = [*pending.popleft()]
+                skipped = [each for each in found if isinstance(each, str)]
+                good = [each for each in found if not isinstance(each, str)]
+                paths, pixels, sizes = zip(*good, strict=True) if good else ((), (), ())
+                samples = torch.stack(pixels) if good else ()
+                yield Piece([{"path": path} for path in paths], samples, skipped, sizes=sizes)
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+
+class Rows(Inputs):
+    """Rows of a table: columns by name, texts and gaps as in training."""
+
+    noun, suffixes, below = "row", (*SUFFIXES, ".npy"), (*SUFFIXES, ".npy")
+    feature: Columns
+
+    @functools.cached_property
+    def _encode(self) -> Any:
+        from expt.data.memory import Encoder
+
+        return Encoder(self.feature.names, self.feature.encoded, self.feature.scales)
+
+    def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
+        are_arrays = _are_arrays(samples)
+        return super().__call__(samples) if are_arrays else self._batch(self._coded(samples))
+
+    def _batch(self, samples: Sample) -> Tensor:
+        rows, number = as_tensor(samples).double(), len(self.feature.names)
+        rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
+        if rows.dim() != 2 or rows.shape[1] != number:
+            raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {number}]")
+        encoded: Tensor = self._encode(rows.cpu()).float()[:, None, None]
+        return encoded.to(self.device)
+
+    def _coded(self, given: Any) -> np.ndarray:
+        """Return rows of numbers, texts and None as the encoder takes them, float64 [N, F]."""
+        import numpy as np
+        import pyarrow as pa
+
+        names = self.feature.names
+        if hasattr(given, "columns"):  # of pandas, by their names
+            given = given[[*names]].to_numpy(object)
+        rows = np.array(given, object)
+        rows = rows.reshape(-1, rows.shape[-1])
+        if rows.shape[1] != len(names):
+            raise ConfigError(f"rows of {rows.shape[1]} cells: give {', '.join(names)}")
+        cells = (pa.array([*map(text_of, each)], pa.string()) for each in rows.T)
+        columns = dict(zip(names, cells, strict=True))
+        values, wrong, unknown = read_as_known(columns, self.feature.encoded)
+        for row, why in wrong.items():
+            raise ConfigError(f"row {row + 1}: {why}; correct it")
+        for name, texts in unknown.items():
+            warn(unknown_texts(name, texts, texts.total()))
+        return values
+
+    def _open(self, path: str) -> Table:
+        """Return the table. Raise ConfigError where the model's columns are not there."""
+        if path.lower().endswith(".npy"):
+            if self.feature.encoded:
+                raise ConfigError(f"{path}: the run's columns are found by name; give a table")
+            with reading(Path(path)):
+                return Arrays(Path(path), {"x": array_of(path)})
+        table = open_table(Path(path))
+        for name in self._taken(table):
+            if name not in table.names:
+                has = f"has no column {name}, which the model takes; it has"
+                names = listed(table.names, 20)
+                raise ConfigError(f"{path}: {has} {names}.{did_you_mean(name, table.names)}")
+        return table
+
+    def _taken(self, table: Table) -> list[str]:
+        """Return the columns that have the features; those of an array have no names of theirs."""
+        if table.path.suffix.lower() == ".npy":
+            return table.names
+        names = (name if name in table.names else base(name) for name in self.feature.names)
+        return [*dict.fromkeys(names)]
+
+    @property
+    def size(self) -> int | None:
+        sizes = [table.size for table in self._opened]
+        return sum(sizes) if all(sizes) else None
+
+    def pieces(self, size: int) -> Iterator[Piece]:
+        for path, table in zip(self.files, self._opened, strict=True):
+            yield from self._rows_of(path, table, size)
+
+    def _rows_of(self, path: str, table: Table, size: int) -> Iterator[Piece]:
+        """Yield rows; those without a finite number of float32 in each column are skipped.
+
+        Their origin has the columns that the model neither takes nor predicts, such as an ID.
+        """
+        new, damaged = collections.defaultdict[str, Counter[str]](Counter), dict[int, str]()
+        taken, done, number = self._taken(table), 0, len(self.feature.names)
+        others = [name for name in table.names if name not in (*taken, *self.targets.columns)]
+        for batch in table.batches([*taken, *others], damaged):
+            columns = {name: batch.column(name) for name in taken}
+            values, wrong, unknown = read_as_known(columns, self.feature.encoded)
+            if (has := values.shape[1]) != number:
+                raise ConfigError(f"{path}: has {has} columns, and the model takes {number}")
+            for name, counted in unknown.items():
+                new[name] += counted
+            told = {f"table.{x}" if x in OURS else x: texts_of(batch.column(x)) for x in others}
+            wrong |= {row - done: why for row, why in damaged.items() if row >= done}
+            for start in range(0, batch.num_rows, size):
+                places = range(start, min(start + size, batch.num_rows))
+                good = [place for place in places if place not in wrong]
+                about: list[Mapping[str, str | int]] = [
+                    {"path": path, "row": done + at + 1, **{x: told[x][at] for x in told}}
+                    for at in good
+                ]
+                why = [f"row {done + at + 1}: {wrong[at]}" for at in places if at in wrong]
+                yield Piece(about, values[good], [f"{path}: {each}" for each in why])
+            done += batch.num_rows
+        if not done:
+            raise DataError(f"{path}: has no rows; give it some")
+        for name, counted in new.items():
+            warn(f"{path}: {unknown_texts(name, counted, counted.total())}")
+
+
+class Texts(Inputs):
+    """Texts: the lines of files."""
+
+    noun, suffixes, below = "line", (), (".txt",)
+    feature: Tokens
+
+    def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
+        import torch
+
+        if isinstance(samples, str):
+            samples = torch.tensor([self.dataset.encode(samples)])
+        elif isinstance(samples, bytes):
+            samples = torch.tensor([list(samples)])
+        return as_tensor(samples).long().to(self.device)
+
+    def pieces(self, size: int) -> Iterator[Piece]:
+        """Yield lines that are not blank, in windows as an evaluation has them, in their order."""
+        from torch.nn.utils.rnn import pad_sequence
+
+        windows = (
+            ({"path": path, "line": number}, window)
+            for path in self.files
+            for number, tokens in self.dataset.lines(path)
+            for window in _windows(tokens, self.feature.context)
+        )
+        while several := list(itertools.islice(windows, size)):
+            about, tokens = zip(*several, strict=True)
+            inputs = [as_tensor(window[:-1]) for window in tokens]
+            targets = [as_tensor(window[1:]) for window in tokens]
+            wanted = pad_sequence(targets, batch_first=True, padding_value=NO_TARGET)
+            yield Piece(about, pad_sequence(inputs, batch_first=True), targets=wanted)
+
+
+def _windows(tokens: np.ndarray, context: int) -> Iterator[np.ndarray]:
+    import numpy as np
+
+    if len(tokens) == 1:  # no token follows
+        yield np.array([tokens[0], NO_TARGET])
+    for start in range(0, len(tokens) - 1, context):
+        yield tokens[start : start + context + 1].astype(np.int64)
+
+
+_BY_FEATURE: Mapping[type[Feature], type[Inputs]] = {Image: Pictures, Columns: Rows, Tokens: Texts}
+
+
+def inputs_of(dataset: DatasetConfig, features: Features, device: Any = "cpu") -> Inputs:
+    """Return the inputs of a run's model, by its dataset and the features in its record."""
+    return _BY_FEATURE.get(type(features.inputs), Inputs)(dataset, features, device)
+
+
+def _are_arrays(given: Any) -> bool:
+    """Return whether samples are numbers already: a tensor, an array, or several."""
+    import numpy as np
+    from torch import Tensor
+
+    if isinstance(given, list | tuple):
+        return any(map(_are_arrays, given))
+    return isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind != "O")
 
 
 def as_tensor(given: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""A run's model again, from the settings and the weights in its folder, and what it takes."""
+"""A run's model again, from the settings and the weights in its folder, and its inputs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.errors import warn
 from expt.features import Classes, Features
-from expt.inference.inputs import Inputs
-from expt.inference.of_feature import inputs_of
+from expt.inference.inputs import Inputs, inputs_of
 from expt.models import build as model_build
 from expt.models.partial_load import load_all, weights_in
 from expt.runs import checkpoint, checkpoint_file
@@ -34,7 +33,7 @@ OF_MODEL = ("model", "ema", "config", "position", "workers", "last", "evaluated_
 
 
 class TrainedModel(nn.Module):
-    """A run's model as its evaluations have it; what it is called with goes to `model`."""
+    """A run's model as its evaluations have it; a call goes to `model`."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class TrainedModel(nn.Module):
         """The state that each worker had saved, such as that of a custom task."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model gives."""
+        """Return the outputs of the model."""
         with self.autocast():
             return self.model(*args, **kwargs)
 
@@ -106,7 +105,7 @@ def located(
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return what a checkpoint has of the model and its place in training; weights stay mapped.
+    """Return the model of a checkpoint and its place in training; weights stay mapped.
 
     Raises CheckpointError for a damaged one.
     """

@@ -1,4 +1,4 @@
-"""A run's model asked about what a person has: what it predicts of each sample, in batches."""
+"""The predictions of a run's model for each sample, in batches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Predictor:
     def __iter__(self) -> Iterator[Answers]:
         """Yield answers in the order of the samples.
 
-        Raise ConfigError for what can't be read or does not fit the model.
+        Raise ConfigError for samples that can't be read or do not fit the model.
         """
         return self.form.joined(self._answers())
 

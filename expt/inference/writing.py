@@ -59,7 +59,7 @@ def new_file(output: Path, *, force: bool) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def to_file(output: Path, *, force: bool) -> Iterator[Write]:
-    """Yield what writes to a new file of one of FILES."""
+    """Yield a function that writes to a new file of one of FILES."""
     with (
         new_file(output, force=force) as file,
         FILES[output.suffix.lower()](file) as write,
@@ -69,7 +69,7 @@ def to_file(output: Path, *, force: bool) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def to_csv(file: IO[bytes]) -> Iterator[Write]:
-    """Yield what writes a line for each sample under one of names.
+    """Yield a function that writes a line for each sample under one of names.
 
     No cell is a formula to a spreadsheet.
     """
@@ -101,7 +101,7 @@ def _to_jsonl(file: IO[bytes]) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _to_npz(file: IO[bytes]) -> Iterator[Write]:
-    """Yield what writes arrays by name, one entry for each sample, and names of what they have."""
+    """Yield a function that collects arrays by name, an entry for each sample."""
     import numpy as np
 
     parts, names = collections.defaultdict[str, list[Any]](list), dict[str, Any]()
@@ -123,7 +123,7 @@ FILES = {".csv": to_csv, ".jsonl": _to_jsonl, ".npz": _to_npz}
 
 
 def to_terminal(print_line: Callable[[str], None]) -> Write:
-    """Return what prints a line for each sample, with its likeliest classes."""
+    """Return a function that prints a line for each sample, with its likeliest classes."""
 
     def write(answers: Answers, form: Feature) -> None:
         for about, record in zip(answers.about, form.answers(answers), strict=True):
@@ -173,7 +173,7 @@ def flat(record: Record) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def to_masks(folder: Path, paths: Sequence[str], root: str, *, force: bool) -> Iterator[Write]:
-    """Yield what writes a PNG of class numbers for each of the pictures, of its size.
+    """Yield a function that writes a PNG of class numbers for each picture, of its size.
 
     It is named as the picture is below `root`. Raise ConfigError where two pictures would have one
     mask, or a mask its picture's place.
@@ -224,7 +224,7 @@ def _picture(mask: np.ndarray, size: tuple[int, int] | None) -> Any:
     if size is not None and picture.size != size[::-1]:
         picture = picture.resize(size[::-1], Image.Resampling.NEAREST)
     if picture.mode == "L":
-        picture.putpalette(list(_palette()))  # the numbers stay what they are
+        picture.putpalette(list(_palette()))  # the numbers stay
     return picture
 
 

@@ -16,6 +16,7 @@ import expt
 from expt.data import memory, table_files
 from expt.data.build import Data
 from expt.data.indexing import split
+from expt.data.kinds import Opening
 from expt.errors import ConfigError, DataError
 from expt.features import Columns, Features
 from tests.conftest import Trained
@@ -176,9 +177,9 @@ def test_rows_that_a_run_does_not_take(tmp_path: Path) -> None:
     ):
         other = of(written(tmp_path, text), features=None)
         with pytest.raises(DataError, match=why):
-            other.open(NUMBER, CPU, 0, known)
+            other.open(Opening(NUMBER, CPU, 0, known))
     numbers = of(written(tmp_path, "a,b,y\n1,7,1\n1,,2\n"), features=None)
-    source = numbers.open(NUMBER, CPU, 0, known)
+    source = numbers.open(Opening(NUMBER, CPU, 0, known))
     assert source.train.size == 2
     (note,) = source.notes
     assert "'7', a gap" in note

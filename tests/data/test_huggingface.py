@@ -19,10 +19,11 @@ from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.build import Data
 from expt.data.fingerprint import content_of
+from expt.data.kinds import Opening
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.features import Classes, Features
-from expt.inference.of_feature import inputs_of
+from expt.inference.inputs import inputs_of
 from expt.worker.build import build_data, build_learner
 from tests.late import Late
 from tests.worker.conftest import ALONE
@@ -125,7 +126,7 @@ def test_pictures_are_read_as_a_viewer_shows_them(
     found = hf.Dataset.from_dict(files).cast(hf.Features({name: hf.Image() for name in files}))
     as_parquet({"train": found.map(lambda row: row)}, tmp_path / "set")
     config = chosen(*"task=segmentation task.num_classes=3 dataset.target=mask model=unet".split())
-    source = config.dataset.open(config.task, torch.device("cpu"), 0)
+    source = config.dataset.open(Opening(config.task, torch.device("cpu"), 0))
     options = LoaderOptions(batch_size=4, device=torch.device("cpu"))
     (batch,) = source.train.whole(options).evaluation()
     for number in range(4):
@@ -142,10 +143,10 @@ def test_a_file_in_the_place_of_another_is_read_anew(
     (file,) = (tmp_path / "set").rglob("*.parquet")
     config = chosen("dataset.val_fraction=0", "eval_split=test")
     stat, device = file.stat(), torch.device("cpu")
-    first = config.dataset.open(config.task, device, 0).classes
+    first = config.dataset.open(Opening(config.task, device, 0)).classes
     rows(6, labels=[2, 1, 0] * 2).cast_column("label", hf.ClassLabel(names=NAMES)).to_parquet(file)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    again = config.dataset.open(config.task, device, 0).classes
+    again = config.dataset.open(Opening(config.task, device, 0)).classes
     assert (first.tolist(), again.tolist()) == ([0, 1, 2] * 2, [2, 1, 0] * 2)
 
 

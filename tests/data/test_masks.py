@@ -12,8 +12,9 @@ from PIL import Image
 
 from expt.data.checked_samples import read_all
 from expt.data.image_files import parts_there
+from expt.data.images import MaskPictures
+from expt.data.kinds import Opening
 from expt.data.kinds.image_folder import list_pairs
-from expt.data.masks import MaskPictures
 from expt.data.source import warn_of_absent
 from expt.errors import ConfigError, DataError
 from expt.features import Mask
@@ -148,7 +149,7 @@ def test_a_class_in_no_mask_of_train_is_reported(
 ) -> None:
     """Masks of 0 and 255, and a class that only held-out masks have."""
     config = configured(*WORDS, f"dataset.root={root}")
-    source = config.dataset.open(config.task, torch.device("cpu"), 0)
+    source = config.dataset.open(Opening(config.task, torch.device("cpu"), 0))
     warn_of_absent(config.dataset, source, torch.arange(4))
     assert capsys.readouterr().err == ""
     for name in ("a", "b", "town/c"):

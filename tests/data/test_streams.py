@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset
 from expt.config.kinds import Augment
 from expt.data import build
 from expt.data.build import Data
+from expt.data.kinds import Opening
 from expt.data.kinds.custom import Custom
 from expt.data.loader import Loader, StreamLoader, loading
 from expt.data.loading import Batch, LoaderOptions, Shard
@@ -424,7 +425,7 @@ def test_a_run_on_it_has_the_numbers_of_a_plain_loop_and_resumes_to_the_same_bit
 
 def test_all_of_it_can_be_evaluated() -> None:
     own = Custom(target=f"{__name__}.Numbers", kwargs={}, val={"train": False})
-    trained_on = own.open(None, torch.device("cpu"), 0).features
+    trained_on = own.open(Opening(None, torch.device("cpu"), 0)).features
     options = LoaderOptions(batch_size=5, device=torch.device("cpu"))
     sizes = {}
     for split in ("train", "val", "test", "all"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pyarrow import csv, parquet
 
+from expt.data.kinds import Opening
 from expt.errors import ConfigError, DataError
 from tests.data.test_table import CLASS, CPU, LABEL, NUMBER, built, samples
 from tests.facade import dataset
@@ -136,7 +137,7 @@ def test_refusals_are_the_same(says: str, source: Source, tmp_path: Path) -> Non
     columns = {"a": [1, 2, 3], "y": [0, 1, 0], "y" if "column y" in says else "a": cells}
     chosen = of(source, pa.table(columns), tmp_path, "y", ("a",), max_categories=2)
     with pytest.raises(ConfigError, match=says) as caught:
-        chosen.open(task, CPU, 0)
+        chosen.open(Opening(task, CPU, 0))
     assert caught.value.exit_code == 2
 
 

@@ -21,7 +21,7 @@ from expt.data.loading import Shard
 from expt.data.memory import Windows
 from expt.errors import DataError
 from expt.features import NO_TARGET
-from expt.inference.of_feature import inputs_of
+from expt.inference.inputs import inputs_of
 from tests.conftest import Configured
 from tests.facade import as_typed, built, dataset
 

@@ -17,7 +17,7 @@ from expt.config.schema import RunConfig
 from expt.data import indexing
 from expt.data.build import Data
 from expt.errors import ConfigError, DataError
-from expt.inference.of_feature import inputs_of
+from expt.inference.inputs import inputs_of
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
 from tests.conftest import Configured

@@ -15,7 +15,7 @@ import expt
 from expt.data.kinds.custom import Custom
 from expt.errors import CheckpointError, ConfigError
 from expt.features import Anything, Features
-from expt.inference.of_feature import inputs_of
+from expt.inference.inputs import inputs_of
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.result import update_result
 from expt.worker.run import Run

@@ -318,7 +318,22 @@ def test_pictures_for_a_dataset_of_ones_own_are_taken_with_a_warning(
         mlp(made.weights, torch.from_numpy(pixels / 255).float().flatten()).softmax(0).tolist()
     )
     assert [*found["probabilities"].values()] == pytest.approx(expected, abs=1e-6)
-    assert "a picture is not what this class makes of it" in capsys.readouterr().err
+    assert "does not prepare pictures of a prediction" in capsys.readouterr().err
+
+
+def test_a_text_for_a_custom_dataset_needs_its_tokens(
+    make: Make, configured: Configured, tmp_path: Path
+) -> None:
+    config = every_task.config_of("language_model", configured)
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, metrics={}))
+    made, text = make("lines", config, tmp_path), tmp_path / "lines.txt"
+    text.write_text("to be or not to be")
+    with pytest.raises(ConfigError, match="Lines: how it makes tokens of a text is not known"):
+        expt.predict(made.folder, text)
+    preprocess = expt.load(made.folder).preprocess
+    with pytest.raises(ConfigError, match="give tokens"):
+        preprocess("to be")
+    assert preprocess(torch.tensor([[1, 2]])).tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
     (tmp_path / "x.csv").write_text("age,sex\n1,2\n")
     (tmp_path / "x.npy").write_bytes(b"no array")
     np.savez(tmp_path / "two.npz", a=np.ones(2), b=np.ones(2))
+    np.save(tmp_path / "one.npy", np.zeros((1, 3, 12, 16), np.uint8))
     a_file = photos.data / "test" / "cat" / "0.png"
     cases: Sequence[tuple[Sequence[object], str]] = [
         ([photos.folder, "gone.png"], r"^gone\.png: there is no such file"),
@@ -58,7 +59,7 @@ def test_what_can_not_be_is_told_before_anything_is_computed(
         ([photos.folder, tmp_path / "x.csv"], r"x\.csv: the run was trained on images"),
         ([photos.folder, tmp_path / "x.npy"], r"x\.npy cannot be read"),
         ([photos.folder, tmp_path / "two.npz"], r"two\.npz: holds the arrays a, b; call one x or"),
-        ([photos.folder, a_file, tmp_path / "two.npz"], "pictures and arrays"),
+        ([photos.folder, a_file, tmp_path / "one.npy"], "pictures and arrays"),
         ([photos.folder], "name files or folders, or --split test"),
         ([photos.folder, a_file, "--split", "test"], "name files or folders, or --split test"),
         (

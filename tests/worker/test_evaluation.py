@@ -1,6 +1,7 @@
 """A run's weights evaluated: its own numbers on its data, its classes and scales elsewhere."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -300,6 +301,23 @@ def photos(root: Path, names: dict[str, int]) -> str:
                 pixels = np.full((12 + index, 16, 3), grey + index, np.uint8)
                 Image.fromarray(pixels).save(folder / f"{index}.png")
     return f"dataset.root={root}"
+
+
+def test_other_pictures_take_the_size_that_the_run_was_trained_on(
+    train: TrainAlone, tmp_path: Path
+) -> None:
+    pytest.importorskip("datasets")
+    for where, size in (("one", 8), ("two", 12)):
+        for place in itertools.product((where,), ("train", "test"), "ab", "1234"):
+            file = tmp_path.joinpath(*place).with_suffix(".png")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((size, size), 200 * ("a" in place), np.uint8)).save(file)
+    words = as_typed("dataset=huggingface dataset.input=image dataset.target=label model=mlp")
+    few = as_typed("model.hidden=[4] batch_size=4 epochs=1 dataset.num_workers=0")
+    folder = train(*words, f"dataset.path={tmp_path / 'one'}", *few, *QUIET).folder
+    found = evaluated(folder, f"dataset.path={tmp_path / 'two'}")
+    assert found["config"]["dataset"]["image_size"] == [8, 8]
+    assert found["evaluation_of"]["samples"] == 8
 
 
 def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_path: Path) -> None:

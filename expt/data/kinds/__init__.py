@@ -1,8 +1,8 @@
-"""Kinds of datasets: their keys, and what the rest of expt asks of them.
+"""Kinds of datasets: their keys, and the questions that the rest of expt asks them.
 
 Each kind is a subclass in a module of expt.data.kinds, found there by the names that its field
-`name` may have. Such a module must import without torch and NumPy: the driver reads it. So `open`
-imports what it needs.
+`name` may have. Such a module must import without torch and NumPy: the driver reads it, and `open`
+imports them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Positive
 from expt.config.kinds import Augment
-from expt.data.plain_text import refuse_unreadable
+from expt.data.plain_text import opened, refuse_unreadable
 from expt.errors import ConfigError
 from expt.features import Classes, Feature, Features, Mask
 
@@ -29,6 +29,19 @@ if TYPE_CHECKING:
     import torch
 
     from expt.data.source import Source
+
+
+class Opening(NamedTuple):
+    """The way in which a worker opens a dataset."""
+
+    task: Any
+    """The configured task, which takes the targets."""
+    device: torch.device
+    num_workers: int = 0
+    """Processes that read for this worker."""
+    trained_on: Features | None = None
+    """The features in the record of a run that is evaluated: their columns and scales are used."""
+
 
 HeldOut = Annotated[Fraction, Key(evaluate=True, varies="split")]
 ValSplit = Annotated[
@@ -51,7 +64,7 @@ Readers = Annotated[Literal["auto"] | Annotated[int, Field(ge=0)], Key(result="n
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DatasetConfig:
-    """A dataset as it is configured; conf/dataset/ says what each key means."""
+    """A dataset as it is configured; conf/dataset/ explains its keys."""
 
     if TYPE_CHECKING:
         name: Any  # a Literal of each kind's names
@@ -95,20 +108,20 @@ class DatasetConfig:
         return None
 
     def problems(self, task: Any) -> list[str]:
-        """Return what does not fit together in its own keys, or with the task, one line each."""
+        """Return contradictions among its own keys, or with the task, one line each."""
         return []
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
         """Find, else download, decode and check the files, in the driver; quick if that is done.
 
-        The configured `task` says what targets must be, and `learns` whether it is to be trained.
-        Return what takes longer to check, which may be done while a run trains. Raise DataError
-        that names what is missing or damaged.
+        The configured `task` takes its targets, and `learns` says whether it is trained on. Return
+        a check that takes longer, and may be done while a run trains. Raise DataError that names
+        missing or damaged files.
         """
         return None
 
     def described(self, task: Any) -> str:
-        """Return a line on what a run takes of the files; printed at its start."""
+        """Return a line on the parts of the files that a run takes; printed at its start."""
         return ""
 
     def fingerprint(self) -> str | None:
@@ -142,22 +155,12 @@ class DatasetConfig:
         """Return its name in reports, by the word that chose it and the keys that were typed."""
         return Path(str(typed["path"])).stem if typed.get("path") else chosen or self.name
 
-    def note_elsewhere(self, *, trained: bool) -> str:
-        """Return a warning for a run that it has `trained` and another evaluates, or the reverse."""
+    def note(self, used: Literal["to train", "to evaluate", "for pictures"]) -> str:
+        """Return a warning where it is used to train only, to evaluate only, or for pictures."""
         return ""
 
-    def open(
-        self,
-        task: Any,
-        device: torch.device,
-        num_workers: int,
-        trained_on: Features | None = None,
-    ) -> Source:
-        """Return its parts, on a worker.
-
-        In an evaluation `trained_on` are the features in the run's record: their columns and scales
-        are used then.
-        """
+    def open(self, how: Opening) -> Source:
+        """Return its parts, on a worker."""
         raise NotImplementedError
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
@@ -172,20 +175,17 @@ class DatasetConfig:
         return None
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, for a prediction."""
-        return list(text.encode())
+        """Return the tokens of a text, for a prediction. Raise ConfigError if they are unknown."""
+        fix = "give tokens, int64 [N, length], or --split"
+        raise ConfigError(f"{self.label}: how it makes tokens of a text is not known; {fix}")
 
     def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the number and the tokens of each line of a text, for a prediction."""
         import numpy as np
 
-        with refuse_unreadable(path), open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                yield number, np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
-
-    def note_on_pictures(self, image_size: tuple[int, int]) -> str:
-        """Return what a person must know of pictures that a prediction is asked for."""
-        return ""
+        with refuse_unreadable(path), opened(Path(path)) as text:
+            for number, words in enumerate(text, 1):
+                yield number, np.array(self.encode(words.rstrip("\r\n")), np.int64)
 
     def check_pixels(self, path: str, images: np.ndarray) -> None:
         """Raise ConfigError for images of a file that are not counted as those of training."""
@@ -205,7 +205,7 @@ class Images(DatasetConfig):
 
 
 def problems_of_masks(dataset: DatasetConfig, task: Any) -> list[str]:
-    """Return what does not go with a dataset of masks, one line each."""
+    """Return contradictions of keys and a dataset of masks, one line each."""
     problems, name, known = [], dataset.name, dataset.mask_classes()
     if dataset.augment.is_set:
         problems.append(

@@ -10,12 +10,20 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, DottedName, Key
-from expt.data.kinds import DatasetConfig, HeldOut, Mean, Readers, Std, TrainLimit, ValSplit
+from expt.data.kinds import (
+    DatasetConfig,
+    HeldOut,
+    Mean,
+    Opening,
+    Readers,
+    Std,
+    TrainLimit,
+    ValSplit,
+)
 from expt.features import Anything, Classes, Feature, Mask
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
     from expt.data.source import Source
 
@@ -87,24 +95,20 @@ class Custom(DatasetConfig):
         words = (f"{key}={value}" for key, value in typed.items())
         return " ".join([chosen or self.target.rpartition(".")[2], *words])
 
-    def note_elsewhere(self, *, trained: bool) -> str:
-        if trained:
-            return f"{self.target} may have changed the run's samples; that is not done to these"
-        return f"samples of {self.target} are normalised as in training; give images in [0, 1]"
-
-    def note_on_pictures(self, image_size: tuple[int, int]) -> str:
-        return (
-            f"{self.target}: a picture is not what this class makes of it: it is scaled to"
-            f" {image_size}, counted in [0, 1] and normalised by dataset.mean and std; --split has"
-            " its samples"
-        )
+    def note(self, used: Literal["to train", "to evaluate", "for pictures"]) -> str:
+        what = {
+            "to train": "may have changed the run's samples; that is not done to these",
+            "to evaluate": "gives samples that are normalised as in training; let images be in"
+            " [0, 1]",
+            "for pictures": "does not prepare pictures of a prediction: each is scaled to the size"
+            " of training, counted in [0, 1] and normalised; --split has its samples",
+        }
+        return f"{self.target}: {what[used]}"
 
     def check_pixels(self, path: str, images: np.ndarray) -> None:
         """Accept images as the class counts them."""
 
-    def open(
-        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
-    ) -> Source:
+    def open(self, how: Opening) -> Source:
         from expt.data.custom import source
 
-        return source(self, num_workers, task)
+        return source(self, how.num_workers, how.task)

@@ -1,4 +1,4 @@
-"""A Hugging Face dataset in a folder: what save_to_disk wrote, parquet, csv, or an imagefolder.
+"""A Hugging Face dataset in a folder: of save_to_disk, parquet, csv, or an imagefolder.
 
 Nothing is fetched.
 """
@@ -31,20 +31,18 @@ from expt.data.image_files import (
     picture_suffixes,
     report_left_out,
 )
-from expt.data.kinds import Images, Place, Readers, Standardise, problems_of_masks
+from expt.data.kinds import Images, Opening, Place, Readers, Standardise, problems_of_masks
 from expt.data.kinds.table import names_of, problems_of_columns, wanted
 from expt.data.rows import Read, Wanted, kept, read_rows, refuse_twice, rows_of
 from expt.data.table_files import Table
 from expt.errors import ConfigError, DataError, first_line
-from expt.features import Anything, Classes, Features, Labels, Mask, Numbers
+from expt.features import Anything, Classes, Labels, Mask, Numbers
 
 if TYPE_CHECKING:
-    import torch
-
     from expt.data.source import Source
 
 _READ = (".arrow", ".csv", ".json", ".jsonl", ".md", ".parquet", ".tar", ".tsv", ".yaml", ".zip")
-"""The suffixes of what the library reads apart from pictures, and of what describes it."""
+"""The suffixes of files that the library reads, apart from pictures, and of descriptions."""
 _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
 
 
@@ -119,13 +117,7 @@ class HuggingFace(Images):
 
         look_at_all(self, source.pictures)
 
-    def open(
-        self,
-        task: Any,
-        device: torch.device,
-        num_workers: int,
-        trained_on: Features | None = None,
-    ) -> Source:
+    def open(self, how: Opening) -> Source:
         """Return its parts, by the names of its splits: images, or rows.
 
         Raise ConfigError for a column that it has not, DataError for one that holds something else,
@@ -133,21 +125,20 @@ class HuggingFace(Images):
         """
         import torch
 
-        from expt.data.images import of_numbers, of_pictures, pictures_of
-        from expt.data.masks import of_masks
+        from expt.data.images import of_masks, of_numbers, of_sets, pictures_of
         from expt.data.memory import of_rows
 
-        learns = trained_on is None
+        task, trained_on, learns = how.task, how.trained_on, how.trained_on is None
         chosen = wanted(self, self.target, [*self.input] * self.has_rows, task, trained_on)
         if self.has_rows:
             words = digest((str(Path(self.path).resolve()), repr(chosen), str(learns)))
             name = f"rows-{words}.{self.fingerprint()}"
             rows = kept(name, lambda file: _read(self, _splits(self, task, learns), chosen, file))
-            return of_rows(self, task, rows, rows.places(), device, trained_on)
+            return of_rows(self, rows, rows.places(), how)
         splits = _splits(self, task, learns)
         if task.takes is Mask:
             masks = {part: _Rows(split, self, None) for part, split in splits.items()}
-            return of_masks(masks, self, task, num_workers)
+            return of_masks(masks, self, how)
         if task.takes is Anything and isinstance(self.target, str):  # a custom task
             chosen = chosen._replace(takes=Classes)
         with tempfile.TemporaryFile() as file:
@@ -157,13 +148,13 @@ class HuggingFace(Images):
         pictures = pictures_of(pairs, self)
         if rows.class_names:
             classes = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
-            return of_pictures(pictures, classes, targets.get("train"), num_workers)
+            return of_sets(pictures, classes, how.num_workers, classes=targets.get("train"))
         return of_numbers(
             pictures,
             task.takes,
             targets.get("train", next(iter(targets.values()))).float(),
             rows.target_names,
-            num_workers,
+            how.num_workers,
             scales=None if trained_on is None else trained_on.targets.scales,
             standardises=self.standardise_targets,
         )
@@ -203,7 +194,7 @@ class _Splits(Table):
 
 
 def _read(dataset: HuggingFace, splits: Mapping[str, Any], chosen: Wanted, file: IO[bytes]) -> Read:
-    """Return what `rows.read_rows` does. Raise DataError for a class that is not trained on."""
+    """Read rows as `rows.read_rows`. Raise DataError for a class that is not trained on."""
     import numpy as np
 
     numbers = () if chosen.takes is Classes else chosen.targets
@@ -309,6 +300,6 @@ def _loaded(dataset: HuggingFace) -> Any:
         # The library itself takes a file for unchanged by its time.
         kept = cache_dir() / "huggingface" / dataset.fingerprint()
         return library.load_dataset(str(folder), cache_dir=str(kept))
-    except Exception as error:  # what Arrow, Pillow and the library raise is of many kinds
+    except Exception as error:  # Arrow, Pillow and the library raise many kinds
         why = first_line(error)
         raise DataError(f"dataset.path={folder}: cannot be read as a dataset ({why})") from error

@@ -38,15 +38,22 @@ from expt.data.image_files import (
     warn_of_others,
     warn_once,
 )  # fmt: skip
-from expt.data.kinds import Check, DatasetConfig, Images, Place, Readers, Splits, problems_of_masks
+from expt.data.kinds import (
+    Check,
+    DatasetConfig,
+    Images,
+    Opening,
+    Place,
+    Readers,
+    Splits,
+    problems_of_masks,
+)
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
 from expt.features import Classes, Mask
 from expt.machine import available_memory, usable_cpus
 
 if TYPE_CHECKING:
-    import torch
-
     from expt.data.source import Source
 
 SMALL = 1 << 24  # bytes of pictures that are read before the first epoch, which takes a second
@@ -90,9 +97,9 @@ class _Folder(DatasetConfig):
     def _checked(
         self, how: str, samples: Sequence[tuple[str, ...]], look: Callable[..., Any]
     ) -> Check | None:
-        """Look at every picture if they are few, else return what does; see `look_at`.
+        """Look at every picture if they are few, else return a function that does; see `look_at`.
 
-        It raises DataError that names all that cannot be read or used.
+        It raises DataError that names all pictures that cannot be read or used.
         """
 
         def check(threads: int) -> None:
@@ -177,7 +184,7 @@ class ImageFolder(_Folder, Images):
     def _make_room(self, listing: Listing, sums: Checksums) -> None:
         """Make room for images in the cache, which their readers fill; a full one is sealed.
 
-        What can't be read is found when it is looked at.
+        Files that can't be read are found when they are looked at.
         """
         number, shape = len(listing.files), (self.channels, *self.image_size)
         try:
@@ -195,13 +202,11 @@ class ImageFolder(_Folder, Images):
                     " set EXPT_CACHE to a folder with room, or use dataset.cache=false"
                 ) from error
 
-    def open(
-        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
-    ) -> Source:
-        """Read one by one what is not in the cache, and then from there."""
+    def open(self, how: Opening) -> Source:
+        """Read pictures one by one until they are in the cache, and then from there."""
         import torch
 
-        from expt.data.images import Kept, Unchanged, of_pictures, pictures_of
+        from expt.data.images import Kept, Unchanged, of_sets, pictures_of
 
         listings = list_parts(self.root, self.splits)
         kept = dict[str, Kept]()
@@ -214,11 +219,11 @@ class ImageFolder(_Folder, Images):
             for part, each in listings.items():
                 name = None if self.cache is False else _entry(each, self, sums.known)
                 if name and (rows := cache.rows(name)):
-                    kept[part] = Kept(pictures[part], each.labels, rows, device)
+                    kept[part] = Kept(pictures[part], each.labels, rows, how.device)
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
         named = Classes(names=tuple(classes), are_names=True)
-        return of_pictures(pictures, named, labels, num_workers, kept)
+        return of_sets(pictures, named, how.num_workers, kept, classes=labels)
 
 
 def is_small(files: Iterable[str]) -> bool:
@@ -282,7 +287,7 @@ def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[st
 def _problems(
     part: str, folder: Path, images: dict[str, list[str]], known: int, rest: str
 ) -> Iterator[str]:
-    """Yield what is wrong with a part, of which the first `known` classes are train's."""
+    """Yield the errors in a part; its first `known` classes are those of train."""
     if unknown := [*images][known:]:
         yield (
             f"{folder}: train has no class {', '.join(unknown)}; add it, or remove the folder here"
@@ -341,15 +346,12 @@ class SegmentationFolder(_Folder):
         look = functools.partial(look_at_pair, mode=self._mode, values=values)
         return self._checked(f"image and mask {self._mode} {values}", self._read(samples), look)
 
-    def open(
-        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
-    ) -> Source:
-        from expt.data.images import Unchanged
-        from expt.data.masks import of_masks
+    def open(self, how: Opening) -> Source:
+        from expt.data.images import Unchanged, of_masks
 
         with Checksums.below(Path(self.root)) as sums:
             pairs = {part: Unchanged(each, sums) for part, each in self._samples().items()}
-        return of_masks(pairs, self, task, num_workers)
+        return of_masks(pairs, self, how)
 
 
 def list_pairs(folder: Path) -> list[tuple[str, ...]]:

@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Count, Key, Size
 from expt.data.cache import Arrays, Checksums, cache_dir, decoded, digest
 from expt.data.image_files import warn_once
-from expt.data.kinds import Images, Place
+from expt.data.kinds import Images, Opening, Place
 from expt.errors import DataError
 from expt.features import Classes, Features, Image
 from expt.machine import impatient
@@ -65,7 +65,7 @@ class _Original(NamedTuple):
     """of CIFAR's batches; the others are IDX files"""
 
 
-# CIFAR's sums are as torchvision lists them, the others computed from the originals, of which
+# CIFAR's sums are as torchvision lists them, the others computed from the originals, for which
 # torchvision lists the compressed files only.
 ORIGINALS = {
     "mnist": _Original(
@@ -122,13 +122,29 @@ ORIGINALS = {
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Digits(Images):
+class _Arrays(Images):
+    """Images that lie in two arrays."""
+
+    def load(self, split: Split) -> Arrays:
+        """Return the images and labels of one split."""
+        raise NotImplementedError
+
+    def known_features(self, vocabulary: int | None = None) -> Features:
+        raise NotImplementedError
+
+    def open(self, how: Opening) -> Source:
+        from expt.data.images import of_arrays
+
+        return of_arrays(self.load("train"), self.load("test"), self.known_features(), how)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Digits(_Arrays):
     """1,797 real handwritten digits, in the package."""
 
     name: Literal["digits"]
 
     def load(self, split: Split) -> Arrays:
-        """Return the images and labels of one split."""
         import numpy as np
 
         with np.load(Path(__file__).parents[1] / "digits.npz", allow_pickle=False) as file:
@@ -137,17 +153,9 @@ class Digits(Images):
     def known_features(self, vocabulary: int | None = None) -> Features:
         return _images(1, (8, 8), _DIGITS)
 
-    def open(
-        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
-    ) -> Source:
-        from expt.data.images import of_arrays
-
-        arrays = self.load("train"), self.load("test")
-        return of_arrays(*arrays, self.known_features(), device, num_workers)
-
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Downloaded(Images):
+class Downloaded(_Arrays):
     """MNIST, Fashion-MNIST or CIFAR."""
 
     name: Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
@@ -157,17 +165,13 @@ class Downloaded(Images):
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         if self._search() is None:
             self._download()
-        train, test = (self.load(split).images.shape[2:] for split in SPLITS)
-        if train != test:
-            raise DataError(
-                f"dataset.root={self._root}: the training images are {train[0]}x{train[1]}, those"
-                f" of the test set {test[0]}x{test[1]}; delete both and download them again"
-            )
+        for split in SPLITS:
+            self.load(split)
 
     def _download(self) -> None:
         """Have torchvision fetch the files into the root, whole or not at all, once for all runs.
 
-        Raise DataError that says what is missing and why, also where it is not to be downloaded.
+        Raise DataError that names missing files and says why, also where nothing is downloaded.
         """
         from filelock import FileLock  # late: for a download
 
@@ -203,7 +207,7 @@ class Downloaded(Images):
                     folder.rmdir()
 
     def fingerprint(self) -> str | None:
-        """Return None for the originals, which is what a download gives, too."""
+        """Return None for the originals, as for a download."""
         if (found := self._search()) is None:
             return None
         paths = [*found["train"], *found["test"]]
@@ -224,14 +228,6 @@ class Downloaded(Images):
     def known_features(self, vocabulary: int | None = None) -> Features:
         original = ORIGINALS[self.name]
         return _images(*((3, (32, 32)) if original.label_key else (1, (28, 28))), original.classes)
-
-    def open(
-        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
-    ) -> Source:
-        from expt.data.images import of_arrays
-
-        arrays = self.load("train"), self.load("test")
-        return of_arrays(*arrays, self.known_features(), device, num_workers)
 
     def load(self, split: Split) -> Arrays:
         """Return the images and labels of one split, mapped copy-on-write where possible.
@@ -283,7 +279,7 @@ class Downloaded(Images):
         return (own, DEBIAN_FASHION_MNIST) if self.name == "fashion_mnist" else (own,)
 
     def _missing(self) -> str:
-        """Say what the fullest folder lacks."""
+        """Name the missing files of the fullest folder."""
         original, folders = ORIGINALS[self.name], self._folders()
         lacking = ([name for name in original.sums if not _file(each, name)] for each in folders)
         fewest = min(lacking, key=len)
@@ -320,7 +316,7 @@ def _images(channels: int, image_size: tuple[int, int], names: Sequence[str]) ->
     return Features(images, Classes(names=tuple(names)))
 
 
-_CHUNK = 1024  # images: bounds what is held beside the result
+_CHUNK = 1024  # images: bounds the memory next to the result
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -338,9 +334,7 @@ class Synthetic(Images):
     def known_features(self, vocabulary: int | None = None) -> Features:
         return _images(self.channels, self.image_size, [*map(str, range(self.num_classes))])
 
-    def open(
-        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
-    ) -> Source:
+    def open(self, how: Opening) -> Source:
         import torch
 
         from expt.data.images import of_arrays
@@ -353,7 +347,7 @@ class Synthetic(Images):
         train, test = (
             _draw(patterns, size, generator) for size in (self.train_size, self.test_size)
         )
-        return of_arrays(train, test, self.known_features(), device, num_workers)
+        return of_arrays(train, test, self.known_features(), how)
 
 
 def _draw(patterns: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

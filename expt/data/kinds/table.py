@@ -1,4 +1,4 @@
-"""Tables: rows of numbers, of which some columns are to be predicted."""
+"""Tables: rows of numbers, with some columns that are to be predicted."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name
 from expt.data.columns import may_be_ids
 from expt.data.image_files import warn_once
-from expt.data.kinds import DatasetConfig, HeldOut, Place, Standardise, ValSplit
+from expt.data.kinds import DatasetConfig, HeldOut, Opening, Place, Standardise, ValSplit
 from expt.data.rows import Rows, Wanted, load, word
 from expt.data.table_files import files_of, fingerprint
 from expt.errors import listed
 from expt.features import Classes, Features, Labels, Numbers
 
 if TYPE_CHECKING:
-    import torch
-
     from expt.data.source import Source
 
 DIABETES = Path(__file__).parents[1] / "diabetes.csv"
@@ -43,7 +41,7 @@ class _Table(DatasetConfig):
     std: None = None
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
-        """See DatasetConfig; what else is measured has the columns of a run, see `open`."""
+        """See DatasetConfig; another table that is evaluated has the columns of a run."""
         if learns:
             for note in _notes(self.load(task), are_chosen=self.features is not None):
                 warn_once(f"{self.path}: {note}")
@@ -71,19 +69,13 @@ class _Table(DatasetConfig):
         """
         return load(Path(self.path), wanted(self, self.targets, self.features, task, trained_on))
 
-    def open(
-        self,
-        task: Any,
-        device: torch.device,
-        num_workers: int,
-        trained_on: Features | None = None,
-    ) -> Source:
-        """Return the rows, of which a part drawn alike for all runs, or the last, is the test."""
+    def open(self, how: Opening) -> Source:
+        """Return the rows; those of the test are drawn equally for all runs, or are the last."""
         from expt.data import memory
 
-        table = self.load(task, trained_on)
+        table = self.load(how.task, how.trained_on)
         parts = memory.parts_of(table.features.shape[0], self.test_fraction, self.val_split)
-        return memory.of_rows(self, task, table, parts, device, trained_on)
+        return memory.of_rows(self, table, parts, how)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the file and the row, counted from 1."""
@@ -126,7 +118,7 @@ class Diabetes(_Table):
 
 
 def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
-    """Yield what may not be meant of classes, and of features if nobody has chosen them."""
+    """Yield warnings of odd classes, and of odd features if nobody has chosen them."""
     texts: dict[str, Sequence[str]] = {"classes": rows.class_names}
     texts |= {f"column {name}: categories": each for name, each in rows.texts.items()}
     for what, each in texts.items():
@@ -152,7 +144,7 @@ def wanted(
     task: Any,
     trained_on: Features | None,
 ) -> Wanted:
-    """Return what the configured `task` takes of a table.
+    """Return the columns that the configured `task` takes of a table.
 
     If nobody names features, they are those that a run was `trained_on`, by its record.
     """

@@ -14,14 +14,13 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Count, Folder
 from expt.data.cache import Arrays, decoded, digest, of_content, state_of
 from expt.data.image_files import files_below, left_out, report_left_out
-from expt.data.kinds import DatasetConfig, HeldOut, Mean, Place, Std
+from expt.data.kinds import DatasetConfig, HeldOut, Mean, Opening, Place, Std
 from expt.data.plain_text import head_of, opened, refuse_unreadable
 from expt.errors import ConfigError, DataError, collected, first_line
 from expt.features import Features, Tokens
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
     from expt.data.source import Source
 
@@ -87,9 +86,7 @@ class Text(DatasetConfig):
     def _kept(self) -> str:
         return f"text-{digest([str(Path(self.root).resolve())])}"
 
-    def open(
-        self, task: Any, device: torch.device, num_workers: int, trained_on: Any = None
-    ) -> Source:
+    def open(self, how: Opening) -> Source:
         from expt.data.memory import of_extents
 
         tokens = None if self.tokens == "bytes" else self._tokens()
@@ -100,10 +97,10 @@ class Text(DatasetConfig):
         return Features(tokens, tokens)
 
     def extents(self) -> tuple[Extent, Extent | None, Extent | None]:
-        """Return what trains, validates and tests, which share no token; None for no fraction.
+        """Return the parts that train, validate and test, which share no token; None without one.
 
-        Raise DataError for a text that is missing, no plain one, or too short: each must hold a
-        token and its next.
+        Raise DataError for a text that is missing, no plain one, or too short: each part must hold
+        a token and its next.
         """
         files, unit = self.files(), "bytes" if self.tokens == "bytes" else "tokens"
         sizes = tuple(collected(_size, files)) if unit == "bytes" else (len(self._tokens()),)
@@ -151,12 +148,12 @@ class Text(DatasetConfig):
     def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
         import numpy as np
 
-        if self.tokens == "bytes":
+        if self.tokens != "bytes":
             yield from super().lines(path)
             return
-        with refuse_unreadable(path), opened(Path(path)) as text:
-            for number, words in enumerate(text, 1):
-                yield number, np.array(self.encode(words.rstrip("\r\n")), np.int64)
+        with refuse_unreadable(path), open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                yield number, np.frombuffer(line.rstrip(b"\r\n"), np.uint8)
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of tokens; bytes that are not UTF-8 are replaced."""
@@ -165,7 +162,7 @@ class Text(DatasetConfig):
         return str(self._tokenizer().decode(tokens, skip_special_tokens=False))
 
     def _tokens(self) -> np.ndarray:
-        """Return what the tokenizer makes of the files [N], from the cache."""
+        """Return the tokens of the files [N], from the cache."""
         import numpy as np
 
         files, tokenizer = self.files(), self._tokenizer()
