@@ -297,7 +297,20 @@ def _work_through(line: Connection) -> NoReturn:
             work, surroundings = _Unpacker(line).load()
         except EOFError:  # the driver has no work for it
             os._exit(0)
-        line.send(("done", _do(work, surroundings)))
+        set_title(work.title)
+        os.umask(surroundings.umask)
+        with contextlib.suppress(OSError):  # a folder that is gone
+            os.chdir(surroundings.folder)
+        os.environ.clear()
+        os.environ.update(surroundings.env)
+        sys.path[:], sys.argv[:] = surroundings.path, surroundings.argv
+        print_to(work.stdout, work.stderr)
+        # a worker that is killed leaves its lines
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        found = pkgutil.resolve_name(work.function)(*work.arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        line.send(("done", found))
         code = FINISHED
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -312,23 +325,6 @@ def _work_through(line: Connection) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _do(work: Work, surroundings: Surroundings) -> Any:
-    set_title(work.title)
-    os.umask(surroundings.umask)
-    with contextlib.suppress(OSError):  # a folder that is gone
-        os.chdir(surroundings.folder)
-    os.environ.clear()
-    os.environ.update(surroundings.env)
-    sys.path[:], sys.argv[:] = surroundings.path, surroundings.argv
-    print_to(work.stdout, work.stderr)
-    # a worker that is killed leaves its lines
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    found = pkgutil.resolve_name(work.function)(*work.arguments)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return found
 
 
 def send(line: Connection, work: Work, surroundings: Surroundings) -> None:

@@ -51,7 +51,19 @@ def train_epoch(
     switch(learner.optimizer, "train")
     since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
-        _train_step(learner, batch, sums, on_gradients)
+        if learner.phases:
+            _through_phases(learner, batch, sums, on_gradients)
+        elif learner.has_closure:
+            _by_closure(learner, batch, sums, on_gradients)
+        else:
+            accumulate_gradients(learner, batch, sums.add)
+            on_gradients()
+            learner.precision.update(learner.optimizer, learner.module.parameters())
+        left_out = learner.precision.left_out
+        sums.end_step(left_out)
+        learner.strategy.finish_step()
+        if learner.ema is not None and (left_out is None or not left_out):
+            learner.ema.update_parameters(learner.module)
         position.advance()
         trained += batch.global_size
         on_step()
@@ -71,25 +83,6 @@ def averages_since_logged(learner: Learner, sums: Sums) -> Averages | None:
     """Return those of all workers since the last log point; None if every step was left out."""
     total = sum_across_workers(sums.since_logged, len(learner.task.reductions))
     return sums.averages_if_any(total)
-
-
-def _train_step(
-    learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
-) -> None:
-    """Run one training step."""
-    if learner.phases:
-        _through_phases(learner, batch, sums, on_gradients)
-    elif learner.has_closure:
-        _by_closure(learner, batch, sums, on_gradients)
-    else:
-        accumulate_gradients(learner, batch, sums.add)
-        on_gradients()
-        learner.precision.update(learner.optimizer, learner.module.parameters())
-    left_out = learner.precision.left_out
-    sums.end_step(left_out)
-    learner.strategy.finish_step()
-    if learner.ema is not None and (left_out is None or not left_out):
-        learner.ema.update_parameters(learner.module)
 
 
 def _by_closure(

@@ -318,17 +318,15 @@ def build_position(config: RunConfig, data: Data) -> Position:
     return Position(*length, epochs=config.epochs, max_steps=config.max_steps)
 
 
-def build_events(
-    config: RunConfig, paths: RunPaths, resumed_at: int | None, is_done: bool
-) -> Writer:
-    """Build what writes TensorBoard's file of a run resumed after `resumed_at`, or done."""
+def build_events(config: RunConfig, paths: RunPaths, position: Position, is_done: bool) -> Writer:
+    """Build the writer of TensorBoard's file, which continues after `position`, or is done."""
     charts = tags.layout(
         config.eval_split, config.world_size, metrics_of(config.task), is_sharded=config.is_sharded
     )
     settings = shown(config) | ({"resume": None} if config.resume == "auto" else {})
     typed = typed_hyperparameters(settings, read_result(paths).get("overrides", {}))
     ends = {"end_pictures": config.tensorboard.images == "end", "is_done": is_done}
-    return writer(paths, typed, charts, resumed_at=resumed_at, **ends)
+    return writer(paths, typed, charts, resumed_at=position.step or None, **ends)
 
 
 def build_dashboard(

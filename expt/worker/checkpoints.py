@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from expt import progress
@@ -187,26 +186,27 @@ class Snapshot:
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
 
     def read(
-        self, path: Path, *, only: Collection[str] = (), written_by: Optimizer | None = None
+        self, path: Path, *, only: Collection[str] = (), numbered: Sequence[str] = ()
     ) -> State:
         """Return rank 0's checkpoint at `path`, with the worker's shards; a collective.
 
-        Weights are those of the file, if all workers see it. `only` names the keys to return; a
-        sharded optimizer state numbers parameters as `written_by` does, by default the current one.
+        Weights are those of the file, if all workers see it. `only` names the keys to return;
+        `numbered` names the parameters in the order of its optimizer, by default that of now.
         """
-        like = self._like(written_by or self.learner.optimizer)
+        like = self._like(numbered)
         load = functools.partial(checkpoint.load, path, only=only)
         return read_together(path, self.worker, lambda like: load(like=like), like)
 
     def spread(self, state: State | None) -> State:
         """Return rank 0's `state` on every worker, its shard of sharded tensors; a collective."""
-        found: State = scattered(state, self._like(self.learner.optimizer), self.worker.device)
+        found: State = scattered(state, self._like(), self.worker.device)
         return found
 
-    def _like(self, optimizer: Optimizer) -> Like:
+    def _like(self, numbered: Sequence[str] = ()) -> Like:
         """Return the sharded tensors by key; a parameter stands for its optimizer state."""
-        parameters = enumerate(members(optimizer.param_groups))
-        found: dict[str, Tensor] = {f"optimizer/state/{index}": one for index, one in parameters}
+        parameters = map(self.learner.module.get_parameter, numbered)
+        every = enumerate(parameters if numbered else members(self.learner.optimizer.param_groups))
+        found: dict[str, Tensor] = {f"optimizer/state/{index}": one for index, one in every}
         for key, module in (("model", self.learner.module), ("ema", self.learner.ema)):
             known = {} if module is None else module.state_dict()
             found |= {f"{key}/{name}": one for name, one in known.items()}

@@ -92,25 +92,22 @@ class FirstSteps:
 
     def _report_untrained(self) -> None:
         """Raise ConfigError for tensors of the model that get gradients and are not parameters."""
-        for where, one in self._objects.items():
+        for where, owner in self._objects.items():
             names = [
                 name
-                for attribute, value in changes.attributes(one).items()
-                for name, tensor in named_leaves(value, f"{where}.{attribute}")
-                if self._is_untrained(tensor)
+                for attribute, value in changes.attributes(owner).items()
+                for name, one in named_leaves(value, f"{where}.{attribute}")
+                if one.is_leaf and one.grad is not None and id(one) not in self._parameters
             ]
-            told = (
+            problem = (
                 f"{listed(names)}: gets gradients, but no optimizer trains it and no checkpoint"
                 " holds it; make it an nn.Parameter or a submodule of the model, several an"
                 " nn.ModuleList or nn.ModuleDict, or freeze it by requires_grad_(False)"
             )
             if names and where.startswith("model"):
-                raise ConfigError(told)
+                raise ConfigError(problem)
             if names and where == "task" and self._warns:
-                warn(told)
-
-    def _is_untrained(self, one: Tensor) -> bool:
-        return one.is_leaf and one.grad is not None and id(one) not in self._parameters
+                warn(problem)
 
     def end(self, *, within_epoch: bool) -> None:
         """Warn of state that a checkpoint lacks: before the first, and at two epochs' ends.

@@ -29,7 +29,7 @@ from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import optim, random_state
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
-from expt.training.optimizer_state import in_use, switch
+from expt.training.optimizer_state import as_built, in_use, switch
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build, comparison, custom_code, diagnosis, fault, first_weights, rank_health
 from expt.worker.callbacks import Callbacks
@@ -71,6 +71,8 @@ class Run:
         self.learner = build.build_learner(config, self.data, worker, begins=not resumes)
         self.data = self.data.of_type(self.learner.module)
         beat()
+        trained = self.learner.module, self.learner.optimizer, self.learner.scheduler
+        self.built = as_built(*trained)
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
         self.plan = optim.plan(config.scheduler, **self.position.length)
@@ -114,12 +116,10 @@ class Run:
                     self.data.train.catch_up()
         self.snapshot.refuse_unreadable()
         self._has_probed = position.step > 0
-        resumed_at, writes = None if source is None else position.step, worker.rank == 0
-        length = position.steps_per_epoch, position.offset
+        writes, length = worker.rank == 0, (position.steps_per_epoch, position.offset)
         if writes and (unreached := beyond_the_end(config, *length)):
             warn(unreached)
-        opened = config, self.paths, resumed_at, self.is_done
-        events = build.build_events(*opened) if writes else None
+        events = build.build_events(config, self.paths, position, self.is_done) if writes else None
         self.observer = observe(config, events, self.data, self.learner, position)
         classes, seen_by = own_code.targets(config), (self.history, self.observer)
         self.record = Record(self.paths, position, *seen_by, writes=writes, classes=classes)
@@ -413,6 +413,7 @@ class Run:
             "evaluated": next((one for one in bests if one["step"] == step), None),
             "config": shown(self.config),
             "plan": self.plan,
+            "built": self.built,
             "lr": self.steps.lr,
             "data": info.told,
             "sizes": info.sizes,
