@@ -53,7 +53,7 @@ ODD_WORDS = re.compile(  # "what is missing" is better "missing files"
     r"\b(what|told|so many|of which|anew|alike|besides?|go(es)? on|comes? to|came to)\b", re.I
 )
 NOT_REWORDED = {
-    *("data", "features", "inference", "models", "tasks", "training", "worker"),
+    *("data", "features", "inference"),
     *("command.evaluation_settings", "command.predict"),
 }
 ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")

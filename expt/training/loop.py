@@ -234,7 +234,7 @@ def evaluate(
         while left:
             part, found = left.pop(0), None
             batch = part if device.type == "cpu" else copied(part)  # a model may change its inputs
-            # What it notes of no sample is dropped
+            # Its notes on a batch without samples are dropped
             task = copy.copy(learner.task) if batch.weightless else learner.task
             try:
                 with sized_by("eval_batch_size", batch.size):
@@ -244,7 +244,7 @@ def evaluate(
                 is_least |= learner.strategy.forward_is_collective
                 if is_least or not is_out_of_memory(error):
                     raise
-            if found is None:  # out of the `except`: its traceback would keep what was allocated
+            if found is None:  # out of the `except`, whose traceback would keep tensors alive
                 most = math.ceil(batch.size / 2)
                 left = [less for each in (part, *left) for less in in_parts(each, most)]
             elif found[1] is not None:
@@ -264,7 +264,7 @@ def _evaluated(learner: Evaluator, task: Task, batch: Batch) -> tuple[Any, Sum |
         outputs = task.forward(learner.evaluated, batch)
         # For the others' sake: the model, and the loss, may ask all workers
         if batch.weightless:
-            with contextlib.suppress(Exception):  # it may not take what is not a sample
+            with contextlib.suppress(Exception):  # it may not take a blank sample
                 task.loss(outputs, batch)
             return outputs, None
         loss = task.loss(outputs, batch)

@@ -22,7 +22,7 @@ from expt.training.sharding import is_sharded
 
 State = Mapping[str, Any]
 KERNEL = ("foreach", "fused", "capturable", "differentiable")
-"""Settings of a group that say how it is updated, and not to what numbers."""
+"""Settings of a group that choose the kernel of its update, and not its numbers."""
 
 
 def _toggles(optimizer: Optimizer) -> bool:

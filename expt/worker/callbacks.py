@@ -112,7 +112,7 @@ class Callbacks:
             raise RunFailed(f"callbacks.{index}: {what}") from error
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the state of each with its class; raise ConfigError for what can't be saved."""
+        """Return the state of each with its class; raise ConfigError if it can't be saved."""
         states = []
         for index, callback in enumerate(self.built):
             with self._apart(index, "state_dict"):

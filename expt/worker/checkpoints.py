@@ -149,7 +149,7 @@ class Snapshot:
         }
 
     def refuse_unreadable(self) -> None:
-        """Raise ConfigError for what a checkpoint of now would not give back."""
+        """Raise ConfigError for state that a checkpoint can't hold."""
         task_state(self.learner.task)  # which raise the same
         self._of_loader()
         for key, state in self._of_learner().items():
@@ -173,7 +173,7 @@ class Snapshot:
             train_at(learner.optimizer, state[TRAINED])
 
     def load_workers(self, workers: Sequence[State], *, sums: bool, random: bool) -> None:
-        """Load what each worker's task had, had summed up in the epoch, and its random numbers."""
+        """Load each worker's task, its sums of the epoch and its random numbers."""
         rank = self.worker.rank
         load_task_state(self.learner.task, workers, self.worker.device, rank)
         if self.loader is not None:
@@ -233,10 +233,10 @@ class Snapshot:
 def read_together(
     path: Path, worker: Worker, read: Callable[[Like], State], like: Like = lambda _: None
 ) -> State:
-    """Return what `read` reads of rank 0's file, with shards; a collective.
+    """Return the state that `read` reads of rank 0's file, with shards; a collective.
 
-    All workers read where all see the same file, else rank 0 sends all of it. `read` gets what the
-    parts of a sharded checkpoint are to be like.
+    All workers read where all see the same file, else rank 0 sends all of it. `read` gets the
+    patterns for the tensors of a sharded checkpoint.
     """
     before, state = checkpoint_file.stamp(path), None
     with contextlib.suppress(*(Exception,) if worker.rank else ()):
@@ -249,7 +249,7 @@ def read_together(
 
 
 def _held(like: Like, key: str, value: Any) -> Any:
-    """Return this worker's shard, the weights of the file, or a copy of what training changes."""
+    """Return this worker's shard, the weights of the file, or a copy of a tensor that changes."""
     if not isinstance(value, Tensor) or is_sharded(value):
         return value
     found = shard_of(value, like(key))

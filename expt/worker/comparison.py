@@ -69,7 +69,7 @@ KEEP_STATE = (
 def compare(
     config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None] = lambda: None
 ) -> str | None:
-    """Return what was compared ("whole", "fewer_blocks", "nothing"); None where there is no need.
+    """Return the compared model ("whole", "fewer_blocks", "nothing"); None if there is no need.
 
     Raises ConfigError where the run would train to other weights than a whole model, and RunFailed
     where its steps fail. A collective; restores the states of random numbers.

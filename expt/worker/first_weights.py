@@ -50,7 +50,7 @@ def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State
 
 
 def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, State]:
-    """Load into `module` what fits of `given`, which rank 0 reads; warn of the rest.
+    """Load the fitting tensors of `given`, which rank 0 reads, into `module`; warn of the rest.
 
     Returns, on rank 0, the entry of result.json (see expt.runs.result.Begun), and all that a file
     of several entries holds. A collective.
@@ -245,7 +245,7 @@ def release_fork(paths: RunPaths, worker: Worker) -> None:
 def refuse_other(config: RunConfig, info: DataInfo, saved: State) -> None:
     """Raise DataError where the data has other sizes than that of the checkpoint `saved`.
 
-    Nothing else is known of what a custom dataset reads. A fork may have another `train_limit`.
+    Nothing else is known of a custom dataset's samples. A fork may have another `train_limit`.
     """
     settings = saved["config"]
     is_fork = config.fork not in (None, settings.get("fork"))

@@ -102,7 +102,7 @@ def run_as(
     """Train or evaluate as `worker`, with a `beat` for each batch, and return the status."""
     config = request.config
     if config.patches.malloc and worker.device.type == "cpu":
-        # FSDP gathers tensors of many sizes: kept when freed, they would fill what it saves.
+        # FSDP gathers tensors of many sizes: kept when freed, they would fill memory.
         patches.give_back_freed() if config.is_sharded else patches.keep_freed()
     torch.set_num_threads(config.threads)
     gpus = worker.gpus if config.strategy == "dp" else (worker.device.index,) * bool(worker.gpus)

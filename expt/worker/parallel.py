@@ -88,8 +88,8 @@ def lay_out_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> Non
 def with_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> list[Callable[[], None]]:
     """Return the collective that ends a step, if training may read a buffer: all get rank 0's.
 
-    DistributedDataParallel would broadcast before each forward pass, and so change what an earlier
-    one of the same step has saved for its backward pass.
+    DistributedDataParallel would broadcast before each forward pass, and so change tensors that an
+    earlier one of the same step has saved for its backward pass.
     """
     is_alone = worker.world_size == 1 or config.strategy == "dp"
     if is_alone or not _trains_by_buffers(config, module):

@@ -168,7 +168,7 @@ class Run:
         is_fork = source.name == self.paths.forked.name
         if is_fork:
             saved = first_weights.load_fork(self.snapshot, self.config, source)
-            self.history.last = dict(saved["last"])  # best and early stopping begin anew
+            self.history.last = dict(saved["last"])  # best and early stopping begin again
         else:
             saved = self.snapshot.read(source)
         first_weights.refuse_other(self.config, self.data.info, saved)
@@ -221,12 +221,12 @@ class Run:
                 self._call_back("on_step_end", self.config.eval_split)
         position = self.position
         self._agreed = self.agreement.after_step(self._wishes())
-        if not position.steps_left_in_epoch:  # the batches end, and what they have open is closed
+        if not position.steps_left_in_epoch:  # the batches end and close their files
             return False
         return bool(self.times.by_steps(position) | self._agreed) or self.agreement.stopping
 
     def _wishes(self) -> set[str]:
-        """Return what is due by this worker's clock; that of training is rank 0's."""
+        """Return the actions that are due by this worker's clock; rank 0 also measures training."""
         return self.times.by_clock(self.history if self.worker.rank == 0 else None)
 
     def _take_stock(self) -> None:
@@ -259,7 +259,7 @@ class Run:
             self._save(weights, target=self.paths.before_end)
         if is_within_epoch:
             self._end_epoch()
-            self._is_at_best = False  # they are rounded anew where an optimizer has others
+            self._is_at_best = False  # an optimizer with other weights rounds them again
         is_kept = self.history.evaluated_at != self.position.step and self._judge()
         if is_within_epoch:
             self._call_back("on_epoch_end", self.config.eval_split)
@@ -330,7 +330,7 @@ class Run:
         position, history, began = self.position, self.history, time.perf_counter()
         readings = [] if history.is_within_epoch else self.health.readings[:1]
         wishes = self.config.tensorboard.images is True or any(one.wish for one in readings)
-        if history.is_within_epoch:  # next to what the evaluation measures; no log point
+        if history.is_within_epoch:  # next to the evaluation's metrics; no log point
             self._log_running(averages_since_logged(self.learner, self.sums))
         may_end = position.is_run_done or self.early_stop.may_be_due
         self.observer.expect_evaluation(review=wishes, may_end=may_end)
@@ -350,7 +350,7 @@ class Run:
 
     @contextlib.contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Restore after the body what an evaluation may change in training."""
+        """Restore random numbers and the task's state after the body."""
         task = task_state(self.learner.task)
         with random_state.kept(self.worker.device):
             yield
@@ -405,7 +405,7 @@ class Run:
         return state
 
     def _about(self) -> dict[str, Any]:
-        """Return what rank 0 adds to a checkpoint."""
+        """Return the entries that rank 0 adds to a checkpoint."""
         bests, step, info = self.history.bests, self.position.step, self.data.info
         about = {
             **self.history.state_dict(),
