@@ -147,7 +147,7 @@ class Job:
         if self.request is not None:
             self.request = dataclasses.replace(self.request, until_epoch=epoch)
 
-    def go_on(self, until_epoch: int | None) -> None:
+    def continue_until(self, until_epoch: int | None) -> None:
         """Queue the run, which was pruned, to its end or to another pause.
 
         The caller gives the job to the pool once more.
@@ -241,7 +241,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             )
 
 
-def has_come_so_far(record: Record, until_epoch: int | None) -> bool:
+def has_reached(record: Record, until_epoch: int | None) -> bool:
     """Return whether the run has completed, or was pruned after that epoch or later."""
     if record.get("status") == PRUNED and until_epoch is not None:
         return whole_epochs(record) >= until_epoch

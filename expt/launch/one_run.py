@@ -67,7 +67,7 @@ def run(request: RunRequest, console: Console | None = None) -> None:
                 Pool(machine.detect(), Options(), _Shown(display, console)).run(iter([job]))
         if job.error:
             if paths.last.exists() or paths.forked.exists():
-                job.error.args = (f"{job.error}{way_on(request, job.error)}",)
+                job.error.args = (f"{job.error}{how_to_continue(request, job.error)}",)
             raise job.error
     except KeyboardInterrupt:
         again = f"interrupted; to continue: {resume_command(paths)}"
@@ -94,7 +94,7 @@ class _Shown(Observer):
             self._display.update()
 
 
-def way_on(request: RunRequest, error: ExptError) -> str:
+def how_to_continue(request: RunRequest, error: ExptError) -> str:
     """Return how to continue after the `error` of a run that has a checkpoint.
 
     Empty where that would fail again.

@@ -70,7 +70,7 @@ class Packing:
         self._claim: tuple[Demand, frozenset[str]] | None = None
 
     def add(self, demands: Iterable[Demand]) -> None:
-        """Let runs wait; see `pop_in_vain`."""
+        """Let runs wait; see `pop_impossible`."""
         for demand in demands:
             bisect.insort(self.waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 
@@ -130,7 +130,7 @@ class Packing:
         closed |= dict.fromkeys(devices, until)
         self._claim = None  # it may be of one of these
 
-    def pop_in_vain(self) -> Demand | None:
+    def pop_impossible(self) -> Demand | None:
         """Take out a waiting run that can never start, since too few devices are left."""
         found = next((each for each in self.waiting if each.fit(self.devices) is None), None)
         if found is not None:

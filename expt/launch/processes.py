@@ -179,7 +179,7 @@ def wait_for_all(
         wait(left, None if remaining == math.inf else remaining)
 
 
-def see_off() -> None:
+def wait_for_leaving() -> None:
     """Return when all processes that have done their work are gone."""
     leaving = _taken()
     wait_for_all(leaving, LEAVING_S, until_gone=True)

@@ -24,7 +24,7 @@ from expt.errors import (
     require,
 )
 from expt.launch import forkserver
-from expt.launch.job import Job, Observer, has_come_so_far, request_of
+from expt.launch.job import Job, Observer, has_reached, request_of
 from expt.launch.launcher import adopt, launcher
 from expt.runs.attempt import record_end, take_back
 from expt.runs.failure import LOG
@@ -193,7 +193,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     result = read_result(job.paths)
     status = result.get("status")
     # else it was pruned before, and has not continued
-    if has_come_so_far(result, request_of(job).until_epoch):
+    if has_reached(result, request_of(job).until_epoch):
         return None
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
@@ -208,7 +208,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
 
 def _has_told(job: Job) -> bool:
     result = read_result(job.paths)
-    return has_come_so_far(result, request_of(job).until_epoch) or result.get("status") in (
+    return has_reached(result, request_of(job).until_epoch) or result.get("status") in (
         INTERRUPTED,
         FAILED,
     )
