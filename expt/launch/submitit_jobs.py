@@ -262,9 +262,9 @@ class ClusterJob:
         return submitit.helpers.DelayedSubmission(self)
 
     def _train(self, started_at: float) -> None:
-        how = launcher()
         kept_code.find_kept(RunPaths(Path(self.sent["folder"])).code, trust=True)
         if not machine.is_external_worker():
             forkserver.warm()
+        how = launcher()
         if how.follow(started_at) is None:
             how.carry_out(received(self.sent, machine.detect(), typed_at=started_at))

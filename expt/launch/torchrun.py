@@ -57,7 +57,7 @@ REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class ExternalWorker:
-    """A Launcher that is one of torchrun's or Slurm's workers; rank 0 decides for all."""
+    """The launcher of one of torchrun's or Slurm's workers; rank 0 decides for all."""
 
     def earlier_folder(self) -> Path | None:
         """Return the run's folder, where torchrun has started its workers again."""
