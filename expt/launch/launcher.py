@@ -40,7 +40,7 @@ PORTS = range(20_000, 30_000)
 
 
 def adopt(environment: MutableMapping[str, str]) -> None:
-    """Set torch's variables where `environment` is that of one of several tasks of a scheduler.
+    """Set torch's variables in the `environment` of one of a scheduler's several tasks.
 
     MASTER_ADDR and MASTER_PORT stay if they are set.
     """

@@ -49,7 +49,7 @@ from expt.runs.view.text import Console, cells, resume_command, say, shown_path
 
 
 class Launcher:
-    """This process's part in a run: it starts the workers, or with `debug=true` is the only one."""
+    """The launcher of runs on this machine; with `debug=true` this process is the worker."""
 
     def follow(self, typed_at: float) -> RunPaths | None:
         """Train as rank 0 decides, and return the run's folder; None if this process decides.
@@ -59,7 +59,7 @@ class Launcher:
         return None
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """While entered, decide for all workers; they hear if the configuration is refused."""
+        """Decide for all workers in the body; they hear if the configuration is refused."""
         return contextlib.nullcontext()
 
     def earlier_folder(self) -> Path | None:
@@ -237,7 +237,7 @@ class Tried:
 def try_out(
     requests: Sequence[RunRequest], machine: Machine, options: Options, console: Console
 ) -> list[Tried]:
-    """Take a few steps of each, side by side where there is room.
+    """Take a few steps of each request, several at a time if there is room.
 
     Raises KeyboardInterrupt, with all stopped.
     """

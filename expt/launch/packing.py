@@ -35,7 +35,7 @@ class Demand:
     """Those that have failed it."""
 
     def fit(self, free: Iterable[str]) -> tuple[str, ...] | None:
-        """Return the devices that it takes of those that are free; None where they don't do."""
+        """Return the devices for the run, out of the free ones; None if they don't suffice."""
         able = [device for device in free if device not in self.avoided]
         wanted = self.devices or tuple(able[: self.count])
         return wanted if len(wanted) == self.count and {*wanted} <= {*able} else None
@@ -70,7 +70,7 @@ class Packing:
         self._claim: tuple[Demand, frozenset[str]] | None = None
 
     def add(self, demands: Iterable[Demand]) -> None:
-        """Let runs wait; see `pop_impossible`."""
+        """Add runs that wait; see `pop_impossible`."""
         for demand in demands:
             bisect.insort(self.waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 

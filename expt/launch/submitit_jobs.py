@@ -111,7 +111,7 @@ class Queue:
                 raise KeyboardInterrupt
 
     def _moved(self, job: Job, error: DeviceLost) -> bool:
-        """Submit a job again whose GPUs can't be used, to other nodes of Slurm's; return if so."""
+        """Submit a job whose GPUs can't be used to other nodes; return False if that can't be."""
         node = read_result(job.paths).get("node")
         if node is None or self._executor.cluster != "slurm" or job.retries == MOST_MOVES:
             return False

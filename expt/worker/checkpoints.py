@@ -109,7 +109,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that training changes from step to step, with the states of random numbers."""
+    """The state of training after a step, with that of random numbers."""
 
     learner: Learner
     position: Position
@@ -222,7 +222,7 @@ class Snapshot:
             self.load_weights(self.read(path, only=("model", "ema")))
 
     def load_weights(self, state: State) -> None:
-        """Load the model of `state`, and its moving average, which else begins with the model."""
+        """Load the model of `state` and its moving average; without one it begins as the model."""
         load_all(self.learner.module, state["model"])
         if (ema := self.learner.ema) is not None:
             load_all(*((ema, state["ema"]) if "ema" in state else (ema.module, state["model"])))

@@ -122,7 +122,7 @@ def _where(config: RunConfig) -> str:
 
 
 def _few(batch: Batch, config: RunConfig, worker: Worker) -> Batch:
-    """Return some samples of a batch, unequal numbers on the workers where a run may have them."""
+    """Return a few samples of a batch; unequal numbers by worker if the run may have them."""
     size = batch.size
     if len({*map(len, leaves((batch.inputs, batch.targets)))}) == 1:
         may_differ = not config.drop_last and config.batch_norm != "sync" and worker.world_size > 1
@@ -147,7 +147,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _choose(config: RunConfig, data: Data, worker: Worker) -> tuple[RunConfig | None, str]:
-    """Return the settings to compare, with fewer blocks if large; None without memory.
+    """Return the settings to compare, with fewer blocks if large; None if memory lacks.
 
     A collective.
     """
@@ -210,13 +210,13 @@ class _Comparison:
         random_state.seed(self._config.seed + 1 + self._worker.rank)  # both drop out the same
 
     def check_sums(self) -> None:
-        """Check those of a custom task; the run's own model can't be copied if it is sharded."""
+        """Check the sums of a custom task on the whole model: a sharded one can't be copied."""
         if self._config.is_sharded and isinstance(self._config.task, constraints.Target):
             is_first = self._worker.rank == 0
             custom_code.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
 
     def run(self, beat: Callable[[], None]) -> bool:
-        """Take all steps; return False where a step has several updates, or forward passes."""
+        """Take all steps; return False if a step has several updates or forward passes."""
         if self._whole.phases or self._whole.has_closure:
             return False
         self._begin()

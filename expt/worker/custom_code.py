@@ -160,7 +160,7 @@ def _shapes(module: nn.Module) -> dict[str, Any]:
 
 
 def _methods(one: object) -> tuple[str, ...]:
-    """Return the methods that save and load the state of an object, where it has its own."""
+    """Return the names of an object's own methods to save and load its state."""
     if isinstance(one, nn.Module):
         own = type(one).get_extra_state is not nn.Module.get_extra_state
         return ("get_extra_state", "set_extra_state") if own else ()
@@ -250,7 +250,7 @@ class _UncopiedError(Exception):
 def _found(
     learner: Learner, batch: Batch, device: torch.device, *, predicted: bool
 ) -> list[dict[str, _Sum]]:
-    """Return the sums of a few samples, also as of more workers and each twice, and of halves."""
+    """Return the sums of a few samples: as they are, on more workers, each twice, and of halves."""
     before, found = random_state.state_dict(device), []
     eager = torch.compiler.set_stance("force_eager") if learner.compiled else None
     try:

@@ -66,7 +66,7 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
 
 
 def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, State]:
-    """Return the tensors of `given` that fit, and the rest as `load_weights`."""
+    """Return the tensors of `given` that fit, and the results of `load_weights`."""
     own, file = module.state_dict(), chosen(given).file
     content = _read(file, given)
     if not (every := weights_in(content, own.keys())):

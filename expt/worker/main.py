@@ -64,7 +64,7 @@ def _patience_s(config: RunConfig) -> float:
 
 
 def _give_up(config: RunConfig, beats: int, report: Callable[[Exception], None]) -> NoReturn:
-    """End this process, whose main thread is stuck."""
+    """End this process, because its main thread is stuck."""
     faulthandler.dump_traceback(all_threads=True)
     where = watchdog.main_stack().rstrip()
     text = f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"
@@ -142,7 +142,7 @@ def connect(meeting: Meeting, timeout_s: float) -> Store:
 
 @contextlib.contextmanager
 def torch_kept(device: torch.device) -> Iterator[None]:
-    """Give this process its random numbers, threads and precision back: it is the caller's."""
+    """Restore random numbers, threads and precision after the body, in a caller's process."""
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:
