@@ -24,7 +24,7 @@ from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
-from expt.launch.launcher import Launcher
+from expt.launch.one_run import Launcher
 from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths, is_held, refuse_mixed, remove_empty
 from expt.runs.request import RunRequest

@@ -94,16 +94,16 @@ class Server:
 
     @property
     def is_gone(self) -> bool:
-        """True if it has died."""
+        """True if the forkserver has died."""
         return bool(wait([self._control], 0))  # it sends nothing, so this is an end
 
     def kill(self) -> None:
-        """End it at once, and all of its workers. It has no state to lose."""
+        """End the forkserver and all of its workers at once; it has no state to lose."""
         self.forget()
         self._wait()
 
     def forget(self) -> None:
-        """Close this process's ends of it."""
+        """Close this process's ends of the sockets."""
         self._control.close()
         os.close(self._alive)
 
@@ -230,13 +230,13 @@ def _serve(control: socket.socket, alive: int) -> NoReturn:
 
 
 class Kept(NamedTuple):
-    """A descriptor that a process has open as long as it lives; those that it forks do not."""
+    """A descriptor that stays open in one process, and not in those that it forks."""
 
     descriptor: int
 
 
 def keep_open(descriptor: int) -> Kept:
-    """Have only this process keep it, and not those that it forks."""
+    """Keep a descriptor open in this process, and closed in those that it forks."""
     open_here = [descriptor]
 
     def close() -> None:
@@ -263,7 +263,7 @@ class Work(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """The descriptors that a process has of the driver."""
+    """The driver's environment, paths and folder, which a new process takes over."""
 
     env: Mapping[str, str]
     path: Sequence[str]
@@ -285,7 +285,7 @@ def print_to(stdout: Path, stderr: Path) -> None:
 
 
 def _work_through(line: Connection) -> NoReturn:
-    """Do the work that comes by the line in this process, which was just forked, and end."""
+    """Receive work by the line, do it in this process, and end the process."""
     code = 1
     try:
         with contextlib.suppress(OSError):  # the driver has closed it
@@ -297,7 +297,20 @@ def _work_through(line: Connection) -> NoReturn:
             work, surroundings = _Unpacker(line).load()
         except EOFError:  # the driver has no work for it
             os._exit(0)
-        line.send(("done", _do(work, surroundings)))
+        set_title(work.title)
+        os.umask(surroundings.umask)
+        with contextlib.suppress(OSError):  # a folder that is gone
+            os.chdir(surroundings.folder)
+        os.environ.clear()
+        os.environ.update(surroundings.env)
+        sys.path[:], sys.argv[:] = surroundings.path, surroundings.argv
+        print_to(work.stdout, work.stderr)
+        # a worker that is killed leaves its lines
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        found = pkgutil.resolve_name(work.function)(*work.arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        line.send(("done", found))
         code = FINISHED
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -314,25 +327,8 @@ def _work_through(line: Connection) -> NoReturn:
         os._exit(code)
 
 
-def _do(work: Work, surroundings: Surroundings) -> Any:
-    set_title(work.title)
-    os.umask(surroundings.umask)
-    with contextlib.suppress(OSError):  # a folder that is gone
-        os.chdir(surroundings.folder)
-    os.environ.clear()
-    os.environ.update(surroundings.env)
-    sys.path[:], sys.argv[:] = surroundings.path, surroundings.argv
-    print_to(work.stdout, work.stderr)
-    # a worker that is killed leaves its lines
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    found = pkgutil.resolve_name(work.function)(*work.arguments)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return found
-
-
 def send(line: Connection, work: Work, surroundings: Surroundings) -> None:
-    """Send work with the descriptors that it holds. Raises OSError where nobody is there."""
+    """Send work and its descriptors. Raises OSError if the process is gone."""
     packer = _Packer(file := io.BytesIO(), pickle.HIGHEST_PROTOCOL)
     packer.descriptors = []
     packer.dump((work, surroundings))
@@ -342,7 +338,7 @@ def send(line: Connection, work: Work, surroundings: Surroundings) -> None:
 
 
 class _Packer(pickle.Pickler):
-    """Leaves out objects that only the kernel can hand over, and names their kinds."""
+    """A pickler that leaves sockets and descriptors to the kernel, and names their kinds."""
 
     descriptors: list[int]
 

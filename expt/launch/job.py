@@ -1,4 +1,4 @@
-"""A run in the pool, its observer, and how the pool uses its machine."""
+"""A run in the pool, the observer of runs, and the options of a pool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUEUED = "queued"
 
 
 class DataCheck:
-    """A check of data in a thread, while a run trains on it; dropped where a command ends first."""
+    """A check of data in a thread while a run trains on it; it ends with the command."""
 
     _one_at_a_time = threading.Lock()  # the next one on the same files finds the notes
 
@@ -51,7 +51,7 @@ class DataCheck:
         self._check, self._thread = check, threading.Thread(target=self._run, daemon=True)
 
     def begin(self) -> None:
-        """Begin, unless it has."""
+        """Begin the check, unless it has begun."""
         if self._thread.ident is None:
             self._thread.start()
 
@@ -63,7 +63,7 @@ class DataCheck:
             self.error = error
 
     def wait(self) -> None:
-        """Return when it has ended."""
+        """Wait until the check has ended."""
         self.begin()
         self._thread.join()
 
@@ -113,7 +113,7 @@ class Job:
         return self.paths.num_bytes() > self.bytes_at_start
 
     def may_retry(self, error: ExptError, retries: int) -> bool:
-        """Return whether it gets another try, which may end otherwise."""
+        """Return whether the run gets another try, which may end otherwise."""
         restarts = max(retries, request_of(self).config.max_restarts)
         was_lost = isinstance(error, WorkersLost) and not self.paths.metrics.exists()
         # Another program may have had the memory
@@ -143,12 +143,12 @@ class Job:
         )
 
     def pause_after(self, epoch: int | None) -> None:
-        """Pause the run, which has not started, after this epoch; None for at its end."""
+        """Pause the run, which has not started, after an epoch; None lets it end."""
         if self.request is not None:
             self.request = dataclasses.replace(self.request, until_epoch=epoch)
 
-    def go_on(self, until_epoch: int | None) -> None:
-        """Queue the run, which was pruned, to its end or to another pause.
+    def continue_until(self, until_epoch: int | None) -> None:
+        """Queue the run, which was pruned, until its end or another pause.
 
         The caller gives the job to the pool once more.
         """
@@ -160,10 +160,10 @@ class Job:
 
 @progress.phase("reading the dataset's files")
 def prepared(request: RunRequest) -> tuple[str, Check | None]:
-    """Prepare the data.
+    """Prepare the data of a request; return a line about it, and the check that is left.
 
-    Return a line on the parts of its files that a run takes, empty for no run, and the check that
-    is left. Raises ConfigError where that can't be trained on.
+    The line is about the parts of files that a run takes; it is empty if the request is no run.
+    Raises ConfigError for data that can't be trained on.
     """
     dataset, task = request.config.dataset, request.config.task
     if learns := not isinstance(request.instead, Evaluation):
@@ -241,7 +241,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             )
 
 
-def has_come_so_far(record: Record, until_epoch: int | None) -> bool:
+def has_reached(record: Record, until_epoch: int | None) -> bool:
     """Return whether the run has completed, or was pruned after that epoch or later."""
     if record.get("status") == PRUNED and until_epoch is not None:
         return whole_epochs(record) >= until_epoch

@@ -1,4 +1,4 @@
-"""The process that ends result.json where no driver does.
+"""A process that records the end of a run whose workers can't do so themselves.
 
 Under torchrun or Slurm rank 0 keeps the record itself. NCCL's watchdog may end all ranks by
 SIGABRT, in C, and the system any by SIGKILL: the record would say "running" for ever. This process,
@@ -25,7 +25,7 @@ FATAL = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SI
 
 @contextlib.contextmanager
 def kept(folder: Path, attempt: int) -> Iterator[None]:
-    """Give the record in `folder` an end, however this process ends while entered."""
+    """Have the record in `folder` ended, however this process ends in the body."""
     process = subprocess.Popen(
         [sys.executable, "-m", "expt.launch.last_word", str(folder.absolute()), str(attempt)],
         stdin=subprocess.PIPE,
@@ -54,7 +54,7 @@ def main(folder: Path, attempt: int) -> None:
 
 
 def write_end(folder: Path, attempt: int) -> None:
-    """Record how the run ended, where result.json says that it runs and nobody works there."""
+    """Record the end of a run that is recorded as running while nobody works in its folder."""
     from expt.errors import ConfigError
     from expt.runs.attempt import record_end
     from expt.runs.paths import RunPaths, at_work

@@ -1,14 +1,12 @@
-"""Who starts a run's workers: expt itself, or torchrun or Slurm, which already have.
+"""The launcher of a run's workers, by the environment: expt itself, or torchrun or Slurm.
 
 Free of torch, and quick, unless this process is one of the workers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import MutableMapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expt import machine
@@ -16,44 +14,19 @@ from expt.errors import ConfigError
 from expt.machine import alone
 
 if TYPE_CHECKING:
+    from expt.launch.one_run import Launcher
     from expt.launch.torchrun import ExternalWorker
-    from expt.runs.paths import RunPaths
-    from expt.runs.request import RunRequest
-    from expt.runs.view.text import Console
-
-
-class Launcher:
-    """This process's part in a run: it starts the workers, or with `debug=true` is the only one."""
-
-    def follow(self, typed_at: float) -> RunPaths | None:
-        """Train as rank 0 decides, and return the run's folder; None if this process decides.
-
-        To be called before any other part of a run.
-        """
-        return None
-
-    def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """While entered, decide for all workers; they hear if the configuration is refused."""
-        return contextlib.nullcontext()
-
-    def earlier_folder(self) -> Path | None:
-        """Return the folder in which this job's run began, if its workers were started again."""
-        return None
-
-    def carry_out(self, request: RunRequest, console: Console | None = None) -> None:
-        """Carry out the request. Raises ConfigError, RunFailed or Interrupted."""
-        from expt.launch import one_run
-
-        one_run.run(request, console)
 
 
 def launcher() -> Launcher | ExternalWorker:
-    """Return this process's, by its environment."""
-    if not machine.is_external_worker():
-        return Launcher()
-    from expt.launch.torchrun import ExternalWorker  # late: it imports torch
+    """Return the launcher of this process."""
+    if machine.is_external_worker():
+        from expt.launch.torchrun import ExternalWorker  # late: it imports torch
 
-    return ExternalWorker()
+        return ExternalWorker()
+    from expt.launch.one_run import Launcher  # late: displays
+
+    return Launcher()
 
 
 def refuse_in_torchrun(what: str) -> None:
@@ -67,7 +40,7 @@ PORTS = range(20_000, 30_000)
 
 
 def adopt(environment: MutableMapping[str, str]) -> None:
-    """Set torch's variables where `environment` is that of one of several tasks of a scheduler.
+    """Set torch's variables in the `environment` of one of a scheduler's several tasks.
 
     MASTER_ADDR and MASTER_PORT stay if they are set.
     """

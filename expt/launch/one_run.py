@@ -1,4 +1,4 @@
-"""Runs of a command on this machine: one run, evaluations side by side, and a preflight.
+"""Runs that a command starts here: one run, evaluations side by side, and a preflight.
 
 Their workers are started by the pool; with `debug=true` the only one is this process.
 """
@@ -48,35 +48,53 @@ from expt.runs.view.summary import print_summary
 from expt.runs.view.text import Console, cells, resume_command, say, shown_path
 
 
-def run(request: RunRequest, console: Console | None = None) -> None:
-    """Carry out the request, in its folder. Raises ConfigError, RunFailed or Interrupted.
+class Launcher:
+    """The launcher of runs on this machine; with `debug=true` this process is the worker."""
 
-    A new folder of a run that is refused is removed, so that the fixed command may name it again.
-    """
-    config, paths, console = request.config, request.paths, console or Console()
-    is_new, job, live = paths.is_new(), Job(paths, request), not config.debug
-    display = RunDisplay(
-        paths, console, epochs=config.epochs, print_every=config.print_every, live=live
-    )
-    try:
-        if config.debug:
-            with at_work(paths):
-                _run_in_process(request, display, console)
-        else:
-            with display:
-                Pool(machine.detect(), Options(), _Shown(display, console)).run(iter([job]))
-        if job.error:
-            if paths.last.exists() or paths.forked.exists():
-                job.error.args = (f"{job.error}{way_on(request, job.error)}",)
-            raise job.error
-    except KeyboardInterrupt:
-        again = f"interrupted; to continue: {resume_command(paths)}"
-        raise Interrupted(again if paths.result.exists() else INTERRUPTED_BEFORE) from None
-    except ConfigError as error:
-        if is_new and not isinstance(error, FolderInUse) and not paths.has_trained():
-            paths.remove_refused()
-        raise
-    print_summary(console, paths)
+    def follow(self, typed_at: float) -> RunPaths | None:
+        """Train as rank 0 decides, and return the run's folder; None if this process decides.
+
+        To be called before any other part of a run.
+        """
+        return None
+
+    def deciding(self) -> contextlib.AbstractContextManager[None]:
+        """Decide for all workers in the body; they hear if the configuration is refused."""
+        return contextlib.nullcontext()
+
+    def earlier_folder(self) -> Path | None:
+        """Return the folder in which this job's run began, if its workers were started again."""
+        return None
+
+    def carry_out(self, request: RunRequest, console: Console | None = None) -> None:
+        """Carry out the request in its folder. Raises ConfigError, RunFailed or Interrupted.
+
+        A new folder of a run that is refused is removed: the fixed command may name it again.
+        """
+        config, paths, console = request.config, request.paths, console or Console()
+        is_new, job, live = paths.is_new(), Job(paths, request), not config.debug
+        display = RunDisplay(
+            paths, console, epochs=config.epochs, print_every=config.print_every, live=live
+        )
+        try:
+            if config.debug:
+                with at_work(paths):
+                    _run_in_process(request, display, console)
+            else:
+                with display:
+                    Pool(machine.detect(), Options(), _Shown(display, console)).run(iter([job]))
+            if job.error:
+                if paths.last.exists() or paths.forked.exists():
+                    job.error.args = (f"{job.error}{how_to_continue(request, job.error)}",)
+                raise job.error
+        except KeyboardInterrupt:
+            again = f"interrupted; to continue: {resume_command(paths)}"
+            raise Interrupted(again if paths.result.exists() else INTERRUPTED_BEFORE) from None
+        except ConfigError as error:
+            if is_new and not isinstance(error, FolderInUse) and not paths.has_trained():
+                paths.remove_refused()
+            raise
+        print_summary(console, paths)
 
 
 class _Shown(Observer):
@@ -94,7 +112,7 @@ class _Shown(Observer):
             self._display.update()
 
 
-def way_on(request: RunRequest, error: ExptError) -> str:
+def how_to_continue(request: RunRequest, error: ExptError) -> str:
     """Return how to continue after the `error` of a run that has a checkpoint.
 
     Empty where that would fail again.
@@ -219,7 +237,7 @@ class Tried:
 def try_out(
     requests: Sequence[RunRequest], machine: Machine, options: Options, console: Console
 ) -> list[Tried]:
-    """Take a few steps of each, side by side where there is room.
+    """Take a few steps of each request, several at a time if there is room.
 
     Raises KeyboardInterrupt, with all stopped.
     """

@@ -35,7 +35,7 @@ class Demand:
     """Those that have failed it."""
 
     def fit(self, free: Iterable[str]) -> tuple[str, ...] | None:
-        """Return the devices that it takes of those that are free; None where they don't do."""
+        """Return the devices for the run, out of the free ones; None if they don't suffice."""
         able = [device for device in free if device not in self.avoided]
         wanted = self.devices or tuple(able[: self.count])
         return wanted if len(wanted) == self.count and {*wanted} <= {*able} else None
@@ -70,7 +70,7 @@ class Packing:
         self._claim: tuple[Demand, frozenset[str]] | None = None
 
     def add(self, demands: Iterable[Demand]) -> None:
-        """Let runs wait; see `pop_in_vain`."""
+        """Add runs that wait; see `pop_impossible`."""
         for demand in demands:
             bisect.insort(self.waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 
@@ -130,7 +130,7 @@ class Packing:
         closed |= dict.fromkeys(devices, until)
         self._claim = None  # it may be of one of these
 
-    def pop_in_vain(self) -> Demand | None:
+    def pop_impossible(self) -> Demand | None:
         """Take out a waiting run that can never start, since too few devices are left."""
         found = next((each for each in self.waiting if each.fit(self.devices) is None), None)
         if found is not None:

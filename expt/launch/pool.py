@@ -21,7 +21,7 @@ from expt.launch.job import (
     Job,
     Observer,
     Options,
-    has_come_so_far,
+    has_reached,
     prepared,
     request_of,
 )
@@ -86,19 +86,41 @@ class Pool:
     def run(self, source: Iterator[Job | None]) -> None:
         """Run every job that `source` yields; each is taken between two polls of the others.
 
-        None is "nothing now"; a job that was pruned may come again, see Job.go_on. A job's failure
-        is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
+        None is "nothing now"; a job that was pruned may come again, see Job.continue_until. A job's
+        failure is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
         """
+        more, left, idle = True, False, False
         with signals.Heeded():
             try:
-                try:
-                    self._run(source)
-                except KeyboardInterrupt:  # in a call from Python; a command keeps the first signal
-                    if not signals.note_interrupt():
-                        raise
-                    self._run(source)
+                while more or self._active or self._waiting():
+                    try:
+                        if signals.asked() or self._finishing:
+                            left |= more
+                            more = False
+                            self._ask_to_stop()
+                        elif more:
+                            more, idle = self._take(source)
+                        self._start_ready()
+                        has_room = self._poll()
+                        self._observer.tick(list(self._active.values()))
+                        self._make_ready()
+                        if (idle or not more) and not has_room:
+                            live = self._workers.values()
+                            wait([one for workers in live for one in workers.sentinels], POLL_S)
+                    except KeyboardInterrupt:  # in a call from Python; commands keep the first
+                        if not signals.note_interrupt():
+                            raise
+                left |= any(job.status not in (COMPLETED, PRUNED) for job in self._jobs.values())
+                if self._asked_at is not None and left and not self._finishing:
+                    raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                self._stop_all(signals.interruption())
+                raise
+            except BaseException as error:
+                self._stop_all(f"the command itself failed: {type(error).__name__}: {error}")
+                raise
             finally:
-                processes.see_off()
+                processes.wait_for_leaving()
 
     def finish(self, why: str) -> None:
         """Start no further job, and let those that run save and end, without an interruption."""
@@ -115,34 +137,6 @@ class Pool:
             return bool((self._gpus if self._machine.gpus else self._cores).num_free)
         packing = self._gpus if self._last.num_gpus else self._cores
         return packing.num_free >= demand_of(0, self._last, self._machine).count
-
-    def _run(self, source: Iterator[Job | None]) -> None:
-        more, left, idle = True, False, False
-        try:
-            while more or self._active or self._waiting():
-                if signals.asked() or self._finishing:
-                    left |= more
-                    more = False
-                    self._ask_to_stop()
-                elif more:
-                    more, idle = self._take(source)
-                self._start_ready()
-                has_room = self._poll()
-                self._observer.tick(list(self._active.values()))
-                self._make_ready()
-                if (idle or not more) and not has_room:
-                    live = self._workers.values()
-                    wait([ended for workers in live for ended in workers.sentinels], POLL_S)
-            left |= any(job.status not in (COMPLETED, PRUNED) for job in self._jobs.values())
-            if self._asked_at is not None and left and not self._finishing:
-                raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            if signals.asked():
-                self._stop_all(signals.interruption())
-            raise
-        except BaseException as error:
-            self._stop_all(f"the command itself failed: {type(error).__name__}: {error}")
-            raise
 
     def _ask_to_stop(self) -> None:
         """Let the workers save and end, and start no others.
@@ -219,7 +213,7 @@ class Pool:
         self._look_at_folders()
         for number in self._equal.released():
             self._queue(number, self._jobs[number])
-        while self._faults and (demand := self._gpus.pop_in_vain()):
+        while self._faults and (demand := self._gpus.pop_impossible()):
             self._end(demand.run, self._too_few(demand))
         for packing in (self._gpus, self._cores):
             held = dict[int, list[str]]()
@@ -262,7 +256,7 @@ class Pool:
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
             record = read_result(job.paths)
-            if request.may_have_run and has_come_so_far(record, request.until_epoch):
+            if request.may_have_run and has_reached(record, request.until_epoch):
                 self._end(number, None)  # by another command, meanwhile
                 return
             self._observer.job_starting(job)

@@ -40,7 +40,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Wait for its start, and return the pid. Raises OSError if there is no process."""
+        """The pid, once the process has started. Raises OSError if there is no process."""
         while not self.is_gone and "pid" not in self._heard:
             wait([self._line])
         if "pid" not in self._heard:
@@ -54,14 +54,14 @@ class Process:
 
     @property
     def exitcode(self) -> int | None:
-        """FINISHED once it has done its work, else how it has ended; None while it is at work."""
+        """The exit code, or FINISHED once its work is done; None while it is at work."""
         self._listen()
         has_finished = "done" in self._heard and not self._frees_at_end
         return self._heard.get("exit", FINISHED if has_finished else None)
 
     @property
     def is_gone(self) -> bool:
-        """True if it has ended."""
+        """True if the process has ended."""
         self._listen()
         return "exit" in self._heard
 
@@ -82,7 +82,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Close the sockets of it and of earlier ones; of one about to end once it is gone."""
+        """Close the sockets of this process and of earlier ones that are gone."""
         for one in [self, *_taken()]:
             if one.is_gone:
                 one._line.close()
@@ -103,7 +103,7 @@ os.register_at_fork(after_in_child=_leaving.clear)  # they are the parent's
 
 
 def _taken() -> list[Process]:
-    """Return those that are leaving; of several threads one gets each."""
+    """Return the processes that are about to end; of several threads one gets each."""
     found = list[Process]()
     with contextlib.suppress(IndexError):
         while True:
@@ -112,7 +112,7 @@ def _taken() -> list[Process]:
 
 
 def start(work: Work) -> Process:
-    """Have a new process do this, and return at once.
+    """Start a process that does this work, and return at once.
 
     Raises RunFailed if the process that it would be forked from is killed again and again.
     """
@@ -135,7 +135,7 @@ def start(work: Work) -> Process:
 
 
 def call_each(function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the results of `function` for each of these, every one in a process of its own.
+    """Return the results of `function` for each of the arguments, each from its own process.
 
     Raises the error of one of them, or RunFailed, with all of them ended.
     """
@@ -151,7 +151,7 @@ def call_each(function: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def end(processes: Sequence[Process], how: int, timeout_s: float) -> None:
-    """End them by the signal `how`, and by SIGKILL those that are left after `timeout_s`."""
+    """End processes by the signal `how`, and by SIGKILL after `timeout_s`."""
     ask(processes, how)
     wait_for_all(processes, timeout_s, until_gone=True)
     ask(processes, signal.SIGKILL)
@@ -159,7 +159,7 @@ def end(processes: Sequence[Process], how: int, timeout_s: float) -> None:
 
 
 def ask(processes: Sequence[Process], how: int) -> None:
-    """Send the signal `how` to those that live."""
+    """Send the signal `how` to all processes that live."""
     for process in processes:
         process.send_signal(how)
 
@@ -179,7 +179,7 @@ def wait_for_all(
         wait(left, None if remaining == math.inf else remaining)
 
 
-def see_off() -> None:
+def wait_for_leaving() -> None:
     """Return when all processes that have done their work are gone."""
     leaving = _taken()
     wait_for_all(leaving, LEAVING_S, until_gone=True)

@@ -24,7 +24,7 @@ from expt.errors import (
     require,
 )
 from expt.launch import forkserver
-from expt.launch.job import Job, Observer, has_come_so_far, request_of
+from expt.launch.job import Job, Observer, has_reached, request_of
 from expt.launch.launcher import adopt, launcher
 from expt.runs.attempt import record_end, take_back
 from expt.runs.failure import LOG
@@ -111,7 +111,7 @@ class Queue:
                 raise KeyboardInterrupt
 
     def _moved(self, job: Job, error: DeviceLost) -> bool:
-        """Submit a job again whose GPUs can't be used, to other nodes of Slurm's; return if so."""
+        """Submit a job whose GPUs can't be used to other nodes; return False if that can't be."""
         node = read_result(job.paths).get("node")
         if node is None or self._executor.cluster != "slurm" or job.retries == MOST_MOVES:
             return False
@@ -193,7 +193,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     result = read_result(job.paths)
     status = result.get("status")
     # else it was pruned before, and has not continued
-    if has_come_so_far(result, request_of(job).until_epoch):
+    if has_reached(result, request_of(job).until_epoch):
         return None
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
@@ -208,7 +208,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
 
 def _has_told(job: Job) -> bool:
     result = read_result(job.paths)
-    return has_come_so_far(result, request_of(job).until_epoch) or result.get("status") in (
+    return has_reached(result, request_of(job).until_epoch) or result.get("status") in (
         INTERRUPTED,
         FAILED,
     )
@@ -262,9 +262,9 @@ class ClusterJob:
         return submitit.helpers.DelayedSubmission(self)
 
     def _train(self, started_at: float) -> None:
-        how = launcher()
         kept_code.find_kept(RunPaths(Path(self.sent["folder"])).code, trust=True)
         if not machine.is_external_worker():
             forkserver.warm()
+        how = launcher()
         if how.follow(started_at) is None:
             how.carry_out(received(self.sent, machine.detect(), typed_at=started_at))

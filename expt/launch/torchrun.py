@@ -57,7 +57,7 @@ REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class ExternalWorker:
-    """A Launcher that is one of torchrun's or Slurm's workers; rank 0 decides for all."""
+    """The launcher of one of torchrun's or Slurm's workers; rank 0 decides for all."""
 
     def earlier_folder(self) -> Path | None:
         """Return the run's folder, where torchrun has started its workers again."""
@@ -74,7 +74,7 @@ class ExternalWorker:
             raise
 
     def follow(self, typed_at: float) -> RunPaths | None:
-        """Do the part of every rank but 0. Raises ConfigError if the others can't be found."""
+        """Carry out the part of a rank but 0. Raises ConfigError if the others can't be found."""
         check(os.environ)
         if os.environ["RANK"] == "0":
             return None
@@ -93,7 +93,7 @@ class ExternalWorker:
         return request.paths
 
     def carry_out(self, request: RunRequest, console: Console | None = None) -> None:
-        """Do rank 0's part: prepare the run's folder, tell the others, train."""
+        """Carry out rank 0's part: prepare the run's folder, tell the others, train."""
         config, paths = request.config, request.paths
         meeting = of_environment()
         arrivals = meeting.gather(config.timeout_s)
@@ -219,7 +219,7 @@ def _gpus(answers: list[Answer], config: RunConfig) -> tuple[str, ...]:
 
 
 def _refuse_all(exit_code: int) -> None:
-    """Tell the others, who wait for it, and let them hear: the store may end with rank 0."""
+    """Tell the other ranks of a refusal, and wait for them: the store may end with rank 0."""
     with contextlib.suppress(RunFailed, dist.DistError):
         meeting = of_environment()
         meeting.tell(meeting.gather(), {"refused": exit_code})
@@ -263,7 +263,7 @@ def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
 
 @contextlib.contextmanager
 def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
-    """Print to the log files of this worker while entered; gives the terminal."""
+    """Print to this worker's log files in the body, which gets the terminal."""
     out, err = paths.stdout(attempt, rank), paths.stderr(attempt, rank)
     kept = [os.dup(1), os.dup(2)]
     try:
@@ -293,7 +293,7 @@ ROUND, EARLIER = "expt/round", "expt/earlier"
 
 @dataclass(frozen=True)
 class Arrival:
-    """A worker as it introduces itself."""
+    """A worker's description of itself on arrival."""
 
     rank: int
     host: str
@@ -327,7 +327,7 @@ class Rendezvous:
         return [_arrival(0, ""), *(Arrival(**each) for each in hellos)]
 
     def of_others(self, name: str, at_most_s: float) -> list[dict[str, Any]]:
-        """Return the answer of each other rank, by name; raises as `gather` does."""
+        """Return the answers called `name` of all other ranks; raises as `gather` does."""
         others = {rank: self._key(f"{name}/{rank}") for rank in range(1, self._world_size)}
         arrive_s = min(at_most_s, self._arrive_s)
         with (
@@ -395,7 +395,7 @@ def hosts(arrivals: list[Arrival]) -> list[Host]:
 
 @functools.cache
 def of_environment() -> Rendezvous:
-    """Return the meeting at MASTER_ADDR and MASTER_PORT. Raises RunFailed where nothing answers."""
+    """Return the rendezvous at MASTER_ADDR and MASTER_PORT; raise RunFailed without an answer."""
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
@@ -419,7 +419,7 @@ def of_environment() -> Rendezvous:
 
 
 def interface_towards(address: str) -> str | None:
-    """Return the network interface by which other machines are reached, as that of `address` is.
+    """Return the network interface of the route to `address`, and so to other machines.
 
     The table of routes has no loopback, for which a machine's own name may stand.
     """

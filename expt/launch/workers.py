@@ -59,7 +59,7 @@ class Workers:
 
     @property
     def sentinels(self) -> list[int]:
-        """Ready once a worker has ended, or is at its end, which `poll` has not seen yet."""
+        """The descriptors to wait for; one is ready once a worker ends that `poll` has not seen."""
         return [
             worker.sentinel for rank, worker in enumerate(self.processes) if rank not in self._ended
         ]
@@ -86,18 +86,18 @@ class Workers:
         return True
 
     def ask_to_stop(self) -> None:
-        """Let all of them finish the step, save, and end."""
+        """Let all workers finish the step, save, and end."""
         if self.saves:
             processes.ask(self.processes, signals.ASK_WORKER)
         else:
             self.stop()
 
     def stop(self, timeout_s: float = 5) -> None:
-        """End all of them, now: their files are whole at any moment."""
+        """End all workers now: their files are whole at any moment."""
         processes.end(self.processes, signal.SIGKILL, timeout_s)
 
     def close(self) -> None:
-        """Close their sockets: two descriptors each."""
+        """Close the workers' sockets: two descriptors each."""
         for worker in self.processes:
             worker.close()
 
@@ -162,7 +162,7 @@ def start(attempt: Attempt) -> Workers:
 
 
 def bind_free_port(*, reached: bool = True) -> socket.socket:
-    """Listen where workers meet; raise RunFailed where that can't be `reached`, or is full."""
+    """Listen on a free port; raise RunFailed if it can't be `reached`, or none is left."""
     try:
         if reached:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -211,7 +211,7 @@ class Aftermath:
         self._stacks: dict[int, str] = {}
 
     def timed_out(self) -> bool:
-        """Return whether a worker waited in vain: those who did not wait are then late."""
+        """Return whether a worker waited in vain: workers that did not wait are late."""
         rank = self._first_failed()
         raised = self._raised(rank)
         if raised is not None:
@@ -219,12 +219,12 @@ class Aftermath:
         return self._aborted(rank, _NCCL_GAVE_UP)
 
     def was_stuck(self) -> bool:
-        """Return whether the first that failed has ended itself because it got no further."""
+        """Return whether the first worker that failed ended itself for lack of progress."""
         raised = self._raised(self._first_failed())
         return raised is not None and raised.progress is not None
 
     def lost_others(self) -> bool:
-        """Return whether a worker has lost others, who have not ended yet: they know why."""
+        """Return whether a worker has lost others that have not ended yet: they know why."""
         raised = self._raised(self._first_failed())
         return raised is not None and raised.has_lost_others and None in self._codes
 

@@ -1,4 +1,4 @@
-"""Build a model from its configuration, initialize it and freeze what is not trained."""
+"""Build a model from its configuration, initialize it and freeze parameters."""
 
 from __future__ import annotations
 

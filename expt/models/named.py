@@ -123,7 +123,7 @@ def _options(config: NamedModel, channels: int, image_size: tuple[int, int]) -> 
 
 
 def _adapt_first_convolution(module: nn.Module, channels: int) -> None:
-    """Let the first convolution compute for `channels` what it computed for three.
+    """Change the first convolution from three input channels to `channels`.
 
     Its weights for red, green and blue are added up for one channel, as if a grey image were
     repeated three times; for others they are repeated and scaled, as timm does. So published
@@ -180,7 +180,7 @@ def _fetching_alone() -> Iterator[None]:
 def _see_an_image(
     module: nn.Module, channels: int, image_size: tuple[int, int], num_classes: int
 ) -> None:
-    """Raise what the library raises for too small images, and ValueError for other outputs."""
+    """Raise the library's error for too small images, and ValueError for other outputs."""
     # Not train: batch norms would count it
     output = module.eval()(torch.zeros(1, channels, *image_size))
     module.train()

@@ -1,4 +1,4 @@
-"""Load what fits of other weights into a model, and report the rest."""
+"""Load the tensors of other weights that fit into a model, and report the rest."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _in_order(names: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Fit:
-    """The names of a model's tensors, and of those it was offered, by what became of them."""
+    """The names of a model's tensors and of given ones: loaded, missing or left out."""
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
@@ -124,7 +124,7 @@ class Fit:
     """Names in both, with both shapes."""
 
     def misfits(self) -> str:
-        """Return what did not fit, in a few words; empty where all did."""
+        """Describe the tensors that did not fit in a few words; empty if all did."""
         kinds = {"missing": self.missing, "unexpected": self.unexpected}
         kinds["of another shape"] = self.other_shape
         found = ((kind, names) for kind, names in kinds.items() if names)
@@ -155,7 +155,7 @@ def load_some(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 def what_fits(module: nn.Module, state: Mapping[str, Tensor]) -> Fit:
     """Return which tensors of `state` have the name and the shape of one in `module`."""
     own: dict[str, Tensor] = module.state_dict(keep_vars=True)
-    both = {  # but what get_extra_state may return
+    both = {  # without the return values of get_extra_state
         name: (state[name].shape, tensor.shape)
         for name, tensor in own.items()
         if isinstance(state.get(name), Tensor) and isinstance(tensor, Tensor)

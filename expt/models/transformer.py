@@ -84,7 +84,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention, then an MLP, each added to what it gets."""
+    """Causal attention, then an MLP, each with a residual connection."""
 
     def __init__(
         self, width: int, heads: int, dropout: float, *, norm: Norm, mlp: MLP, bias: bool

@@ -84,7 +84,7 @@ class ConvNet(nn.Sequential):
 
 
 def _padding(kernel: int, stride: int, name: str) -> int | str:
-    """Return what Conv2d takes; torch's own "same" knows a stride of 1 only."""
+    """Return the padding for Conv2d, whose own "same" allows a stride of 1 only."""
     if name == "valid":
         return 0
     return "same" if stride == 1 else max(0, -(-(kernel - stride) // 2))

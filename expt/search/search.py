@@ -244,7 +244,7 @@ class Search(Iterator[Job | None]):
         assert trial.folder is not None
         job = self._jobs.get(trial.folder) or self._begin(trial)
         if job is not None:
-            job.go_on(self._rungs.next_stop(trial.epochs))
+            job.continue_until(self._rungs.next_stop(trial.epochs))
         return job
 
     def _for_rungs(self) -> list[Trial]:

@@ -36,7 +36,7 @@ class Config(TaskConfig):
     class_weights: ClassWeights = None
 
     def problems(self, config: RunConfig) -> list[str]:
-        """Return what is wrong with weights of classes."""
+        """Return the problem of weights of classes."""
         if isinstance(self.class_weights, tuple) and not any(self.class_weights):
             return ["task.class_weights: all are 0, which trains nothing; give a class a weight"]
         if config.dataset.sampling and self.class_weights == "balanced":

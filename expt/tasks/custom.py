@@ -41,7 +41,7 @@ class Config(Target):
         ]
 
     def outputs(self, targets: Feature) -> Feature:
-        """Return the feature of what the task's `predict` gives."""
+        """Return the feature of the task's predictions."""
         return Anything()
 
     def build(self, facts: Facts) -> Task:

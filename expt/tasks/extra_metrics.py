@@ -31,7 +31,7 @@ class ExtraMetrics:
         self._everyones: dict[int, list[Tensor]] = {}
         """All workers' values of a state, by the identity of this worker's tensor."""
         for part in (part for metric in metrics.values() for part in _parts(metric)):
-            # What its `compute` is to do in place of a collective of its own.
+            # Its `compute` calls this in place of a collective of its own.
             part.distributed_available_fn = lambda: bool(self._everyones)
             part.dist_sync_fn = lambda state, group=None: self._everyones.get(id(state), [state])
 
@@ -96,7 +96,7 @@ class ExtraMetrics:
         for metric in self._metrics.values():
             metric.reset()
         self._batches = 0
-        # Alike on all
+        # The same on all workers
         found: dict[str, float] = next(theirs for theirs in gather(values) if theirs is not None)
         return found
 
@@ -161,7 +161,7 @@ def _refuse_several(name: str, value: Any) -> None:
 
 
 def _fix(name: str, predictions: Any) -> str:
-    """Return what to take instead of a metric of two classes, where each has a score."""
+    """Return the fix for a metric of two classes that gets a score for each."""
     import torchmetrics.classification as classes
 
     several, shape = name.replace("Binary", "Multiclass"), list(getattr(predictions, "shape", ()))
@@ -175,7 +175,7 @@ def _fix(name: str, predictions: Any) -> str:
 def _explained(
     name: str, metric: Metric | None = None, given: tuple[Any, Any] = (None, None)
 ) -> Iterator[None]:
-    """Name the metric, and what it is given, in what torchmetrics raises."""
+    """Name the metric and its inputs in errors of torchmetrics."""
     try:
         yield
     except (ValueError, TypeError, RuntimeError, IndexError, ModuleNotFoundError) as error:

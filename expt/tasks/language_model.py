@@ -65,7 +65,7 @@ class LanguageModel(Task):
         return {"accuracy": ((logits.argmax(-1) == targets).sum(), (targets != NO_TARGET).sum())}
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """Return those of the loss; a perplexity beyond what a float holds is infinite."""
+        """Return metrics of the loss; a perplexity too large for a float is infinite."""
         loss = means["loss"]
         return {
             "perplexity": math.inf if loss > 709 else math.exp(loss),

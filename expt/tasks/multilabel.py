@@ -89,7 +89,7 @@ class Multilabel(Task):
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """Return F1; 0 where there is neither a label nor a prediction of one.
 
-        Raises DataError for what is not a label.
+        Raises DataError for a target that is no label.
         """
         if means["other"]:
             raise DataError(

@@ -19,7 +19,7 @@ from expt.tasks.task import PhasedTask, Sum, Task
 MAX_RECENT = 1024
 """Batches whose losses are kept until the next log point."""
 MAX_KEPT = 64
-"""Batches whose sums are added up together: on a GPU each kernel costs more than what it adds."""
+"""Batches whose sums are added up together: on a GPU the launch of a kernel costs the most."""
 
 
 class _Kept(NamedTuple):
@@ -39,8 +39,8 @@ class Sums:
     ) -> None:
         """Begin at zero.
 
-        With `finite_only` a step that was left out counts for nothing: `end_step` is to be called
-        then. What `learns` adds training losses.
+        With `finite_only` a step that was left out counts for nothing, and `end_step` must be
+        called. With `learns` the losses are those of training.
         """
         self._task, self._finite_only, self._learns = task, finite_only, learns
         self.redoes = False
@@ -64,7 +64,7 @@ class Sums:
 
     @property
     def values(self) -> Tensor:
-        """The row of all sums so far, and then of what is no sum [N]."""
+        """The row of all sums so far, followed by the peaks [N]."""
         self._count()
         return torch.cat((self._values + self._not_finite, self._peaks.values))
 
@@ -125,7 +125,7 @@ class Sums:
 
     @torch.no_grad()
     def _count(self) -> None:
-        """Add up what was kept, one batch after another: in any stretches, to the same bits."""
+        """Add up the kept batches one after another: their bits don't depend on when that is."""
         if not self._kept:
             return
         rows = torch.cat(
@@ -150,7 +150,7 @@ class Sums:
         return torch.stack([to_device(row, device).reshape(-1) for row in rows]).to(exact)
 
     def averages(self, values: Tensor) -> Averages:
-        """Return the means, and what the task derives from them, of a row of sums.
+        """Return the means of a row of sums, and the metrics that the task derives from them.
 
         Waits for the device. Raises Diverged if nothing was counted.
         """
@@ -166,7 +166,7 @@ class Sums:
         return averages_of(values.tolist(), self._task, learns=self._learns)
 
     def mark_logged(self) -> None:
-        """Begin the next stretch between log points, without what is not finite in the last."""
+        """Begin the next stretch between log points, without the last one's nan and infinity."""
         self._count()
         finite = self._values.nan_to_num(0.0, 0.0, 0.0)
         self._not_finite += self._values - finite
@@ -194,11 +194,11 @@ class Sums:
         self._recent.clear()
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return what was counted, of it what is finite to log points, and what was logged.
+        """Return the sums, those that are finite, and those at the last log point.
 
         Waits for the device.
         """
-        sums = self.values[: len(self._values)]  # counts what was kept
+        sums = self.values[: len(self._values)]  # counts the kept batches, too
         peaks = {"peaks": self._peaks.rows.flatten().tolist()} if self._task.reductions else {}
         return {
             "sums": sums.tolist(),
@@ -208,7 +208,7 @@ class Sums:
         }
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Load a state that `state_dict` returned."""
         self.reset()
         sums, finite, logged = (
             torch.tensor(state[key], dtype=torch.float64) for key in ("sums", "finite", "logged")
@@ -245,7 +245,7 @@ class Peaks:
         return self.rows[1]
 
     def row_of(self, terms: Mapping[str, Any]) -> list[Any]:
-        """Return what to count of a batch."""
+        """Return a batch's row."""
         return [sign * terms[name] for name, sign in self._signs.items()]
 
     def add(self, rows: Tensor) -> None:
@@ -289,7 +289,7 @@ class Averages:
 
 
 def columns_of(task: Task) -> dict[str, slice]:
-    """Return where a row of sums has each one's values, and its weight behind them.
+    """Return the columns of each sum in a row; its weight is in the next column.
 
     The samples come first, then the loss.
     """
@@ -301,7 +301,7 @@ def columns_of(task: Task) -> dict[str, slice]:
 
 
 def averages_of(row: Sequence[float], task: Task, *, learns: bool) -> Averages | None:
-    """Return the means of a row of sums, and what the task derives; None if nothing was counted.
+    """Return the means of a row of sums and the derived metrics; None if nothing was counted.
 
     Raises ConfigError for weights by which gradients and metrics were not divided, or by which
     nothing can be.
@@ -355,7 +355,7 @@ def refuse_weightless(averages: Averages, task: Task, epoch: int) -> None:
 
 
 def terms_of(task: Task, outputs: Any, batch: Batch, expected: Mapping[str, int]) -> Any:
-    """Return what `task.measure` does: a sum of the `expected` number of values for each name.
+    """Return the sums of `task.measure`, each with the `expected` number of values.
 
     Raises ConfigError where these are not the real sums and weights that it says.
     """
@@ -398,7 +398,7 @@ def _refusal(task: Task, method: str, problem: str) -> ConfigError:
 
 
 def _problem(term: object, size: int | None) -> str:
-    """Return what is wrong with the sum, of `size` values, or where that is None a tensor []."""
+    """Return the problem of a sum of `size` values, or of a tensor [] if `size` is None."""
     if not isinstance(term, tuple | list) or len(term) != 2:
         return f"is {described(term)}; give its sum and its weight"
     total, weight = term

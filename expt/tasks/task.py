@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Sum: TypeAlias = "tuple[Tensor, Tensor | float]"
-"""A sum over a batch, on its device, and what to divide it by: samples, tokens, pixels, ..."""
+"""A sum over a batch, on its device, and its weight: the number of samples, tokens, pixels, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,13 @@ class Task(ABC):
             def measure(self, outputs, batch):
                 return {"mae": ((outputs - batch.targets).abs().sum(), len(outputs))}
 
-    Whatever the number of workers and of micro-batches, what is minimised is the sum of the losses
-    of the *global* batch by the sum of their weights, and a metric is the sum over a split by the
-    sum of its weights.
+    Whatever the number of workers and of micro-batches, a step minimizes the sum of the losses of
+    the *global* batch divided by the sum of their weights, and a metric is the sum over a split
+    divided by the sum of its weights.
     """
 
     metrics: Mapping[str, str] = {}
-    """Metrics besides the loss, and the better direction of each, `min` or `max`; the YAML of a
+    """The metrics without the loss, and the better direction of each, `min` or `max`; the YAML of a
     custom task names them."""
     reductions: Mapping[str, Literal["last", "max", "min"]] = {}
     """The numbers of `measure` that are no sums, such as a temperature or a queue's length, and how
@@ -75,7 +75,7 @@ class Task(ABC):
         return {name: 1 for name in self.metrics if name not in self.reductions}
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
-        """Return what the model makes of a batch."""
+        """Return the model's outputs for a batch."""
         return model(batch.inputs)
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Task(ABC):
         """Return the summed loss [] and its weight."""
 
     def training_loss(self, outputs: Any, batch: Batch) -> Sum:
-        """Return what is differentiated, where that is not the loss that an evaluation reports.
+        """Return the loss that a step minimizes, if it is not the one that an evaluation reports.
 
         A loss that looks at the whole global batch, such as SimCLR's, gathers the outputs here,
         where each worker has as many (`drop_last=true`): torch.distributed.nn.functional.all_gather
@@ -94,33 +94,33 @@ class Task(ABC):
     def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Any]:
         """Return the sums of the other metrics, without gradients; see `sums`.
 
-        Of what `reductions` names it is just the number.
+        A metric in `reductions` is a number without a weight.
         """
         return {}
 
     def predict(self, outputs: Any) -> Any:
-        """Return what `expt predict` writes of samples: the outputs, if nothing else.
+        """Return the predictions that `expt predict` writes: the outputs, unless overridden.
 
         A tensor [B, ...], or containers of such.
         """
         return outputs
 
     def predictions(self, outputs: Any, batch: Batch) -> tuple[Any, Any]:
-        """Return what a torchmetrics.Metric of `task.metrics` gets: predictions and targets."""
+        """Return predictions and targets for a torchmetrics.Metric of `task.metrics`."""
         return outputs, batch.targets
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what this worker's task carries from step to step, for its checkpoints.
+        """Return the state that this worker's task carries from step to step, for checkpoints.
 
-        That is tensors, numbers, strings, None, and lists and dicts of those: a hidden state, a
+        It has tensors, numbers, strings, None, and lists and dicts of those: a hidden state, a
         queue, the steps of a warm-up.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Continue from what `state_dict` returned on this worker, before a resumed run trains.
+        """Load a state that `state_dict` returned on this worker, before a resumed run trains.
 
-        Of a run on fewer workers it is another worker's.
+        If the run had fewer workers, it is another worker's state.
         """
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
@@ -135,8 +135,8 @@ class PhasedTask(Task):
     """A task whose step has `phases`, each an update by a loss over parameters of its own.
 
     A GAN in 2 lines of YAML and 14 of Python; its dataset gives {"image": ..., "noise":
-    torch.randn(32)}, alike on any number of workers, for what a sample draws depends on the sample
-    only, and its model has a `generator` and a `discriminator`:
+    torch.randn(32)}, the same on any number of workers, because a sample's draws depend on the
+    sample only, and its model has a `generator` and a `discriminator`:
 
         _target_: gan.Adversarial
         metrics: {generator: min, d_real: max}
@@ -168,23 +168,23 @@ class PhasedTask(Task):
     def phase(self, name: str, model: Any, batch: Batch, outputs: dict[str, Any]) -> Sum:
         """Return a phase's summed loss [] and its weight; without gradients in evaluations.
 
-        What it puts into `outputs` the step's later phases find there, with its graph; what is
-        there by the name of a metric, a sum and its weight, is measured. `model` and its parts may
-        be called in any way, as often as needed.
+        Values that it puts into `outputs` are there in the step's later phases, with their graph;
+        an entry with the name of a metric, a sum and its weight, is measured. `model` and its parts
+        may be called in any way, as often as needed.
         """
 
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
-        """Return the losses of all phases, by name, and what else they have put there."""
+        """Return the losses of all phases, by name, and their other outputs."""
         outputs: dict[str, Any] = {}
         for name in self.phases:
             outputs[name] = self.phase(name, model, batch, outputs)
         return outputs
 
     def loss(self, outputs: Any, batch: Batch) -> Sum:
-        """Return that of the first phase."""
+        """Return the loss of the first phase."""
         first: Sum = outputs[next(iter(self.phases))]
         return first
 
     def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Any]:
-        """Return what `metrics` names of the outputs."""
+        """Return the outputs that `metrics` names."""
         return {name: outputs[name] for name in (*self.sums, *self.reductions) if name in outputs}

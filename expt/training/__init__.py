@@ -1,1 +1,1 @@
-"""The loop and what it is made of; plain arguments, no configuration."""
+"""The training loop and its parts, which take plain arguments and no configuration."""

@@ -90,7 +90,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned; called before training in a resumed run."""
+        """Load a state that `state_dict` returned, before a resumed run trains."""
 
 
 class Generated(Callback):

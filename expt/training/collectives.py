@@ -200,7 +200,7 @@ def average_gradients(
 ) -> None:
     """Average gradients over all workers, as `average`; where one is missing it counts as 0.
 
-    What no worker has stays missing. Waits for the device only where this worker lacks one.
+    A gradient that no worker has stays missing. Waits for the device only if this worker lacks one.
     """
     if not dist.is_initialized():
         return
@@ -246,7 +246,7 @@ def _moves(same: Sequence[torch.Tensor]) -> bool:
 
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """Yield tensors of one data type that are sent together: up to BUCKET_BYTES, or one."""
+    """Yield groups of tensors of one data type, each of up to BUCKET_BYTES or of one tensor."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)

@@ -21,7 +21,7 @@ batches of 512 in bf16). A smaller model's step has less to save, and it compile
 
 
 def mode_of(wanted: bool | str, *, steps: int) -> bool | str:
-    """Return what `auto` means for a run of this many optimizer steps; else `wanted`."""
+    """Return the mode that `auto` stands for in a run of this many optimizer steps, or `wanted`."""
     return steps >= REPAYS_STEPS if wanted == "auto" else wanted
 
 

@@ -50,7 +50,7 @@ def in_use(indices: Sequence[int]) -> Iterator[list[Steps]]:
 
 
 def _answers(index: int) -> bool:
-    """Return whether a GPU still does what this process asks: its errors stay, others' do not."""
+    """Return whether this process can still use a GPU: an error of the GPU stays."""
     try:
         torch.cuda.synchronize(index)
     except RuntimeError:

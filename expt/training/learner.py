@@ -35,11 +35,11 @@ class Evaluator:
     """The bare model: saved, and without `ema` evaluated."""
     precision: Precision
     task: Task
-    """The loss of a step, and what is measured."""
+    """The loss of a step, and the metrics."""
     strategy: Strategy
     """The way in which one device, or several together, compute a step."""
     extra_metrics: ExtraMetrics = dataclasses.field(default_factory=lambda: ExtraMetrics({}))
-    """Metrics of evaluations besides the task's."""
+    """Metrics that only evaluations measure."""
 
     @property
     def evaluated(self) -> nn.Module:

@@ -51,7 +51,19 @@ def train_epoch(
     switch(learner.optimizer, "train")
     since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
-        _train_step(learner, batch, sums, on_gradients)
+        if learner.phases:
+            _through_phases(learner, batch, sums, on_gradients)
+        elif learner.has_closure:
+            _by_closure(learner, batch, sums, on_gradients)
+        else:
+            accumulate_gradients(learner, batch, sums.add)
+            on_gradients()
+            learner.precision.update(learner.optimizer, learner.module.parameters())
+        left_out = learner.precision.left_out
+        sums.end_step(left_out)
+        learner.strategy.finish_step()
+        if learner.ema is not None and (left_out is None or not left_out):
+            learner.ema.update_parameters(learner.module)
         position.advance()
         trained += batch.global_size
         on_step()
@@ -71,25 +83,6 @@ def averages_since_logged(learner: Learner, sums: Sums) -> Averages | None:
     """Return those of all workers since the last log point; None if every step was left out."""
     total = sum_across_workers(sums.since_logged, len(learner.task.reductions))
     return sums.averages_if_any(total)
-
-
-def _train_step(
-    learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]
-) -> None:
-    """Run one training step."""
-    if learner.phases:
-        _through_phases(learner, batch, sums, on_gradients)
-    elif learner.has_closure:
-        _by_closure(learner, batch, sums, on_gradients)
-    else:
-        accumulate_gradients(learner, batch, sums.add)
-        on_gradients()
-        learner.precision.update(learner.optimizer, learner.module.parameters())
-    left_out = learner.precision.left_out
-    sums.end_step(left_out)
-    learner.strategy.finish_step()
-    if learner.ema is not None and (left_out is None or not left_out):
-        learner.ema.update_parameters(learner.module)
 
 
 def _by_closure(
@@ -241,7 +234,7 @@ def evaluate(
         while left:
             part, found = left.pop(0), None
             batch = part if device.type == "cpu" else copied(part)  # a model may change its inputs
-            # What it notes of no sample is dropped
+            # Its notes on a batch without samples are dropped
             task = copy.copy(learner.task) if batch.weightless else learner.task
             try:
                 with sized_by("eval_batch_size", batch.size):
@@ -251,7 +244,7 @@ def evaluate(
                 is_least |= learner.strategy.forward_is_collective
                 if is_least or not is_out_of_memory(error):
                     raise
-            if found is None:  # out of the `except`: its traceback would keep what was allocated
+            if found is None:  # out of the `except`, whose traceback would keep tensors alive
                 most = math.ceil(batch.size / 2)
                 left = [less for each in (part, *left) for less in in_parts(each, most)]
             elif found[1] is not None:
@@ -271,7 +264,7 @@ def _evaluated(learner: Evaluator, task: Task, batch: Batch) -> tuple[Any, Sum |
         outputs = task.forward(learner.evaluated, batch)
         # For the others' sake: the model, and the loss, may ask all workers
         if batch.weightless:
-            with contextlib.suppress(Exception):  # it may not take what is not a sample
+            with contextlib.suppress(Exception):  # it may not take a blank sample
                 task.loss(outputs, batch)
             return outputs, None
         loss = task.loss(outputs, batch)

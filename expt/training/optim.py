@@ -340,7 +340,7 @@ class MuonWithAdamW(Optimizer):
             part.step()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Load a state that `state_dict` returned."""
         super().load_state_dict(dict(state_dict))
         self._share()
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import types
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
@@ -21,7 +22,7 @@ from expt.training.sharding import is_sharded
 
 State = Mapping[str, Any]
 KERNEL = ("foreach", "fused", "capturable", "differentiable")
-"""Settings of a group that say how it is updated, and not to what numbers."""
+"""Settings of a group that choose the kernel of its update, and not its numbers."""
 
 
 def _toggles(optimizer: Optimizer) -> bool:
@@ -97,37 +98,46 @@ SET_BY_SCHEDULES = {
 }
 
 
-class Earlier(NamedTuple):
-    """The optimizer and schedule of before, rebuilt for the same parameters, and their states."""
+def as_built(module: nn.Module, optimizer: Optimizer, scheduler: LRScheduler) -> State:
+    """Return the groups and the schedule before training, with names for parameters.
 
-    optimizer: Optimizer
-    scheduler: LRScheduler
-    optimizer_state: State
-    scheduler_state: State
+    By these a checkpoint tells settings of an optimizer from values that training has changed.
+    """
+    names = {one: name for name, one in module.named_parameters()}
+    groups = [
+        {**group, "params": [names.get(one) for one in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    return copy.deepcopy({"groups": groups, "scheduler": scheduler.state_dict()})
 
 
 def carry_over(
+    module: nn.Module,
     optimizer: Optimizer,
     scheduler: LRScheduler,
-    earlier: Earlier,
+    saved: State,
     *,
     same_optimizer: bool,
     same_schedule: bool,
     place: int,
 ) -> None:
-    """Continue with the new `optimizer` and `scheduler` from the earlier ones.
+    """Continue a checkpoint with an `optimizer` and a `scheduler` of other settings.
 
-    torch's `load_state_dict` restores saved settings, too. Here only the state is restored
-    (moments, counters, the place in the schedule), and the next step uses the new settings. Without
+    `saved` has the states of both and, under `built`, `as_built` of the run that wrote it. torch's
+    `load_state_dict` restores saved settings, too. Here only the state is restored (moments,
+    counters, the place in the schedule), and the next step uses the new settings. Without
     `same_optimizer` its state is new. Without `same_schedule` (the same kind and settings) the
     schedule is advanced `place` times; one that looks at metrics begins.
     """
     new = set[str]() if same_schedule else SET_BY_SCHEDULES
-    groups = [
-        _merged(group, earlier, new) if same_optimizer else dict(group)
-        for group in optimizer.param_groups
-    ]
-    states = _states(optimizer, earlier) if same_optimizer else {}
+    names, groups, states = as_built(module, optimizer, scheduler)["groups"], [], {}
+    for group, named in zip(optimizer.param_groups, names, strict=True):
+        groups.append(_merged(group, named, saved, new) if same_optimizer else dict(group))
+    if same_optimizer:
+        numbers = members(saved["optimizer"]["param_groups"])
+        number = dict(zip(members(saved["built"]["groups"]), numbers, strict=True))
+        every, held = enumerate(members(names)), saved["optimizer"]["state"]
+        states = {at: held[number[name]] for at, name in every if number.get(name) in held}
     indices = itertools.count()
     numbered = [{**group, "params": [next(indices) for _ in group["params"]]} for group in groups]
     optimizer.load_state_dict(adapted(optimizer, {"state": states, "param_groups": numbered}))
@@ -137,32 +147,19 @@ def carry_over(
         if isinstance(scheduler, Schedule | OneCycle):
             _set_place(scheduler, place)
         elif same_schedule:
-            _continue(scheduler, optimizer, earlier)
+            _continue(scheduler, optimizer, saved)
         elif not isinstance(scheduler, ReduceLROnPlateau):
             for _ in range(place):
                 scheduler.step()
 
 
-def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
-    """Return the saved state of each parameter, by its number in the new groups."""
-    saved, states = (
-        members(earlier.optimizer_state["param_groups"]),
-        earlier.optimizer_state["state"],
-    )
-    number = dict(zip(members(earlier.optimizer.param_groups), saved, strict=True))
-    every = enumerate(members(optimizer.param_groups))
-    return {at: states[number[one]] for at, one in every if number.get(one) in states}
-
-
-def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
+def _merged(group: Group, named: Group, saved: State, new: set[str]) -> Group:
     """Return the group with the values that continue, if one group had its parameters."""
-    before = zip(
-        earlier.optimizer.param_groups, earlier.optimizer_state["param_groups"], strict=True
-    )
-    mine = {*group["params"]}
-    built, saved = next((pair for pair in before if mine <= {*pair[0]["params"]}), ({}, {}))
+    before = zip(saved["built"]["groups"], saved["optimizer"]["param_groups"], strict=True)
+    mine = {*named["params"]}
+    built, then = next((pair for pair in before if mine <= {*pair[0]["params"]}), ({}, {}))
     new = {*new, "params"}
-    return {**group, **{key: saved[key] for key in saved if _is_kept(key, group, built, new)}}
+    return {**group, **{key: then[key] for key in then if _is_kept(key, group, built, new)}}
 
 
 def _is_kept(key: str, now: Group, built: Group, new: Collection[str] = ()) -> bool:
@@ -174,7 +171,7 @@ def _is_kept(key: str, now: Group, built: Group, new: Collection[str] = ()) -> b
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
+        return bool(torch.equal(*(torch.as_tensor(each).cpu() for each in (one, other))))
     return bool(one == other)
 
 
@@ -186,13 +183,13 @@ def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:
     scheduler.last_epoch = place
 
 
-def _continue(scheduler: LRScheduler, optimizer: Optimizer, earlier: Earlier) -> None:
+def _continue(scheduler: LRScheduler, optimizer: Optimizer, saved: State) -> None:
     """Continue a schedule as if it had begun with the new learning rate."""
-    new, built = scheduler.state_dict(), earlier.scheduler.state_dict()
-    saved, before_groups = earlier.scheduler_state, earlier.optimizer_state["param_groups"]
-    kept = {key: value for key, value in saved.items() if _is_kept(key, new, built)}
+    new, then, built = scheduler.state_dict(), saved["scheduler"], saved["built"]["scheduler"]
+    kept = {key: value for key, value in then.items() if _is_kept(key, new, built)}
     scheduler.load_state_dict({**new, **kept})
-    for group, before in zip(optimizer.param_groups, before_groups, strict=False):
+    groups = zip(optimizer.param_groups, saved["optimizer"]["param_groups"], strict=False)
+    for group, before in groups:
         initial_lr = before.get("initial_lr")
         if isinstance(scheduler, ReduceLROnPlateau):
             if not _equal(group["lr"], before["lr"]):  # it was set: look for a plateau again

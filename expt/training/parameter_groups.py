@@ -152,7 +152,7 @@ def _by_registration(module: nn.Module) -> dict[str, int]:
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[nn.Module | None, list[nn.Parameter]]]:
-    """Yield what may be a layer with its parameters; None with those of an opened module itself."""
+    """Yield possible layers with their parameters; None with an opened module's own parameters."""
     yield None, list(module.parameters(recurse=False))
     of_class = Counter(map(type, module.children()))
     for child in module.children():

@@ -142,7 +142,7 @@ def set_precision(precision: str) -> None:
 
 @contextlib.contextmanager
 def precision_kept() -> Iterator[None]:
-    """Restore what `set_precision` sets, and cuDNN's search for algorithms, after the body."""
+    """Restore the settings of `set_precision` and cuDNN's search for algorithms after the body."""
     before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
     flags = cudnn.allow_tf32, cudnn.benchmark
     try:

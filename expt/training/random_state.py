@@ -42,7 +42,7 @@ def state_dict(device: torch.device) -> dict[str, Any]:
 
 
 def load_state_dict(state: Mapping[str, Any], device: torch.device) -> None:
-    """Load what `state_dict` returned."""
+    """Load a state that `state_dict` returned."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(np.frombuffer(words, np.uint32).tolist()), gauss))
     keys, *rest = state["numpy"]

@@ -1,6 +1,6 @@
 """A model whose parameters, gradients and optimizer states are sharded by torch's `fully_shard`.
 
-Parameters are DTensors, of which each worker holds a shard (rows of the first dimension). A unit of
+Parameters are DTensors; each worker holds a shard of them (rows of the first dimension). A unit of
 the model is gathered for its forward and its backward pass and resharded after it, so each forward
 pass is a collective.
 """
@@ -34,7 +34,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return what this worker holds of `tensor`: all of it unless it is sharded."""
+    """Return this worker's part of `tensor`: all of it unless it is sharded."""
     part: Any = tensor
     return cast(Tensor, part.to_local()) if is_sharded(tensor) else tensor
 
@@ -129,7 +129,7 @@ def fill(tensors: Sequence[Tensor], worker: Worker) -> None:
 
 
 def build_empty(make: Callable[[], nn.Module], device: torch.device) -> nn.Module:
-    """Return what `make` builds, with meta tensors, or whole where it can't be built so."""
+    """Build a module by `make` with meta tensors, or with real ones where that fails."""
     before = random_state.state_dict(device)
     try:
         with torch.device("meta"):
@@ -260,7 +260,7 @@ def _shared_name(module: nn.Module, unit: str) -> str | None:
 
 
 def num_parameters(module: nn.Module) -> int:
-    """Return how many numbers the parameters of a module are."""
+    """Return the number of elements of all parameters of a module."""
     return sum(one.numel() for one in module.parameters())
 
 

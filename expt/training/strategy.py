@@ -70,7 +70,7 @@ class Strategy:
         return passes(self.micro_batches)
 
     def finish_step(self) -> None:
-        """Make what the next step reads besides the weights equal on all workers."""
+        """Make buffers equal on all workers before the next step reads them."""
         for each in self.after_step:
             each()
 
@@ -93,11 +93,11 @@ class Strategy:
         return self.memory.spent_s if self.memory else None
 
     def state_dict(self) -> dict[str, int]:
-        """Return what a resumed run continues with."""
+        """Return the state for a resumed run."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue as where `state`, a checkpoint, was written."""
+        """Load the state from a checkpoint."""
 
 
 @dataclass
@@ -230,7 +230,7 @@ class Fitting(Strategy):
                     raise first from error
                 if is_least or not is_out_of_memory(error):
                     raise
-                lack = copy.copy(error)  # its traceback would keep what was allocated
+                lack = copy.copy(error)  # its traceback would keep tensors alive
             cpu = torch.device("cpu")
             (lacks,) = collectives.max_across_workers([lack is not None], cpu, self._group)
             if found is not None and not lacks:
@@ -254,7 +254,7 @@ class Fitting(Strategy):
         return found
 
     def _noted(self) -> Callable[[], None]:
-        """Copy what a forward pass may change of the model; return a function that restores it."""
+        """Copy the state that a forward pass may change; return a function that restores it."""
         random, state = random_state.state_dict(self.worker.device), self.model.state_dict()
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         written = {name: version(one) for name, one in parameters.items()}
@@ -339,13 +339,13 @@ def micro_batches(
 
 
 def _cut(size: int, count: int) -> list[slice]:
-    """Return slices of this many samples in at most `count` micro-batches, as by torch.chunk."""
+    """Return the slices of at most `count` micro-batches, as by torch.chunk."""
     step = -(-size // count)
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def copied(batch: Batch) -> Batch:
-    """Return a batch with tensors of its own, for a try that may have to be repeated."""
+    """Return a copy of a batch, whose tensors a model may change in place."""
     inputs, targets = mapped(torch.clone, (batch.inputs, batch.targets))
     return batch._replace(inputs=inputs, targets=targets)
 

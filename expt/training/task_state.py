@@ -15,7 +15,7 @@ from expt.tasks.task import Task
 
 
 def task_state(task: Task | Loader, key: str = "task") -> dict[str, Any]:
-    """Return what a checkpoint holds of a worker's task: nothing where it has no state."""
+    """Return a checkpoint's entry for a worker's task; empty if the task has no state."""
     whose = f"{type(task).__name__}.state_dict"
     try:
         state = task.state_dict()
@@ -44,7 +44,7 @@ def load_task_state(
     rank: int = 0,
     key: str = "task",
 ) -> None:
-    """Load the state that the worker's task has saved; where there was no such rank, another's."""
+    """Load this worker's saved state; another worker's if the run had fewer ranks."""
     saved = [one[key] for one in workers if key in one]
     if not saved or saved[0]["class"] != type(task).__qualname__:
         return

@@ -1,4 +1,4 @@
-"""Build from the configuration what a worker trains, and on what."""
+"""Build a worker's data, model and learner from the configuration."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def num_readers(config: RunConfig) -> int:
 
 @contextlib.contextmanager
 def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iterator[None]:
-    """Give the construction of a dataset its time, as long as it takes; a collective.
+    """Let workers construct a dataset in turn, without a limit in time; a collective.
 
     One worker of a machine constructs a custom one before all others, and one looks at pictures.
     """
@@ -107,7 +107,7 @@ def in_turn(config: RunConfig, worker: Worker, beat: Callable[[], None]) -> Iter
 def patiently(
     config: RunConfig, worker: Worker, beat: Callable[[], None]
 ) -> Iterator[Callable[[], object]]:
-    """Give what is done with a dataset its time, until all workers have done it; a collective."""
+    """Report progress while the body reads a dataset, on any worker; a collective."""
     done, meet = threading.Event(), collectives.patient_barrier()
     about = done, beat, config.timeout_s, f"{config.dataset.label}: rank {worker.rank}"
     beats = threading.Thread(target=_beat_until, args=about, name="construction", daemon=True)
@@ -318,23 +318,21 @@ def build_position(config: RunConfig, data: Data) -> Position:
     return Position(*length, epochs=config.epochs, max_steps=config.max_steps)
 
 
-def build_events(
-    config: RunConfig, paths: RunPaths, resumed_at: int | None, is_done: bool
-) -> Writer:
-    """Build what writes TensorBoard's file of a run resumed after `resumed_at`, or done."""
+def build_events(config: RunConfig, paths: RunPaths, position: Position, is_done: bool) -> Writer:
+    """Build the writer of TensorBoard's file, which continues after `position`, or is done."""
     charts = tags.layout(
         config.eval_split, config.world_size, metrics_of(config.task), is_sharded=config.is_sharded
     )
     settings = shown(config) | ({"resume": None} if config.resume == "auto" else {})
     typed = typed_hyperparameters(settings, read_result(paths).get("overrides", {}))
     ends = {"end_pictures": config.tensorboard.images == "end", "is_done": is_done}
-    return writer(paths, typed, charts, resumed_at=resumed_at, **ends)
+    return writer(paths, typed, charts, resumed_at=position.step or None, **ends)
 
 
 def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
-    """Build what is drawn into rank 0's `events`; the other ranks take part in it."""
+    """Build the dashboard in rank 0's `events`; the other ranks take part in its collectives."""
     pictures = build_pictures(config, data.info.features)
     return Dashboard(events, learner, position, pictures, settings=config.tensorboard)
 
@@ -397,7 +395,7 @@ def check_metrics(learner: Learner, loader: Loader | None) -> None:
     keep_doubles(learner.module, [loader])
     batch = next(loader.first(FEW))
     with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
-        # A batch may change what they have
+        # A batch may change their state
         module, task = copy.deepcopy((learner.evaluated, learner.task))
         with learner.precision.autocast():
             outputs = task.forward(module.eval(), batch)

@@ -47,7 +47,7 @@ class Callbacks:
         self._every: list[int] = collectives.from_rank_0(mine, self._device) if targets else mine
 
     def _step_interval(self, index: int, callback: Callback) -> int:
-        """Return after every how many steps it is called; 0 for none."""
+        """Return the number of steps between its calls; 0 for none."""
         every, has_method = callback.every_steps, type(callback).on_step_end != Callback.on_step_end
         if (type(every) is int and every > 0) or (every is None and not has_method):
             return every or 0
@@ -58,7 +58,7 @@ class Callbacks:
 
     @property
     def are_due(self) -> bool:
-        """True if one is called after the last step."""
+        """True if a callback is called after the last step."""
         return any(map(self._is_due, self._every))
 
     def _is_due(self, every: int) -> bool:
@@ -72,7 +72,7 @@ class Callbacks:
             warn(f"{where} is never called.{hint}")
 
     def call(self, moment: str, model: nn.Module, record: Record, split: str) -> None:
-        """Call the method `moment` of each, after a step, or after an epoch or its evaluation."""
+        """Call the method `moment` of each callback: after a step, an epoch or an evaluation."""
         for index, callback in enumerate(self.built):
             if moment == "on_step_end" and not self._is_due(self._every[index]):
                 continue
@@ -112,7 +112,7 @@ class Callbacks:
             raise RunFailed(f"callbacks.{index}: {what}") from error
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the state of each with its class; raise ConfigError for what can't be saved."""
+        """Return the state of each with its class; raise ConfigError if it can't be saved."""
         states = []
         for index, callback in enumerate(self.built):
             with self._apart(index, "state_dict"):

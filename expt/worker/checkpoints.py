@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from expt import progress
@@ -110,7 +109,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that training changes from step to step, with the states of random numbers."""
+    """The state of training after a step, with that of random numbers."""
 
     learner: Learner
     position: Position
@@ -150,7 +149,7 @@ class Snapshot:
         }
 
     def refuse_unreadable(self) -> None:
-        """Raise ConfigError for what a checkpoint of now would not give back."""
+        """Raise ConfigError for state that a checkpoint can't hold."""
         task_state(self.learner.task)  # which raise the same
         self._of_loader()
         for key, state in self._of_learner().items():
@@ -174,7 +173,7 @@ class Snapshot:
             train_at(learner.optimizer, state[TRAINED])
 
     def load_workers(self, workers: Sequence[State], *, sums: bool, random: bool) -> None:
-        """Load what each worker's task had, had summed up in the epoch, and its random numbers."""
+        """Load each worker's task, its sums of the epoch and its random numbers."""
         rank = self.worker.rank
         load_task_state(self.learner.task, workers, self.worker.device, rank)
         if self.loader is not None:
@@ -187,26 +186,27 @@ class Snapshot:
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
 
     def read(
-        self, path: Path, *, only: Collection[str] = (), written_by: Optimizer | None = None
+        self, path: Path, *, only: Collection[str] = (), numbered: Sequence[str] = ()
     ) -> State:
         """Return rank 0's checkpoint at `path`, with the worker's shards; a collective.
 
-        Weights are those of the file, if all workers see it. `only` names the keys to return; a
-        sharded optimizer state numbers parameters as `written_by` does, by default the current one.
+        Weights are those of the file, if all workers see it. `only` names the keys to return;
+        `numbered` names the parameters in the order of its optimizer, by default that of now.
         """
-        like = self._like(written_by or self.learner.optimizer)
+        like = self._like(numbered)
         load = functools.partial(checkpoint.load, path, only=only)
         return read_together(path, self.worker, lambda like: load(like=like), like)
 
     def spread(self, state: State | None) -> State:
         """Return rank 0's `state` on every worker, its shard of sharded tensors; a collective."""
-        found: State = scattered(state, self._like(self.learner.optimizer), self.worker.device)
+        found: State = scattered(state, self._like(), self.worker.device)
         return found
 
-    def _like(self, optimizer: Optimizer) -> Like:
+    def _like(self, numbered: Sequence[str] = ()) -> Like:
         """Return the sharded tensors by key; a parameter stands for its optimizer state."""
-        parameters = enumerate(members(optimizer.param_groups))
-        found: dict[str, Tensor] = {f"optimizer/state/{index}": one for index, one in parameters}
+        parameters = map(self.learner.module.get_parameter, numbered)
+        every = enumerate(parameters if numbered else members(self.learner.optimizer.param_groups))
+        found: dict[str, Tensor] = {f"optimizer/state/{index}": one for index, one in every}
         for key, module in (("model", self.learner.module), ("ema", self.learner.ema)):
             known = {} if module is None else module.state_dict()
             found |= {f"{key}/{name}": one for name, one in known.items()}
@@ -222,7 +222,7 @@ class Snapshot:
             self.load_weights(self.read(path, only=("model", "ema")))
 
     def load_weights(self, state: State) -> None:
-        """Load the model of `state`, and its moving average, which else begins with the model."""
+        """Load the model of `state` and its moving average; without one it begins as the model."""
         load_all(self.learner.module, state["model"])
         if (ema := self.learner.ema) is not None:
             load_all(*((ema, state["ema"]) if "ema" in state else (ema.module, state["model"])))
@@ -233,10 +233,10 @@ class Snapshot:
 def read_together(
     path: Path, worker: Worker, read: Callable[[Like], State], like: Like = lambda _: None
 ) -> State:
-    """Return what `read` reads of rank 0's file, with shards; a collective.
+    """Return the state that `read` reads of rank 0's file, with shards; a collective.
 
-    All workers read where all see the same file, else rank 0 sends all of it. `read` gets what the
-    parts of a sharded checkpoint are to be like.
+    All workers read where all see the same file, else rank 0 sends all of it. `read` gets the
+    patterns for the tensors of a sharded checkpoint.
     """
     before, state = checkpoint_file.stamp(path), None
     with contextlib.suppress(*(Exception,) if worker.rank else ()):
@@ -249,7 +249,7 @@ def read_together(
 
 
 def _held(like: Like, key: str, value: Any) -> Any:
-    """Return this worker's shard, the weights of the file, or a copy of what training changes."""
+    """Return this worker's shard, the weights of the file, or a copy of a tensor that changes."""
     if not isinstance(value, Tensor) or is_sharded(value):
         return value
     found = shard_of(value, like(key))

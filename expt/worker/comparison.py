@@ -1,9 +1,8 @@
 """Compare a sharded model, or a custom optimizer, with the whole model before the first epoch.
 
 The model of the run and a whole one take the same two steps on the run's first samples, in float32
-and with the same random numbers: gradients, weights after each update, buffers and the outputs of
-an evaluation must be equal but for rounding. Between the steps the run's model is saved, and loaded
-into another one.
+and with the same random numbers: gradients, weights after each update and buffers must be equal but
+for rounding. Between the steps the run's model is saved, and loaded into another one.
 
 After each comparison the run's model is given the whole one's values, so that rounding errors don't
 add up, and a tolerance is that of one computation.
@@ -70,7 +69,7 @@ KEEP_STATE = (
 def compare(
     config: RunConfig, data: Data, worker: Worker, beat: Callable[[], None] = lambda: None
 ) -> str | None:
-    """Return what was compared ("whole", "fewer_blocks", "nothing"); None where there is no need.
+    """Return the compared model ("whole", "fewer_blocks", "nothing"); None if there is no need.
 
     Raises ConfigError where the run would train to other weights than a whole model, and RunFailed
     where its steps fail. A collective; restores the states of random numbers.
@@ -123,7 +122,7 @@ def _where(config: RunConfig) -> str:
 
 
 def _few(batch: Batch, config: RunConfig, worker: Worker) -> Batch:
-    """Return some samples of a batch, unequal numbers on the workers where a run may have them."""
+    """Return a few samples of a batch; unequal numbers by worker if the run may have them."""
     size = batch.size
     if len({*map(len, leaves((batch.inputs, batch.targets)))}) == 1:
         may_differ = not config.drop_last and config.batch_norm != "sync" and worker.world_size > 1
@@ -148,7 +147,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _choose(config: RunConfig, data: Data, worker: Worker) -> tuple[RunConfig | None, str]:
-    """Return the settings to compare, with fewer blocks if large; None without memory.
+    """Return the settings to compare, with fewer blocks if large; None if memory lacks.
 
     A collective.
     """
@@ -211,13 +210,13 @@ class _Comparison:
         random_state.seed(self._config.seed + 1 + self._worker.rank)  # both drop out the same
 
     def check_sums(self) -> None:
-        """Check those of a custom task; the run's own model can't be copied if it is sharded."""
+        """Check the sums of a custom task on the whole model: a sharded one can't be copied."""
         if self._config.is_sharded and isinstance(self._config.task, constraints.Target):
             is_first = self._worker.rank == 0
             custom_code.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
 
     def run(self, beat: Callable[[], None]) -> bool:
-        """Take all steps; return False where a step has several updates, or forward passes."""
+        """Take all steps; return False if a step has several updates or forward passes."""
         if self._whole.phases or self._whole.has_closure:
             return False
         self._begin()
@@ -231,8 +230,6 @@ class _Comparison:
         self._check_weights("weights")
         self._step(advances=total_steps > 1)
         beat()
-        if self._config.is_sharded:
-            self._check_outputs()
         return True
 
     @torch.no_grad()
@@ -347,23 +344,6 @@ class _Comparison:
     def _snapshot(self) -> Snapshot:
         sums = Sums(self._tested.task, self._worker.device)
         return Snapshot(self._tested, Position(1, 1), sums, self._worker)
-
-    def _check_outputs(self) -> None:
-        """Raise where the outputs or the loss of an evaluation differ."""
-        expected, what = self._outputs(self._whole), "output in an evaluation"
-        with self._failing():
-            outputs = self._outputs(self._tested)
-        for mine, full in zip(outputs, expected, strict=True):
-            self._expect(what, mine, full, self._share(full, GRADIENTS) * _size(full))
-        self._agree()
-
-    @torch.no_grad()
-    def _outputs(self, learner: Learner) -> list[Tensor]:
-        self._seed()
-        collectives.broadcast(learner.evaluated.buffers())
-        outputs = learner.task.forward(learner.evaluated.eval(), batch := self._batch)
-        loss, _ = learner.task.loss(outputs, batch)
-        return [one if one.is_complex() else one.double() for one in (*leaves(outputs), loss)]
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
         """Yield the name, the whole parameter and the run's."""

@@ -1,7 +1,7 @@
-"""Custom code in the first steps: sums that don't add up, untrained tensors, lost state.
+"""Checks of custom code in the first steps: wrong sums, untrained tensors, lost state.
 
-The sums of a task are checked on a few samples before the first step. After it comes what no
-optimizer trains, and at the first checkpoints what they do not hold.
+The sums of a task are checked on a few samples before the first step, tensors that no optimizer
+trains after it, and state that no checkpoint holds at the first checkpoints.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class FirstSteps:
         self._objects |= {f"callbacks.{index}": one for index, one in enumerate(callbacks)}
 
     def step(self) -> None:
-        """Look after a step. Raises ConfigError for what it has made, or would not train."""
+        """Check the model after the first step, and note the state of custom code.
+
+        Raises ConfigError for parameters made in the step, and for untrained tensors.
+        """
         self._steps += 1
         if self._steps > 1:
             return
@@ -73,7 +76,7 @@ class FirstSteps:
         self._watched = {where: Watched(one, known, *_methods(one)) for where, one in watched}
 
     def refuse_late(self) -> None:
-        """Raise ConfigError for what forward passes have made, resized or removed."""
+        """Raise ConfigError for parameters that forward passes have made, resized or removed."""
         module = self._learner.module
         late = {name for name, _ in _shapes(module).items() ^ self._shapes.items()}
         if self._learner.strategy.shards == 1:
@@ -92,31 +95,28 @@ class FirstSteps:
 
     def _report_untrained(self) -> None:
         """Raise ConfigError for tensors of the model that get gradients and are not parameters."""
-        for where, one in self._objects.items():
+        for where, owner in self._objects.items():
             names = [
                 name
-                for attribute, value in changes.attributes(one).items()
-                for name, tensor in named_leaves(value, f"{where}.{attribute}")
-                if self._is_untrained(tensor)
+                for attribute, value in changes.attributes(owner).items()
+                for name, one in named_leaves(value, f"{where}.{attribute}")
+                if one.is_leaf and one.grad is not None and id(one) not in self._parameters
             ]
-            told = (
+            problem = (
                 f"{listed(names)}: gets gradients, but no optimizer trains it and no checkpoint"
                 " holds it; make it an nn.Parameter or a submodule of the model, several an"
                 " nn.ModuleList or nn.ModuleDict, or freeze it by requires_grad_(False)"
             )
             if names and where.startswith("model"):
-                raise ConfigError(told)
+                raise ConfigError(problem)
             if names and where == "task" and self._warns:
-                warn(told)
-
-    def _is_untrained(self, one: Tensor) -> bool:
-        return one.is_leaf and one.grad is not None and id(one) not in self._parameters
+                warn(problem)
 
     def end(self, *, within_epoch: bool) -> None:
         """Warn of state that a checkpoint lacks: before the first, and at two epochs' ends.
 
-        Evaluations and callbacks may change some, too, and what is kept of each sample changes in
-        the second epoch.
+        Evaluations and callbacks may change some, too, and state of each sample changes in the
+        second epoch.
         """
         self.refuse_late()
         if self._steps < 2 or (within_epoch and self._reported is not None):
@@ -130,7 +130,7 @@ class FirstSteps:
         if lost and self._warns:
             warn(
                 f"{listed(lost)}: changes while training, and no checkpoint holds it: a resumed run"
-                " begins it anew; keep it in state_dict and load_state_dict of a task, an"
+                " begins it again; keep it in state_dict and load_state_dict of a task, an"
                 " optimizer, a scheduler or a callback, or in a model's buffer, or get_extra_state"
                 " and set_extra_state"
             )
@@ -160,7 +160,7 @@ def _shapes(module: nn.Module) -> dict[str, Any]:
 
 
 def _methods(one: object) -> tuple[str, ...]:
-    """Return the methods that save and load the state of an object, where it has its own."""
+    """Return the names of an object's own methods to save and load its state."""
     if isinstance(one, nn.Module):
         own = type(one).get_extra_state is not nn.Module.get_extra_state
         return ("get_extra_state", "set_extra_state") if own else ()
@@ -191,11 +191,11 @@ def tried(batches: Iterator[Batch], learner: Learner, worker: Worker) -> Iterato
 
 
 def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: bool) -> bool:
-    """Compare what `loss` and `measure` give for a few samples with what they give for halves.
+    """Compare `loss` and `measure` of a few samples with those of the two halves.
 
     Raises ConfigError where they give means, or weights of all workers, and warns where the halves
-    don't add up. Weights, the states of task and model, and random numbers stay as they were. What
-    can't be cut or computed so is not compared. Returns whether a sum is 0, and so not compared
+    don't add up. Weights, the states of task and model, and random numbers stay as they were. A
+    batch that can't be halved is not compared. Returns whether a sum is 0, which is not compared
     either.
     """
     if batch.weightless:
@@ -210,7 +210,7 @@ def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: b
             if warns:
                 warn(f"sums are not checked: can't copy model and task ({error})")
             return False
-        except Exception:  # many classes: training says what is wrong
+        except Exception:  # many classes: training will raise it
             return False
         names = found[0] if zero is None else zero
         zero = [name for name in names if not any(each[name][0].any() for each in found)]
@@ -250,7 +250,7 @@ class _UncopiedError(Exception):
 def _found(
     learner: Learner, batch: Batch, device: torch.device, *, predicted: bool
 ) -> list[dict[str, _Sum]]:
-    """Return the sums of a few samples, also as of more workers and each twice, and of halves."""
+    """Return the sums of a few samples: as they are, on more workers, each twice, and of halves."""
     before, found = random_state.state_dict(device), []
     eager = torch.compiler.set_stance("force_eager") if learner.compiled else None
     try:
@@ -304,7 +304,7 @@ def _compare(
     if not off.isfinite().all() or (weighs and (off <= room).all()):
         return
     mean = (one[0] * one[1] + other[0] * other[1]) / (weight or 1.0)
-    # Where outputs depend on the batch, a sum may come to the mean of its halves by chance.
+    # Where outputs depend on the batch, a sum may equal the mean of its halves by chance.
     stays = torch.allclose(twice[0], total, rtol=near)
     if weighs and stays and ((total - mean).abs() <= room).all():
         raise ConfigError(

@@ -56,7 +56,7 @@ def in_words(error: Exception, config: RunConfig, *, trains: bool = True) -> Exc
 
 
 def _note_batch(error: Exception, config: RunConfig) -> None:
-    """Add to what torch says of a batch what was given to which classes."""
+    """Add the batch, the model and the task to an error of torch."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     values = (value for frame in frames for value in frame.f_locals.values())
     batch = next((value for value in values if isinstance(value, Batch)), None)
@@ -87,11 +87,6 @@ def _known(error: Exception, text: str, config: RunConfig, trains: bool) -> Expt
     if isinstance(error, ValueError) and "more than 1 value per channel" in text:
         fix = "use drop_last=true, or a larger batch_size"
         return ConfigError(f"batch_size={config.batch_size}: {first_line(error)}; {fix}")
-    if found := re.search(r"DataParallel' object has no attribute '(\w+)'", text):
-        return ConfigError(
-            f"model.{found[1]}: several workers average gradients of model(...) only; let its"
-            " forward do this too, such as by one more argument, or use world_size=1"
-        )
     if not isinstance(error, RuntimeError):
         return None
     if size := _CPU_MEMORY.search(text):
@@ -131,7 +126,7 @@ HAVE_BLOCKS = ("transformer", "resnet18", "unet")
 
 
 def _to_need_less(error: Exception, config: RunConfig, trains: bool) -> str:
-    """Return what to set where memory was short, by what its size depends on; see sized_by."""
+    """Return the settings that need less memory, by the cause of its size; see sized_by."""
     what, samples = getattr(error, "sized_by", ("batch_size", 0))
     now, ways = "", list[str]()
     if what == "data":
@@ -191,7 +186,7 @@ FIX = "try a lower optimizer.lr or gradient_clip=1.0; on_nan=skip leaves such a 
 
 
 def fix_for(config: RunConfig) -> str:
-    """Return what to try; targets of a table may be too large for any usual learning rate."""
+    """Return the fix; targets of a table may be too large for any usual learning rate."""
     in_units = not getattr(config.dataset, "standardise_targets", True)
     is_large = in_units and config.task.takes.has_unit
     return FIX.replace("try ", "try dataset.standardise_targets=true, ") if is_large else FIX

@@ -29,7 +29,7 @@ def arm(module: nn.Module, rank: int, steps_done: Callable[[], int]) -> None:
 
 
 def strike(kind: str, outputs: Any) -> Any:
-    """Do what `kind` says, or send this process the signal of that name: kill, term, stop."""
+    """Carry out the fault `kind`, or send this process the signal of that name, such as kill."""
     if kind == "raise":
         raise RuntimeError("a fault on purpose")
     if kind == "oom":

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from expt.config import constraints
-from expt.config.groups import NamedModel, Plateau, TargetScheduler
-from expt.config.parse import recorded
+from expt.config.groups import NamedModel
+from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.data.build import DataInfo
 from expt.errors import CheckpointError, ConfigError, DataError, listed, warn
@@ -26,11 +26,11 @@ from expt.models.partial_load import SHOWN, is_of_run, load_some, renumbered, we
 from expt.runs import checkpoint, checkpoint_file, safetensors
 from expt.runs.named_checkpoint import chosen
 from expt.runs.paths import RunPaths
-from expt.training import collectives, optim
+from expt.training import collectives
 from expt.training.collectives import Worker
-from expt.training.optimizer_state import Earlier, carry_over
+from expt.training.optimizer_state import carry_over
+from expt.training.parameter_groups import members
 from expt.training.sharding import is_sharded, scattered
-from expt.worker import build
 from expt.worker.checkpoints import Snapshot
 
 State = Mapping[str, Any]
@@ -50,7 +50,7 @@ def begin_with(config: RunConfig, module: nn.Module, worker: Worker, data: State
 
 
 def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, State]:
-    """Load into `module` what fits of `given`, which rank 0 reads; warn of the rest.
+    """Load the fitting tensors of `given`, which rank 0 reads, into `module`; warn of the rest.
 
     Returns, on rank 0, the entry of result.json (see expt.runs.result.Begun), and all that a file
     of several entries holds. A collective.
@@ -66,7 +66,7 @@ def load_weights(module: nn.Module, given: str, worker: Worker) -> tuple[State, 
 
 
 def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, State]:
-    """Return the tensors of `given` that fit, and the rest as `load_weights`."""
+    """Return the tensors of `given` that fit, and the results of `load_weights`."""
     own, file = module.state_dict(), chosen(given).file
     content = _read(file, given)
     if not (every := weights_in(content, own.keys())):
@@ -180,52 +180,57 @@ def _shown(mean: Any, std: Any) -> str:
 def load_fork(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
     """Continue from another run's checkpoint, which rank 0 reads, and return it; a collective."""
     learner, position = snapshot.learner, snapshot.position
-    settings = checkpoint_file.read(source)["config"] if snapshot.worker.rank == 0 else None
-    before = recorded(collectives.from_rank_0(settings, snapshot.worker.device))
-    unguarded = config.patches.unguarded
-    optimizer = optim.build_optimizer(before.optimizer, learner.module, unguarded=unguarded)
-    optimizer.state.clear()  # frees memory; the state is in `saved`
-    saved = snapshot.read(source, written_by=optimizer)
+    head = checkpoint_file.read(source) if snapshot.worker.rank == 0 else {}
+    built = collectives.from_rank_0(head.get("built"), snapshot.worker.device)
+    if built is None:
+        fix = f"use weights={config.fork}"
+        raise ConfigError(f"fork={config.fork}: was written by an earlier version of expt; {fix}")
+    saved = snapshot.read(source, numbered=[*members(built["groups"])])
     snapshot.load_weights(saved)
     position.load_state_dict(saved["position"])
     position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
-    steps_per_epoch = saved.get("steps_per_epoch") or 1
-    scheduler = build.build_scheduler(before, optimizer, steps_per_epoch=steps_per_epoch)
-    same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
+    before, now = saved["config"], shown(config)
+    same_optimizer = _kind(before["optimizer"]) == _kind(now["optimizer"])
     if snapshot.worker.rank == 0 and not same_optimizer:
-        was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
-        warn(f"fork={config.fork}: was trained by {was}; the state of {now} starts fresh")
+        was, new = _word(before["optimizer"]), _word(now["optimizer"])
+        warn(f"fork={config.fork}: was trained by {was}; the state of {new} starts fresh")
     # how often this schedule would have been advanced before
     by_step = position.step - position.offset
     by_epoch = position.epoch - position.is_within_epoch
     place = by_epoch if learner.scheduler_interval == "epoch" else by_step
     carry_over(
+        learner.module,
         learner.optimizer,
         learner.scheduler,
-        Earlier(optimizer, scheduler, saved["optimizer"], saved["scheduler"]),
+        saved,
         same_optimizer=same_optimizer,
-        same_schedule=_is_same_schedule(before.scheduler, config.scheduler),
+        same_schedule=_is_same_schedule(before["scheduler"], now["scheduler"]),
         place=place,
     )
     if saved["scaler"]:
         learner.precision.scaler.load_state_dict(saved["scaler"])
     snapshot.load_workers(
-        saved["workers"], sums=position.is_within_epoch, random=before.seed == config.seed
+        saved["workers"], sums=position.is_within_epoch, random=before["seed"] == config.seed
     )
     return saved
 
 
-def _kind(chosen: Any) -> str:
+def _word(chosen: State) -> str:
+    """Return the name of the chosen optimizer, or its custom class."""
+    return str(chosen.get("target", chosen["name"]))
+
+
+def _kind(chosen: State) -> str:
     """Return a name that is equal for optimizers with the same state."""
-    name = constraints.word(chosen)
-    return "adam" if name == "adamw" else name
+    return _word(chosen).removesuffix("w")
 
 
-def _is_same_schedule(before: Any, now: Any) -> bool:
+def _is_same_schedule(before: State, now: State) -> bool:
     """Return whether a schedule can continue from the state of the other."""
-    if isinstance(before, Plateau) and isinstance(now, Plateau):
-        return before.metric == now.metric
-    return bool(before == now) if isinstance(now, TargetScheduler) else type(before) is type(now)
+    if before["name"] != now["name"]:
+        return False
+    keys = {"plateau": ("metric",), "_target_": ("target", "kwargs", "interval")}
+    return all(before[key] == now[key] for key in keys.get(now["name"], ()))
 
 
 def release_fork(paths: RunPaths, worker: Worker) -> None:
@@ -240,7 +245,7 @@ def release_fork(paths: RunPaths, worker: Worker) -> None:
 def refuse_other(config: RunConfig, info: DataInfo, saved: State) -> None:
     """Raise DataError where the data has other sizes than that of the checkpoint `saved`.
 
-    Nothing else is known of what a custom dataset reads. A fork may have another `train_limit`.
+    Nothing else is known of a custom dataset's samples. A fork may have another `train_limit`.
     """
     settings = saved["config"]
     is_fork = config.fork not in (None, settings.get("fork"))

@@ -64,7 +64,7 @@ def _patience_s(config: RunConfig) -> float:
 
 
 def _give_up(config: RunConfig, beats: int, report: Callable[[Exception], None]) -> NoReturn:
-    """End this process, whose main thread is stuck."""
+    """End this process, because its main thread is stuck."""
     faulthandler.dump_traceback(all_threads=True)
     where = watchdog.main_stack().rstrip()
     text = f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"
@@ -102,7 +102,7 @@ def run_as(
     """Train or evaluate as `worker`, with a `beat` for each batch, and return the status."""
     config = request.config
     if config.patches.malloc and worker.device.type == "cpu":
-        # FSDP gathers tensors of many sizes: kept when freed, they would fill what it saves.
+        # FSDP gathers tensors of many sizes: kept when freed, they would fill memory.
         patches.give_back_freed() if config.is_sharded else patches.keep_freed()
     torch.set_num_threads(config.threads)
     gpus = worker.gpus if config.strategy == "dp" else (worker.device.index,) * bool(worker.gpus)
@@ -142,7 +142,7 @@ def connect(meeting: Meeting, timeout_s: float) -> Store:
 
 @contextlib.contextmanager
 def torch_kept(device: torch.device) -> Iterator[None]:
-    """Give this process its random numbers, threads and precision back: it is the caller's."""
+    """Restore random numbers, threads and precision after the body, in a caller's process."""
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:

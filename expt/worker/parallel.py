@@ -1,4 +1,4 @@
-"""Choose by the configuration how several workers train one model."""
+"""Build the parts of a model that several workers share: buffers, strategy and shards."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def with_batch_norm(
 
 @torch.no_grad()
 def lay_out_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> None:
-    """Give each worker the buffers that it keeps, before anything holds one; a collective.
+    """Give each worker buffers that can be sent, before anything holds one; a collective.
 
     Expanded ones get memory that can be written to. Raises ConfigError for sparse ones, and for
     types that the backend does not send.
@@ -86,10 +86,10 @@ def lay_out_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> Non
 
 
 def with_buffers(config: RunConfig, module: nn.Module, worker: Worker) -> list[Callable[[], None]]:
-    """Return the collective that ends a step, if training may read a buffer: all get rank 0's.
+    """Return the collective that sends rank 0's buffers after a step, if training may read them.
 
-    DistributedDataParallel would broadcast before each forward pass, and so change what an earlier
-    one of the same step has saved for its backward pass.
+    DistributedDataParallel would broadcast before each forward pass, and so change tensors that an
+    earlier one of the same step has saved for its backward pass.
     """
     is_alone = worker.world_size == 1 or config.strategy == "dp"
     if is_alone or not _trains_by_buffers(config, module):
@@ -162,7 +162,7 @@ def build_strategy(
     phases: bool,
     begins: bool,
 ) -> Strategy:
-    """Choose how a step is computed, and wrap the model for it, as build_learner; a collective."""
+    """Choose the strategy of a step, and wrap the model for it; a collective."""
     module, size, interleaved = built.module, worker.world_size, config.batch_norm != "per_worker"
     common = size, config.micro_batches, interleaved, built.after_step, built.memory
     if config.is_sharded:

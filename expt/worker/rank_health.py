@@ -20,9 +20,9 @@ from expt.training.learner import Learner, Position
 from expt.training.sharding import local
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_BITS = 48  # of a checksum: what float64 holds exactly
+_BITS = 48  # of a checksum: float64 holds as many exactly
 UNEQUAL = (
-    "gradients are not averaged, or something besides the optimizer changes parameters; let the"
+    "gradients are not averaged, or something other than the optimizer changes parameters; let the"
     " task call model(...), not model.module, and leave requires_grad alone, or use world_size=1"
 )
 
@@ -168,7 +168,7 @@ def readings(table: Tensor) -> list[Reading]:
 
 
 def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:
-    """Return what TensorBoard shows of the readings."""
+    """Return the curves of the readings for TensorBoard."""
     values = {tags.WORKER_MIB: max(one.memory_mib for one in found)}
     if not math.isnan(found[0].gpu_memory_mib):
         values[tags.GPU_MIB] = max(one.gpu_memory_mib for one in found)

@@ -242,7 +242,7 @@ class History:
         return {"best": self.best, "bests": self.bests, "last": self.last, **times, **evaluated}
 
     def load_state_dict(self, state: Mapping[str, Any], *, has_best: bool = True) -> None:
-        """Load what `state_dict` returned; without `has_best` the weights of the best are gone."""
+        """Load a state of `state_dict`; without `has_best` the weights of the best are gone."""
         self.bests = list(state["bests"]) if has_best else []
         self.last = dict(state["last"])
         self.epoch_s, self.eval_s = list(state["epoch_s"]), state["eval_s"]
@@ -326,7 +326,7 @@ class EarlyStop:
         return {"metric": metric, **best, "last": self._last, "waited": self._waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned; start counting again if the metric has changed."""
+        """Load a state of `state_dict`; start counting again if the metric has changed."""
         if self._settings and state["metric"] == self._settings.metric and "waited" in state:
             self._best, self._last, self._waited = state["best"], state["last"], state["waited"]
             self._best_at = state["best_at"]

@@ -29,7 +29,7 @@ from expt.tasks.sums import Averages, Sums, loss_is_finite, refuse_weightless
 from expt.training import optim, random_state
 from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
-from expt.training.optimizer_state import in_use, switch
+from expt.training.optimizer_state import as_built, in_use, switch
 from expt.training.task_state import load_task_state, task_state
 from expt.worker import build, comparison, custom_code, diagnosis, fault, first_weights, rank_health
 from expt.worker.callbacks import Callbacks
@@ -71,6 +71,8 @@ class Run:
         self.learner = build.build_learner(config, self.data, worker, begins=not resumes)
         self.data = self.data.of_type(self.learner.module)
         beat()
+        trained = self.learner.module, self.learner.optimizer, self.learner.scheduler
+        self.built = as_built(*trained)
         random_state.seed(config.seed + 1 + worker.rank)  # each its own dropout
         self.position = build.build_position(config, self.data)
         self.plan = optim.plan(config.scheduler, **self.position.length)
@@ -114,12 +116,10 @@ class Run:
                     self.data.train.catch_up()
         self.snapshot.refuse_unreadable()
         self._has_probed = position.step > 0
-        resumed_at, writes = None if source is None else position.step, worker.rank == 0
-        length = position.steps_per_epoch, position.offset
+        writes, length = worker.rank == 0, (position.steps_per_epoch, position.offset)
         if writes and (unreached := beyond_the_end(config, *length)):
             warn(unreached)
-        opened = config, self.paths, resumed_at, self.is_done
-        events = build.build_events(*opened) if writes else None
+        events = build.build_events(config, self.paths, position, self.is_done) if writes else None
         self.observer = observe(config, events, self.data, self.learner, position)
         classes, seen_by = own_code.targets(config), (self.history, self.observer)
         self.record = Record(self.paths, position, *seen_by, writes=writes, classes=classes)
@@ -168,7 +168,7 @@ class Run:
         is_fork = source.name == self.paths.forked.name
         if is_fork:
             saved = first_weights.load_fork(self.snapshot, self.config, source)
-            self.history.last = dict(saved["last"])  # best and early stopping begin anew
+            self.history.last = dict(saved["last"])  # best and early stopping begin again
         else:
             saved = self.snapshot.read(source)
         first_weights.refuse_other(self.config, self.data.info, saved)
@@ -221,12 +221,12 @@ class Run:
                 self._call_back("on_step_end", self.config.eval_split)
         position = self.position
         self._agreed = self.agreement.after_step(self._wishes())
-        if not position.steps_left_in_epoch:  # the batches end, and what they have open is closed
+        if not position.steps_left_in_epoch:  # the batches end and close their files
             return False
         return bool(self.times.by_steps(position) | self._agreed) or self.agreement.stopping
 
     def _wishes(self) -> set[str]:
-        """Return what is due by this worker's clock; that of training is rank 0's."""
+        """Return the actions that are due by this worker's clock; rank 0 also measures training."""
         return self.times.by_clock(self.history if self.worker.rank == 0 else None)
 
     def _take_stock(self) -> None:
@@ -259,7 +259,7 @@ class Run:
             self._save(weights, target=self.paths.before_end)
         if is_within_epoch:
             self._end_epoch()
-            self._is_at_best = False  # they are rounded anew where an optimizer has others
+            self._is_at_best = False  # an optimizer with other weights rounds them again
         is_kept = self.history.evaluated_at != self.position.step and self._judge()
         if is_within_epoch:
             self._call_back("on_epoch_end", self.config.eval_split)
@@ -330,7 +330,7 @@ class Run:
         position, history, began = self.position, self.history, time.perf_counter()
         readings = [] if history.is_within_epoch else self.health.readings[:1]
         wishes = self.config.tensorboard.images is True or any(one.wish for one in readings)
-        if history.is_within_epoch:  # next to what the evaluation measures; no log point
+        if history.is_within_epoch:  # next to the evaluation's metrics; no log point
             self._log_running(averages_since_logged(self.learner, self.sums))
         may_end = position.is_run_done or self.early_stop.may_be_due
         self.observer.expect_evaluation(review=wishes, may_end=may_end)
@@ -350,7 +350,7 @@ class Run:
 
     @contextlib.contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Restore after the body what an evaluation may change in training."""
+        """Restore random numbers and the task's state after the body."""
         task = task_state(self.learner.task)
         with random_state.kept(self.worker.device):
             yield
@@ -405,7 +405,7 @@ class Run:
         return state
 
     def _about(self) -> dict[str, Any]:
-        """Return what rank 0 adds to a checkpoint."""
+        """Return the entries that rank 0 adds to a checkpoint."""
         bests, step, info = self.history.bests, self.position.step, self.data.info
         about = {
             **self.history.state_dict(),
@@ -413,6 +413,7 @@ class Run:
             "evaluated": next((one for one in bests if one["step"] == step), None),
             "config": shown(self.config),
             "plan": self.plan,
+            "built": self.built,
             "lr": self.steps.lr,
             "data": info.told,
             "sizes": info.sizes,

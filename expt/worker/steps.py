@@ -76,7 +76,7 @@ class Times:
         self._saved_at = self._clock()
 
     def by_steps(self, position: Position) -> set[str]:
-        """Return what is due after the last step, whatever the clocks say."""
+        """Return the actions that are due after the last step by its number."""
         config, ends_epoch = self._config, not position.is_within_epoch
         saves = ends_epoch and _is_one(position.epoch, config.checkpoint.every_epochs)
         saves |= _is_one(position.step, config.checkpoint.every_steps)
@@ -85,7 +85,7 @@ class Times:
         return {name for name, due in (("evaluate", evaluates), ("save", saves)) if due}
 
     def by_clock(self, trained: History | None) -> set[str]:
-        """Return what is due by this worker's clock, and by that of training where it is given."""
+        """Return the actions that are due by this worker's clock, and by the time `trained`."""
         config, due = self._config, set[str]()
         if self._clock() - self._saved_at > _seconds(config.checkpoint.every_minutes):
             due.add("save")
@@ -113,7 +113,7 @@ WISHES = ("save", "evaluate", "end")
 
 
 class Agreement:
-    """A collective of all workers, a few times a second: what each does by its clock, all do."""
+    """An agreement of all workers, a few times a second, on actions that one's clock asks for."""
 
     def __init__(
         self, worker: Worker, *, asked_to_stop: Callable[[], bool] = signals.asked
@@ -173,7 +173,7 @@ class StepProfiler:
         self._profiler.step()
 
     def close(self) -> None:
-        """Write what was traced so far, if the run was too short."""
+        """Write the trace, also of a run that was too short for all its steps."""
         self._profiler.stop()
 
     def _write(self, profiler: Any) -> None:

@@ -110,7 +110,7 @@ ONE = {
     "skipped in fp16": Case("on_nan=skip amp=fp16"),
     # These wait in each step.
     "skipped, not fused": Case("on_nan=skip optimizer=muon", {OF_TORCH: STEPS}),
-    "skipped with ema": Case("on_nan=skip ema=0.9", {"training/loop.py _train_step": STEPS}),
+    "skipped with ema": Case("on_nan=skip ema=0.9", {"training/loop.py train_epoch": STEPS}),
     "fp16, not fused": Case("amp=fp16 optimizer=muon", {OF_TORCH: STEPS}),
 }
 MODEL = f"~model +model._target_={__name__}.Experts"

@@ -501,7 +501,7 @@ def test_bad_task_one_line(name: str, tasks: Path, monkeypatch: Patch, typed: Ty
 
 def _carry_out(words: Sequence[str], tasks: Path, folder: Path) -> None:
     config = parse(composed(*words, conf=tasks / "conf"), Machine(cpus=2))
-    one_run.run(request_of(config, folder, content_of(config)))
+    one_run.Launcher().carry_out(request_of(config, folder, content_of(config)))
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in TYPED])

@@ -154,7 +154,7 @@ def test_one_is_finished_before_it_is_gone_unless_it_frees_something(tmp_path: P
         early.close()
         for fifo in "one", "two":
             open(fifo, "w").close()
-        processes.see_off()
+        processes.wait_for_leaving()
         until(lambda: late.exitcode is not None)
         print(alive(early.pid), late.exitcode, late.is_gone)
         orphan = start("does:leave_one", "one")  # who is left behind holds up nobody

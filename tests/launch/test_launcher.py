@@ -63,10 +63,10 @@ def test_a_worker_without_an_address_is_told_in_a_line(tmp_path: Path) -> None:
     assert done.stderr.endswith("env -u RANK python -m expt ...\n")
 
 
-def test_the_choice_needs_nothing_that_takes_long_to_import(tmp_path: Path) -> None:
+def test_the_environment_is_read_without_slow_imports(tmp_path: Path) -> None:
     """The forkserver starts after it, and everything waits for the forkserver."""
     code = (
-        "import sys, expt.__main__; from expt.launch.launcher import launcher; launcher()\n"
+        "import os, sys, expt.__main__; from expt.launch.launcher import adopt; adopt(os.environ)\n"
         "print({'torch', 'pydantic', 'omegaconf', 'hydra', 'rich', 'numpy'} & {*sys.modules})"
     )
     done = subprocess.run(

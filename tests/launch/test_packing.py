@@ -191,8 +191,8 @@ def test_runs_elsewhere_count_towards_the_limit() -> None:
 def test_what_can_never_start_waits_in_vain(demand: Demand) -> None:
     packing = Packing(["a", "b"])
     packing.add([Demand(1, 2), demand])
-    assert packing.pop_in_vain() == demand
-    assert packing.pop_in_vain() is None
+    assert packing.pop_impossible() == demand
+    assert packing.pop_impossible() is None
     assert packing.waiting == [Demand(1, 2)]
 
 
@@ -211,10 +211,10 @@ def test_a_device_that_has_failed_two_runs_gets_no_more() -> None:
     packing.add([Demand(0, 2), Demand(1, 1), Demand(2, 1, avoided=frozenset("b"))])
     packing.blame(7, "a")
     packing.blame(7, "a")
-    assert packing.pop_in_vain() is None
+    assert packing.pop_impossible() is None
     packing.blame(8, "a")
     assert packing.devices == ["b"]
-    taken = [packing.pop_in_vain() for _ in range(3)]
+    taken = [packing.pop_impossible() for _ in range(3)]
     assert [demand and demand.run for demand in taken] == [0, 2, None]
     assert packing.start_next() == (1, ("b",))
 

@@ -377,7 +377,7 @@ def test_what_another_command_has_completed_meanwhile_is_done(world: World) -> N
 def pausing(world: World, name: str, until_epoch: int | None) -> Job:
     """A job whose workers pause after that epoch, and complete if there is none."""
     job = world.job(name)
-    job.go_on(until_epoch)
+    job.continue_until(until_epoch)
 
     def epochs_pass() -> None:
         asked = world.started[-1].attempt.request.until_epoch
@@ -398,7 +398,7 @@ def test_a_job_that_has_paused_is_queued_again_and_goes_on_in_its_folder(world: 
         while job.status != COMPLETED:
             pruned = job.status == PRUNED
             if pruned:
-                job.go_on(3 if len(world.started) < 2 else None)
+                job.continue_until(3 if len(world.started) < 2 else None)
             yield job if pruned else other
 
     world.pool(cpus=1).run(source())

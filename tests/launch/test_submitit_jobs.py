@@ -105,7 +105,7 @@ def test_a_jobs_outcome(
     tmp_path: Path, outcome: dict[str, Any], status: str, error: str | None
 ) -> None:
     (job,) = jobs(tmp_path, 1)
-    job.go_on(until_epoch=2)
+    job.continue_until(until_epoch=2)
     Queue(Executor(outcome), Observer()).run(iter([job]))
     assert (job.status, None if job.error is None else str(job.error)) == (status, error)
 

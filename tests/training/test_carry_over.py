@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from expt.config import groups
 from expt.training import optim
-from expt.training.optimizer_state import Earlier, adapted, carry_over
+from expt.training.optimizer_state import adapted, as_built, carry_over
 
 SGD: Any = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False}
 ADAM: Any = {"name": "adam", "lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
@@ -50,11 +50,16 @@ def _carried(
     module = _module()
     earlier = _built(module, then, schedules[0])
     _trained(module, earlier)
-    states = earlier[0].state_dict(), earlier[1].state_dict()
+    saved = _saved(module, earlier, _built(module, then, schedules[0]))
     new = _built(module, now, schedules[1])
     how = {"same_optimizer": True, "same_schedule": True, "place": 3, **how}
-    carry_over(*new, Earlier(*_built(module, then, schedules[0]), *states), **how)
+    carry_over(module, *new, saved, **how)
     return earlier, new
+
+
+def _saved(module: nn.Module, trained: Built, built: Built) -> dict[str, Any]:
+    states = {"optimizer": trained[0].state_dict(), "scheduler": trained[1].state_dict()}
+    return {**copy.deepcopy(states), "built": as_built(module, *built)}
 
 
 def _moments(built: Built, key: str) -> list[torch.Tensor]:
@@ -149,16 +154,10 @@ def test_a_state_of_other_strides_is_that_of_the_same_numbers(config: Any, key: 
         module = nn.Conv2d(3, 4, 2)
         built = _built(module, config)
         _steps(module, built[0])
-        states = copy.deepcopy(built[0].state_dict()), built[1].state_dict()
+        saved = _saved(module, built, _built(module, config))
         module.to(memory_format=now)
         new = _built(module, config)
-        carry_over(
-            *new,
-            Earlier(*_built(module, config), *states),
-            same_optimizer=True,
-            same_schedule=True,
-            place=2,
-        )
+        carry_over(module, *new, saved, same_optimizer=True, same_schedule=True, place=2)
         assert new[0].state[module.weight][key].stride() == module.weight.stride()
         _steps(module, new[0])
         ends.append(module.weight.detach())
