@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import itertools
@@ -142,10 +143,18 @@ def _number(told: socket.socket) -> int:
     return int.from_bytes(told.recv(8), "big", signed=True)
 
 
+@functools.cache
+def shared() -> str:
+    """Make the folder of this process and its commands, where what Hydra composes is kept."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    share(folder)
+    return folder
+
+
 def start_template() -> None:
     """Start the process that this process's commands are forked from; it ends with it."""
-    os.environ[FOLDER] = folder = tempfile.mkdtemp()
-    share(folder)
+    os.environ[FOLDER] = folder = shared()
     ends, alive = os.pipe()
     with contextlib.ExitStack() as stack:
         passed = [ends]
@@ -157,7 +166,6 @@ def start_template() -> None:
             passed.append(listener.fileno())
         template = _start_serving(passed, os.environ)
     os.close(ends)
-    atexit.register(shutil.rmtree, folder)
     atexit.register(template.wait)
     atexit.register(os.close, alive)  # earlier: it asks for the end
 
