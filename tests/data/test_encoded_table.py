@@ -1,7 +1,5 @@
 """Tables with texts and gaps: the matrix that a model gets is scikit-learn's, fitted on train."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Index arithmetic: which worker takes which samples."""
 
-from __future__ import annotations
-
 import errno
 import os
 from itertools import pairwise

@@ -1,8 +1,6 @@
 """An IterableDataset: of known length, each sample one worker's by its position, or without
 __len__, pass after pass, on any number of workers, and resumed."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import re
@@ -98,7 +96,7 @@ class Kept(Numbers):
 class Shards(Numbers):
     """Of which each worker gets its own, as Hugging Face's have it."""
 
-    def shard(self, num_shards: int, index: int) -> Shards:
+    def shard(self, num_shards: int, index: int) -> "Shards":
         self.numbers = slice(index, None, num_shards)
         return self
 
