@@ -67,7 +67,8 @@ class Command:
         self._streams = [os.memfd_create(name) for name in ("stdout", "stderr")]
         self._told, told = socket.socketpair()
         with told:
-            _ask(env, any(forkserver.libraries_in(arguments)), told.fileno(), *self._streams)
+            libraries = any(forkserver.libraries_in(arguments)) or "plan" in arguments
+            _ask(env, libraries, told.fileno(), *self._streams)
         more = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "program": program}
         self.pid = _begun(self._told, descriptors=(1, 2), **more)
         weakref.finalize(self, self._told.close)  # of one that a failed test has not waited for

@@ -81,8 +81,7 @@ def opened(path: Path, **options: Any) -> Any:
     return built(of(path, features=None, **more), CLASS)
 
 
-@pytest.mark.parametrize("scales", [False, True], ids=["plain", "standardised"])
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+@pytest.mark.parametrize(("name", "scales"), [("t.csv", True), ("t.parquet", False)])
 def test_the_matrix_is_scikit_learns(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
