@@ -77,6 +77,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         atexit.register(_end_at_once)
         share(os.environ[warm.FOLDER])
+    else:
+        warm.shared()
     if on_cards.ON:
         warm.templates()  # or each test, being a process, would start its own
     if not config.getoption("numprocesses"):

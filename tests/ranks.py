@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import BackendConfig
 
 from expt.training.collectives import Worker, process_group
 from tests import on_cards
 
 TIMEOUT_S = 20.0
+BackendConfig(on_cards.BACKEND)  # torch looks for it among all packages, here once for all ranks
 
 
 def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import itertools
@@ -66,7 +67,8 @@ class Command:
         self._streams = [os.memfd_create(name) for name in ("stdout", "stderr")]
         self._told, told = socket.socketpair()
         with told:
-            _ask(env, any(forkserver.libraries_in(arguments)), told.fileno(), *self._streams)
+            libraries = any(forkserver.libraries_in(arguments)) or "plan" in arguments
+            _ask(env, libraries, told.fileno(), *self._streams)
         more = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "program": program}
         self.pid = _begun(self._told, descriptors=(1, 2), **more)
         weakref.finalize(self, self._told.close)  # of one that a failed test has not waited for
@@ -142,10 +144,18 @@ def _number(told: socket.socket) -> int:
     return int.from_bytes(told.recv(8), "big", signed=True)
 
 
+@functools.cache
+def shared() -> str:
+    """Make the folder of this process and its commands, where what Hydra composes is kept."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    share(folder)
+    return folder
+
+
 def start_template() -> None:
     """Start the process that this process's commands are forked from; it ends with it."""
-    os.environ[FOLDER] = folder = tempfile.mkdtemp()
-    share(folder)
+    os.environ[FOLDER] = folder = shared()
     ends, alive = os.pipe()
     with contextlib.ExitStack() as stack:
         passed = [ends]
@@ -157,7 +167,6 @@ def start_template() -> None:
             passed.append(listener.fileno())
         template = _start_serving(passed, os.environ)
     os.close(ends)
-    atexit.register(shutil.rmtree, folder)
     atexit.register(template.wait)
     atexit.register(os.close, alive)  # earlier: it asks for the end
 

@@ -8,9 +8,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import rebuild_dataclass
 from pydantic_core import PydanticSerializationError, to_json
 
 from expt.config import auto, keys, rules, secrets
@@ -138,6 +139,7 @@ def _typed(node: dict[str, Any]) -> RunConfig:
 
 @functools.cache  # takes 45 ms to make
 def _adapter() -> TypeAdapter[RunConfig]:
+    rebuild_dataclass(cast(Any, RunConfig))  # or dataclasses.replace makes it once more
     return TypeAdapter(RunConfig)
 
 

@@ -71,6 +71,7 @@ def for_sweep() -> None:
     import numpy.random  # noqa: F401
     import PIL.ImageDraw  # noqa: F401
     import tensorboard.plugins.hparams.metadata  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
     from PIL import Image
 
     from expt.runs import result

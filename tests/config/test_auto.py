@@ -1,8 +1,6 @@
 """What each `auto` becomes, key by key; that a whole configuration gets them stands in
 test_parse.py."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What makes two runs the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """A person's own source is known by what it says, without running it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

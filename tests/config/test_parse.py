@@ -2,8 +2,6 @@
 earns.
 """
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

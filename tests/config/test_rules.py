@@ -1,8 +1,6 @@
 """At the edge of each rule: the last configuration that it lets through, and the first that it
 refuses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

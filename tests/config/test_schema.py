@@ -1,7 +1,5 @@
 """Where copies of runs may go."""
 
-from __future__ import annotations
-
 import pytest
 
 from expt.config.identity import hyperparameters, shown

@@ -1,7 +1,5 @@
 """The keys of a search: what conf/ says of each, and what is wrong with a value."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """What the environment held is kept out of what is written, and found again where it is used."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The size of a transformer by one word."""
 
-from __future__ import annotations
-
 import pytest
 
 from expt.config.identity import digest

@@ -1,7 +1,5 @@
 """Text wants a task, a model and parts that fit it."""
 
-from __future__ import annotations
-
 import pytest
 
 from expt.errors import ConfigError

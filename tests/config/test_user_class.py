@@ -1,7 +1,5 @@
 """A person's own class: found, checked before it is called, and built."""
 
-from __future__ import annotations
-
 import collections
 import re
 from pathlib import Path
@@ -209,7 +207,7 @@ def test_a_constructor_gets_what_it_names() -> None:
 class Odd:
     """With names of arguments that `build` has too, and a `__new__` that takes anything."""
 
-    def __new__(cls, *_: object, **__: object) -> Odd:
+    def __new__(cls, *_: object, **__: object) -> "Odd":
         return super().__new__(cls)
 
     def __init__(self, path: str, base: int, *, said: str = "") -> None:

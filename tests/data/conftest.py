@@ -1,7 +1,5 @@
 """Of all tests of data: a cache of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Loaders of images that are given as tensors: from memory, and read one by one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """Augmentation of whole batches: against a slow reference, and the same whatever the number of
 workers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """From a configuration to loaders: each kind of dataset, and the errors of a person's own data."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import multiprocessing

@@ -1,7 +1,5 @@
 """Tables with texts and gaps: the matrix that a model gets is scikit-learn's, fitted on train."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -84,8 +82,7 @@ def opened(path: Path, **options: Any) -> Any:
     return built(of(path, features=None, **more), CLASS)
 
 
-@pytest.mark.parametrize("scales", [False, True], ids=["plain", "standardised"])
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+@pytest.mark.parametrize(("name", "scales"), [("t.csv", True), ("t.parquet", False)])
 def test_the_matrix_is_scikit_learns(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

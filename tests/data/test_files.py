@@ -1,7 +1,5 @@
 """Files of datasets: found, decoded once, checked; and the errors that say what to do."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle

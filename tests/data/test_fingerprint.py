@@ -1,7 +1,5 @@
 """Data is known by what its files hold: the same elsewhere, another when overwritten."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Cross-validation: the folds' validation parts are all training samples, each once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Hugging Face datasets in folders that the library itself has written here."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Images of a Hugging Face dataset with numbers, labels or masks in place of classes."""
 
-from __future__ import annotations
-
 import csv
 import gc
 import re

@@ -1,7 +1,5 @@
 """A picture is what a viewer shows, with its mask, wherever it is read; a folder is walked once."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

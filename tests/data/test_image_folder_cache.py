@@ -1,7 +1,5 @@
 """A folder of images that fits in memory is decoded once, for all workers and runs."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Index arithmetic: which worker takes which samples."""
 
-from __future__ import annotations
-
 import errno
 import os
 from itertools import pairwise
@@ -117,11 +115,11 @@ def test_many_numbers_are_not_in_this_process_s_memory_unless_the_disk_is_full(
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "new"))
     if is_full:
         monkeypatch.setattr(os, "posix_fallocate", _refuse)
-    size = 8 * indexing.MANY  # 64 MiB
+    size = 5 * indexing.MANY  # 40 MiB, more than glibc keeps when it is freed
     before = _memory_mib()
     train, val = indexing.split(size, 10 / size, None)
     order = indexing.permutation(size, 1, 2)
-    assert (_memory_mib() - before > 100) == is_full
+    assert (_memory_mib() - before > 60) == is_full
     plain = torch.randperm(size, generator=torch.Generator().manual_seed(indexing.mix(1, 2)))
     assert torch.equal(order, plain)
     assert torch.equal(torch.cat([train, val]).sort().values, torch.arange(size))

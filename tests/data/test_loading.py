@@ -1,8 +1,6 @@
 """Loaders: the batches that workers see, from memory and streamed; and the errors of a person's own
 data."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import multiprocessing

@@ -1,7 +1,5 @@
 """Folders of images and masks: what is read, and what is refused, by the file's name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Mixup and cutmix: drawn for each batch alone, with a partner in the global batch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A method `collate` of a person's own Dataset whose samples have classes: it makes the batches,
 whatever they hold."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

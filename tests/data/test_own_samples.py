@@ -2,8 +2,6 @@
 sample, and where.
 """
 
-from __future__ import annotations
-
 import inspect
 import traceback
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Batches of a side stream, on streams that only write down what they were told: no GPU is at
 hand."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Tables: what is read, what is refused, and by which rows it is standardised."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The same table from each source: files, folders of parts, rows of a Hugging Face dataset."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

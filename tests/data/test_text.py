@@ -2,8 +2,6 @@
 holds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shutil

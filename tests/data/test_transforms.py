@@ -1,8 +1,6 @@
 """Transforms of training images: by the seed, the epoch and the sample alone, and never of an
 evaluation."""
 
-from __future__ import annotations
-
 import traceback
 from pathlib import Path
 from typing import Any

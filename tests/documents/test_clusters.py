@@ -1,8 +1,6 @@
 """The files for other schedulers on the page about clusters: read by the packages that they are
 for, where these are installed, and their commands as two nodes on this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

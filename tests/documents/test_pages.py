@@ -1,7 +1,5 @@
 """Every page does what it says: its commands run, and print what it shows."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

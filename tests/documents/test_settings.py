@@ -1,7 +1,5 @@
 """The pages of settings: nothing of the schema is left out."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The record of features, and which data fits a model that was trained on others."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

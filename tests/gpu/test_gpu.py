@@ -2,8 +2,6 @@
 
 Every other test session sees no GPU, and skips these."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

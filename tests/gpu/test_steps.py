@@ -2,8 +2,6 @@
 
 It has passed on soft GPUs; no card has run it yet."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small runs that several tests ask, and their models by plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """`expt export`: a file that computes what the model computes, or none."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

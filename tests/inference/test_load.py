@@ -1,7 +1,5 @@
 """expt.load: the model of a run, to the bits that the run's own worker computed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

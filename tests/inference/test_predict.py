@@ -1,8 +1,6 @@
 """What a run's model says of files and of parts of its dataset, against plain torch on the same
 weights."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

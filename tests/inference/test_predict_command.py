@@ -1,7 +1,5 @@
 """`expt predict` as it is typed: what it refuses, and what it leaves in files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -363,6 +363,7 @@ def test_an_error_of_its_own_comes_before_an_end_without_a_trace(recorded: RunPa
     assert found["error_kind"] == "DeviceLost"
 
 
+@pytest.mark.slow
 def test_a_refusal_is_printed_before_torchrun_hears_of_it(tmp_path: Path) -> None:
     """It ends all ranks once one has ended; only rank 0 has something to say."""
     done = subprocess.run(

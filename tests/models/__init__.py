@@ -1,7 +1,5 @@
 """Tests of models, and the features that these are built for."""
 
-from __future__ import annotations
-
 from expt.features import Classes, Features, Image, Tokens
 
 

@@ -1,7 +1,5 @@
 """What a model's blocks are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Parameters that are not trained."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Each named initialisation: which weights it draws, and what they look like."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

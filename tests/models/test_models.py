@@ -1,7 +1,5 @@
 """Shapes and sizes of the models, and a person's own class in their place."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models by the name that torchvision or timm has for them."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import sys

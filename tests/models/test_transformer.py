@@ -1,7 +1,5 @@
 """The decoder: what a token may see, and what its keys change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What is planned without numbers, against the memory that CPU workers take for the same steps."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import gc

@@ -1,7 +1,5 @@
 """What a run is said to take before it runs."""
 
-from __future__ import annotations
-
 import resource
 
 import pytest

@@ -1,7 +1,5 @@
 """Soft GPUs: CUDA cards for tests, on a machine without a card. README.md says what they show."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

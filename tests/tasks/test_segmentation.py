@@ -1,8 +1,6 @@
 """Segmentation: what is counted, equal to torchmetrics over the whole set, and curves equal to a
 plain loop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sums over samples, and the averages they make, against numpy."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from typing import Any

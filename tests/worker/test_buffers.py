@@ -24,6 +24,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.training.loop import evaluate, train_epoch
 from expt.worker import build, parallel
+from tests import on_cards
 from tests.conftest import Configured
 from tests.ranks import together
 
@@ -145,29 +146,28 @@ def stepped(worker: Worker, *, config: RunConfig) -> tuple[str, list[float]]:
     return said.getvalue(), learner.module.get_buffer("hidden").flatten().tolist()
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("carried", "hidden"),
-        ("alike", ""),
-        ("late", "hidden"),
-        pytest.param("aliased", "", marks=pytest.mark.cpu("on a card each has its own memory")),
-        ("made", ""),
-        ("bypassed", "layer.weight"),
-        pytest.param("unlike", "", marks=pytest.mark.cpu("it is unlike CPUs")),
-        ("transposed", ""),
-        ("expanded", ""),
-        ("sparse", "hidden"),
-    ],
-)
-def test_custom_buffers_sent(kind: str, said: str, configured: Configured, tmp_path: Path) -> None:
-    words = ("~model", f"+model={{_target_: {__name__}.Odd, kind: {kind}}}")
-    task = ("~task", f"+task._target_={__name__}.Twice", "objective=loss/val")
-    config = dataclasses.replace(configured(*words, *task, "batch_size=16"), world_size=2)
-    (first, hidden), (second, others) = together(
-        tmp_path, 2, functools.partial(stepped, config=config)
-    )
-    assert (said in first) if said else not first
-    assert not second or kind in ("sparse", "bypassed")
-    assert hidden == others
-    assert kind != "aliased" or {*hidden} == {4.0}
+KINDS = {"carried": "hidden", "alike": "", "late": "hidden", "made": "", "bypassed": "layer.weight"}
+KINDS |= {"transposed": "", "expanded": "", "sparse": "hidden"}
+"""Each kind of model, and what is said of it."""
+ON_CPUS = {"aliased": "", "unlike": ""}
+"""Those of memory that cards do not share, and of processors."""
+
+
+def test_custom_buffers_sent(configured: Configured, tmp_path: Path) -> None:
+    words = ("~task", f"+task._target_={__name__}.Twice", "objective=loss/val", "batch_size=16")
+    kinds = KINDS if on_cards.ON else KINDS | ON_CPUS
+    configs = {}
+    for kind in kinds:
+        config = configured("~model", f"+model={{_target_: {__name__}.Odd, kind: {kind}}}", *words)
+        configs[kind] = dataclasses.replace(config, world_size=2)
+
+    def each(worker: Worker) -> dict[str, tuple[str, list[float]]]:
+        return {kind: stepped(worker, config=config) for kind, config in configs.items()}
+
+    first, second = together(tmp_path, 2, each)
+    for kind, said in kinds.items():
+        (told, hidden), (told_too, others) = first[kind], second[kind]
+        assert (said in told) if said else not told, kind
+        assert not told_too or kind in ("sparse", "bypassed")
+        assert hidden == others, kind
+        assert kind != "aliased" or {*hidden} == {4.0}

@@ -1,6 +1,7 @@
 """Every setting of a step arrives there: curves of runs against a plain loop."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,13 @@ MEAN, STD = 0.3053, 0.3760
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 
 
+@functools.cache
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    how = {"val_fraction": 0.1, "train_limit": None, "mean": (MEAN,), "std": (STD,)}
+    images, labels = Digits(name="digits", **how).load("train")  # type: ignore[arg-type]
+    return torch.from_numpy(np.array(images)), torch.from_numpy(np.array(labels))
+
+
 def sgd(lr: float = 0.05, **settings: Any) -> Optimizer:
     return lambda parameters: torch.optim.SGD(parameters, lr=lr, **{"momentum": 0.9, **settings})
 
@@ -59,9 +67,7 @@ def plain_loop(
     hidden: int = 256,
     limit: int | None = None,
 ) -> list[float]:
-    how = {"val_fraction": 0.1, "train_limit": None, "mean": (MEAN,), "std": (STD,)}
-    arrays = Digits(name="digits", **how).load("train")  # type: ignore[arg-type]
-    images, labels = (torch.from_numpy(np.array(array)) for array in (arrays.images, arrays.labels))
+    images, labels = digits()
     train, _ = indexing.split(len(labels), 0.1, limit)
     order = train[indexing.permutation(len(train), SEED, 1)]
     torch.manual_seed(SEED)

@@ -85,8 +85,8 @@ EQUAL: Mapping[str, tuple[str, ...]] = {
     "InPlace": task("InPlace", *EVEN),
 }
 COMMON = {
-    *("mlp, average, clip, parts", "transformer", "Tied", "ByNorm", "Penalised, even", "InPlace"),
-    *("a weight in a list", "a write", "ByNumber", "Clipping", "Forgetful", "muon"),
+    *("mlp, average, clip, parts", "transformer", "ByNorm", "Penalised, even"),
+    *("a weight in a list", "Clipping", "Forgetful", "muon"),
 }
 """What the fast tests try, of both."""
 REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {

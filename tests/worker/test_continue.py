@@ -173,22 +173,22 @@ def test_two_workers_that_are_killed_on_their_way_and_a_new_folder(trained: Trai
 
 def test_longer_sweep_continues(tmp_path: Path, trained: TrainInWorkers, capfd: Capture) -> None:
     words = (*SHORT, "world_size=1", "threads=1", "model.dropout=0.3", "tensorboard.images=false")
-    stepped = (*words, "scheduler=step", "scheduler.every_epochs=1.5")
+    stepped = (*words, "scheduler=step", "scheduler.every_epochs=0.75")
     sweep = (*stepped, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    short = expt.sweep("seed=0,1", "epochs=2", *sweep)
+    short = expt.sweep("seed=0,1", "epochs=1", *sweep)
     before = {
         path: path.read_bytes() for run in short for path in run.folder.rglob("*") if path.is_file()
     }
-    longer = expt.sweep("seed=0,1", "epochs=4", "resume=auto", *sweep)
+    longer = expt.sweep("seed=0,1", "epochs=2", "resume=auto", *sweep)
     captured = capfd.readouterr()
     assert "grid" not in captured.err
     assert "resume" not in captured.out, "no column"
     assert {path: path.read_bytes() for path in before} == before
     assert len({run.folder for run in (*short, *longer)}) == 4
-    assert [run.record["resumed_from"]["step"] for run in longer] == [20, 20]
-    at_once = trained(*stepped, "seed=1", "epochs=4", name="at_once")
+    assert [run.record["resumed_from"]["step"] for run in longer] == [10, 10]
+    at_once = trained(*stepped, "seed=1", "epochs=2", name="at_once")
     _assert_same(RunFolder(longer[1].folder), at_once)
-    known = expt.sweep("seed=0,1", "epochs=4", *sweep)
+    known = expt.sweep("seed=0,1", "epochs=2", *sweep)
     assert [run.record for run in known] == [run.record for run in longer], "whatever was typed"
 
 
