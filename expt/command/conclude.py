@@ -1,4 +1,4 @@
-"""The end of a sweep: its leaderboard, summary and costs, and how to go on from its runs."""
+"""The end of a sweep: its leaderboard, summary and costs, and commands that resume its runs."""
 
 from __future__ import annotations
 

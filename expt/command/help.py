@@ -123,7 +123,7 @@ def _all(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -> I
 
 
 def _common(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -> Iterator[Section]:
-    """Yield what most people use."""
+    """Yield the settings that most people use."""
     common = [group for group in choices if group in COMMON or group not in groups()]
     yield "Choices", [(group, ", ".join(sorted(choices[group]))) for group in common]
     meant = {row.partition("=")[0]: (row, meaning) for _, rows in settings for row, meaning in rows}

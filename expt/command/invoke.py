@@ -13,11 +13,12 @@ from expt.command.overrides import Override, parse
 from expt.command.run import Command, run_one
 from expt.command.words import Options
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
-from expt.launch.launcher import Launcher, launcher, refuse_in_torchrun
+from expt.launch.launcher import launcher, refuse_in_torchrun
 from expt.runs.overrides import key_of, quoted
 from expt.runs.paths import RunPaths
 
 if TYPE_CHECKING:
+    from expt.launch.one_run import Launcher
     from expt.launch.torchrun import ExternalWorker
 
 USE_SWEEP = "use expt.sweep, which returns a list of results"
@@ -126,7 +127,7 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
 
 
 def _print(asked: _Asked, options: Options) -> None:
-    """Let Hydra print what is asked for of one run."""
+    """Let Hydra print the requested part of a run's configuration."""
     if options.sweep or asked.axes:
         raise ConfigError(
             f"{options.printing[0]}: shows one run; leave out -m, and give each key one value"

@@ -1,4 +1,4 @@
-"""`preflight=true`: a few steps of each kind of run, to show what all would cost."""
+"""`preflight=true`: a few steps of each kind of run, to show the cost of all."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def beyond_the_end(config: RunConfig, steps_per_epoch: int, offset: int = 0) -> 
     size = {"steps": 1, "epochs": steps_per_epoch, "evaluations": every}
     found, need, units = list[str](), 0.0, dict[str, None]()
     for key, unit, value in _counting(config):
-        least = value + (unit == "evaluations")  # the first is what the others are compared with
+        least = value + (unit == "evaluations")  # the others are compared with the first
         if least > has[unit] and value != _default(config, key):
             found.append(f"{key}={keys.typed(value)}")
             units[unit] = None
