@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -14,24 +13,31 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import rebuild_dataclass
 from pydantic_core import PydanticSerializationError, to_json
 
-from expt.config import auto, keys, rules, secrets
+from expt.config import keys, rules, secrets
 from expt.config.auto import fill_auto, fill_auto_of_a_sweep
-from expt.config.constraints import Target, kind
+from expt.config.constraints import Target
+from expt.config.explained import explain
 from expt.config.groups import GROUPS
 from expt.config.kinds import TargetMetric
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, did_you_mean, refuse_undecoded
+from expt.errors import ConfigError, refuse_undecoded
 from expt.machine import Machine
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from pydantic_core import ErrorDetails
 
 
-def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
-    """Return a composed configuration as plain containers, without Hydra's own part.
+class Settings(dict[str, Any]):
+    """Settings as plain containers, without Hydra's own part."""
 
-    Interpolations are resolved. Raises MissingMandatoryValue for a `???`.
+    texts: Mapping[str, str] = MappingProxyType({})
+    """The interpolations that gave values, such as `${oc.env:LR}`, by key."""
+
+
+def plain(composed: DictConfig, *, sweep: bool = False) -> Settings:
+    """Return the settings of a composed configuration, interpolations resolved.
+
+    Raises MissingMandatoryValue for a `???`.
     """
     from omegaconf import OmegaConf  # late: a worker composes nothing
 
@@ -47,7 +53,10 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
     content = {key: contained(composed[key]) for key in own}
     secrets.remember(found, content)
     node = {**content, "secrets": found}
-    return fill_auto_of_a_sweep(node) if sweep else node
+    settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
+    values = keys.flat({key: unresolved[key] for key in own}).items()
+    settings.texts = {key: text for key, text in values if isinstance(text, str) and "${" in text}
+    return settings
 
 
 def parse(settings: Mapping[str, Any], machine: Machine, *, measures: bool = False) -> RunConfig:
@@ -56,7 +65,7 @@ def parse(settings: Mapping[str, Any], machine: Machine, *, measures: bool = Fal
     Where the run only `measures`, nothing of training is checked. Raises ConfigError with every
     problem found: unknown keys, wrong types, values out of range, combinations that cannot run.
     """
-    config = _typed(_complete(settings, machine))
+    config = _typed(_complete(settings, machine), getattr(settings, "texts", {}))
     if problems := (rules.unmeasurable if measures else rules.impossible)(config, machine):
         raise ConfigError(problems)
     return config
@@ -129,12 +138,12 @@ def recorded(shown: Mapping[str, Any]) -> RunConfig:
     return _typed(settings_of(shown))
 
 
-def _typed(node: dict[str, Any]) -> RunConfig:
+def _typed(node: dict[str, Any], texts: Mapping[str, str] = MappingProxyType({})) -> RunConfig:
     try:
         # JSON, because pydantic then takes a list for a tuple and is strict all the same.
         return _adapter().validate_json(_as_json(node))
     except ValidationError as error:
-        raise ConfigError(explain(error, node)) from None
+        raise ConfigError(explain(error, node, texts=texts)) from None
 
 
 @functools.cache  # takes 45 ms to make
@@ -180,95 +189,3 @@ def as_typed(node: Any) -> Any:
         return found
     found.pop("name", None)
     return {"_target_": found.pop("target"), **found.pop("kwargs"), **found}
-
-
-FEW = 8
-"""Values that are all listed; of more only the nearest is named."""
-_INSTEAD = {"a valid array": "a list", "a valid boolean": "true or false", "an object": "a mapping"}
-"""YAML's words for pydantic's."""
-
-
-def explain(error: ValidationError, node: Mapping[str, Any], root: Any = RunConfig) -> list[str]:
-    """Return a line for each wrong key: the key, its value, the rule, the nearest valid name."""
-    lines: dict[str, list[str]] = {}
-    for problem in error.errors():
-        path = _key_path(problem["loc"], node)
-        if path[-1] == "kwargs":  # of a class without _target_, which is reported too
-            continue
-        text = _in_words(problem, path, node, root)
-        of_key = lines.setdefault(".".join(path), [])
-        of_key.insert(0 if problem["type"] == "value_error" else len(of_key), text)
-        if "there is no such key" in text and (meant := re.search(r"Did you mean '(\w+)'", text)):
-            lines.pop(".".join([*path[:-1], meant[1]]), None)  # is missing under its right name
-    return [_joined(key, several) for key, several in lines.items()]
-
-
-def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], root: Any) -> str:
-    key, rule, value = ".".join(path), problem["type"], problem["input"]
-    if isinstance(problem["loc"][-1], int) and path[-1] != str(problem["loc"][-1]):
-        value = _value_at(node, path)  # the whole list, not one of its elements
-    shown = repr(value) if isinstance(value, float) else keys.typed(value)  # 1.0 is no integer
-    if rule == "unexpected_keyword_argument":
-        near = did_you_mean(path[-1], keys.names_around(path, node, root))
-        if len(path) == 1 and isinstance(value, Mapping):
-            begins = "a group's own YAML begins with # @package _global_"
-            return f"{key}: there is no such key; {begins}"
-        return f"{key}={shown}: there is no such key.{near}"
-    if rule in ("missing", "missing_argument") and not isinstance(value, list):
-        key = re.sub(r"\btarget$", "_target_", key)
-        is_set_alone = len(path) == 1 or path[0] in GROUPS or ".".join(path[:-1]) in keys.holders()
-        example = f"{key}=..." if is_set_alone else keys.example_of(path[:-1])
-        return f"{key}: has no value; give one, e.g. {example}"
-    if rule.startswith("union_tag"):
-        names = [name for name in GROUPS[path[0]] if name != "_target_"]
-        chosen = kind(value) if isinstance(value, Mapping) else value
-        if chosen is None:
-            return f"{key}: names none of {', '.join(names)}; its YAML needs a name: or a _target_:"
-        near = did_you_mean(str(chosen), names)
-        return f"{key}.name={chosen}: not one of {', '.join(names)}.{near}"
-    if rule == "literal_error":
-        names = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
-        if len(names) > FEW:
-            return f"{key}={value}: not one of {', '.join(names)}.{did_you_mean(str(value), names)}"
-    if rule in ("dict_type", "dataclass_type", "tuple_type"):
-        example = keys.example_of(path)
-        if rule == "dataclass_type":
-            return f"{key}={shown}: has keys of its own, e.g. {example}"
-        return f"{key}={shown}: {_pydantic_s(problem)}, e.g. {example}"
-    return f"{key}={shown}: {_pydantic_s(problem)}"
-
-
-def _pydantic_s(problem: ErrorDetails) -> str:
-    text = problem["msg"].removeprefix("Value error, ")
-    for theirs, ours in _INSTEAD.items():
-        text = text.replace(theirs, ours)
-    return text[0].lower() + text[1:]
-
-
-def _joined(key: str, lines: list[str]) -> str:
-    """Return the lines of one key as one: each member of a union has its own."""
-    first, *others = lines
-    if "input should be" not in first:
-        return first
-    kinds = dict.fromkeys(line.partition("input should be")[2] for line in others)
-    more = [f" or{kind}" for kind in kinds if kind and not first.endswith(f"input should be{kind}")]
-    return first + "".join(more) + ", or auto" * (key in auto.KEYS)
-
-
-def _value_at(node: Any, path: list[str]) -> Any:
-    for part in path:
-        node = node[int(part) if isinstance(node, list) else part]
-    return node
-
-
-def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
-    """Return `loc` without the parts that pydantic adds for the members of a union."""
-    path: list[str] = []
-    for part in loc[:-1]:
-        is_there = part in node if isinstance(node, Mapping) else isinstance(part, int)
-        if is_there and isinstance(node, Mapping | list):
-            path.append(str(part))
-            node = _value_at(node, [str(part)])
-    last = str(loc[-1])
-    is_key = isinstance(node, Mapping) and (loc[-1] in node or last.isidentifier())
-    return [*path, last] if is_key and last not in ("bool", "int", "float", "str") else path

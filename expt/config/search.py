@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Folder
-from expt.config.parse import explain
+from expt.config.explained import explain
 from expt.errors import ConfigError
 
 SamplerName = Literal["random", "tpe", "gp", "cmaes", "qmc", "nsga2"]

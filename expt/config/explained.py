@@ -1,0 +1,159 @@
+"""The problems of a configuration in the words of YAML: pydantic's, by key, each with its fix."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from expt.config import auto, keys
+from expt.config.constraints import kind
+from expt.config.groups import GROUPS
+from expt.config.schema import RunConfig
+from expt.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+FEW = 8
+"""Values that are all listed; of more only the nearest is named."""
+_INSTEAD = {"a valid array": "a list", "a valid boolean": "true or false", "an object": "a mapping"}
+"""YAML's words for pydantic's."""
+
+
+def explain(
+    error: ValidationError,
+    node: Mapping[str, Any],
+    root: Any = RunConfig,
+    *,
+    texts: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
+    """Return a line for each wrong key: the key, its value, the rule, the nearest valid name.
+
+    `texts` are the interpolations that gave values.
+    """
+    lines: dict[str, list[str]] = {}
+    for problem in error.errors():
+        path = _key_path(problem["loc"], node)
+        if path[-1] == "kwargs":  # of a class without _target_, which is reported too
+            continue
+        text = _in_words(problem, path, node, root)
+        of_key = lines.setdefault(".".join(path), [])
+        of_key.insert(0 if problem["type"] == "value_error" else len(of_key), text)
+        if "there is no such key" in text and (meant := re.search(r"Did you mean '(\w+)'", text)):
+            lines.pop(".".join([*path[:-1], meant[1]]), None)  # is missing under its right name
+    return [
+        f"{(line := _joined(key, several))}{_origin(key, line, node, texts.get(key))}"
+        for key, several in lines.items()
+    ]
+
+
+def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], root: Any) -> str:
+    key, rule, value = ".".join(path), problem["type"], problem["input"]
+    if isinstance(problem["loc"][-1], int) and path[-1] != str(problem["loc"][-1]):
+        value = _value_at(node, path)  # the whole list, not one of its elements
+    shown = repr(value) if isinstance(value, float) else keys.typed(value)  # 1.0 is no integer
+    if rule == "unexpected_keyword_argument":
+        near = did_you_mean(path[-1], keys.names_around(path, node, root))
+        if len(path) == 1 and isinstance(value, Mapping):
+            begins = "a group's own YAML begins with # @package _global_"
+            return f"{key}: there is no such key; {begins}"
+        return f"{key}={shown}: there is no such key.{near}"
+    if rule in ("missing", "missing_argument") and not isinstance(value, list):
+        key = re.sub(r"\btarget$", "_target_", key)
+        is_set_alone = len(path) == 1 or path[0] in GROUPS or ".".join(path[:-1]) in keys.holders()
+        example = f"{key}=..." if is_set_alone else keys.example_of(path[:-1])
+        return f"{key}: has no value; give one, e.g. {example}"
+    if rule.startswith("union_tag"):
+        names = [name for name in GROUPS[path[0]] if name != "_target_"]
+        chosen = kind(value) if isinstance(value, Mapping) else value
+        if chosen is None:
+            return f"{key}: names none of {', '.join(names)}; its YAML needs a name: or a _target_:"
+        near = did_you_mean(str(chosen), names)
+        return f"{key}.name={chosen}: not one of {', '.join(names)}.{near}"
+    if rule == "literal_error":
+        names = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
+        if len(names) > FEW:
+            return f"{key}={value}: not one of {', '.join(names)}.{did_you_mean(str(value), names)}"
+    if rule in ("dict_type", "dataclass_type", "tuple_type"):
+        example = keys.example_of(path)
+        if rule == "dataclass_type":
+            return f"{key}={shown}: has keys of its own, e.g. {example}"
+        return f"{key}={shown}: {_pydantic_s(problem)}, e.g. {example}"
+    return f"{key}={shown}: {_pydantic_s(problem)}"
+
+
+def _pydantic_s(problem: ErrorDetails) -> str:
+    text = problem["msg"].removeprefix("Value error, ")
+    for theirs, ours in _INSTEAD.items():
+        text = text.replace(theirs, ours)
+    return text[0].lower() + text[1:]
+
+
+def _joined(key: str, lines: list[str]) -> str:
+    """Return the lines of one key as one: each member of a union has its own."""
+    first, *others = lines
+    if "input should be" not in first:
+        return first
+    kinds = dict.fromkeys(line.partition("input should be")[2] for line in others)
+    more = [f" or{kind}" for kind in kinds if kind and not first.endswith(f"input should be{kind}")]
+    return first + "".join(more) + ", or auto" * (key in auto.KEYS)
+
+
+WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def _origin(key: str, line: str, node: Mapping[str, Any], text: str | None) -> str:
+    """Return where a value of another type came from, and how it is written."""
+    if "input should be" not in line:
+        return ""
+    value = _value_at(node, key.split("."))
+    if text is not None:
+        if not isinstance(value, str) or "oc.env:" not in text:
+            return f"; it came from {text}"
+        decoded = f"{text.replace('${oc.env:', '${oc.decode:${oc.env:', 1)}}}"
+        fix = f"'{key}=\"{decoded}\"'"
+        return f"; it came from {text}, and variables are texts; write {fix}"
+    if isinstance(value, list) and "a list" not in line:
+        several = ",".join(map(keys.typed, value))
+        return f"; a list is one value; for a run of each write -m {key}={several}"
+    meant = _meant(value, line)
+    what = f"{value!r} is a text; " * isinstance(value, str)
+    return "" if meant is None else f"; {what}write {key}={keys.typed(meant)}"
+
+
+def _meant(value: Any, line: str) -> float | bool | None:
+    """Return a value of the wanted type that is written like this one, or None."""
+    if isinstance(value, str) and "true or false" in line and value.lower() in WORDS:
+        return WORDS[value.lower()]
+    if "a valid integer" not in line and "a valid number" not in line:
+        return None
+    try:
+        number = float(value) if isinstance(value, str | float) else math.nan
+    except ValueError:
+        return None
+    if math.isfinite(number) and number == int(number):
+        return int(number)
+    return number if math.isfinite(number) and "a valid number" in line else None
+
+
+def _value_at(node: Any, path: list[str]) -> Any:
+    for part in path:
+        node = node[int(part) if isinstance(node, list) else part]
+    return node
+
+
+def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
+    """Return `loc` without the parts that pydantic adds for the members of a union."""
+    path: list[str] = []
+    for part in loc[:-1]:
+        is_there = part in node if isinstance(node, Mapping) else isinstance(part, int)
+        if is_there and isinstance(node, Mapping | list):
+            path.append(str(part))
+            node = _value_at(node, [str(part)])
+    last = str(loc[-1])
+    is_key = isinstance(node, Mapping) and (loc[-1] in node or last.isidentifier())
+    return [*path, last] if is_key and last not in ("bool", "int", "float", "str") else path

@@ -1,0 +1,46 @@
+"""A value of another type: where it came from, and how it is written."""
+
+import re
+
+import pytest
+
+from expt.errors import ConfigError
+from tests.conftest import Configured
+from tests.facade import Patch
+
+WRITTEN = {
+    'optimizer.lr="0.01"': "write optimizer.lr=0.01",
+    "drop_last=on": "write drop_last=true",
+    "drop_last=No": "write drop_last=false",
+    "amp=yes": "write amp=true",
+    "batch_size=010": "write batch_size=10",
+    "epochs=1e1": "write epochs=10",
+    'gpus="0"': "write gpus=0",
+    "optimizer.lr=[0.1,0.2]": "write -m optimizer.lr=0.1,0.2",
+    "optimizer.lr=1/10": None,
+    "epochs=1.5": None,
+    "epochs=0": None,
+    "optimizer.lr=${seed}": "it came from ${seed}",
+    "optimizer.lr=${oc.env:LR}": "write 'optimizer.lr=\"${oc.decode:${oc.env:LR}}\"'",
+    "drop_last=${oc.env:FLAG,on}": "write 'drop_last=\"${oc.decode:${oc.env:FLAG,on}}\"'",
+}
+
+
+@pytest.mark.parametrize("word", WRITTEN)
+def test_a_value_of_another_type_says_how_it_is_written(
+    word: str, configured: Configured, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("LR", "0.01")
+    key, fix = word.partition("=")[0], WRITTEN[word]
+    with pytest.raises(ConfigError, match=f"^{re.escape(key)}=") as raised:
+        configured(word)
+    (line,) = raised.value.problems
+    assert line.endswith(f"; {fix}") if fix and fix.startswith("it") else str(fix or "") in line
+    assert ("write" in line) == ("write" in str(fix))
+
+
+def test_a_variable_is_a_number_where_it_is_decoded(
+    configured: Configured, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("LR", "0.01")
+    assert configured('optimizer.lr="${oc.decode:${oc.env:LR}}"').optimizer.lr == 0.01
