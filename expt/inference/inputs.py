@@ -332,7 +332,7 @@ class Rows(Inputs):
         names = self.feature.names
         if hasattr(given, "columns"):  # of pandas, by their names
             given = given[[*names]].to_numpy(object)
-        rows = np.array(given, object)
+        rows = np.atleast_1d(np.array(given, object))
         rows = rows.reshape(-1, rows.shape[-1])
         if rows.shape[1] != len(names):
             raise ConfigError(f"rows of {rows.shape[1]} cells: give {', '.join(names)}")

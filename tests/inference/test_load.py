@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import expt
 from expt.data.kinds.custom import Custom
 from expt.errors import CheckpointError, ConfigError
-from expt.features import Anything, Features
+from expt.features import Anything, Columns, Features, Numbers
 from expt.inference.inputs import inputs_of
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.result import update_result
 from expt.worker.run import Run
-from tests.facade import as_typed, python
+from tests.facade import as_typed, dataset, python
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
@@ -116,6 +116,7 @@ def test_it_computes_in_float32_if_nothing_else_is_said(
     train: TrainAlone, capfd: pytest.CaptureFixture[str]
 ) -> None:
     trained = train(*words("mixed precision"))
+    capfd.readouterr()  # of training
     loaded = expt.load(trained.folder, device=DEVICE)
     images = torch.rand(5, 1, 8, 8, device=DEVICE)
     with torch.no_grad():
@@ -201,6 +202,20 @@ def test_a_sample_of_ones_own_becomes_a_batch_by_its_recorded_shape(
     assert torch.equal(preprocess(rows[0]), rows[:1])
     with pytest.raises(ConfigError, match=r"\[3\]"):
         preprocess(torch.ones(1, 2, 3))
+
+
+def test_rows_are_lists_arrays_or_tensors() -> None:
+    columns = Columns(names=("a", "b"), width=2, scales={"a": (1.0, 2.0)})
+    preprocess = inputs_of(
+        dataset("dataset=diabetes task=regression"), Features(columns, Numbers())
+    )
+    row = torch.tensor([48, 21.6])
+    for given in ([48, 21.6], [np.float64(48), "21.6"], row, [row], row.double().numpy()):
+        assert preprocess(given).flatten().tolist() == pytest.approx([23.5, 21.6])
+    assert preprocess([[1, True], [2, 3]]).shape == (2, 1, 1, 2)
+    for wrong in ([1], [[1, 2], [1]], [None, 1], ["x", 1], 3.0, torch.ones(3)):
+        with pytest.raises(ConfigError):
+            preprocess(wrong)
 
 
 NET = """
