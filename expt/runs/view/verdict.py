@@ -13,7 +13,7 @@ from rich.table import Table
 from expt.errors import ConfigError, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED
-from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold
+from expt.runs.view.leaderboard import Row, objective_name, rows, seed_and_fold
 from expt.runs.view.listing import falls
 from expt.runs.view.text import cells, plain_table, setting
 
@@ -61,7 +61,7 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     p is corrected (Holm) for the comparisons of all rows with one another, since the best one was
     chosen by the same numbers. Raises ConfigError where there is nothing to compare.
     """
-    metric = metric or objective_of(runs)
+    metric = metric or objective_name(runs)
     sign, found = 1 if falls(metric, runs) else -1, rows(runs)
     values = [_values(row, metric) for row in found]
     finite = [
