@@ -20,7 +20,7 @@ from expt.errors import Interrupted
 from expt.launch.job import Job
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, PRUNED, objective_of, read_result
+from expt.runs.result import COMPLETED, PRUNED, objective_value, read_result
 
 
 class HydraTask:
@@ -92,4 +92,4 @@ def _value(job: Job) -> float | None:
     if job.status not in (COMPLETED, PRUNED):
         return math.nan
     record: Any = {"objective": job.objective} if job.objective else read_result(job.paths)
-    return objective_of(record)
+    return objective_value(record)

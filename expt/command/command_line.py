@@ -125,7 +125,7 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
             if word not in settings and not any(replaces(each, parse_one(word)) for each in typed)
         ]
         own = own_folders_of(paths.hydra_settings)
-        return [*for_strategy(kept, earlier, settings), *settings], own
+        return [*for_strategy(kept, settings), *settings], own
     if not (forked := _forked(settings)):
         return settings, []
     known = Parents(Path(folder) if sweep and folder is not None else None)

@@ -35,11 +35,8 @@ from expt.runs.view.text import (
     plain_table,
     say,
 )
-from expt.search.conclusion import (
-    importance,
-    search_in,
-    study_of,
-)
+from expt.search.conclusion import search_in
+from expt.search.study import importance, study_of
 
 SHOWN_FAILURES = 8
 EXAMPLES = """examples

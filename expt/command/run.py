@@ -28,7 +28,7 @@ from expt.launch.one_run import Launcher
 from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths, is_held, refuse_mixed, remove_empty
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_of, read_result
+from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_value, read_result
 from expt.runs.view.text import Console
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def train(this: Command, request: RunRequest) -> float | None:
             terminal.put_runs([(paths.folder, read_result(paths))])
     record = read_result(paths)
     this.outcome.add(paths, PRUNED if record.get("status") == PRUNED else COMPLETED)
-    return objective_of(record)
+    return objective_value(record)
 
 
 @contextlib.contextmanager

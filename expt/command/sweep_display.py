@@ -265,5 +265,5 @@ def show_dry_run(runs: Iterable[SweepRun]) -> None:
 def _begin(job: Job) -> str:
     if job.paths.last.exists():
         return "resume from its last checkpoint"
-    shorter = job.request.goes_on_from if job.request else None
+    shorter = job.request.shorter if job.request else None
     return f"continue from {shorter.name}, which is shorter" if shorter else "start"

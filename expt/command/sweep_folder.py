@@ -158,7 +158,7 @@ class SweepFolder:
                 about={**about_run(paths.folder.name, words, wanted.config), **more},
                 env=self._environment(words),
                 may_have_run=True,
-                goes_on_from=shorter.folder if shorter else None,
+                shorter=shorter.folder if shorter else None,
             )
         self._jobs[key] = job = Job(paths, request, QUEUED, error)
         if objective := self.completed.get(paths.folder):

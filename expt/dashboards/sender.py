@@ -70,7 +70,7 @@ class _Sent:
 
 
 class Sender:
-    """Sends runs to the dashboard `name`, by `settings` and else by their recorded ones."""
+    """A sender of runs to the dashboard `name`, by `settings`, or else by their recorded ones."""
 
     def __init__(self, name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._name, self._settings = name, settings

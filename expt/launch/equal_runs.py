@@ -50,7 +50,7 @@ class EqualRuns:
                 del self._waiting[number]
                 if earlier and earlier[0].paths.last.exists():
                     job.request = dataclasses.replace(
-                        request_of(job), goes_on_from=earlier[0].paths.folder
+                        request_of(job), shorter=earlier[0].paths.folder
                     )
                 yield number
 

@@ -249,7 +249,7 @@ def try_out(
         for number, request in enumerate(requests):
             paths = RunPaths(Path(folder, str(number)))
             config = dataclasses.replace(request.config, resume=None, max_restarts=0)
-            new: dict[str, Any] = {"typed_at": None, "may_have_run": False, "goes_on_from": None}
+            new: dict[str, Any] = {"typed_at": None, "may_have_run": False, "shorter": None}
             tried = dataclasses.replace(
                 request, config=config, paths=paths, instead="preflight", **new
             )

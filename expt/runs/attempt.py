@@ -147,12 +147,8 @@ class Attempt:
             if source.rule == "fork" and found.file != self.paths.forked:
                 record["forked_from"] = continuing.forked_from(self.request.config, found)
             else:
-                kept = {
-                    "forked_from",
-                    "weights_from",
-                    "imported" if source.rule == "resume" else "",
-                }
-                record = _kept(result_of_any(found.paths), *kept)
+                own = ("imported",) if source.rule == "resume" else ()
+                record = _kept(result_of_any(found.paths), "forked_from", "weights_from", *own)
         if weights is not None and "weights_from" not in record:
             record["weights_from"] = begun_from(weights, content.get("weights"))
         return record
@@ -207,10 +203,12 @@ def take_back(paths: RunPaths, error: BaseException) -> None:
     """Leave the folder as it was before its last attempt, which `error` ended before any step."""
     number = max(paths.attempts(), default=0)
     shutil.rmtree(paths.logs(number), ignore_errors=True)
-    if not number and not put_back(paths):
-        paths.remove_refused()
-    elif number and not put_back(paths):  # without a checkpoint its record was begun again
+    if put_back(paths):
+        return
+    if number:  # without a checkpoint its record was begun again
         record_end(paths, error)
+    else:
+        paths.remove_refused()
 
 
 def record_end(paths: RunPaths, error: BaseException) -> None:

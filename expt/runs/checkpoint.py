@@ -213,7 +213,7 @@ def tensor_of(stored: safetensors.Tensor) -> Tensor:
 
 
 class Writer:
-    """Writes checkpoints in a thread, one at a time; the next call raises its error.
+    """A writer of checkpoints in a thread, one at a time; the next call raises its error.
 
     A sharded one is a folder of parts, and a file that names them, which rank 0 writes last: until
     then the one before it counts.

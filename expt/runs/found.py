@@ -18,7 +18,7 @@ from expt.config.schema import RunConfig
 from expt.runs import tags
 from expt.runs.metrics_file import at_best, of_epochs
 from expt.runs.paths import RunPaths
-from expt.runs.result import Record, objective_of, result_of_any
+from expt.runs.result import Record, objective_value, result_of_any
 
 LEFT_OUT = ("git", "versions", "hardware", "hosts")
 """Fields that no table shows, often the largest part of a record."""
@@ -206,10 +206,10 @@ def latest_sweep(outputs: Path) -> Path | None:
 
 def by_objective(runs: Iterable[FoundRun]) -> list[FoundRun]:
     """Return the runs that have measured their objective, best first."""
-    measured = [run for run in runs if math.isfinite(objective_of(run.record))]
+    measured = [run for run in runs if math.isfinite(objective_value(run.record))]
     measured.sort(key=lambda run: run.number)  # of equal ones the first of a search
     highest = any(run.is_higher_better(run.objective) for run in measured[:1])
-    return sorted(measured, key=lambda run: objective_of(run.record), reverse=highest)
+    return sorted(measured, key=lambda run: objective_value(run.record), reverse=highest)
 
 
 def without_copies(runs: Iterable[FoundRun]) -> tuple[list[FoundRun], dict[Path, Path]]:

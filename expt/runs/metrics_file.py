@@ -21,7 +21,7 @@ class Point(NamedTuple):
 
 
 class MetricsWriter:
-    """Appends to metrics.jsonl, and flushes at every log point."""
+    """A writer of metrics.jsonl that flushes at every log point."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._file: TextIO = paths.metrics.open("a", encoding="utf-8")
@@ -99,7 +99,7 @@ _REMEMBERED = 256  # bytes: some three lines
 
 
 class MetricsReader:
-    """Reads lines added to metrics.jsonl since the last call, while a worker writes it."""
+    """A reader of the lines that are added to metrics.jsonl while a worker writes it."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._path = paths.metrics

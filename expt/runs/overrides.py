@@ -11,14 +11,12 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from expt.config import keys
+
 NAMES_A_RUN = {"fork", "weights", "resume"}
 """Keys whose value is a path into a run's folder, which may have commas in its name."""
 _NOT_INHERITED = {"resume", "fork", "weights", "sweep", "hydra"}
 """Keys that say where a run begins, or that it is one of a grid."""
-_SHARDED = ("fsdp", "hsdp")
-_OF_SHARDS = ("sharding", "checkpoint.sharded")
-_OF_DDP = ("ddp.find_unused_parameters", "ddp.static_graph")
-"""Keys of the strategies of one kind, which those of the other refuse."""
 _OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
 _IN_QUOTES = re.compile(r'["$`!\\]')
 """The characters that a shell reads between double quotes."""
@@ -105,14 +103,14 @@ def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
 
     Keys of a group whose choice is typed are left out: they may not be there.
     """
-    keys = {*map(key_of, typed)} | _NOT_INHERITED
+    own = {*map(key_of, typed)} | _NOT_INHERITED
     mappings = {key_of(word) for word in typed if _names_keys(word)}
 
     def is_inherited(word: str) -> bool:
         names = {key_of(word), re.split(r"[./]", key_of(word))[0]}
-        return not (names - mappings if _names_keys(word) else names) & keys
+        return not (names - mappings if _names_keys(word) else names) & own
 
-    return for_strategy(list(filter(is_inherited, arguments)), arguments, typed)
+    return for_strategy(filter(is_inherited, arguments), typed)
 
 
 def _names_keys(word: str) -> bool:
@@ -120,23 +118,17 @@ def _names_keys(word: str) -> bool:
     return word.partition("=")[2].lstrip().startswith("{") and "_target_" not in word
 
 
-def for_strategy(words: Sequence[str], before: Collection[str], typed: Sequence[str]) -> list[str]:
-    """Return the `words` without settings that the `typed` strategy cannot have.
-
-    Of `before`, the words of the run that is continued, they were of another strategy.
-    """
-    strategy = _strategy(typed)
-    if strategy is None:
+def for_strategy(words: Iterable[str], typed: Iterable[str]) -> list[str]:
+    """Return the `words` of an earlier command without those that the `typed` strategy ignores."""
+    given = [unquoted(word.partition("=")[2]) for word in typed if key_of(word) == "strategy"]
+    if not given:
         return list(words)
-    foreign: tuple[str, ...] = _OF_DDP if strategy in _SHARDED else _OF_SHARDS
-    if strategy == "fsdp" or (strategy == "hsdp" and _strategy(before) == "fsdp"):
-        foreign += ("sharding.shards",)
-    return [word for word in words if not key_of(word).startswith(foreign)]
 
+    def has_effect(word: str) -> bool:
+        wanted = keys.meaning(key_of(word)).only_if.get("strategy", given[-1])
+        return given[-1] in (wanted if isinstance(wanted, tuple) else (wanted,))
 
-def _strategy(words: Iterable[str]) -> str | None:
-    found = [unquoted(word.partition("=")[2]) for word in words if key_of(word) == "strategy"]
-    return found[-1] if found else None
+    return list(filter(has_effect, words))
 
 
 MAX_NAME_BYTES = 180

@@ -49,18 +49,16 @@ def of(result: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "git": git and {"commit": git.get("commit")}}
 
 
-def differences(then: Provenance) -> list[str]:
+def differences(then: Mapping[str, Any]) -> list[str]:
     """Return the changes since the run whose result.json is `then`, a line each."""
-    now, found = describe(), []
-    kinds: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-        "versions": (then.get("versions") or {}, now["versions"]),
-        "hardware": (then.get("hardware") or {}, now["hardware"]),
-    }
-    for kind, (before, after) in kinds.items():
-        every = sorted(after.keys() | before.keys())
-        if changed := [key for key in every if before.get(key) != after.get(key)]:
-            both = (f"{key} {before.get(key)} then, {after.get(key)} now" for key in changed)
-            found.append(f"{kind}: {'; '.join(both)}")
+    now, found = describe(), list[str]()
+    known: dict[str, Mapping[str, Any]] = {"versions": versions(), "hardware": hardware()}
+    for kind, after in known.items():
+        before = then.get(kind) or {}
+        pairs = {key: (before.get(key), after.get(key)) for key in sorted({*before, *after})}
+        changed = [f"{key} {x} then, {y} now" for key, (x, y) in pairs.items() if x != y]
+        if changed:
+            found.append(f"{kind}: {'; '.join(changed)}")
     was, is_now = then.get("git") or {}, now["git"] or {}
     if was.get("commit") != is_now.get("commit"):
         found.append(f"git commit: {_short(was)} then, {_short(is_now)} now")

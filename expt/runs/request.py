@@ -64,7 +64,7 @@ class RunRequest:
     """A replacement for training; a preflight keeps nothing."""
     may_have_run: bool = False
     """True if the folder may hold a record of an earlier attempt at this run."""
-    goes_on_from: Path | None = None
+    shorter: Path | None = None
     """The folder of a shorter run of the same settings, to resume if its own has no checkpoint."""
     until_epoch: int | None = None
     """The epoch after which the run pauses; its schedule has all its epochs."""
@@ -80,7 +80,7 @@ class RunRequest:
         """The other run's folder or checkpoint that the run resumes."""
         if self.config.resume not in (None, "auto"):
             return Path(str(self.config.resume))
-        return self.goes_on_from
+        return self.shorter
 
     @property
     def resumes(self) -> bool:
@@ -100,7 +100,7 @@ class RunRequest:
             "settings": secrets.hidden(settings, self.config.secrets),
             "may_have_run": self.may_have_run,
             "identity": asdict(self.identity),
-            "goes_on_from": self.goes_on_from and str(self.goes_on_from.resolve()),
+            "shorter": self.shorter and str(self.shorter.resolve()),
             "until_epoch": self.until_epoch,
         }
 
@@ -116,6 +116,6 @@ def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> R
         env=secrets.restored(sent["env"]),
         typed_at=typed_at,
         may_have_run=sent["may_have_run"],
-        goes_on_from=Path(sent["goes_on_from"]) if sent["goes_on_from"] else None,
+        shorter=Path(sent["shorter"]) if sent["shorter"] else None,
         until_epoch=sent["until_epoch"],
     )

@@ -288,7 +288,7 @@ def whole_epochs(record: Record) -> int:
     return before + len(record.get("epoch_s") or ())
 
 
-def objective_of(record: Record) -> float:
+def objective_value(record: Record) -> float:
     """Return the value that the run is chosen by; nan where it was not measured."""
     value = record.get("objective", {}).get("value")
     return math.nan if value is None else value

@@ -43,27 +43,27 @@ def is_higher_better(tag: str, metrics: Mapping[str, str]) -> bool:
 
 
 def metric(name: str, split: str) -> str:
-    """Tag of the loss or a metric on `split`: train, val or test."""
+    """Return the tag of the loss or a metric on `split`: train, val or test."""
     return f"{name}/{split}"
 
 
 def running(name: str) -> str:
-    """Tag of the loss or a metric in training, since the last log point."""
+    """Return the tag of the loss or a metric in training, since the last log point."""
     return f"running/{name}"
 
 
 def best(objective: str) -> str:
-    """Tag of the best value so far of the tag `objective`."""
+    """Return the tag of the best value so far of the tag `objective`."""
     return f"best/{objective}"
 
 
 def confusion(split: str) -> str:
-    """Tag of the picture of `split`'s confusion matrix."""
+    """Return the tag of the picture of `split`'s confusion matrix."""
     return f"confusion/{split}"
 
 
 def mistakes(split: str) -> str:
-    """Tag of the picture of the images of `split` that were classified worst."""
+    """Return the tag of the picture of the worst mistakes on `split`."""
     return f"mistakes/{split}"
 
 

@@ -77,7 +77,7 @@ class Rungs(ABC):
 
 
 class Halving(Rungs):
-    """At each rung the best continue, one of `reduction`."""
+    """The rule that at each rung the best continue, one of `reduction`."""
 
     def __init__(self, epochs: Sequence[int], reduction: int) -> None:
         super().__init__(epochs)
@@ -107,7 +107,7 @@ class Halving(Rungs):
 
 
 class Median(Rungs):
-    """A trial continues while it is no worse than the median of the completed ones was then."""
+    """The rule that a trial continues while it is no worse than the median of completed ones."""
 
     def hopeless(self, trials: Sequence[Trial], planned: int) -> list[Trial]:
         """Return all pruned ones at the end: until then a worse one may move the median."""

@@ -56,7 +56,7 @@ class Budget:
 
 
 class Search(Iterator[Job | None]):
-    """Yields the jobs of a search, each chosen when there is room for it; None is "not now"."""
+    """The jobs of a search, each chosen when there is room for it; None is "not now"."""
 
     def __init__(
         self,

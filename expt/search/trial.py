@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Makes trials of run folders."""
+    """A reader of trials from run folders."""
 
     space: Space
     goals: Sequence[Goal]

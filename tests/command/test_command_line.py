@@ -109,6 +109,8 @@ def test_a_run_is_resumed_with_the_settings_that_it_was_started_with() -> None:
             ("strategy=hsdp", "sharding.shards=4", "seed=1"),
         ),
         (("ddp.static_graph=true", "seed=1"), ("strategy=fsdp",), ("seed=1",)),
+        (("ddp.comm_hook=bf16", "seed=1"), ("strategy=fsdp",), ("seed=1",)),
+        (("strategy=fsdp", "checkpoint.sharded=true", "a=1"), ("strategy=dp",), ("a=1",)),
     ],
 )
 def test_a_run_that_is_resumed_by_another_strategy_has_no_settings_of_the_former(

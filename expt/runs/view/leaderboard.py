@@ -92,7 +92,7 @@ def rows(runs: Sequence[FoundRun], sort: str | None = None) -> list[Row]:
     experiments: dict[str, list[FoundRun]] = {}
     for run in runs:
         experiments.setdefault(without_seed(run), []).append(run)
-    groups, objective = [*experiments.values()], objective_of(runs)
+    groups, objective = [*experiments.values()], objective_name(runs)
     keys = _columns([group[0] for group in groups])
     found = [
         Row({key: shown_setting(group[0], key) for key in keys}, tuple(group), objective)
@@ -110,7 +110,7 @@ def rows(runs: Sequence[FoundRun], sort: str | None = None) -> list[Row]:
     return ordered(found, value, falling=falls(by, runs))
 
 
-def objective_of(runs: Sequence[FoundRun]) -> str:
+def objective_name(runs: Sequence[FoundRun]) -> str:
     """Return the name of the objective of the runs."""
     return next((run.objective for run in runs if run.record.get("objective")), "objective")
 
@@ -181,7 +181,7 @@ def leaderboard(
 ) -> Table:
     """Return the first of `rows` as a table; `stale` are folders of runs of other code."""
     found = rows(runs, sort)
-    head, *below = lines(found[:SHOWN], objective_of(runs), stale)
+    head, *below = lines(found[:SHOWN], objective_name(runs), stale)
     table = plain_table(head, left={*head[: len(_keys(found[:SHOWN]))], "status"})
     if len(found) > SHOWN:
         table.caption = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}"
@@ -233,7 +233,7 @@ def _spread(values: Sequence[float]) -> str:
 
 def write_summary(folder: Path, runs: Sequence[FoundRun]) -> None:
     """Write summary.csv, a line for each run, and summary.md, the leaderboard."""
-    found, objective = rows(runs), objective_of(runs)
+    found, objective = rows(runs), objective_name(runs)
     keys = list(dict.fromkeys([*(key for run in runs for key in run.typed), *_keys(found)]))
     tags = list(dict.fromkeys(tag for run in runs for tag in run.metrics))
     energy = ["energy_j"] if any("energy_j" in run.record for run in runs) else []

@@ -139,7 +139,7 @@ class RunState:
 
 
 class RunDisplay:
-    """Shows a run that is under way; `update` is cheap and may be called at any rate.
+    """The display of a run that is under way; `update` is cheap, and may be called at any rate.
 
     Prints a line for each epoch that has ended, and the lines of workers; in a terminal the
     progress below, if `live`: a debugger's prompt would be drawn over. Workers' warnings go to

@@ -113,7 +113,7 @@ def logdir(folder: Path) -> Path:
 
 
 def _epoch_of(split: str, result: Record) -> str:
-    """Train and val are of the last epoch; test at a run's end is of the best checkpoint."""
+    """Return the epoch of the last numbers; those of a test at the end are of the best one."""
     last, best = whole_epochs(result), result.get("best")
     each_epoch = split != "test" or (result.get("config") or {}).get("eval_split") == "test"
     if each_epoch or not best:

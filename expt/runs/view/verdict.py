@@ -13,13 +13,13 @@ from rich.table import Table
 from expt.errors import ConfigError, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED
-from expt.runs.view.leaderboard import Row, objective_of, rows, seed_and_fold
+from expt.runs.view.leaderboard import Row, objective_name, rows, seed_and_fold
 from expt.runs.view.listing import falls
 from expt.runs.view.text import cells, plain_table, setting
 
 LEVEL = 0.05
 ROUNDING = 1e-6
-"""The relative error of a value: a spread within it is none."""
+"""The relative error of a value; differences within it are equal."""
 Values: TypeAlias = Mapping[tuple[Any, ...], float]
 """The finite value of each completed run of a row, by seed and fold."""
 
@@ -61,7 +61,7 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     p is corrected (Holm) for the comparisons of all rows with one another, since the best one was
     chosen by the same numbers. Raises ConfigError where there is nothing to compare.
     """
-    metric = metric or objective_of(runs)
+    metric = metric or objective_name(runs)
     sign, found = 1 if falls(metric, runs) else -1, rows(runs)
     values = [_values(row, metric) for row in found]
     finite = [
@@ -124,14 +124,12 @@ def _test(first: Values, second: Values) -> tuple[float, float, float, float]:
     pairs = [(first[key], second[key]) for key in first if key in second]
     if not pairs:
         return math.nan, math.nan, math.nan, math.nan
-    error = [ROUNDING * max(abs(a), abs(b)) for a, b in pairs]
     differences = [a - b for a, b in pairs]
-    around = [(value - off, value + off) for value, off in zip(differences, error, strict=True)]
-    has_spread = max(low for low, _ in around) > min(high for _, high in around)
-    lead = (statistics.fmean if has_spread else statistics.median)(differences)
-    if abs(lead) <= statistics.median(error):
+    error = ROUNDING * max(abs(value) for pair in pairs for value in pair)
+    lead = statistics.fmean(differences)
+    if abs(lead) <= error:
         lead = 0.0
-    if not has_spread:
+    if max(differences) - min(differences) <= 2 * error:
         return lead, math.nan, math.nan, math.nan
     tested = stats.ttest_1samp(differences, 0.0)
     interval = tested.confidence_interval(1 - LEVEL)
