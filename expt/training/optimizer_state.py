@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import types
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from expt.runs.checkpoint import map_leaves
+from expt.runs.checkpoint import copied, map_leaves
 from expt.training.optim import OneCycle, Schedule, fill_momentum
 from expt.training.parameter_groups import members
 from expt.training.sharding import is_sharded
@@ -108,7 +107,7 @@ def as_built(module: nn.Module, optimizer: Optimizer, scheduler: LRScheduler) ->
         {**group, "params": [names.get(one) for one in group["params"]]}
         for group in optimizer.param_groups
     ]
-    return copy.deepcopy({"groups": groups, "scheduler": scheduler.state_dict()})
+    return cast(State, copied({"groups": groups, "scheduler": scheduler.state_dict()}))
 
 
 def carry_over(
