@@ -100,19 +100,22 @@ def is_there(given: str) -> bool:
         return False
 
 
-def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """Return the words of a run's command that its fork has too, next to those `typed`.
+def inherited(
+    arguments: Sequence[str], typed: Sequence[str], but: Collection[str] = _NOT_INHERITED
+) -> list[str]:
+    """Return the words of a run's command that one which continues it has too, next to `typed`.
 
-    Keys of a group whose choice is typed are left out: they may not be there.
+    The keys `but` are left out: by default those that a fork does not inherit. So are the keys of a
+    group whose choice is typed, which may not be there.
     """
-    keys = {*map(key_of, typed)} | _NOT_INHERITED
+    keys = {*map(key_of, typed), *but}
     mappings = {key_of(word) for word in typed if _names_keys(word)}
 
     def is_inherited(word: str) -> bool:
         names = {key_of(word), re.split(r"[./]", key_of(word))[0]}
         return not (names - mappings if _names_keys(word) else names) & keys
 
-    return for_strategy(list(filter(is_inherited, arguments)), arguments, typed)
+    return _for_strategy(list(filter(is_inherited, arguments)), arguments, typed)
 
 
 def _names_keys(word: str) -> bool:
@@ -120,7 +123,7 @@ def _names_keys(word: str) -> bool:
     return word.partition("=")[2].lstrip().startswith("{") and "_target_" not in word
 
 
-def for_strategy(words: Sequence[str], before: Collection[str], typed: Sequence[str]) -> list[str]:
+def _for_strategy(words: Sequence[str], before: Collection[str], typed: Sequence[str]) -> list[str]:
     """Return the `words` without settings that the `typed` strategy cannot have.
 
     Of `before`, the words of the run that is continued, they were of another strategy.
