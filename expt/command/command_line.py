@@ -11,8 +11,8 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from expt.command.conf_files import checked, own_folders
+from expt.command.grammar import Override, parse, parse_one, readable, replaces
 from expt.command.hydra_part import own_folders_of
-from expt.command.overrides import Override, parse, parse_one, readable, replaces
 from expt.command.words import Exact, Options
 from expt.config import kept_code
 from expt.config.identity import Content
