@@ -36,7 +36,7 @@ LEVEL = {
     for name in names
 }
 WITH_TORCH = ("checkpoint",)  # of `runs`
-WITH_HYDRA = ("command.compose", "command.overrides")
+WITH_HYDRA = ("command.compose", "command.grammar")
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from expt.command import compose
 from expt.command.compose import Composer
-from expt.command.overrides import parse_one
+from expt.command.grammar import parse_one
 from expt.config.kinds import conf_dir
 
 APART = ("model", "init", "task", "dataset", "optimizer", "scheduler")

@@ -24,8 +24,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from expt.command.conf_files import groups, refuse_misread
+from expt.command.grammar import lock, parse_one, with_classes_added
 from expt.command.mistakes import as_config_error, unknown_key
-from expt.command.overrides import lock, parse_one, with_classes_added
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
 from expt.config.parse import plain, with_value

@@ -164,40 +164,29 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("fail", "GPUs", found, fix)
     else:
         yield from map(_gpu, range(len(seen)), seen)
-        yield _mps()
-
-
-def _mps() -> Finding:
-    """Return whether several runs on one GPU compute at the same time."""
-    if machine.mps_runs():
-        return Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
-    found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
-    return Finding(
-        "note", "MPS", found, f"to let them run at the same time: {machine.MPS_DAEMON} -d"
-    )
+        found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
+        fix = f"to let them run at the same time: {machine.MPS_DAEMON} -d"
+        if machine.mps_runs():
+            yield Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
+        else:
+            yield Finding("note", "MPS", found, fix)
 
 
 def _gpu(index: int, name: str) -> Finding:
     import torch
 
     what, uuid = f"GPU {index}", machine.gpu_uuid(name)
+    others = machine.instead([x for x in range(torch.cuda.device_count()) if x != index])
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:  # CUDA's first call on this device
-        fix = f"see nvidia-smi; take others: {_others(index)}"
+        fix = f"see nvidia-smi; take others: {others}"
         return Finding("fail", what, f"{uuid}: {first_line(error)}", fix)
     model, room = torch.cuda.get_device_name(index), f"{free / GIB:.0f} of {total / GIB:.0f} GiB"
     found = f"{uuid}: {model}, {room} free"
-    fix = f"another program holds the rest, see nvidia-smi; take others: {_others(index)}"
+    fix = f"another program holds the rest, see nvidia-smi; take others: {others}"
     half = free >= total / 2
     return Finding("pass", what, found) if half else Finding("note", what, found, fix)
-
-
-def _others(index: int) -> str:
-    """Return the setting without that GPU."""
-    import torch
-
-    return machine.instead([each for each in range(torch.cuda.device_count()) if each != index])
 
 
 def _datasets(root: str | None) -> Iterator[Finding]:

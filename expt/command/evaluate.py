@@ -109,7 +109,7 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
 
 
 def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:
-    from expt.command.overrides import about_run  # late: Hydra
+    from expt.command.grammar import about_run  # late: Hydra
 
     paths = RunPaths(
         Path(make_unused_folder(str(RunPaths(run.absolute()).evaluations / measured.name)))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
-from expt.command import command_line, compose, hydra_part, overrides, terminal
+from expt.command import command_line, compose, grammar, hydra_part, terminal
 from expt.command.compose import Composer
-from expt.command.overrides import Override, parse
+from expt.command.grammar import Override, parse
 from expt.command.run import Command, run_one
 from expt.command.words import Options
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
@@ -110,7 +110,7 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
             raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
         from expt.command.by_hydra import HydraTask  # late, as below: a single run needs neither
 
-        task = HydraTask(this, asked.composer, [*map(overrides.key_of, asked.axes)])
+        task = HydraTask(this, asked.composer, [*map(grammar.key_of, asked.axes)])
         return compose.enter_hydra(task, _arguments(asked, options))
     if not sweep:
         run_one(this, composed, asked.words)

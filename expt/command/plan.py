@@ -60,12 +60,12 @@ def _asked(options: argparse.Namespace) -> tuple[RunConfig, int | None]:
     """Return the configuration on a machine that has the GPUs it names, and the vocabulary."""
     from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
-    from expt.command import compose, overrides
+    from expt.command import compose, grammar
     from expt.command.conf_files import own_folders
     from expt.config.parse import parse
 
-    words = list(map(overrides.readable, options.words))
-    for each in overrides.parse(words):
+    words = list(map(grammar.readable, options.words))
+    for each in grammar.parse(words):
         if each.is_sweep_override():
             raise ConfigError(f"{each.input_line}: plan looks at one run; name one value")
         group = re.split("[./]", each.key_or_group)[0]

@@ -13,8 +13,8 @@ from omegaconf import DictConfig
 
 from expt import machine
 from expt.command import compose, terminal
+from expt.command.grammar import about_run
 from expt.command.hydra_part import environment_of, folder_of, hydra_files
-from expt.command.overrides import about_run
 from expt.config.groups import GROUPS
 from expt.config.keys import without_effect
 from expt.config.parse import parse

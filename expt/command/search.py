@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from expt.command.overrides import (
+from expt.command.grammar import (
     last_of_each,
 )
 from expt.command.search_space import refuse_repetitions, space_of

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from expt.command.compose import Composer
-from expt.command.overrides import (
+from expt.command.grammar import (
     ChoiceSweep,
     IntervalSweep,
     Override,

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
 from expt.command.compose import Composer
+from expt.command.grammar import Override, key_of, last_of_each, parse, parse_one
 from expt.command.hydra_part import folder_of, launcher_folder, launcher_name, launcher_options
-from expt.command.overrides import Override, key_of, last_of_each, parse, parse_one
 from expt.command.preflight import preflight
 from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run

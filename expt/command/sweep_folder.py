@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 
 from expt.command import compose
 from expt.command.command_line import Parents
+from expt.command.grammar import about_run
 from expt.command.hydra_part import environment_of, hydra_files
-from expt.command.overrides import about_run
 from expt.config import kept_code, own_code
 from expt.config.identity import LENGTH, Content, Identity, digest
 from expt.config.parse import parse, recorded

@@ -88,33 +88,36 @@ def meaning(key: str, member: str | None = None) -> Key:
     counts. A key that is not in the schema, such as a custom class's argument, is as the one above.
     """
     parts, found = key.split("."), _DEFAULT
-    for end, part in enumerate(parts):
-        hints = [
-            hints[part] for kind in _classes(parts[:end], member) if part in (hints := _hints(kind))
-        ]
-        if not hints:
-            return found
+    for end in range(1, len(parts) + 1):
+        if not (hints := _hints_at(parts[:end], member)):
+            break
         found = _below(found, _annotation(hints[0]))
     return found
 
 
-def _classes(path: Sequence[str], member: str | None, root: Any = RunConfig) -> list[Any]:
+def _hints_at(path: Sequence[str], member: str | None = None, root: Any = RunConfig) -> list[Any]:
+    """Return the types of the key at a path, of each class that may have it."""
+    *above, last = path
+    every = map(_hints, _classes_at(above, member, root))
+    return [hints[last] for hints in every if last in hints]
+
+
+def _classes_at(path: Sequence[str], member: str | None = None, root: Any = RunConfig) -> list[Any]:
     """Return the dataclasses that may lie at a path, where `member` is chosen of its group."""
-    kinds: list[Any] = [root]
-    for part in path:
-        if part in GROUPS and kinds == [RunConfig]:
-            members = GROUPS[part]
-            kinds = [members[member]] if member in members else [*members.values()]
-        elif not part.isdigit():  # the elements of a list have the class that its type names
-            hints = [hints[part] for kind in kinds if part in (hints := _hints(kind))]
-            kinds = [kind for hint in hints for kind in classes_in(hint)]
-    return kinds
+    if not path:
+        return [root]
+    if root is RunConfig and len(path) == 1 and path[0] in GROUPS:
+        members = GROUPS[path[0]]
+        return [members[member]] if member in members else [*members.values()]
+    if path[-1].isdigit():  # the elements of a list have the class that its type names
+        return _classes_at(path[:-1], member, root)
+    return [cls for hint in _hints_at(path, member, root) for cls in classes_in(hint)]
 
 
 def names_around(path: Sequence[str], node: Mapping[str, Any], root: Any = RunConfig) -> list[str]:
     """Return the keys that there are next to the last one of `path`, in a configuration `node`."""
     member = kind(node.get(path[0])) if path[0] in GROUPS else None
-    return [name for cls in _classes(path[:-1], member, root) for name in names_of(cls)]
+    return [name for cls in _classes_at(path[:-1], member, root) for name in names_of(cls)]
 
 
 def example_of(path: Sequence[str]) -> str:
@@ -122,7 +125,7 @@ def example_of(path: Sequence[str]) -> str:
     key = ".".join(part for part in path if not part.isdigit())
     if example := meaning(key).example:
         return example
-    below = next((names_of(cls)[0] for cls in _classes(path, None)), None)
+    below = next((names_of(cls)[0] for cls in _classes_at(path)), None)
     if below is None:
         return f"{key}=[a,b]" if takes_text(key) else f"{key}=[1,2]"
     return f"{key}.{below}=..." if key in holders() else f"{key}=[{{{below}: ...}}]"
@@ -137,12 +140,7 @@ def holders() -> tuple[str, ...]:
     def is_bare(hint: Any) -> bool:  # and not in a union or a list
         return dataclasses.is_dataclass(getattr(hint, "__origin__", hint))
 
-    return tuple(key for key in found if any(map(is_bare, _hints_of(key))))
-
-
-def _hints_of(key: str) -> list[Any]:
-    *above, last = key.split(".")
-    return [hints[last] for cls in _classes(above, None) if last in (hints := _hints(cls))]
+    return tuple(key for key in found if any(map(is_bare, _hints_at(key.split(".")))))
 
 
 _DEFAULT = Key(result="changes", resume=False, fork=True, evaluate=False, cost=True)
@@ -178,7 +176,7 @@ def classes_in(hint: Any) -> Iterator[type]:
 
 def choices_of(key: str) -> tuple[str, ...]:
     """Return the values of a setting as they are typed; none for a number or a text."""
-    values = dict.fromkeys(value for hint in _hints_of(key) for value in _values(hint))
+    values = dict.fromkeys(value for hint in _hints_at(key.split(".")) for value in _values(hint))
     return tuple(values) if values.keys() - {"null"} else ()
 
 
@@ -193,7 +191,7 @@ def _values(hint: Any) -> Iterator[str]:
 @functools.cache
 def takes_text(key: str) -> bool:
     """Return whether a setting is a text, or a list of texts, whichever word stands there."""
-    found = {leaf for hint in _hints_of(key) for leaf in _leaves(hint)}
+    found = {leaf for hint in _hints_at(key.split(".")) for leaf in _leaves(hint)}
     return bool(found) and found <= _TEXT
 
 

@@ -16,7 +16,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -33,13 +33,13 @@ _OF_PYTHON = {
 }
 """Attributes that Python itself puts into a class."""
 _PLAIN = (str, bytes, int, float, complex, types.NoneType)
-_IN_PARTS = (types.FunctionType, types.CodeType, property, staticmethod, classmethod)
-_PARTS = (
-    *("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+_OF_CODE = (
     *("co_name", "co_names", "co_varnames", "co_freevars", "co_flags", "co_argcount"),
-    *("co_kwonlyargcount", "co_code", "co_consts", "fget", "fset", "fdel", "__func__"),
+    *("co_kwonlyargcount", "co_code", "co_consts"),
 )
-"""Attributes of a function that count, its code among them, and of its wrappers."""
+_OF_WRAPPERS = ("fget", "fset", "fdel", "__func__")
+"""Attributes that count, of a function, its code, and its wrappers."""
 _MODULE = '''"""{name}, as cloudpickle under Python {version} has it; its source is below."""
 
 import base64
@@ -127,38 +127,46 @@ class _Walk:
         if not isinstance(value, (*_PLAIN, tuple, frozenset)):
             self._seen[id(value)] = len(self._seen), value  # held, so that no other has its id
         yield type(value).__qualname__
-        if isinstance(value, types.ModuleType):
-            self.modules.add(value.__name__)
-            yield value.__name__
-        elif isinstance(value, type | types.FunctionType) and value.__module__ not in NAMES:
-            self.modules |= {value.__module__} & sys.modules.keys()
-            yield f"{value.__module__}.{value.__qualname__}"
-        elif isinstance(value, type):
-            yield value.__qualname__
-            yield from self.of(value.__bases__)
-            yield from self._named(vars(value), vars(value).keys() - _OF_PYTHON)
-        elif isinstance(value, _IN_PARTS):
-            for part in (part for part in _PARTS if hasattr(value, part)):
-                yield from self.of(getattr(value, part))
-            if isinstance(value, types.FunctionType):
+        match value:
+            case types.ModuleType():
+                self.modules.add(value.__name__)
+                yield value.__name__
+            case type() | types.FunctionType() if value.__module__ not in NAMES:
+                self.modules |= {value.__module__} & sys.modules.keys()
+                yield f"{value.__module__}.{value.__qualname__}"
+            case type():
+                yield value.__qualname__
+                yield from self.of(value.__bases__)
+                yield from self._named(vars(value), vars(value).keys() - _OF_PYTHON)
+            case types.FunctionType():
+                yield from self._attributes(value, _OF_FUNCTIONS)
                 of_main = value.__globals__
                 yield from self._named(of_main, {*_names(value.__code__)} & of_main.keys())
-        elif isinstance(value, types.CellType):
-            if value != types.CellType():  # filled
-                yield from self.of(value.cell_contents)
-        elif isinstance(value, Mapping):
-            yield from self.of([*value.items()])
-        elif isinstance(value, list | tuple):
-            for below in value:
-                yield from self.of(below)
-        elif isinstance(value, set | frozenset):
-            yield from sorted(map(repr, value))
-        elif isinstance(value, _PLAIN):
-            yield repr(value)
-        elif hasattr(value, "__dict__") and type(value).__module__ in NAMES:
-            yield from self.of((type(value), vars(value)))
-        else:
-            yield hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
+            case types.CodeType():
+                yield from self._attributes(value, _OF_CODE)
+            case property() | staticmethod() | classmethod():
+                yield from self._attributes(value, _OF_WRAPPERS)
+            case types.CellType():
+                if value != types.CellType():  # filled
+                    yield from self.of(value.cell_contents)
+            case Mapping():
+                yield from self.of([*value.items()])
+            case list() | tuple():
+                for below in value:
+                    yield from self.of(below)
+            case set() | frozenset():
+                yield from sorted(map(repr, value))
+            case str() | bytes() | int() | float() | complex() | None:
+                yield repr(value)
+            case _ if hasattr(value, "__dict__") and type(value).__module__ in NAMES:
+                yield from self.of((type(value), vars(value)))
+            case _:
+                yield hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
+
+    def _attributes(self, value: Any, names: Sequence[str]) -> Iterator[str]:
+        for name in names:
+            if hasattr(value, name):
+                yield from self.of(getattr(value, name))
 
     def _named(self, scope: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
         for name in sorted(names):

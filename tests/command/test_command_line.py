@@ -6,7 +6,7 @@ import pytest
 
 from expt.command.command_line import read
 from expt.command.conf_files import checked
-from expt.command.overrides import readable
+from expt.command.grammar import readable
 from expt.command.words import Options, options_of
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from expt.command import compose
 from expt.command.by_hydra import HydraTask, _value
 from expt.command.compose import Composer
+from expt.command.grammar import with_classes_added
 from expt.command.hydra_part import hydra_files, own_folders_of
-from expt.command.overrides import with_classes_added
 from expt.command.run import Command
 from expt.command.terminal import console
 from expt.config.kinds import conf_dir

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from expt.command import invoke
-from expt.command.overrides import about_run, as_dict
+from expt.command.grammar import about_run, as_dict
 from expt.command.sweep import Grid
 from expt.command.words import options_of
 from expt.config.parse import parse

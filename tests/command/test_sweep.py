@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.command.overrides import as_dict, last_of_each
+from expt.command.grammar import as_dict, last_of_each
 from expt.command.sweep import Grid
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.identity import Identity, shown

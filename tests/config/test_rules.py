@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expt.command.overrides import parse_one
+from expt.command.grammar import parse_one
 from expt.config.parse import parse, with_value
 from expt.errors import ConfigError
 from expt.machine import Machine

@@ -11,8 +11,8 @@ import pytest
 
 from expt.command import report
 from expt.command.conf_files import keys
+from expt.command.grammar import Override, parse, readable
 from expt.command.help import EXAMPLES
-from expt.command.overrides import Override, parse, readable
 from expt.command.words import WORDS, options_of
 from scripts.documents.pages import Command, File, steps
 from tests.composing import composer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import expt
-from expt.command.overrides import about_run
+from expt.command.grammar import about_run
 from expt.errors import ConfigError
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths

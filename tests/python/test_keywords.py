@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import expt
-from expt.command.overrides import parse as parsed
+from expt.command.grammar import parse as parsed
 from expt.errors import ConfigError
 from expt.python.arguments import folder_word, text_of, words_of
 
