@@ -23,11 +23,8 @@ pytestmark = [
 
 def test_one_gpu_in_mixed_precision(trained: Trained) -> None:
     result = trained("gpus=1", "amp=true", "epochs=1").result
-    assert (result["status"], result["devices"], result["world_size"]) == (
-        "completed",
-        [visible_gpus()[0]],
-        1,
-    )
+    expected = ("completed", [visible_gpus()[0]], 1)
+    assert (result["status"], result["devices"], result["world_size"]) == expected
     assert result["metrics"]["accuracy/val"] > 0.3
     assert result["metrics"]["memory/gpu_mib"] > 0
     assert 0 <= result["metrics"].get("ranks/gpu_utilisation", 0) <= 100
