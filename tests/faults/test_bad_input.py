@@ -478,14 +478,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TYPED = (
-    "a metric of another task",
-    "texts for labels",
-    "a class out of range",
-    "nan in a sample",
-    "an argument of another type",
-    "a key of an own dataset without a YAML",
-    "no sums",
-)
+    "a metric of another task", "texts for labels", "a class out of range", "nan in a sample",
+    "an argument of another type", "a key of an own dataset without a YAML", "no sums",
+)  # fmt: skip
 ALWAYS = ("world_size=1", "log_every=7", "drop_last=false")
 
 

@@ -305,15 +305,9 @@ def test_whoever_aborts_is_outlived_by_its_last_word(recorded: RunPaths) -> None
 
 
 TORCHRUN = [
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--nproc-per-node",
-    "2",
-    "-m",
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
     "expt",
-]
+]  # fmt: skip
 
 
 @pytest.mark.slow

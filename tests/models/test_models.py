@@ -46,16 +46,9 @@ CONFIGS: dict[str, Any] = {
 }
 DEFAULT = groups.DefaultInit(name="default")
 PADDLE: dict[str, Any] = {
-    "widths": (20, 20),
-    "kernels": (5, 5),
-    "strides": (1, 1),
-    "paddings": ("same", "same"),
-    "batch_norm": False,
-    "pool": 2,
-    "global_average": False,
-    "hidden": None,
-    "dropout": 0.0,
-}
+    "widths": (20, 20), "kernels": (5, 5), "strides": (1, 1), "paddings": ("same", "same"),
+    "batch_norm": False, "pool": 2, "global_average": False, "hidden": None, "dropout": 0.0,
+}  # fmt: skip
 GREY_28: dict[str, Any] = {"channels": 1, "image_size": (28, 28), "num_classes": 10}
 
 

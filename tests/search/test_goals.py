@@ -42,12 +42,8 @@ def test_goals_know_direction_and_value(configured: Configured) -> None:
     goals = goals_of(tags, configured())
     assert [goal.highest for goal in goals] == [True, False, True, False, False]
     assert [nowhere(**RECORD).value_of(goal.tag) for goal in goals] == [
-        0.75,
-        1.5,
-        10.0,
-        900.0,
-        None,
-    ], "the best epoch's of its objective"
+        0.75, 1.5, 10.0, 900.0, None,
+    ], "the best epoch's of its objective"  # fmt: skip
     assert goals[0].cost(0.75) < goals[0].cost(0.5)
     assert goals_of("auto", configured())[0].tag == "accuracy/val"
 

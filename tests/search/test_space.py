@@ -69,12 +69,8 @@ def test_a_number_on_a_step_is_read_as_what_is_typed_for_it() -> None:
     """As those of a grid, of which Hydra adds up the steps."""
     parameter = Parameter("momentum", "float", 0.7, 0.9, step=0.1)
     assert [parameter.read(value) for value in (0.7, 0.7 + 0.1, 0.7 + 0.1 + 0.1, 0.85, 1.0)] == [
-        0.7,
-        0.8,
-        0.9,
-        None,
-        None,
-    ]
+        0.7, 0.8, 0.9, None, None,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
