@@ -39,9 +39,7 @@ class Pair(NamedTuple):
         lambda: None,
         torch.eye(2).to_sparse(),
         torch.empty(2, device="meta"),
-        object.__new__(
-            torch.optim.lr_scheduler.ConstantLR
-        ),  # made, it imports torch._dynamo
+        object.__new__(torch.optim.lr_scheduler.ConstantLR),  # made, it imports torch._dynamo
     ],
     ids=lambda value: type(value).__name__,
 )
