@@ -6,14 +6,9 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WITHOUT_A_KERNEL = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "_unsafe_view",
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view",
     "lift_fresh",
-}
+}  # fmt: skip
 WITHOUT_A_KERNEL |= {"_record_function_enter_new", "_record_function_exit"}
 WAITS = {"_local_scalar_dense", "item", "is_nonzero", "equal"}
 """Operators whose answer the host looks at."""

@@ -121,11 +121,8 @@ def test_best_of_a_sweep_and_failures(tmp_path: Path) -> None:
     assert [type(run) for run in runs] == [expt.Result] * 3 + [FailedResult]
     assert runs.best.folder == folders[2]
     assert (len(runs.completed), [run.error for run in runs.failed]) == (3, ["rank 0: it broke"])
-    assert repr(runs[3]).splitlines() == [
-        "expt.Result failed",
-        f"  folder   {folders[3]}",
-        "  error    rank 0: it broke",
-    ]
+    expected = ["expt.Result failed", f"  folder   {folders[3]}", "  error    rank 0: it broke"]
+    assert repr(runs[3]).splitlines() == expected
     halfway = SweepResult(
         [*runs, dataclasses.replace(runs[2], record={**runs[2].record, "status": "pruned"})]
     )

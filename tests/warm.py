@@ -42,12 +42,9 @@ FOLDER = "EXPT_TEST_TEMPLATES"
 CARDS = "cards"
 """The folder in it of those with soft GPUs, if this process has none."""
 PRELOADED = (
-    *forkserver.WORKER_MODULES,
-    *forkserver.SWEEP_MODULES,
-    "hydra.main",
-    "rich.live",
+    *forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live",
     "rich._emoji_codes",
-)
+)  # fmt: skip
 LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload:for_sharding")
 """What few commands need, forked from a process of their own: these add half and more to what a
 fork copies.

@@ -76,8 +76,6 @@ CASES = {
 }
 FAST = {
     ("paddle_mnist", "ddp, 2 cards"),
-    ("gan", "ddp, 2 cards"),
-    ("multilabel", "one"),
     ("classification", "dp, 4 cards"),
 }
 PAIRED = ("paddle_mnist", "gan", "segmentation", "own")

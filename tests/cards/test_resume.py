@@ -22,7 +22,7 @@ CASES = {
     "dp": "gpus=2 strategy=dp",
     "average, states on the host": "gpus=2 ema=0.9 offload=cpu",
 }
-FAST = ("fp16, ddp", "dp")
+FAST = ("fp16, ddp",)
 
 
 @pytest.mark.parametrize(

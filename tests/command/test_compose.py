@@ -40,10 +40,7 @@ WORDS = (
     "tensorboard={images: false}",
     *as_typed("tensorboard.norms=false max_steps=null ++model.extra=1"),
     "+model.more={a: [1]}",
-    "~scheduler",
-    "experiment=char_lm",
-    "weights='${seed}.pt'",
-    "dataset.augment.flip=true",
+    *as_typed("~scheduler experiment=char_lm weights='${seed}.pt' dataset.augment.flip=true"),
 )
 
 

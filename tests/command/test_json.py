@@ -58,11 +58,8 @@ def test_a_sweep_names_its_best_run_also_where_another_fails(tmp_path: Path) -> 
     words = ("-m", *QUICK, "optimizer.lr=0.1,1e-6,1e30", "hydra.sweep.dir=grid", "-q")
     found = asked(*words, cwd=tmp_path)
     assert (found["exit_code"], found["error"]["kind"]) == (1, "SweepFailed")
-    assert {Path(each["folder"]).name: each["status"] for each in found["runs"]} == {
-        "lr=0.1": "completed",
-        "lr=1e-06": "completed",
-        "lr=1e+30": "failed",
-    }
+    expected = {"lr=0.1": "completed", "lr=1e-06": "completed", "lr=1e+30": "failed"}
+    assert {Path(each["folder"]).name: each["status"] for each in found["runs"]} == expected
     assert found["best_run"] == str(tmp_path / "grid/lr=0.1")
     again = asked("report", "grid", cwd=tmp_path)
     assert (again["runs"], again["best_run"]) == (found["runs"], found["best_run"])

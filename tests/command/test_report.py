@@ -209,10 +209,8 @@ def test_a_sweep_that_is_running_has_a_leaderboard_already(tmp_path: Path, told:
     (tmp_path / "multirun.yaml").touch()  # Hydra's
     (tmp_path / "lr=3").mkdir()
     (tmp_path / "lr=3" / "result.json").touch()  # just created
-    assert [line.split() for line in told(str(tmp_path))[1:3]] == [
-        ["1", "0.2500", "completed", "3.0", "s"],
-        ["2", "running", "0.0", "s"],
-    ]
+    expected = [["1", "0.2500", "completed", "3.0", "s"], ["2", "running", "0.0", "s"]]
+    assert [line.split() for line in told(str(tmp_path))[1:3]] == expected
     assert (tmp_path / "summary.csv").exists()
     update_result(RunPaths(tmp_path / "lr=2"), metrics={"accuracy/test": 0.75})
     for words, first in ((["--sort", "lr"], "1"), (["--sort", "accuracy/test"], "2")):

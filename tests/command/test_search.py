@@ -114,11 +114,8 @@ def test_several_goals_make_a_table_limits_exclude(tmp_path: Path, capsys: Captu
     assert {run.record["objective"]["name"] for run in runs} == {"loss/val"}, "best at a metric"
     assert "limits       3 of 3 runs keep loss/val<1000 and speed/epoch_s>0" in out
     assert " of 3 runs, which no other beats in all goals" in out
-    assert out.partition("Pareto")[2].splitlines()[1].split() == [
-        "run",
-        "speed/samples_per_s",
-        "loss/val",
-    ]
+    expected = ["run", "speed/samples_per_s", "loss/val"]
+    assert out.partition("Pareto")[2].splitlines()[1].split() == expected
 
 
 def test_a_dry_run_shows_the_next_trial(searched: Path, tmp_path: Path) -> None:
@@ -281,10 +278,8 @@ def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:
         "optimizer=sgd: optimizer.lr=interval(1e-2,1)",
     )
     found = space("optimizer=sgd,adam", when=lr)
-    assert (found["optimizer.lr"].when, found["optimizer.lr"].low) == (
-        ("optimizer", "sgd"),
-        1e-2,
-    ), "the last of two"
+    expected = (("optimizer", "sgd"), 1e-2)
+    assert (found["optimizer.lr"].when, found["optimizer.lr"].low) == expected, "the last of two"
     chain = ("model=mlp: model.hidden=[8],[16]", "model.hidden=[8]: model.dropout=interval(0,0.5)")
     for when in (chain, chain[::-1]):
         found = space("model=mlp,convnet", when=when)

@@ -48,12 +48,8 @@ def test_of_several_words_for_a_key_the_last_counts() -> None:
     words = ["seed=0", "model=mlp", "+own.width=1", "seed=1,2", "own.width=3", "~ema", "ema=0.9"]
     found = [str(each.input_line) for each in last_of_each(words)]
     assert found == ["model=mlp", "seed=1,2", "+own.width=3", "~ema", "ema=0.9"]
-    assert as_dict(["optimizer.lr=1e-3", "~x.y", "aug@model.opts=a", "+n='a b'"]) == {
-        "optimizer.lr": 1e-3,
-        "x.y": None,
-        "aug@model.opts": "a",
-        "n": "a b",
-    }
+    expected = {"optimizer.lr": 1e-3, "x.y": None, "aug@model.opts": "a", "n": "a b"}
+    assert as_dict(["optimizer.lr=1e-3", "~x.y", "aug@model.opts=a", "+n='a b'"]) == expected
 
 
 @pytest.mark.parametrize(

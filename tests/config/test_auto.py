@@ -159,10 +159,8 @@ def test_what_is_chosen_stays() -> None:
 def test_in_a_sweep_a_run_takes_one_thread_and_shows_pictures_in_its_spare_time() -> None:
     filled = auto.fill_auto(auto.fill_auto_of_a_sweep(EVERY), CPU)
     assert (filled["threads"], filled["tensorboard"]["images"]) == (1, "spare")
-    assert auto.fill_auto_of_a_sweep({"tensorboard": None, "threads": None}) == {
-        "tensorboard": None,
-        "threads": None,
-    }
+    expected = {"tensorboard": None, "threads": None}
+    assert auto.fill_auto_of_a_sweep({"tensorboard": None, "threads": None}) == expected
 
 
 def test_what_slurm_has_given_each_task_is_not_shared_out_again() -> None:

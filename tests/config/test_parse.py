@@ -255,13 +255,9 @@ def test_a_name_is_an_argument_but_for_that_of_a_choice_which_the_class_is_laid_
 
 def test_a_dataset_of_ones_own(parsed: Parse) -> None:
     node = {
-        "_target_": "mine.Own",
-        "num_classes": 3,
-        "root": "x",
-        "train": {"split": "a"},
-        "mean": [0.5],
-        "std": [1.0],
-    }
+        "_target_": "mine.Own", "num_classes": 3, "root": "x", "train": {"split": "a"},
+        "mean": [0.5], "std": [1.0],
+    }  # fmt: skip
     dataset = parsed(dataset=node).dataset
     assert (dataset.target, dataset.num_classes, dataset.kwargs) == ("mine.Own", 3, {"root": "x"})
     assert (dataset.train, dataset.test, dataset.mean) == ({"split": "a"}, {"train": False}, (0.5,))

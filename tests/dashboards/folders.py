@@ -19,12 +19,9 @@ def record(folder: Path, **fields: Any) -> RunPaths:
         "mlflow": {"experiment": "mine"},
     }
     known = {
-        "status": "running",
-        "name": folder.name,
-        "started": 1000.0,
-        "config": settings,
+        "status": "running", "name": folder.name, "started": 1000.0, "config": settings,
         "identity": "1f",
-    }
+    }  # fmt: skip
     paths.result.write_text(json.dumps({**known, **fields}))
     return paths
 

@@ -121,10 +121,8 @@ def test_what_may_still_be_refused_is_left_alone_until_the_end(tmp_path: Path, s
     assert {*refused.folder.iterdir()} == {refused.result}
     live.send(runs_in(folder), last=True)
     live.end()
-    assert {name: copy.info.status for name, copy in runs_of(store).items()} == {
-        "a": "FAILED",
-        "grid": "FAILED",
-    }
+    expected = {"a": "FAILED", "grid": "FAILED"}
+    assert {name: copy.info.status for name, copy in runs_of(store).items()} == expected
 
 
 def test_two_senders_do_not_send_the_same(tmp_path: Path, store: str, capsys: Capture) -> None:

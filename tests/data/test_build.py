@@ -88,14 +88,8 @@ def test_a_val_folder_validates(
     assert data.test is None
     assert data.val is not None
     (batch,) = data.val.evaluation()
-    assert [round(value) for value in (255 * batch.inputs[:, 0].mean((1, 2))).tolist()] == [
-        0,
-        0,
-        0,
-        100,
-        100,
-        100,
-    ]
+    expected = [0, 0, 0, 100, 100, 100]
+    assert [round(value) for value in (255 * batch.inputs[:, 0].mean((1, 2))).tolist()] == expected
     assert batch.targets.tolist() == [0, 0, 0, 1, 1, 1]
 
 
@@ -294,12 +288,8 @@ def test_a_person_s_own_dataset() -> None:
     assert (info.train_size, info.val_size, info.test_size) == (36, 4, 6)
     assert len(list(data.train.epoch(0))) == len(data.train) == 4
     assert [batch.targets.tolist() for batch in of_test(data).evaluation()] == [[0, 1, 2, 0, 1, 2]]
-    assert build_data(own("Named", num_classes=4)).info.features.targets.names == (
-        "a",
-        "b",
-        "c",
-        "d",
-    )
+    expected = ("a", "b", "c", "d")
+    assert build_data(own("Named", num_classes=4)).info.features.targets.names == expected
 
 
 def test_an_own_dataset_has_its_own_val_and_its_order_if_that_is_wanted() -> None:

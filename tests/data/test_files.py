@@ -13,12 +13,11 @@ import pytest
 
 from expt.data.kinds.originals import DEBIAN_FASHION_MNIST, Downloaded
 from expt.errors import DataError
+from tests.facade import as_typed
 
 NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
+    *as_typed("train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte"),
+    *as_typed("t10k-labels-idx1-ubyte"),
 )
 
 

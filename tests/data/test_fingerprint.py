@@ -153,9 +153,7 @@ def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Pa
     (tmp_path / "conf/model").mkdir(parents=True)
     (tmp_path / "conf/model/own.yaml").write_text("_target_: own_net.Net\n")
     words = (
-        "-m",
-        "--config-dir",
-        "conf",
+        *as_typed("-m --config-dir conf"),
         *as_typed("model=own seed=0,1 epochs=1 world_size=1 hydra.sweep.dir=sweep"),
     )
     process = start(

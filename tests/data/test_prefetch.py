@@ -62,18 +62,10 @@ def test_a_batch_is_made_aside_and_waited_for_by_its_user_alone(streams: Streams
     for batch in prefetched(made(streams, 2), GPU):
         streams.told.append(f"{int(batch[1]) - 10} is taken on {streams.current.name}")
     assert streams.told == [
-        "side waits for main",
-        "0 is made on side",
-        "main waits for side",
-        "0 is used by main",
-        "10 is used by main",
-        "0 is taken on main",
-        "1 is made on side",
-        "main waits for side",
-        "1 is used by main",
-        "11 is used by main",
-        "1 is taken on main",
-    ]
+        "side waits for main", "0 is made on side", "main waits for side", "0 is used by main",
+        "10 is used by main", "0 is taken on main", "1 is made on side", "main waits for side",
+        "1 is used by main", "11 is used by main", "1 is taken on main",
+    ]  # fmt: skip
 
 
 def test_whoever_asks_on_another_stream_is_the_one_that_waits(streams: Streams) -> None:

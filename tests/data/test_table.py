@@ -63,10 +63,8 @@ def samples(loader: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def test_columns_become_features_targets_and_classes(tmp_path: Path) -> None:
     path = written(tmp_path, f"{CSV} , , ,\n\n,,,\n \n")  # blank last lines are no rows
     inputs, targets = samples(built(of(path)).train)
-    assert (inputs.tolist(), targets.tolist()) == (
-        [[1, 2], [3, 4.5], [-1, 1000]],
-        [[0.5], [1], [2]],
-    )
+    expected = ([[1, 2], [3, 4.5], [-1, 1000]], [[0.5], [1], [2]])
+    assert (inputs.tolist(), targets.tolist()) == expected
     data = built(of(path, "kind", None), CLASS)
     inputs, targets = samples(data.train)
     assert inputs.tolist() == [[1, 2, 0.5], [3, 4.5, 1], [-1, 1000, 2]]
@@ -249,11 +247,8 @@ def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="column gaps, row 2: has no value"):
         of(path, features=("gaps",)).load(LABEL)
     known = Features(Columns(names=("x[1]", "x[0]"), width=2), Numbers())
-    assert of(path, features=None).load(LABEL, known).features[:].tolist() == [
-        [0, 1],
-        [2, 3],
-        [4, 5],
-    ]
+    expected = [[0, 1], [2, 3], [4, 5]]
+    assert of(path, features=None).load(LABEL, known).features[:].tolist() == expected
 
 
 def test_a_parquet_file(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from expt.launch import one_run
 from expt.machine import Machine
 from tests.composing import composed
 from tests.conftest import Typed
-from tests.facade import Patch, environment, request_of, run
+from tests.facade import Patch, as_typed, environment, request_of, run
 from tests.faults.test_disk import _fill
 
 
@@ -283,9 +283,7 @@ def test_without_dev_shm_processes_that_read_images_say_what_they_need(tmp_path:
     _write_photos(tmp_path / "photos")
     words = (
         *shlex.split(f"{PHOTOS}photos"),
-        "dataset.cache=false",
-        "dataset.num_workers=1",
-        "dataset.val_fraction=0.5",
+        *as_typed("dataset.cache=false dataset.num_workers=1 dataset.val_fraction=0.5"),
     )
     done = _in_namespace("--mount", NO_SHARED_MEMORY, *words, "batch_size=2", cwd=tmp_path)
     assert done.returncode == 1
@@ -480,14 +478,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TYPED = (
-    "a metric of another task",
-    "texts for labels",
-    "a class out of range",
-    "nan in a sample",
-    "an argument of another type",
-    "a key of an own dataset without a YAML",
-    "no sums",
-)
+    "a metric of another task", "texts for labels", "a class out of range", "nan in a sample",
+    "an argument of another type", "a key of an own dataset without a YAML", "no sums",
+)  # fmt: skip
 ALWAYS = ("world_size=1", "log_every=7", "drop_last=false")
 
 

@@ -324,10 +324,8 @@ def test_a_trial_whose_reading_process_was_killed_is_tried_again(tmp_path: Path)
     done = run("-m", dataset, *as_typed(words), "hydra.sweep.dir=sweep", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = results(tmp_path / "sweep").values()
-    assert sorted((each["status"], each["attempts"]) for each in found) == [
-        ("completed", 1),
-        ("completed", 2),
-    ]
+    expected = [("completed", 1), ("completed", 2)]
+    assert sorted((each["status"], each["attempts"]) for each in found) == expected
 
 
 def _workers_of(process: Process, folder: Path) -> Iterator[tuple[str, int, int]]:

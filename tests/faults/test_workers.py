@@ -109,8 +109,5 @@ def test_that_process_is_started_again_for_the_runs_that_follow(tmp_path: Path) 
     os.kill(_forkserver(process.pid), signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, out + err
-    assert {path.parent.name for path in tmp_path.glob("sweep/*/result.json")} == {
-        "seed=0",
-        "seed=1",
-        "seed=2",
-    }
+    expected = {"seed=0", "seed=1", "seed=2"}
+    assert {path.parent.name for path in tmp_path.glob("sweep/*/result.json")} == expected

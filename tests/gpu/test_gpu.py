@@ -13,7 +13,7 @@ from expt.machine import visible_gpus
 from expt.training.optim import build_optimizer
 from expt.training.precision import Precision
 from tests.conftest import Trained
-from tests.facade import run
+from tests.facade import as_typed, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,11 +23,8 @@ pytestmark = [
 
 def test_one_gpu_in_mixed_precision(trained: Trained) -> None:
     result = trained("gpus=1", "amp=true", "epochs=1").result
-    assert (result["status"], result["devices"], result["world_size"]) == (
-        "completed",
-        [visible_gpus()[0]],
-        1,
-    )
+    expected = ("completed", [visible_gpus()[0]], 1)
+    assert (result["status"], result["devices"], result["world_size"]) == expected
     assert result["metrics"]["accuracy/val"] > 0.3
     assert result["metrics"]["memory/gpu_mib"] > 0
     assert 0 <= result["metrics"].get("ranks/gpu_utilisation", 0) <= 100
@@ -83,13 +80,7 @@ def test_a_gpu_without_room_names_a_smaller_batch_size(tmp_path: Path) -> None:
         " image\n            self.kept = torch.empty(len(images), total // 20, dtype=torch.uint8,"
         " device=images.device)\n        return logits\n"
     )
-    own = (
-        "+model._target_=large.Net",
-        "~model.hidden",
-        "~model.dropout",
-        "gpus=1",
-        "batch_size=64",
-    )
+    own = as_typed("+model._target_=large.Net ~model.hidden ~model.dropout gpus=1 batch_size=64")
     done = run(*own, cwd=tmp_path)
     assert done.returncode == 1
     assert "try gradient_accumulation=2 (or auto), or batch_size=32" in done.stderr

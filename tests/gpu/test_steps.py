@@ -108,9 +108,7 @@ def test_a_run_that_goes_on_is_equal_to_one_that_was_not_stopped(
     amp: str, trained: Trained
 ) -> None:
     words = (
-        "gpus=1",
-        "model=convnet",
-        "deterministic=true",
+        *as_typed("gpus=1 model=convnet deterministic=true"),
         f"amp={amp}",
         "dataset.train_limit=640",
     )

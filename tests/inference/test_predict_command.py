@@ -254,11 +254,8 @@ def test_where_nothing_can_be_read_nothing_is_written(
 def test_the_command_from_another_folder(photos: Made, pictures: Path) -> None:
     done = run("predict", str(photos.folder), "cat", "--top", "1", "--device", "cpu", cwd=pictures)
     assert done.returncode == 1
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "cat/0.png",
-        "cat/1.png",
-        "cat/2.png",
-    ]
+    expected = ["cat/0.png", "cat/1.png", "cat/2.png"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == expected
     warning, error = done.stderr.splitlines()
     assert warning.startswith("warning: cat/1b.png cannot be read as an image")
     assert error == "error: 1 of 4 images could not be read, and are left out"

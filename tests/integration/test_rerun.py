@@ -22,10 +22,8 @@ def test_a_run_is_repeated_to_the_same_bits(tmp_path: Path, trained: Trained) ->
     again = expt.rerun(first.folder, tmp_path / "again")
     assert_equal(RunFolder(again.folder), first)
     assert again.record["rerun_of"] == str(first.folder)
-    assert (again.record["identity"], again.record["config"]) == (
-        first.result["identity"],
-        first.result["config"],
-    )
+    expected = (first.result["identity"], first.result["config"])
+    assert (again.record["identity"], again.record["config"]) == expected
     gone_on = trained("resume=auto", "epochs=3", name="again")
     assert gone_on.result["resumed_from"]["step"] == 40
     with pytest.raises(ConfigError, match="holds a run already"):

@@ -189,9 +189,7 @@ def test_killed_fork_of_a_deleted_parent_resumes(tmp_path: Path, trained: Traine
     with pytest.raises(RunFailed):
         trained(
             fork,
-            "optimizer.lr=0.01",
-            "epochs=4",
-            "+hydra.job.env_set.EXPT_FAULT='1:13:raise'",
+            *as_typed("optimizer.lr=0.01 epochs=4 +hydra.job.env_set.EXPT_FAULT='1:13:raise'"),
             name="killed",
         )
     copied = shutil.copytree(parent.folder, tmp_path / "copied")

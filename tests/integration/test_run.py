@@ -15,12 +15,8 @@ from tests.facade import RunFolder, as_typed, ended, environment, run, start, st
 
 EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/accuracy/val"}
 EPOCH_TAGS |= {
-    "lr",
-    "speed/samples_per_s",
-    "speed/epoch_s",
-    "speed/data_wait_s",
-    "memory/worker_mib",
-}
+    "lr", "speed/samples_per_s", "speed/epoch_s", "speed/data_wait_s", "memory/worker_mib",
+}  # fmt: skip
 EPOCH_TAGS |= {f"ranks/{name}" for name in ("step_ms_min", "step_ms_median", "step_ms_max")}
 EPOCH_TAGS |= {"running/loss", "running/accuracy", "speed/running_samples_per_s"}
 EPOCH_TAGS |= {"ranks/unequal_weights"}

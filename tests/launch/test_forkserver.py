@@ -201,14 +201,8 @@ def test_how_one_ends_is_known(tmp_path: Path) -> None:
             except TypeError as error:
                 print(error)
     """
-    assert python(code, tmp_path) == [
-        "0 3 1 1",
-        "True",
-        "None",
-        "-15",
-        "[3.0]",
-        "must be real number, not str",
-    ]
+    expected = ["0 3 1 1", "True", "None", "-15", "[3.0]", "must be real number, not str"]
+    assert python(code, tmp_path) == expected
 
 
 def test_a_driver_may_ignore_its_children_and_have_many_files_open(tmp_path: Path) -> None:

@@ -80,15 +80,10 @@ def test_the_environment_is_read_without_slow_imports(tmp_path: Path) -> None:
 
 
 SRUN = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_ID": "2",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "SLURM_PROCID": "5", "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2", "SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
     "SLURM_STEP_NODELIST": "gpu[07-09,12]",
-}
+}  # fmt: skip
 
 
 def test_a_task_of_srun_is_a_worker() -> None:

@@ -193,11 +193,8 @@ def test_in_a_sweep_time_counts_from_a_runs_turn(world: World) -> None:
     alone, first, second = world.job("c", typed_at=500.0), world.job("a"), world.job("b")
     world.plans["a"] = [{"on_poll": lambda: setattr(world.clock, "now", 1060.0)}]
     world.run(alone, first, second, cpus=1)
-    assert [workers.attempt.request.waited_since for workers in world.started] == [
-        500.0,
-        1000.0,
-        1060.0,
-    ]
+    expected = [500.0, 1000.0, 1060.0]
+    assert [workers.attempt.request.waited_since for workers in world.started] == expected
 
 
 def test_next_run_is_prepared_while_another_trains(world: World, monkeypatch: Patch) -> None:
@@ -318,10 +315,8 @@ def test_the_time_of_a_run_that_starts_again_counts_once(world: World, monkeypat
     asked = request(world.folder / "a", typed_at=world.clock.now - 60, max_restarts=1)
     world.plans["a"] = [{"error": RunFailed("first")}, {}]
     world.run(Job(asked.paths, asked))
-    assert [workers.attempt.request.waited_since for workers in world.started] == [
-        world.clock.now - 60,
-        world.clock.now,
-    ]
+    expected = [world.clock.now - 60, world.clock.now]
+    assert [workers.attempt.request.waited_since for workers in world.started] == expected
     assert read_result(asked.paths)["device_s_before"] >= 100
 
 
@@ -405,11 +400,8 @@ def test_a_job_that_has_paused_is_queued_again_and_goes_on_in_its_folder(world: 
     ended = [event[2] for event in world.told.events if event[0] == "ended"]
     assert ended == [PRUNED, PRUNED, COMPLETED]
     attempts = [workers.attempt for workers in world.started]
-    assert [(each.number, each.request.until_epoch) for each in attempts] == [
-        (0, 1),
-        (1, 3),
-        (2, None),
-    ]
+    expected = [(0, 1), (1, 3), (2, None)]
+    assert [(each.number, each.request.until_epoch) for each in attempts] == expected
     assert {each.paths.folder for each in attempts} == {job.paths.folder}
     assert (job.error, read_result(job.paths).get("until_epoch")) == (None, None)
 
@@ -535,11 +527,8 @@ def test_run_in_a_used_folder_waits_and_holds_up_the_search(world: World) -> Non
     assert (a.status, b.status) == (COMPLETED, COMPLETED)
     assert world.names == ["b", "a"]
     assert room == [False] * 4
-    assert [event for event in world.told.events if event[1] == "a"] == [
-        ("locked out", "a"),
-        ("starting", "a"),
-        ("ended", "a", COMPLETED),
-    ]
+    expected = [("locked out", "a"), ("starting", "a"), ("ended", "a", COMPLETED)]
+    assert [event for event in world.told.events if event[1] == "a"] == expected
 
 
 def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: World) -> None:

@@ -162,15 +162,48 @@ def test_a_mistake_is_told_and_not_what_others_make_of_its_end(paths: RunPaths) 
     assert not Aftermath(paths, 0, [None, 1, None]).lost_others()
 
 
-def test_who_vanished_comes_before_those_that_raised(paths: RunPaths) -> None:
-    leave_error(paths, 0, ValueError("lost a peer"), 10)
-    found = Aftermath(paths, 0, [1, -signal.SIGKILL, None]).in_words(60)
-    assert str(found).startswith("rank 1 of 3 was killed by SIGKILL")
+ABORTED, KILLED = -signal.SIGABRT, -signal.SIGKILL
+NCCL_LOST = "ncclRemoteError: ...\n... we are taking the entire process down."
+MISMATCH = "[enforce fail at pair.cc:464] 82624 vs 4192. Is there a distributed collective mismatch"
+OF_CPP = f"terminate called after throwing an instance of 'X'\n  what():  {MISMATCH}"
+OWN, LATE = (ValueError("its own"), 20), (TimedOut("waited in vain"), 9)
+# Who waits for the device gets no further either, and may notice first.
+GAVE_UP = "[E] Watchdog caught collective operation timeout: WorkNCCL"
+STUCK = [
+    (TimedOut(f"stuck at {progress}", progress=progress), second)
+    for second, progress in ((10, [7, 9]), (11, [6, 9]), (12, [7, 8]))
+]
+Left = tuple[Exception, int]
 
 
-def test_who_has_finished_has_not_failed(paths: RunPaths) -> None:
-    leave_error(paths, 1, ValueError("late"), 10)
-    assert str(Aftermath(paths, 0, [FINISHED, 1]).in_words(60)).startswith("rank 1 of 2 raised")
+@pytest.mark.parametrize(
+    ("codes", "errors", "logs", "told"),
+    [
+        ([1, KILLED, None], {0: OWN}, {}, ["rank 1 of 3 was killed by SIGKILL"]),
+        ([FINISHED, 1], {1: OWN}, {}, ["rank 1 of 2 raised"]),
+        ([ABORTED, 1], {1: OWN}, {0: NCCL_LOST}, ["rank 1 of 2 raised", "ValueError: its own"]),
+        ([ABORTED, 1], {1: OWN}, {0: "free(): invalid"}, ["rank 0 of 2 was killed by SIGABRT"]),
+        ([ABORTED], {}, {0: OF_CPP}, ["rank 0 of 1", MISMATCH, "strategy=fsdp"]),
+        ([ABORTED] * 2, {}, {0: NCCL_LOST, 1: NCCL_LOST}, ["rank 0 of 2 was killed by SIGABRT"]),
+        ([1] * 3, dict(enumerate(STUCK)), {}, ["rank 1 of 3: stuck at [6, 9]\n"]),
+        ([1] * 3, {0: STUCK[0], 1: STUCK[1], 2: LATE}, {}, ["rank 2 of 3: waited in vain\n"]),
+    ],
+    ids=["vanished", "others finished", "ended by nccl", "aborted by itself", "an exception of C++",
+         "all ended by nccl", "the least far", "stuck and late"],
+)  # fmt: skip
+def test_who_is_named(
+    codes: list[int | None], errors: dict[int, Left], logs: dict[int, str], told: list[str],
+    paths: RunPaths,
+) -> None:  # fmt: skip
+    for rank, (error, second) in errors.items():
+        leave_error(paths, rank, error, second)
+    for rank, text in logs.items():
+        leave_log(paths, rank, text)
+    after = Aftermath(paths, 0, codes)
+    found = str(after.in_words(60))
+    assert found.startswith(told[0])
+    assert all(text in found for text in told)
+    assert after.was_stuck() == (errors == dict(enumerate(STUCK)))
 
 
 @pytest.mark.parametrize(
@@ -178,14 +211,9 @@ def test_who_has_finished_has_not_failed(paths: RunPaths) -> None:
     [
         (TimedOut("waited for 60 s"), 1, "", True),
         (RunFailed("no memory"), 1, "", False),
-        (None, -signal.SIGABRT, "[E] Watchdog caught collective operation timeout: WorkNCCL", True),
-        (None, -signal.SIGABRT, "terminate called", False),
-        (
-            None,
-            -signal.SIGKILL,
-            "[E] Watchdog caught collective operation timeout: WorkNCCL",
-            False,
-        ),
+        (None, ABORTED, GAVE_UP, True),
+        (None, ABORTED, "terminate called", False),
+        (None, KILLED, GAVE_UP, False),
     ],
     ids=["said so", "another error", "nccl gave up", "aborted", "killed"],
 )
@@ -202,50 +230,6 @@ def test_a_worker_that_is_gone_can_dump_nothing(paths: RunPaths) -> None:
     after = Aftermath(paths, 0, [1])
     after.dump_stacks({0: os.getpid()})  # it never had a log, and so gets no signal
     assert str(after.in_words(1)).startswith("rank 0 of 1 exited")
-
-
-NCCL_LOST = (
-    "ncclRemoteError: ... a remote process exiting prematurely\n... we are taking the entire"
-    " process down."
-)
-
-
-def test_whom_nccl_ended_is_not_to_blame_for_the_error_of_another(paths: RunPaths) -> None:
-    leave_log(paths, 0, NCCL_LOST)
-    leave_error(paths, 1, ValueError("its own"), 20)
-    assert "ValueError: its own" in str(Aftermath(paths, 0, [-signal.SIGABRT, 1]).in_words(60))
-    leave_log(paths, 0, "free(): invalid pointer")  # which it alone is to blame for
-    assert str(Aftermath(paths, 0, [-signal.SIGABRT, 1]).in_words(60)).startswith(
-        "rank 0 of 2 was killed by SIGABRT"
-    )
-
-
-def test_what_an_exception_of_cpp_said_is_reported(paths: RunPaths) -> None:
-    said = "[enforce fail at pair.cc:464] 82624 vs 4192. Is there a distributed collective mismatch"
-    leave_log(paths, 0, f"terminate called after throwing an instance of 'X'\n  what():  {said}")
-    found = str(Aftermath(paths, 0, [-signal.SIGABRT]).in_words(60))
-    assert said in found
-    assert "strategy=fsdp" in found
-
-
-def test_where_nccl_ended_all_the_first_is_named(paths: RunPaths) -> None:
-    for rank in (0, 1):
-        leave_log(paths, rank, NCCL_LOST)
-    found = Aftermath(paths, 0, [-signal.SIGABRT, -signal.SIGABRT]).in_words(60)
-    assert str(found).startswith("rank 0 of 2 was killed by SIGABRT")
-
-
-def test_of_those_that_got_no_further_who_had_come_the_least_far_is_named(paths: RunPaths) -> None:
-    """Who waits for the device gets no further either, and may notice first."""
-    for rank, (second, *progress) in enumerate(((10, 7, 9), (11, 6, 9), (12, 7, 8))):
-        leave_error(paths, rank, TimedOut(f"stuck at {progress}", progress=progress), second)
-    after = Aftermath(paths, 0, [1, 1, 1])
-    assert after.was_stuck()
-    assert str(after.in_words(60)).startswith("rank 1 of 3: stuck at [6, 9]\n")
-    leave_error(paths, 2, TimedOut("waited in vain"), 9)
-    assert str(Aftermath(paths, 0, [1, 1, 1]).in_words(60)).startswith(
-        "rank 2 of 3: waited in vain\n"
-    )
 
 
 NCCL = (
@@ -321,15 +305,9 @@ def test_whoever_aborts_is_outlived_by_its_last_word(recorded: RunPaths) -> None
 
 
 TORCHRUN = [
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--nproc-per-node",
-    "2",
-    "-m",
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
     "expt",
-]
+]  # fmt: skip
 
 
 @pytest.mark.slow

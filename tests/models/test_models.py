@@ -46,16 +46,9 @@ CONFIGS: dict[str, Any] = {
 }
 DEFAULT = groups.DefaultInit(name="default")
 PADDLE: dict[str, Any] = {
-    "widths": (20, 20),
-    "kernels": (5, 5),
-    "strides": (1, 1),
-    "paddings": ("same", "same"),
-    "batch_norm": False,
-    "pool": 2,
-    "global_average": False,
-    "hidden": None,
-    "dropout": 0.0,
-}
+    "widths": (20, 20), "kernels": (5, 5), "strides": (1, 1), "paddings": ("same", "same"),
+    "batch_norm": False, "pool": 2, "global_average": False, "hidden": None, "dropout": 0.0,
+}  # fmt: skip
 GREY_28: dict[str, Any] = {"channels": 1, "image_size": (28, 28), "num_classes": 10}
 
 
@@ -111,11 +104,8 @@ def test_each_setting_reaches_the_model() -> None:
 
 def test_the_geometry_of_the_published_networks() -> None:
     layers = [layer for layer in ConvNet(**GREY_28) if isinstance(layer, nn.Conv2d)]
-    assert [(layer.stride[0], layer.padding) for layer in layers] == [
-        (1, "same"),
-        (2, (0, 0)),
-        (2, (2, 2)),
-    ]
+    expected = [(1, "same"), (2, (0, 0)), (2, (2, 2))]
+    assert [(layer.stride[0], layer.padding) for layer in layers] == expected
     for stem, side in (("small", 32), ("imagenet", 8)):
         model = build(CONFIGS[stem], DEFAULT, channels=1, image_size=(32, 32), num_classes=10)
         assert isinstance(model, ResNet18)
@@ -192,14 +182,8 @@ def test_a_layer_that_cannot_be_trained_is_named() -> None:
 def test_lazy_layers_have_seen_an_image() -> None:
     zeros = groups.XavierInit(name="xavier", distribution="uniform", zero_bias=True)
     model = build_own("Lazy", zeros)
-    assert [tuple(parameter.shape) for parameter in model.parameters()] == [
-        (4, 1, 3, 3),
-        (4,),
-        (4,),
-        (4,),
-        (10, 2704),
-        (10,),
-    ]
+    expected = [(4, 1, 3, 3), (4,), (4,), (4,), (10, 2704), (10,)]
+    assert [tuple(parameter.shape) for parameter in model.parameters()] == expected
     assert model.training
     named = dict(model.named_buffers())
     assert named["1.num_batches_tracked"] == 0, "a batch norm does not count it"

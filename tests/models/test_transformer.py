@@ -89,11 +89,8 @@ def test_the_numbers_are_those_of_before_there_was_a_choice() -> None:
     model = Transformer(vocab_size=50, context=16, layers=2, heads=2, width=32, dropout=0.1)
     drawn = model(torch.arange(48).view(3, 16)).double()
     assert (drawn.sum().item(), drawn.square().sum().item()) == pytest.approx(SUMS, rel=1e-5)
-    assert list(model.state_dict())[:3] == [
-        "tokens.weight",
-        "positions.weight",
-        "blocks.0.attention_norm.weight",
-    ]
+    expected = ["tokens.weight", "positions.weight", "blocks.0.attention_norm.weight"]
+    assert list(model.state_dict())[:3] == expected
 
 
 SUMS = (18.408584, 38.454398)

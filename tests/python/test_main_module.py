@@ -214,10 +214,8 @@ def test_unguarded_script_trains_once(script: Script, tmp_path: Path, monkeypatc
     assert {path.name for path in tmp_path.iterdir()} == {"script.py", "here", "outputs.pt"}
     first: expt.Result = main.result
     assert "saw 2" in (first.folder / "logs/0/0/stdout.log").read_text()
-    assert first.record["overrides"]["model"] == {
-        "_target_": first.config["model"]["target"],
-        "width": 5,
-    }
+    expected = {"_target_": first.config["model"]["target"], "width": 5}
+    assert first.record["overrides"]["model"] == expected
     (tmp_path / "script.py").unlink()  # from here on as another process, which has never seen it
     for name in [name for name in sys.modules if own_code.is_of_main(name)]:
         monkeypatch.delitem(sys.modules, name)

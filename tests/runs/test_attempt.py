@@ -34,33 +34,17 @@ def test_the_first_record(tmp_path: Path) -> None:
     assert attempt(asked).begin(port=1234) is None
     found, host = read_result(asked.paths), socket.gethostname()
     expected = {
-        "version": VERSION,
-        "status": "running",
-        "world_size": 2,
-        "local_world_size": 2,
-        "node": host,
-        "hosts": [{"name": host, "ranks": [0, 1]}],
-        "backend": "gloo",
-        "devices": ["3", "4"],
-        "master_port": 1234,
-        "attempts": 1,
-        "identity": asked.identity.digest,
-        "seedless_identity": asked.identity.seedless,
-        "content": {},
-        "seed": 5,
-        "name": "lr=1",
-        "overrides": {"seed": 0},
+        "version": VERSION, "status": "running", "world_size": 2, "local_world_size": 2,
+        "node": host, "hosts": [{"name": host, "ranks": [0, 1]}], "backend": "gloo",
+        "devices": ["3", "4"], "master_port": 1234, "attempts": 1,
+        "identity": asked.identity.digest, "seedless_identity": asked.identity.seedless,
+        "content": {}, "seed": 5, "name": "lr=1", "overrides": {"seed": 0},
         "arguments": ["seed=0"],
-    }
+    }  # fmt: skip
     assert {key: value for key, value in found.items() if key in expected} == expected
     assert found.keys() - expected.keys() == {
-        "started",
-        "config",
-        "command",
-        "versions",
-        "git",
-        "hardware",
-    }
+        "started", "config", "command", "versions", "git", "hardware",
+    }  # fmt: skip
 
 
 def test_one_worker_needs_no_backend_and_what_was_typed_counts(tmp_path: Path) -> None:

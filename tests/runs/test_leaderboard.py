@@ -143,11 +143,8 @@ def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     assert (good["identity"], good["train_s"], good["error"]) == ("id-lr=1", "3", "")
     assert found["lr=2"]["error"] == "rank 1 of 2 raised: ValueError: a, b  (log: l.log)"
     assert found["lr=3"]["objective"] == ""
-    assert [(row["device_s"], row["energy_j"]) for row in found.values()] == [
-        ("7.5", "900"),
-        ("0", ""),
-        ("0", ""),
-    ]
+    expected = [("7.5", "900"), ("0", ""), ("0", "")]
+    assert [(row["device_s"], row["energy_j"]) for row in found.values()] == expected
 
 
 def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own(tmp_path: Path) -> None:
@@ -158,10 +155,8 @@ def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own(tmp_path: 
     head, *below = csv.reader(summary(tmp_path, "summary.csv"))
     assert len({*head}) == len(head)
     found = [dict(zip(head, line, strict=True)) for line in below]
-    assert [(run["objective_setting"], run["objective"]) for run in found] == [
-        ("loss/val", "0.5"),
-        ("accuracy/val", "2.5"),
-    ]
+    expected = [("loss/val", "0.5"), ("accuracy/val", "2.5")]
+    assert [(run["objective_setting"], run["objective"]) for run in found] == expected
     assert summary(tmp_path, "summary.md")[0].startswith("| objective | lr | ")
 
 
@@ -244,11 +239,8 @@ def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> No
         )
     head, *lines = shown(tmp_path)
     assert head == ["lr", "accuracy/val", "accuracy/test", "status", "train", "time"]
-    assert [line[:3] for line in lines] == [
-        ["2", "0.6250", "0.2500"],
-        ["1", "0.5000", "0.7500"],
-        ["3", "0.2500", "0.5000"],
-    ]
+    expected = [["2", "0.6250", "0.2500"], ["1", "0.5000", "0.7500"], ["3", "0.2500", "0.5000"]]
+    assert [line[:3] for line in lines] == expected
     assert [line[0] for line in shown(tmp_path, sort="accuracy/test")[1:]] == ["1", "3", "2"]
 
 
@@ -271,11 +263,8 @@ def test_a_run_that_was_chosen_by_another_objective_shows_that_of_the_table(tmp_
     assert shown[0] == [" lr ", " accuracy/val "]
     assert shown[2:] == [[" 2 ", " 0.9500 "], [" 1 ", " 0.9000 "], [" 3 ", "  "]]
     in_csv = csv.DictReader(summary(tmp_path, "summary.csv"))
-    assert [(row["lr"], row["objective"]) for row in in_csv] == [
-        ("1", "0.9"),
-        ("2", "0.95"),
-        ("3", ""),
-    ]
+    expected = [("1", "0.9"), ("2", "0.95"), ("3", "")]
+    assert [(row["lr"], row["objective"]) for row in in_csv] == expected
 
 
 def test_a_narrow_terminal_folds_settings_and_no_number(tmp_path: Path) -> None:
@@ -335,10 +324,8 @@ def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: P
     (tmp_path / "my_stale_model.py").write_text("class Net: x = 1\n")
     old = stale(runs)
     assert old == [sweep / "lr=1"]
-    assert [line[2:-2] for line in shown(sweep, stale=old)[1:]] == [
-        ["completed,", "stale"],
-        ["completed"],
-    ]
+    expected = [["completed,", "stale"], ["completed"]]
+    assert [line[2:-2] for line in shown(sweep, stale=old)[1:]] == expected
     out = io.StringIO()
     print_stale(Console(file=out, width=300), old)
     assert f"python -m expt rerun {sweep / 'lr=1'}" in out.getvalue()

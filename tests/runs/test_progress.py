@@ -123,10 +123,8 @@ def test_what_workers_print_is_told_with_the_rank(tmp_path: Path) -> None:
     ):
         display.update()
         log.write("here [bold] I am\nand \x1b[2Jno end")
-    assert out.getvalue().splitlines() == [
-        "[rank 1] here [bold] I am",
-        "[rank 1] and \\x1b[2Jno end",
-    ]
+    expected = ["[rank 1] here [bold] I am", "[rank 1] and \\x1b[2Jno end"]
+    assert out.getvalue().splitlines() == expected
 
 
 def test_worker_warning_is_told_once(tmp_path: Path, capsys: Capture) -> None:

@@ -28,11 +28,8 @@ def test_seconds(seconds: float, brief: str, elapsed: str, about: str, duration:
 
 
 def test_sizes() -> None:
-    assert [text.mebibytes(number) for number in (375.6, 1024, 20000)] == [
-        "376 MiB",
-        "1.0 GiB",
-        "19.5 GiB",
-    ]
+    expected = ["376 MiB", "1.0 GiB", "19.5 GiB"]
+    assert [text.mebibytes(number) for number in (375.6, 1024, 20000)] == expected
     assert text.mebibytes(3 * 2**10) == "3.0 GiB"
 
 

@@ -42,12 +42,8 @@ def test_goals_know_direction_and_value(configured: Configured) -> None:
     goals = goals_of(tags, configured())
     assert [goal.highest for goal in goals] == [True, False, True, False, False]
     assert [nowhere(**RECORD).value_of(goal.tag) for goal in goals] == [
-        0.75,
-        1.5,
-        10.0,
-        900.0,
-        None,
-    ], "the best epoch's of its objective"
+        0.75, 1.5, 10.0, 900.0, None,
+    ], "the best epoch's of its objective"  # fmt: skip
     assert goals[0].cost(0.75) < goals[0].cost(0.5)
     assert goals_of("auto", configured())[0].tag == "accuracy/val"
 
@@ -140,12 +136,8 @@ def test_memory_and_speed_are_of_all_epochs_that_the_run_itself_has_trained(tmp_
         record_points(paths, (10 * epoch, epoch, measured))
     record: Record = {"metrics": last, "best": {"metric": "accuracy/val", "value": 0.5, "epoch": 2}}
     fork: Any = {**record, "forked_from": {"step": 10}}
-    assert [FoundRun(tmp_path, fork).value_of(tag) for tag in last] == [
-        pytest.approx(1100 / 7),
-        pytest.approx(7 / 3),
-        9.0,
-        3.0,
-    ]
+    expected = [pytest.approx(1100 / 7), pytest.approx(7 / 3), 9.0, 3.0]
+    assert [FoundRun(tmp_path, fork).value_of(tag) for tag in last] == expected
     assert FoundRun(tmp_path, record).value_of("memory/gpu_mib") == 99.0
     assert [nowhere(**record).value_of(tag) for tag in last] == [*last.values()]
 

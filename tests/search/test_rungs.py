@@ -63,12 +63,8 @@ class Search:
     ) -> None:
         """Some runs end by themselves after an epoch, and some exceed a limit from one on."""
         self.rungs, self.cost, self.epochs, self.runs, self.at_a_time = (
-            rungs,
-            cost,
-            epochs,
-            runs,
-            at_a_time,
-        )
+            rungs, cost, epochs, runs, at_a_time,
+        )  # fmt: skip
         self._ends, self._exceeds = ends or {}, exceeds or {}
         self.trials: dict[int, Trial] = {}
         self.until: dict[int, int] = {}

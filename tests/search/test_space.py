@@ -34,14 +34,8 @@ def test_every_value_is_one_that_is_read_again(share: float, parameter: Paramete
 def test_a_number_is_no_boolean() -> None:
     """In Python 1 is True."""
     flag = Parameter("flag", "categorical", choices=("null", "1", "true"), meant=(None, 1, True))
-    assert [flag.read(value) for value in (None, 1, True, False, 0, "1")] == [
-        "null",
-        "1",
-        "true",
-        None,
-        None,
-        None,
-    ]
+    expected = ["null", "1", "true", None, None, None]
+    assert [flag.read(value) for value in (None, 1, True, False, 0, "1")] == expected
 
 
 def test_a_float_has_no_more_digits_than_anybody_reads() -> None:
@@ -75,12 +69,8 @@ def test_a_number_on_a_step_is_read_as_what_is_typed_for_it() -> None:
     """As those of a grid, of which Hydra adds up the steps."""
     parameter = Parameter("momentum", "float", 0.7, 0.9, step=0.1)
     assert [parameter.read(value) for value in (0.7, 0.7 + 0.1, 0.7 + 0.1 + 0.1, 0.85, 1.0)] == [
-        0.7,
-        0.8,
-        0.9,
-        None,
-        None,
-    ]
+        0.7, 0.8, 0.9, None, None,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -100,12 +90,8 @@ def test_a_conditional_parameter_is_read_where_its_condition_holds() -> None:
         {"model": "convnet"},
         {"pool": 3},
     ]
-    assert [space.read(record.get) for record in records] == [
-        {"model": "mlp"},
-        {"model": "convnet", "pool": 3},
-        None,
-        None,
-    ]
+    expected = [{"model": "mlp"}, {"model": "convnet", "pool": 3}, None, None]
+    assert [space.read(record.get) for record in records] == expected
     assert space.words({"model": "convnet", "pool": 3}) == ["model=convnet", "pool=3"]
     left = space.without([{"model": "mlp"}, {"model": "convnet", "pool": 2}])
     assert left == [{"model": "convnet", "pool": pool} for pool in (1, 3, 4)]

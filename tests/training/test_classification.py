@@ -31,13 +31,9 @@ v2: Any = Late("torchvision.transforms.v2")
 SEED, BATCH, LIMIT, LR, EPOCHS = 3, 96, 210, 0.5, 2
 WEIGHTS = [0.0, 8.0, 1.0, 0.5, 3.0, 1.0, 0.1, 2.0, 1.0, 5.0]
 SETTINGS: tuple[str, ...] = (
-    "model.hidden=[]",
-    f"batch_size={BATCH}",
-    f"epochs={EPOCHS}",
-    f"seed={SEED}",
-    "drop_last=false",
-    "threads=1",
-)
+    "model.hidden=[]", f"batch_size={BATCH}", f"epochs={EPOCHS}", f"seed={SEED}",
+    "drop_last=false", "threads=1",
+)  # fmt: skip
 SETTINGS += ("optimizer=plain_sgd", f"optimizer.lr={LR}", f"dataset.train_limit={LIMIT}")
 SETTINGS += ("label_smoothing=0.1",)
 TABLE = ("dataset=table", "dataset.path=t.csv", "dataset.targets=y")

@@ -51,14 +51,9 @@ class Net(nn.Module):
 
 
 DEPTHS = {
-    "token": 3,
-    "stem": 3,
-    "encoder.positions": 3,
-    "encoder.blocks.0": 2,
-    "encoder.blocks.1": 1,
-    "encoder.norm": 1,
-    "head": 0,
-}
+    "token": 3, "stem": 3, "encoder.positions": 3, "encoder.blocks.0": 2, "encoder.blocks.1": 1,
+    "encoder.norm": 1, "head": 0,
+}  # fmt: skip
 
 
 def by_part(found: dict[str, int], parts: Any) -> dict[str, int]:

@@ -40,13 +40,9 @@ def test_all_save_and_stop_after_the_same_step(tmp_path: Path, monkeypatch: Patc
     both = together(tmp_path, 2, each)
     of_both = {"save", "end"}
     expected = [
-        (of_both, False),
-        (NONE, False),
-        (of_both, False),
-        (NONE, False),
-        (of_both, True),
+        (of_both, False), (NONE, False), (of_both, False), (NONE, False), (of_both, True),
         (NONE, True),
-    ]
+    ]  # fmt: skip
     assert both == [[*expected, (NONE, True)]] * 2
 
 

@@ -409,9 +409,7 @@ WORDS = (
     *(
         "~dataset",
         f"+dataset._target_={OWN}.Pictures",
-        "+dataset.num_workers=0",
-        "epochs=1",
-        "batch_size=20",
+        *as_typed("+dataset.num_workers=0 epochs=1 batch_size=20"),
     ),
     *("~task", f"+task._target_={OWN}.Embedded", "objective=loss/val"),
 )

@@ -25,10 +25,8 @@ SHORT = ("dataset.train_limit=320", "log_every=2", "optimizer.lr=0.2", "batch_si
 ALL_AT_ONCE = (
     *as_typed("optimizer=adam model.dropout=0.3 ema=0.9 gradient_accumulation=2 mixup=0.2"),
 )
-AUGMENTED = (
-    "dataset.augment.crop_padding=1",
-    "dataset.augment.flip=true",
-    "dataset.augment.cutout=2",
+AUGMENTED = as_typed(
+    "dataset.augment.crop_padding=1 dataset.augment.flip=true dataset.augment.cutout=2"
 )
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # the words of the run, and the ends that it gets one after another
@@ -112,15 +110,7 @@ def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
             "config",
         }:
             assert same(*(each[key] for each in states)), (name, key)
-    told = (
-        "best",
-        "objective",
-        "stopped_early",
-        "steps",
-        "total_steps",
-        "identity",
-        "seedless_identity",
-    )
+    told = as_typed("best objective stopped_early steps total_steps identity seedless_identity")
     for key in told:
         assert longer.result.get(key) == at_once.result.get(key), key
     metrics = (run.result["metrics"].items() for run in (longer, at_once))

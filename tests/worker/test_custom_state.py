@@ -130,12 +130,8 @@ def test_numbers_that_are_no_sums(
     """Those since each log point, and of the epoch; a plain loop's, on two workers and resumed."""
     metrics = "+task.metrics={widest: max, lowest: min, steps: max, hits: max}"
     words: tuple[str, ...] = (
-        "~task",
-        f"+task._target_={OWN}.Peaked",
-        metrics,
-        "epochs=2",
-        "objective=loss/val",
-    )
+        "~task", f"+task._target_={OWN}.Peaked", metrics, "epochs=2", "objective=loss/val",
+    )  # fmt: skip
     words += ("model=mlp", "model.dropout=0", "log_every=2", "batch_size=256", NO_PICTURES)
     two = train_together(2, *words, name="two")
     first = train_together(2, *words, "max_steps=7", name="both")

@@ -143,10 +143,8 @@ def test_its_own_data_gives_its_own_numbers(name: str, train: TrainAlone) -> Non
         tag for tag in recorded if tag.endswith(("/val", "/test")) and tag[:4] != "best"
     }
     assert {**last, **best} == {tag: recorded[tag] for tag in {**last, **best}}
-    assert before == (
-        (folder / "result.json").read_bytes(),
-        (folder / "metrics.jsonl").read_bytes(),
-    )
+    expected = ((folder / "result.json").read_bytes(), (folder / "metrics.jsonl").read_bytes())
+    assert before == expected
 
 
 @pytest.mark.slow

@@ -178,10 +178,8 @@ def test_frozen_parameters_stay_also_when_resumed(tmp_path: Path, train_alone: T
     words = (*few, f"weights={tmp_path}/copy.safetensors", "freeze=['^1']")
     straight = train_alone(*words, name="straight")
     trained = checkpoint.load(tmp_path / "straight/checkpoints/last.safetensors")["model"]
-    assert [name for name in best if torch.equal(trained[name], best[name])] == [
-        "1.weight",
-        "1.bias",
-    ]
+    expected = ["1.weight", "1.bias"]
+    assert [name for name in best if torch.equal(trained[name], best[name])] == expected
     train_alone(*words, "max_steps=5", name="cut")
     (tmp_path / "copy.safetensors").unlink()
     cut = train_alone(*words, name="cut", source=tmp_path / "cut/checkpoints/last.safetensors")

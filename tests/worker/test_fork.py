@@ -86,11 +86,7 @@ def test_a_fork_with_nothing_changed_comes_to_the_same_bits(name: str, run: Fork
 
 PLAIN = (
     *SHORT,
-    "model=mlp",
-    "model.hidden=[8]",
-    "optimizer.momentum=0",
-    "epochs=4",
-    "checkpoint.every_steps=1",
+    *as_typed("model=mlp model.hidden=[8] optimizer.momentum=0 epochs=4 checkpoint.every_steps=1"),
 )
 
 
@@ -137,10 +133,7 @@ def test_what_cannot_be_is_refused_in_a_line(
 ) -> None:
     words = (
         *SHORT,
-        "model.hidden=[8]",
-        "epochs=3",
-        "checkpoint.every_steps=15",
-        "objective=loss/val",
+        *as_typed("model.hidden=[8] epochs=3 checkpoint.every_steps=15 objective=loss/val"),
     )
     run(*words, "optimizer.lr=0.01", name="parent")
     (tmp_path / "parent/checkpoints/best.safetensors").unlink()

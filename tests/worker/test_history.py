@@ -165,11 +165,8 @@ def test_a_run_ends_early_and_goes_on_with_more_patience(train_alone: TrainAlone
         return f"early_stop={{metric: loss/val, patience: {epochs}}}"
 
     done = train_alone(*EARLY, patient(1))
-    assert (done.status, len(done.curve("loss/val")), len(done.curve("loss/test"))) == (
-        "completed",
-        end,
-        1,
-    )
+    expected = ("completed", end, 1)
+    assert (done.status, len(done.curve("loss/val")), len(done.curve("loss/test"))) == expected
     assert done.result["stopped_early"]["epoch"] == end
     assert f"its best was {long[end - 2]:.4f} at step" in done.result["stopped_early"]["reason"]
     last = done.paths.last

@@ -66,9 +66,7 @@ def test_the_curve_of_a_plain_loop(
     """From the fifth step on, and in an epoch's last batch, which is smaller."""
     words = (
         *of("Hungry", most=8, rank=1, begin=5),
-        "epochs=1",
-        "log_every=1",
-        "drop_last=false",
+        *as_typed("epochs=1 log_every=1 drop_last=false"),
         *as_typed("optimizer.lr=0.1 optimizer.momentum=0.0"),
     )
     done = train_together(2, *words, AUTO, name="two")

@@ -75,10 +75,8 @@ def test_the_best_epoch_is_saved_tested_and_the_objective(train_alone: TrainAlon
     assert state["position"]["step"] == best, "though no epoch's checkpoint was asked for"
     assert measured(module, turning.run, "val")[0] == pytest.approx(losses[best], abs=1e-6)
     loss, accuracy = measured(module, turning.run, "test")
-    assert [list(points.values()) for points in tested] == [
-        [pytest.approx(loss, abs=1e-6)],
-        [pytest.approx(accuracy)],
-    ]
+    expected = [[pytest.approx(loss, abs=1e-6)], [pytest.approx(accuracy)]]
+    assert [list(points.values()) for points in tested] == expected
     last, state = loaded(turning.run, turning, "last")
     assert state["position"]["step"] == max(losses)
     assert measured(last, turning.run, "test")[0] != pytest.approx(loss, abs=1e-4)
@@ -93,10 +91,8 @@ def test_where_the_last_epoch_is_the_best_its_weights_are_tested(train_alone: Tr
     done.run.snapshot.load_best(done.paths.best)
     loss, accuracy = measured(done.run.learner.evaluated, done.run, "test")
     metrics = done.result["metrics"]
-    assert (metrics["loss/test"], metrics["accuracy/test"]) == (
-        pytest.approx(loss, abs=1e-6),
-        pytest.approx(accuracy),
-    )
+    expected = (pytest.approx(loss, abs=1e-6), pytest.approx(accuracy))
+    assert (metrics["loss/test"], metrics["accuracy/test"]) == expected
 
 
 def test_slow_steps_are_seen(train_alone: TrainAlone, monkeypatch: Patch) -> None:
@@ -297,10 +293,8 @@ def test_two_workers_evaluate_one(train_together: TrainTogether, configured: Con
     module, _ = loaded(run, done, "best")
     loss, accuracy = measured(module, run, "test")
     metrics = done.result["metrics"]
-    assert (metrics["loss/test"], metrics["accuracy/test"]) == (
-        pytest.approx(loss, rel=1e-5),
-        pytest.approx(accuracy),
-    )
+    expected = (pytest.approx(loss, rel=1e-5), pytest.approx(accuracy))
+    assert (metrics["loss/test"], metrics["accuracy/test"]) == expected
 
 
 def test_the_first_batches_again_and_again(

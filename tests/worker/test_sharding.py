@@ -172,12 +172,9 @@ def test_killed_runs_go_on_to_the_same_bits(sharded: str, configs: Configs, tmp_
 
 
 STRETCHES = (
+    ("ddp", 2, "false"), ("fsdp", 4, "true"), ("hsdp", 4, "false"), ("fsdp", 2, "true"),
     ("ddp", 2, "false"),
-    ("fsdp", 4, "true"),
-    ("hsdp", 4, "false"),
-    ("fsdp", 2, "true"),
-    ("ddp", 2, "false"),
-)
+)  # fmt: skip
 
 
 @pytest.mark.slow

@@ -17,9 +17,7 @@ SHORT = (
 )
 """Three steps in an epoch."""
 DRAWING = (
-    "model.dropout=0.3",
-    "ema=0.9",
-    "mixup=0.2",
+    *as_typed("model.dropout=0.3 ema=0.9 mixup=0.2"),
     "early_stop={metric: loss/val, patience: 9}",
 )
 
@@ -75,10 +73,7 @@ FORKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def test_sharded_fork_equals_ddp_and_parent(name: str, configs: Configs, tmp_path: Path) -> None:
     words = (
         *SHORT[:-1],
-        "model.hidden=[16,16]",
-        "epochs=3",
-        "checkpoint.keep=9",
-        "checkpoint.every_steps=2",
+        *as_typed("model.hidden=[16,16] epochs=3 checkpoint.keep=9 checkpoint.every_steps=2"),
     )
     before, now = FORKS[name]
     strategy = "ddp" if "optimizer=muon" in before else "fsdp"
