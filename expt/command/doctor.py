@@ -164,12 +164,15 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("fail", "GPUs", found, fix)
     else:
         yield from map(_gpu, range(len(seen)), seen)
-        found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
-        fix = f"to let them run at the same time: {machine.MPS_DAEMON} -d"
-        if machine.mps_runs():
-            yield Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
-        else:
-            yield Finding("note", "MPS", found, fix)
+        yield _mps()
+
+
+def _mps() -> Finding:
+    if machine.mps_runs():
+        return Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
+    found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
+    fix = f"to let them run at the same time: {machine.MPS_DAEMON} -d"
+    return Finding("note", "MPS", found, fix)
 
 
 def _gpu(index: int, name: str) -> Finding:
