@@ -24,7 +24,6 @@ from expt.data.fingerprint import identity_of
 from expt.errors import ConfigError, ExptError, Interrupted, SweepFailed, warn
 from expt.launch.job import Job
 from expt.launch.job import Options as PoolOptions
-from expt.launch.one_run import Launcher
 from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths, is_held, refuse_mixed, remove_empty
 from expt.runs.request import RunRequest
@@ -32,6 +31,7 @@ from expt.runs.result import COMPLETED, FAILED, PRUNED, objective_value, read_re
 from expt.runs.view.text import Console
 
 if TYPE_CHECKING:
+    from expt.launch.one_run import Launcher
     from expt.launch.torchrun import ExternalWorker
 
 

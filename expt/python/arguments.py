@@ -49,8 +49,6 @@ def words_of(
 def folder_word(folder: str | Path | None, *, sweep: bool) -> list[str]:
     """Return the override of the folder, if one is given; of a sweep `latest` too."""
     key = f"hydra.{'sweep' if sweep else 'run'}.dir"
-    if sweep and folder == "latest":
-        return [f"{key}=latest"]
     return [] if folder is None else [Exact(f"{key}={text_of('folder', folder)}")]
 
 
@@ -183,9 +181,8 @@ def as_setting(value: Any, key: str) -> Any:
 def _name(key: str, name: object) -> str:
     if isinstance(name, str) and _KEY.fullmatch(name):
         return name
-    raise ConfigError(
-        f"{key}: has the key {name!r}; use letters, digits, - and _, and a letter first"
-    )
+    fix = "use letters, digits, - and _, and a letter first"
+    raise ConfigError(f"{key}: has the key {name!r}; {fix}")
 
 
 def dotted(key: str, cls: Any) -> str:
@@ -198,9 +195,8 @@ def dotted(key: str, cls: Any) -> str:
     if not isinstance(cls, type):
         raise ConfigError(f"{key}={name}: is not a class; give one")
     if "." in name:
-        raise ConfigError(
-            f"{key}={name}: no worker finds it there; define it at the top of a module or a cell"
-        )
+        fix = "define it at the top of a module or a cell"
+        raise ConfigError(f"{key}={name}: no worker finds it there; {fix}")
     if cls.__module__ in main_module.NAMES:
         return main_module.dotted(key, cls)
     if getattr(sys.modules.get(cls.__module__), name, None) is not cls:

@@ -16,7 +16,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
@@ -33,12 +33,11 @@ _OF_PYTHON = {
 }
 """Attributes that Python itself puts into a class."""
 _PLAIN = (str, bytes, int, float, complex, types.NoneType)
-_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
-_OF_CODE = (
+_PARTS = (
+    *("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
     *("co_name", "co_names", "co_varnames", "co_freevars", "co_flags", "co_argcount"),
-    *("co_kwonlyargcount", "co_code", "co_consts"),
+    *("co_kwonlyargcount", "co_code", "co_consts", "fget", "fset", "fdel", "__func__"),
 )
-_OF_WRAPPERS = ("fget", "fset", "fdel", "__func__")
 """Attributes that count, of a function, its code, and its wrappers."""
 _MODULE = '''"""{name}, as cloudpickle under Python {version} has it; its source is below."""
 
@@ -138,14 +137,18 @@ class _Walk:
                 yield value.__qualname__
                 yield from self.of(value.__bases__)
                 yield from self._named(vars(value), vars(value).keys() - _OF_PYTHON)
-            case types.FunctionType():
-                yield from self._attributes(value, _OF_FUNCTIONS)
-                of_main = value.__globals__
-                yield from self._named(of_main, {*_names(value.__code__)} & of_main.keys())
-            case types.CodeType():
-                yield from self._attributes(value, _OF_CODE)
-            case property() | staticmethod() | classmethod():
-                yield from self._attributes(value, _OF_WRAPPERS)
+            case (
+                types.FunctionType()
+                | types.CodeType()
+                | property()
+                | staticmethod()
+                | classmethod()
+            ):
+                for part in (part for part in _PARTS if hasattr(value, part)):
+                    yield from self.of(getattr(value, part))
+                if isinstance(value, types.FunctionType):
+                    of_main = value.__globals__
+                    yield from self._named(of_main, {*_names(value.__code__)} & of_main.keys())
             case types.CellType():
                 if value != types.CellType():  # filled
                     yield from self.of(value.cell_contents)
@@ -162,11 +165,6 @@ class _Walk:
                 yield from self.of((type(value), vars(value)))
             case _:
                 yield hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
-
-    def _attributes(self, value: Any, names: Sequence[str]) -> Iterator[str]:
-        for name in names:
-            if hasattr(value, name):
-                yield from self.of(getattr(value, name))
 
     def _named(self, scope: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
         for name in sorted(names):
