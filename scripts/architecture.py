@@ -41,7 +41,7 @@ WITH_HYDRA = ("command.compose", "command.grammar")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_300, 212, 42_900
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_300, 212, 42_950
 MAX_LINES = {
     "command": 5_150, "config": 3_050, "dashboards": 1_635, "data": 7_615, "features": 910,
     "inference": 1_495, "launch": 3_140, "models": 1_035, "planning": 275, "python": 665,
