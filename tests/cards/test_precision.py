@@ -21,8 +21,9 @@ WORDS = as_typed(
 )
 
 
-@pytest.mark.parametrize("amp", [pytest.param("bf16", marks=pytest.mark.slow), "fp16"])
-@pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.slow), "convnet"])
+@pytest.mark.slow
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
 def test_losses_are_those_of_a_loop_by_hand(
     model: str, amp: str, cards: Cards, trained: Trained, tmp_path: Path
 ) -> None:
