@@ -87,6 +87,11 @@ def _known(error: Exception, text: str, config: RunConfig, trains: bool) -> Expt
     if isinstance(error, ValueError) and "more than 1 value per channel" in text:
         fix = "use drop_last=true, or a larger batch_size"
         return ConfigError(f"batch_size={config.batch_size}: {first_line(error)}; {fix}")
+    if found := re.search(r"DataParallel' object has no attribute '(\w+)'", text):
+        return ConfigError(
+            f"model.{found[1]}: several workers average gradients of model(...) only; let its"
+            " forward do this too, such as by one more argument, or use world_size=1"
+        )
     if not isinstance(error, RuntimeError):
         return None
     if size := _CPU_MEMORY.search(text):
