@@ -127,12 +127,9 @@ def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
     both = [
         start(*words, f"hydra.sweep.dir={name}", cwd=tmp_path, **machine) for name in ("a", "b")
     ]
-    said = ""
     for process in both:
-        out, err = process.communicate(timeout=90)
+        _, err = process.communicate(timeout=90)
         assert process.returncode == 0, err
-        said += out
-    assert "in use by another expt command" in said
     a, b = spans(tmp_path / "a"), spans(tmp_path / "b")
     assert sorted(len(devices) for _, _, devices in a) == [1, 1, 2, 2]
     for device in "012":

@@ -165,8 +165,12 @@ class Downloaded(_Arrays):
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         if self._search() is None:
             self._download()
-        for split in SPLITS:
-            self.load(split)
+        train, test = (self.load(split).images.shape[2:] for split in SPLITS)
+        if train != test:
+            raise DataError(
+                f"dataset.root={self._root}: the training images are {train[0]}x{train[1]}, those"
+                f" of the test set {test[0]}x{test[1]}; delete both and download them again"
+            )
 
     def _download(self) -> None:
         """Have torchvision fetch the files into the root, whole or not at all, once for all runs.
