@@ -288,7 +288,7 @@ def test_refused_sweep_leaves_nothing(tmp_path: Path, monkeypatch: Patch) -> Non
     "during", ["expt.command.command_line._check_folder", "expt.command.sweep.wrong_values"]
 )
 def test_ctrl_c_before_the_first_run(during: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    def press(*_: object) -> None:
+    def press(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.chdir(tmp_path)
