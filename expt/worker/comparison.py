@@ -1,8 +1,9 @@
 """Compare a sharded model, or a custom optimizer, with the whole model before the first epoch.
 
 The model of the run and a whole one take the same two steps on the run's first samples, in float32
-and with the same random numbers: gradients, weights after each update and buffers must be equal but
-for rounding. Between the steps the run's model is saved, and loaded into another one.
+and with the same random numbers: gradients, weights after each update, buffers and the outputs of
+an evaluation must be equal but for rounding. Between the steps the run's model is saved, and loaded
+into another one.
 
 After each comparison the run's model is given the whole one's values, so that rounding errors don't
 add up, and a tolerance is that of one computation.
@@ -230,6 +231,8 @@ class _Comparison:
         self._check_weights("weights")
         self._step(advances=total_steps > 1)
         beat()
+        if self._config.is_sharded:
+            self._check_outputs()
         return True
 
     @torch.no_grad()
@@ -344,6 +347,23 @@ class _Comparison:
     def _snapshot(self) -> Snapshot:
         sums = Sums(self._tested.task, self._worker.device)
         return Snapshot(self._tested, Position(1, 1), sums, self._worker)
+
+    def _check_outputs(self) -> None:
+        """Raise where the outputs or the loss of an evaluation differ."""
+        expected, what = self._outputs(self._whole), "output in an evaluation"
+        with self._failing():
+            outputs = self._outputs(self._tested)
+        for mine, full in zip(outputs, expected, strict=True):
+            self._expect(what, mine, full, self._share(full, GRADIENTS) * _size(full))
+        self._agree()
+
+    @torch.no_grad()
+    def _outputs(self, learner: Learner) -> list[Tensor]:
+        self._seed()
+        collectives.broadcast(learner.evaluated.buffers())
+        outputs = learner.task.forward(learner.evaluated.eval(), batch := self._batch)
+        loss, _ = learner.task.loss(outputs, batch)
+        return [one if one.is_complex() else one.double() for one in (*leaves(outputs), loss)]
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
         """Yield the name, the whole parameter and the run's."""

@@ -91,6 +91,7 @@ COMMON = {
 """What the fast tests try, of both."""
 REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "a weight in a list": (model("Listed"), "gradient"),
+    "a view in evaluations": (model("Viewed"), "output in an evaluation"),
     "a write": (model("Clamped"), "gradient"),
     "a buffer of a weight's memory": (model("Aliased"), "buffer view"),
     "muon": ((*UNEVEN, "model=mlp", "optimizer=muon"), "Muon enlarges the rounding of bfloat16"),
