@@ -48,14 +48,15 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> Settings:
 
     own = [str(key) for key in composed if key != "hydra"]
     unresolved: Any = OmegaConf.to_container(composed, resolve=False)
-    found = dict(secrets.interpolations({key: unresolved[key] for key in own}))
+    leaves = secrets.leaves({key: unresolved[key] for key in own})
+    texts = {key: text for key, text in leaves if isinstance(text, str) and "${" in text}
+    found = dict(secrets.interpolations(texts))
     secrets.remember(found)  # first, for an error may show them
     content = {key: contained(composed[key]) for key in own}
     secrets.remember(found, content)
     node = {**content, "secrets": found}
     settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
-    values = keys.flat({key: unresolved[key] for key in own}).items()
-    settings.texts = {key: text for key, text in values if isinstance(text, str) and "${" in text}
+    settings.texts = texts
     return settings
 
 

@@ -24,7 +24,7 @@ _REFERENCE = re.compile(r"\$\{[^:{}$]*\}")
 
 def interpolations(settings: Any) -> Iterator[tuple[str, str]]:
     """Yield the dotted keys of unresolved settings that name a variable, and their texts."""
-    for path, text in _leaves(settings):
+    for path, text in leaves(settings):
         if isinstance(text, str) and any(name in os.environ for name in _VARIABLE.findall(text)):
             yield path, text
 
@@ -35,7 +35,7 @@ def remember(found: Mapping[str, str], settings: Any = None) -> None:
         names = _VARIABLE.findall(text)
         for name in names:
             _remember(os.environ.get(name, ""), f"${{oc.env:{name}}}")
-        below = ((at, leaf) for at, leaf in _leaves(settings) if f"{at}.".startswith(f"{path}."))
+        below = ((at, leaf) for at, leaf in leaves(settings) if f"{at}.".startswith(f"{path}."))
         for at, leaf in below:
             if at == path and not _REFERENCE.search(text):
                 _remember(leaf, text)
@@ -50,11 +50,11 @@ def _remember(value: Any, instead: str) -> None:
             _texts.setdefault(written, instead)
 
 
-def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values in nested settings, each with its dotted key."""
     if isinstance(node, Mapping | list | tuple):
         for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from _leaves(below, _below(path, key))
+            yield from leaves(below, _below(path, key))
     else:
         yield path, node
 

@@ -7,6 +7,7 @@ others begin from its last checkpoint, with nothing left to train.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -18,41 +19,50 @@ from expt.runs.result import COMPLETED, RUNNING, read_result
 
 
 class EqualRuns:
-    """The jobs of one command by all settings but their length."""
+    """The jobs of one command, in groups that are alike but for their length."""
 
     def __init__(self) -> None:
         self._alike = defaultdict[str, list[Job]](list)
-        self._waiting: dict[int, list[Job]] = {}
-        """Earlier jobs that may be equal, for each that waits, by its number."""
-        self._jobs: dict[int, Job] = {}
+        self._steps_per_epoch: dict[str, int] = {}
+        """Known once a run of the group has its data."""
+        self._waiting: dict[int, tuple[str, Job]] = {}
 
     def hold(self, number: int, job: Job) -> bool:
         """Return whether a job is to wait for an earlier one; it is `released` then."""
         request = request_of(job)
         is_plain = request.config.fork is None and request.config.resume in (None, "auto")
-        if number in self._jobs or job.is_trial or request.instead or not is_plain:
+        if job.is_trial or request.instead or not is_plain:
             return False
-        alike = self._alike[digest(request.config, request.identity.content, but=LENGTH)]
-        same = request.identity.digest  # the same run, which another command may have begun
-        earlier = [one for one in alike if request_of(one).identity.digest != same]
-        alike.append(job)
-        self._jobs[number] = job
-        if earlier:
-            self._waiting[number] = earlier
-        return bool(earlier)
+        key = digest(request.config, request.identity.content, but=LENGTH)
+        self._alike[key].append(job)
+        if next(self._earlier(key, job), None) is not None:
+            self._waiting[number] = key, job
+        return number in self._waiting
 
     def released(self) -> Iterator[int]:
         """Yield the numbers of jobs that wait no longer."""
-        for number, earlier in list(self._waiting.items()):
-            job = self._jobs[number]
-            earlier[:] = [one for one in earlier if _may_equal(one, job)]
-            if not earlier or earlier[0].status == COMPLETED:
+        for key in {key for key, _ in self._waiting.values()} - self._steps_per_epoch.keys():
+            if steps := next(filter(None, map(_steps_per_epoch, self._alike[key])), None):
+                self._steps_per_epoch[key] = steps
+        for number, (key, job) in list(self._waiting.items()):
+            first = next(self._earlier(key, job), None)
+            if first is None or first.status == COMPLETED:
                 del self._waiting[number]
-                if earlier and earlier[0].paths.last.exists():
-                    job.request = dataclasses.replace(
-                        request_of(job), shorter=earlier[0].paths.folder
-                    )
+                if first and first.paths.last.exists():
+                    job.request = dataclasses.replace(request_of(job), shorter=first.paths.folder)
                 yield number
+
+    def _earlier(self, key: str, job: Job) -> Iterator[Job]:
+        """Yield the earlier jobs that are, or may turn out to be, as long as this one."""
+        steps, mine = self._steps_per_epoch.get(key), request_of(job).identity
+        for one in itertools.takewhile(lambda one: one is not job, self._alike[key]):
+            if steps is None:
+                may_equal = one.status in (QUEUED, RUNNING)
+            else:
+                may_equal = _length(one, steps) == _length(job, steps)
+                may_equal &= one.status in (QUEUED, RUNNING, COMPLETED)
+            if may_equal and request_of(one).identity != mine:  # else it is the same run
+                yield one
 
     def drop_waiting(self) -> None:
         """Forget the jobs that wait."""
@@ -62,14 +72,9 @@ class EqualRuns:
         return len(self._waiting)
 
 
-def _may_equal(one: Job, other: Job) -> bool:
-    """Return whether two jobs have as many steps, or may have."""
-    if one.status not in (QUEUED, RUNNING, COMPLETED):
-        return False
-    steps_per_epoch = read_result(one.paths).get("steps_per_epoch")
-    if steps_per_epoch is None:
-        return one.status != COMPLETED
-    return _length(one, steps_per_epoch) == _length(other, steps_per_epoch)
+def _steps_per_epoch(job: Job) -> int | None:
+    is_known = job.trains or job.status == COMPLETED
+    return read_result(job.paths).get("steps_per_epoch") if is_known else None
 
 
 def _length(job: Job, steps_per_epoch: int) -> tuple[Any, ...]:
