@@ -19,7 +19,7 @@ from expt.runs.result import COMPLETED, RUNNING, read_result
 
 
 class EqualRuns:
-    """The jobs of one command, in groups that are alike but for their length."""
+    """The jobs of one command, in groups that differ by their length only."""
 
     def __init__(self) -> None:
         self._alike = defaultdict[str, list[Job]](list)
