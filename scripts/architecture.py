@@ -41,9 +41,9 @@ WITH_HYDRA = ("command.compose", "command.grammar")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_310, 212, 42_960
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_320, 212, 42_960
 MAX_LINES = {
-    "command": 5_115, "config": 3_110, "dashboards": 1_635, "data": 7_620, "features": 910,
+    "command": 5_120, "config": 3_110, "dashboards": 1_635, "data": 7_620, "features": 910,
     "inference": 1_495, "launch": 3_140, "models": 1_030, "planning": 275, "python": 675,
     "runs": 5_320, "search": 1_550, "tasks": 1_555, "training": 3_480, "worker": 4_135,
 }  # fmt: skip

@@ -32,7 +32,7 @@ ENOUGH_MEMORY = 2 * GIB
 ENOUGH_DISK = GIB
 ENOUGH_SHARED_MEMORY = 64 * 2**20
 _QUICK = (
-    *("world_size=2", "epochs=1", "max_steps=2", "dataset.train_limit=256", "timeout_s=60"),
+    *("world_size=2", "max_steps=2", "dataset.train_limit=256", "timeout_s=60"),
     *("tensorboard.images=false", "tensorboard.norms=false"),
 )
 _REINSTALL = (
@@ -163,7 +163,7 @@ def _gpus() -> Iterator[Finding]:
         fix = "install the torch of your driver's CUDA (nvidia-smi names it), or train with gpus=0"
         yield Finding("fail", "GPUs", found, fix)
     else:
-        yield from map(_gpu, range(len(seen)), seen)
+        yield from _each_gpu(seen)
         yield _mps()
 
 
@@ -175,21 +175,29 @@ def _mps() -> Finding:
     return Finding("note", "MPS", found, fix)
 
 
-def _gpu(index: int, name: str) -> Finding:
+def _each_gpu(seen: Sequence[str]) -> Iterator[Finding]:
     import torch
 
-    what, uuid = f"GPU {index}", machine.gpu_uuid(name)
-    others = machine.instead([x for x in range(torch.cuda.device_count()) if x != index])
-    try:
-        free, total = torch.cuda.mem_get_info(index)
-    except RuntimeError as error:  # CUDA's first call on this device
-        fix = f"see nvidia-smi; take others: {others}"
-        return Finding("fail", what, f"{uuid}: {first_line(error)}", fix)
-    model, room = torch.cuda.get_device_name(index), f"{free / GIB:.0f} of {total / GIB:.0f} GiB"
-    found = f"{uuid}: {model}, {room} free"
-    fix = f"another program holds the rest, see nvidia-smi; take others: {others}"
-    half = free >= total / 2
-    return Finding("pass", what, found) if half else Finding("note", what, found, fix)
+    faults, rooms = dict[int, str](), dict[int, tuple[int, int]]()
+    for index in range(len(seen)):
+        try:
+            rooms[index] = torch.cuda.mem_get_info(index)
+        except RuntimeError as error:  # CUDA's first call on this device
+            faults[index] = first_line(error)
+    usable = [index for index, (free, total) in rooms.items() if free >= total / 2]
+    fix = f"take others: {machine.instead(usable)}"
+    for index, name in enumerate(seen):
+        what, uuid = f"GPU {index}", machine.gpu_uuid(name)
+        if index in faults:
+            yield Finding("fail", what, f"{uuid}: {faults[index]}", f"see nvidia-smi; {fix}")
+            continue
+        room = "{:.0f} of {:.0f} GiB".format(*(size / GIB for size in rooms[index]))
+        found = f"{uuid}: {torch.cuda.get_device_name(index)}, {room} free"
+        if index in usable:
+            yield Finding("pass", what, found)
+        else:
+            held = "another program holds the rest, see nvidia-smi"
+            yield Finding("note", what, found, f"{held}; {fix}")
 
 
 def _datasets(root: str | None) -> Iterator[Finding]:

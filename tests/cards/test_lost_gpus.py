@@ -180,6 +180,7 @@ def test_the_doctor_names_dead_and_full_cards(cards: Cards, tmp_path: Path) -> N
     found = {line[5:10]: line for line in done.stdout.splitlines()}
     assert [found[f"GPU {card}"][:4] for card in range(4)] == ["pass", "pass", "note", "fail"]
     assert all(uuid(card) in found[f"GPU {card}"] for card in range(4))
+    assert all(found[f"GPU {card}"].endswith("take others: gpus=[0,1]") for card in (2, 3))
 
 
 @pytest.mark.parametrize(
