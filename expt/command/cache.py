@@ -29,7 +29,7 @@ def main(words: Sequence[str]) -> int:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_at))
         table.add_row(*cells(entry.path.name, _size([entry]), used))
     console.print(table)
-    limit = f"{cache.LIMIT_BYTES / 1e9:g} GB"
+    limit = f"{cache.limit_bytes() / 1e9:g} GB (EXPT_CACHE_GB)"
     say(console, f"{_size(found)} of at most {limit} in {cache.cache_dir()}")
     return 0
 

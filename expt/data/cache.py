@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from expt.errors import DataError, collected
+from expt.errors import ConfigError, DataError, collected
 
 if TYPE_CHECKING:
     import numpy as np
     from filelock import FileLock
 
 Made = TypeVar("Made")
-LIMIT_BYTES = 50_000_000_000
-"""The size of all decoded datasets together."""
+LIMIT_GB = 50.0
+"""The size of all decoded datasets together, without EXPT_CACHE_GB."""
 _FORMAT = 2  # raise it when the format of entries changes
 _NEW = ".new-"
 
@@ -59,6 +59,17 @@ def cache_dir() -> Path:
         return Path.home() / ".cache" / "expt"
     except RuntimeError:  # neither HOME nor passwd know a container's user, a mere number
         return Path(tempfile.gettempdir()) / f"expt-cache-{os.getuid()}"
+
+
+def limit_bytes() -> int:
+    """Return the largest size of all decoded datasets together, by EXPT_CACHE_GB."""
+    given = os.environ.get("EXPT_CACHE_GB", str(LIMIT_GB))
+    try:
+        return int(float(given) * 1e9)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"EXPT_CACHE_GB={given}: not a number; give the most that the cache may hold [GB]"
+        ) from None
 
 
 def decoded(
@@ -243,7 +254,7 @@ def _make_room(kept: Path) -> None:
     found = entries()
     total = sum(entry.num_bytes for entry in found)
     for entry in reversed(found):
-        if total <= LIMIT_BYTES:
+        if total <= limit_bytes():
             return
         if entry.path != kept and remove(entry.path):
             total -= entry.num_bytes

@@ -63,12 +63,16 @@ def _read_batch(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         content = _ArrayUnpickler(io.BytesIO(_bytes_of(path).data), encoding="latin1").load()
         labels = np.asarray(content[label_key], dtype=np.int64)
-        images = content["data"].astype(np.uint8, casting="no").reshape(len(labels), 3, 32, 32)
+        images, size = content["data"], len(labels)
+        if (images.dtype, images.shape) != (np.uint8, (size, 3 * 32 * 32)) or size == 0:
+            raise ValueError(
+                f"expected images as uint8 ({size}, 3072), found {images.dtype} {images.shape}"
+            )
     except Exception as error:  # a malformed pickle raises nearly anything
         raise DataError(
             f"{path} is not a CIFAR batch ({type(error).__name__}: {error}); {_FIX}"
         ) from error
-    return images, labels
+    return images.reshape(-1, 3, 32, 32), labels
 
 
 _ALLOWED = {

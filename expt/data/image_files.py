@@ -35,6 +35,7 @@ FOUND = {
     "masks": "with masks that were turned with them",
     "kept": "with masks left as they are, whose size does not show whether to turn them",
     "transparent": "with transparency laid on white",
+    "frames": "of several frames, of which the first is taken",
     "enlarged": "smaller than dataset.image_size, and enlarged to it",
 }
 """Keys that the `info` of an opened picture may have."""
@@ -157,13 +158,16 @@ def open_picture(
     mode: str | None = None,
     name: object = "",
     needed: tuple[int, int] | None = None,
+    *,
+    counts: bool = False,
 ) -> Any:
     """Return a picture as a viewer shows it, in its own mode or another.
 
     `source` is a path, a stream or a picture of Pillow's. It is turned by its EXIF orientation;
     with a `mode` transparent parts lie on white. Of several frames it is the first. Where less
     is `needed` than its height and width, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size; see
-    `size_of`. Raise DataError for anything else, by its path, or by the `name` of another.
+    `size_of`. With `counts` its `info` says how many `frames` there are. Raise DataError for
+    anything else, by its path, or by the `name` of another.
     """
     from PIL import Image
 
@@ -172,9 +176,12 @@ def open_picture(
             source.load()
             return upright(in_mode(source, mode) if mode else source)
         with Image.open(source) as file:
+            frames = getattr(file, "n_frames", 1) if counts else 1
             if needed and file.format in _JPEGS:
                 file.draft(None, needed if _note_size(file) >= 5 else needed[::-1])
-            return upright(in_mode(file, mode) if mode else file.copy())
+            picture = upright(in_mode(file, mode) if mode else file.copy())
+        picture.info |= {"frames": frames} if frames > 1 else {}
+        return picture
 
 
 def _note_size(picture: Any) -> int:
@@ -264,8 +271,11 @@ def in_mode(image: Any, mode: str) -> Any:
 
 
 def look(source: Any, mode: str | None, name: object = "") -> Any:
-    """Return a picture like `open_picture`; a JPEG is decoded at 1/8 of its size."""
-    return open_picture(source, mode, name, (1, 1))
+    """Return a picture like `open_picture`, whose `info` has its other `frames`, too.
+
+    A JPEG is decoded at 1/8 of its size, which reads all of the file.
+    """
+    return open_picture(source, mode, name, (1, 1), counts=True)
 
 
 def look_at(

@@ -388,12 +388,14 @@ def _start_process(_worker: int, parent: int | None) -> None:
 @functools.cache
 def _refuse_unsendable() -> None:
     """Raise ConfigError where batches can't be sent; torch would note it in a thread, and wait."""
+    if (info := get_worker_info()) is None:  # this process takes them itself
+        return
     try:
         ForkingPickler.dumps(torch.empty(1).share_memory_())
     except OSError as error:
-        folder, info = tempfile.gettempdir(), get_worker_info()
+        folder = tempfile.gettempdir()
         raise ConfigError(
-            f"dataset.num_workers={info.num_workers if info else 0}: processes send batches by"
+            f"dataset.num_workers={info.num_workers}: processes send batches by"
             f" sockets in TMPDIR={folder} ({len(folder)} characters), which fails: {error}; set"
             " TMPDIR to a short path that can be written, or use dataset.num_workers=0"
         ) from None

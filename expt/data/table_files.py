@@ -145,8 +145,17 @@ class Arrays(Table):
     """Arrays by name; one [rows, numbers] is a column of lists."""
 
     def __init__(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        """Raise an error of pyarrow for arrays that are no columns of one length."""
+        """Raise DataError for arrays that are no columns of one length."""
         super().__init__(path, arrays)
+        for name, array in arrays.items():
+            if array.ndim not in (1, 2) or not array[:1].size:
+                raise DataError(
+                    f"{path}: the array {name} is {list(array.shape)}; a column is [rows] or [rows,"
+                    " numbers]"
+                )
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len({*lengths.values()}) > 1:
+            raise DataError(f"{path}: its arrays differ in their rows: {lengths}")
         import pyarrow as pa
 
         columns = [
@@ -167,6 +176,10 @@ def _npz(path: Path) -> Table:
 
     with path.open("rb") as content, np.lib.npyio.NpzFile(content) as file:
         arrays = {name: file[name] for name in file.files}
+    if not arrays:
+        raise DataError(
+            f"{path}: holds no arrays by name; write it with numpy.savez(path, x=..., y=...)"
+        )
     return Arrays(path, arrays)
 
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
-from expt.data.columns import base, read_as_known, text_of, texts_of, unknown_texts
+from expt.data.columns import Column, base, read_as_known, text_of, texts_of, unknown_texts
 from expt.data.image_files import (
     MODES,
     files_below,
@@ -159,11 +159,7 @@ class Inputs:
         return [str(path)]
 
     def _open(self, path: str) -> Any:
-        array = array_of(path)
-        if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
-            raise ConfigError(
-                f"{path}: is {list(array.shape)} of {array.dtype}; give samples of numbers"
-            )
+        array = _samples_of(path)
         shape, sizes = array.shape[1:], self.feature.shapes
         wanted = sizes.get("channels"), *sizes.get("image_size", ())
         if len(wanted) > 1 and len(shape) <= 3 and (1,) * (3 - len(shape)) + shape != wanted:
@@ -204,8 +200,7 @@ class Pictures(Inputs):
         return build_transforms(getattr(self.dataset, "eval_transforms", None) or ())
 
     def _batch(self, samples: Sample) -> Tensor:
-        is_picture = isinstance(samples, str | Path) or hasattr(samples, "convert")
-        images = self.picture(samples)[0] if is_picture else as_tensor(samples)
+        images = as_tensor(samples) if _are_arrays(samples) else self.picture(samples)[0]
         images = images.unsqueeze(0) if images.dim() == 3 else images
         if images.dim() != 4 or images.shape[1] != (channels := self.feature.channels):
             raise ConfigError(
@@ -246,6 +241,7 @@ class Pictures(Inputs):
 
     def open(self, paths: Sequence[Path]) -> None:
         super().open(paths)
+        _ = self._transforms  # once, before threads use them
         if 0 < len(self._opened) < len(self.files):
             raise ConfigError("pictures and arrays: give one of them at a time")
         if note := self.dataset.note("for pictures"):
@@ -253,7 +249,7 @@ class Pictures(Inputs):
 
     def _open(self, path: str) -> np.ndarray:
         """Return images, or one, as [n, C, H, W]."""
-        array, channels, size = array_of(path), self.feature.channels, self.feature.image_size
+        array, channels, size = _samples_of(path), self.feature.channels, self.feature.image_size
         if array.dtype.kind != "f" and array.dtype != "uint8":
             raise ConfigError(f"{path}: holds {array.dtype}; give uint8, or floats from 0 to 1")
         shapes = [(channels, *size), (*size, channels), *([size] if channels == 1 else [])]
@@ -300,6 +296,16 @@ class Pictures(Inputs):
             threads.shutdown(cancel_futures=True)
 
 
+class _Opened(NamedTuple):
+    """A table with the model's columns."""
+
+    table: Table
+    taken: Sequence[str]
+    """The columns that have the features."""
+    order: Sequence[int]
+    """The place of each feature among the parts of these columns."""
+
+
 class Rows(Inputs):
     """Rows of a table: columns by name, texts and gaps as in training."""
 
@@ -333,9 +339,11 @@ class Rows(Inputs):
         if hasattr(given, "columns"):  # of pandas, by their names
             given = given[[*names]].to_numpy(object)
         rows = np.atleast_1d(np.array(given, object))
-        rows = rows.reshape(-1, rows.shape[-1])
-        if rows.shape[1] != len(names):
-            raise ConfigError(f"rows of {rows.shape[1]} cells: give {', '.join(names)}")
+        rows = rows.reshape(-1, max(1, rows.shape[-1]))
+        if rows.shape[1] != len(names) or not len(rows):
+            raise ConfigError(
+                f"rows of {rows.shape[1] * bool(len(rows))} cells: give {', '.join(names)}"
+            )
         cells = (pa.array([*map(text_of, each)], pa.string()) for each in rows.T)
         columns = dict(zip(names, cells, strict=True))
         values, wrong, unknown = read_as_known(columns, self.feature.encoded)
@@ -345,50 +353,57 @@ class Rows(Inputs):
             warn(unknown_texts(name, texts, texts.total()))
         return values
 
-    def _open(self, path: str) -> Table:
+    def _open(self, path: str) -> _Opened:
         """Return the table. Raise ConfigError where the model's columns are not there."""
-        if path.lower().endswith(".npy"):
+        wanted: Sequence[str] = self.feature.names
+        if is_array := path.lower().endswith(".npy"):  # its columns have no names of theirs
             if self.feature.encoded:
                 raise ConfigError(f"{path}: the run's columns are found by name; give a table")
             with reading(Path(path)):
-                return Arrays(Path(path), {"x": array_of(path)})
-        table = open_table(Path(path))
-        for name in self._taken(table):
-            if name not in table.names:
-                has = f"has no column {name}, which the model takes; it has"
-                names = listed(table.names, 20)
-                raise ConfigError(f"{path}: {has} {names}.{did_you_mean(name, table.names)}")
-        return table
-
-    def _taken(self, table: Table) -> list[str]:
-        """Return the columns that have the features; those of an array have no names of theirs."""
-        if table.path.suffix.lower() == ".npy":
-            return table.names
-        names = (name if name in table.names else base(name) for name in self.feature.names)
-        return [*dict.fromkeys(names)]
+                table: Table = Arrays(Path(path), {"x": array_of(path)})
+        else:
+            table = open_table(Path(path))
+        names = (name if name in table.names else base(name) for name in wanted)
+        taken = [name for name in dict.fromkeys(names) if name in table.names]
+        taken = table.names if is_array else taken
+        if (first := next(table.batches(taken or table.names[:1], {}), None)) is None:
+            raise DataError(f"{path}: has no rows; give it some")
+        several, columns = [*map(Column, taken)], listed(table.names, 20)
+        for column in several:
+            column.read(first.column(column.name))
+        parts = [part for column in several for part in column.parts]
+        if len(parts) != len(wanted) and is_array:
+            raise ConfigError(
+                f"{path}: has {len(parts)} columns, and the model takes {len(wanted)}"
+            )
+        wanted = parts if is_array else wanted
+        for name in wanted:
+            if name not in parts:
+                what = f"has no column {name}, which the model takes; it has {columns}"
+                raise ConfigError(f"{path}: {what}.{did_you_mean(name, table.names)}")
+        return _Opened(table, taken, [*map(parts.index, wanted)])
 
     @property
     def size(self) -> int | None:
-        sizes = [table.size for table in self._opened]
+        sizes = [one.table.size for one in self._opened]
         return sum(sizes) if all(sizes) else None
 
     def pieces(self, size: int) -> Iterator[Piece]:
-        for path, table in zip(self.files, self._opened, strict=True):
-            yield from self._rows_of(path, table, size)
+        for path, opened in zip(self.files, self._opened, strict=True):
+            yield from self._rows_of(path, opened, size)
 
-    def _rows_of(self, path: str, table: Table, size: int) -> Iterator[Piece]:
+    def _rows_of(self, path: str, opened: _Opened, size: int) -> Iterator[Piece]:
         """Yield rows; those without a finite number of float32 in each column are skipped.
 
         Their origin has the columns that the model neither takes nor predicts, such as an ID.
         """
         new, damaged = collections.defaultdict[str, Counter[str]](Counter), dict[int, str]()
-        taken, done, number = self._taken(table), 0, len(self.feature.names)
+        (table, taken, order), done = opened, 0
         others = [name for name in table.names if name not in (*taken, *self.targets.columns)]
         for batch in table.batches([*taken, *others], damaged):
             columns = {name: batch.column(name) for name in taken}
             values, wrong, unknown = read_as_known(columns, self.feature.encoded)
-            if (has := values.shape[1]) != number:
-                raise ConfigError(f"{path}: has {has} columns, and the model takes {number}")
+            values = values[:, order]
             for name, counted in unknown.items():
                 new[name] += counted
             told = {f"table.{x}" if x in OURS else x: texts_of(batch.column(x)) for x in others}
@@ -403,8 +418,6 @@ class Rows(Inputs):
                 why = [f"row {done + at + 1}: {wrong[at]}" for at in places if at in wrong]
                 yield Piece(about, values[good], [f"{path}: {each}" for each in why])
             done += batch.num_rows
-        if not done:
-            raise DataError(f"{path}: has no rows; give it some")
         for name, counted in new.items():
             warn(f"{path}: {unknown_texts(name, counted, counted.total())}")
 
@@ -479,6 +492,16 @@ def as_tensor(given: Any) -> Tensor:
     if isinstance(given, np.ndarray):
         return torch.from_numpy(given if given.flags.writeable else given.copy())
     raise ConfigError(f"a {type(given).__name__}: give a tensor or an array")
+
+
+def _samples_of(path: str) -> np.ndarray:
+    """Return the array of a file. Raise ConfigError for one that has no samples of numbers."""
+    array = array_of(path)
+    if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"{path}: is {list(array.shape)} of {array.dtype}; give samples of numbers"
+        )
+    return array
 
 
 def array_of(path: str) -> np.ndarray:

@@ -248,7 +248,15 @@ def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/train is not a CIFAR batch" in message(dataset)
     short = {"data": np.zeros((4, 3071), np.uint8), "fine_labels": [0] * 4}
     write_batches(tmp_path, {"train": pickle.dumps(short, protocol=2)})
-    assert f"{tmp_path}/train is not a CIFAR batch (ValueError: cannot reshape" in message(dataset)
+    assert "expected images as uint8 (4, 3072), found uint8 (4, 3071)" in message(dataset)
+    turned = {"data": np.zeros((4, 32, 32, 3), np.uint8), "fine_labels": [0] * 4}
+    write_batches(tmp_path, {"train": pickle.dumps(turned, protocol=2)})
+    assert "found uint8 (4, 32, 32, 3)" in message(dataset)
+    write_batches(
+        tmp_path,
+        {"train": pickle.dumps({"data": np.zeros((0, 3071), np.uint8), "fine_labels": []})},
+    )
+    assert "found uint8 (0, 3071)" in message(dataset)
 
 
 @pytest.mark.skipif(

@@ -85,7 +85,7 @@ def test_what_is_transparent_lies_on_white(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["tif", "gif", "webp", "png", "jpg"])
-def test_the_first_frame_is_taken(tmp_path: Path, suffix: str) -> None:
+def test_the_first_frame_is_taken_and_frames_are_counted(tmp_path: Path, suffix: str) -> None:
     frames, path = (
         [Image.fromarray(PIXELS), Image.fromarray(255 - PIXELS)],
         f"{tmp_path}/2.{suffix}",
@@ -96,8 +96,10 @@ def test_the_first_frame_is_taken(tmp_path: Path, suffix: str) -> None:
         append_images=frames[1:],
         **({"format": "MPO"} if suffix == "jpg" else {}),
     )
+    picture = look(path, "RGB")
     first = np.asarray(open_picture(path, "RGB"))
     assert np.abs(first.astype(int) - PIXELS).mean() < 60
+    assert picture.info["frames"] == 2
 
 
 @pytest.mark.parametrize("orientation", [3, 6])

@@ -24,7 +24,7 @@ from expt.data.cache import Checksums
 from expt.data.image_files import fit, open_picture
 from expt.data.kinds import image_folder
 from expt.data.kinds.image_folder import ImageFolder, Listing, list_parts
-from expt.errors import DataError
+from expt.errors import ConfigError, DataError
 from tests.facade import built, dataset
 
 SIZE = (6, 8)
@@ -325,10 +325,13 @@ def test_the_cache_keeps_within_its_limit(
         fill(name)
         os.utime(cache / name, (second, second))
     assert entries(cache) == names
-    monkeypatch.setattr(theirs, "LIMIT_BYTES", 3.5 * 30_500)
+    monkeypatch.setenv("EXPT_CACHE_GB", str(3.5 * 30_500 / 1e9))
     theirs.rows("a-1.1")  # used again
     fill("d-1.1")
     assert entries(cache) == ["a-1.1", "c-1.1", "d-1.1"]
+    monkeypatch.setenv("EXPT_CACHE_GB", "much")
+    with pytest.raises(ConfigError, match="EXPT_CACHE_GB=much: not a number"):
+        fill("e-1.1")
 
 
 def test_without_a_home_the_cache_is_among_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,7 +345,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=says):
             of(tmp_path / name, features=None).load(NUMBER)
     np.savez(tmp_path / "u.npz", a=np.zeros(3), b=np.zeros(3), y=np.zeros(4))
-    with pytest.raises(DataError, match=r"u\.npz cannot be read as a \.npz \(.*length"):
+    with pytest.raises(DataError, match="its arrays differ in their rows"):
         of(tmp_path / "u.npz").load(NUMBER)
 
 

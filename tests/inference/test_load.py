@@ -1,5 +1,6 @@
 """expt.load: the model of a run, to the bits that the run's own worker computed."""
 
+import io
 import os
 from pathlib import Path
 
@@ -164,6 +165,7 @@ def test_pictures_rows_and_arrays_become_what_the_loaders_gave(
     files = sorted((tmp_path / "photos" / "test").glob("*/*.png"))
     assert torch.equal(loaded.preprocess(files), expected)
     assert torch.equal(loaded.preprocess([Image.open(file) for file in files]), expected)
+    assert torch.equal(loaded.preprocess(io.BytesIO(files[0].read_bytes())), expected[:1])
     black = torch.zeros(3, 16, 12)
     assert torch.equal(loaded.preprocess(black), loaded.preprocess(black[None].byte()))
     assert not black.any(), "what is given stays as it is"

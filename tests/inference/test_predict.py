@@ -92,6 +92,7 @@ def test_arrays_of_images_in_any_of_the_usual_layouts(photos: Made, tmp_path: Pa
     for name, wrong, told in (
         ("ints", pixels.astype(int), "holds int64; give uint8"),
         ("wide", pixels[:, :, :9], r"the model takes \[images, 3, 12, 16\]"),
+        ("none", pixels[:0], r"is \[0, 12, 16, 3\] of uint8; give samples of numbers"),
         ("to_255", pixels.astype(np.float32), "holds floats from 0 to 255, expected 0 to 1"),
     ):
         np.save(tmp_path / f"{name}.npy", wrong)
@@ -229,6 +230,27 @@ def test_columns_are_found_by_name_in_every_kind_of_table(
     (tmp_path / "turned.csv").write_text("\n".join(turned).replace("bmi", "BMI"))
     with pytest.raises(ConfigError, match=r"turned\.csv: has no column bmi.*Did you mean 'BMI'\?"):
         expt.predict(patients.folder, tmp_path / "turned.csv")
+
+
+def test_the_numbers_of_lists_are_found_by_the_names_of_their_columns(
+    make: Make, configured: Configured, tmp_path: Path
+) -> None:
+    """Not by how many there are: as many in other columns would be other features."""
+    rows = np.random.default_rng(0).random((24, 5))
+    data = {"x": rows[:, :2], "z": rows[:, 2:], "y": rows.sum(1)}
+    np.savez(tmp_path / "data.npz", **data)
+    words = "dataset=table task=regression model=mlp batch_size=8 dataset.targets=y epochs=1"
+    config = configured(*as_typed(words), f"dataset.path={tmp_path / 'data.npz'}")
+    made = make("lists", config, tmp_path)
+    expected = [one["y"] for one in expt.predict(made.folder, tmp_path / "data.npz")]
+    np.savez(tmp_path / "turned.npz", z=data["z"], x=data["x"])
+    assert [one["y"] for one in expt.predict(made.folder, tmp_path / "turned.npz")] == expected
+    np.savez(tmp_path / "swapped.npz", x=data["z"], z=data["x"])
+    with pytest.raises(ConfigError, match=r"swapped\.npz: has no column z\[2\]"):
+        expt.predict(made.folder, tmp_path / "swapped.npz")
+    np.save(tmp_path / "short.npy", rows[:, :4])
+    with pytest.raises(ConfigError, match="has 4 columns, and the model takes 5"):
+        expt.predict(made.folder, tmp_path / "short.npy")
 
 
 def test_it_is_as_precise_as_the_run_was_or_as_is_asked(
