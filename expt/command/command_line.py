@@ -22,6 +22,7 @@ from expt.runs import continuing
 from expt.runs.found import latest_sweep, results
 from expt.runs.named_checkpoint import named
 from expt.runs.overrides import (
+    for_strategy,
     inherited,
     key_of,
     quoted,
@@ -117,8 +118,13 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
     if paths and last_value(settings, "resume") == "auto" and paths.overrides.exists():
         kept_code.find_kept(paths.code)
         earlier = [str(word) for word in OmegaConf.load(paths.overrides)]
-        kept = inherited(earlier, settings, but=())
-        return [*kept, *settings], own_folders_of(paths.hydra_settings)
+        typed = parse(["resume=auto", *settings])
+        kept = [
+            word
+            for word in earlier
+            if word not in settings and not any(replaces(each, parse_one(word)) for each in typed)
+        ]
+        return [*for_strategy(kept, settings), *settings], own_folders_of(paths.hydra_settings)
     if not (forked := _forked(settings)):
         return settings, []
     known = Parents(Path(folder) if sweep and folder is not None else None)

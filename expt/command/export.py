@@ -49,6 +49,8 @@ def main(words: Sequence[str]) -> int:
     found(run, which)
     kind = asked.pop("format")
     file = _file(run, kind, asked.pop("output"), force=asked["force"])
+    if not (tolerance := asked["tolerance"]) > 0:
+        raise ConfigError(f"--tolerance {tolerance:g}: give a number above 0")
     if kind == "onnx":
         require("--format onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     began = time.monotonic()

@@ -34,29 +34,46 @@ os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_
 
 
 def readable(word: str) -> str:
-    """Return a typed word as Hydra's grammar takes it.
+    """Return the word with quotes around each text, by its key, that Hydra would read otherwise.
 
-    A value is quoted where its key takes a text: `'dataset.root=my data (old)'`, `mlflow.experiment
-    =007`. Between commas there are several texts; those in brackets have quotes of their own. `~`
-    is the home.
+    So `'dataset.root=my data (old)'` and `hydra.run.dir=lr=0.1` need no second pair of quotes, and
+    `~` is the home.
     """
     key, equals, value = word.partition("=")
     if ("/" in key or not equals) and os.path.isdir(word):
         raise ConfigError(f"{word}: is a folder, and here are settings, of the form key=value")
     if not equals or not re.fullmatch(r"[+~]*[\w./@:-]+", key):
         return word
-    home, name = os.path.expanduser("~"), key.lstrip("+~")
+    home = os.path.expanduser("~")
     value = re.sub(r"""(?<![^,])(["']?)~(?=/|\1(,|$))""", lambda found: found[1] + home, value)
-    takes_text = key in FOLDERS or keys.takes_text(name) or name in TEXTS
-    if not takes_text or re.match(r"['\"[{]|\w+\(.*\)$", value):
-        return f"{key}={value}"
-    if key in FOLDERS:
+    changed, name = f"{key}={value}", key.lstrip("+~")
+    if key in FOLDERS and value[:1] not in ("'", '"'):
         return f"{key}={quoted(value)}"
-    parts = values_of(value) if key in NAMES_A_RUN else re.split(r"(?<!\\),", value)
-    # An argument of a custom class may have the name of a group's key, and be an integer.
-    plain = r"null|0|-?[1-9]\d*" if name.partition(".")[0] in GROUPS else "null"
-    texts = (x if re.fullmatch(plain, x) else quoted(x) for x in map(str.strip, parts))
-    return f"{key}={','.join(texts)}"
+    if not (keys.takes_text(name) or name in TEXTS):
+        return changed
+    if listed := re.fullmatch(r"\[([^][{}]*)\]", value):
+        parts = re.findall(r"\s*'[^']*'|\s*\"[^\"]*\"|[^,]+", listed[1])
+    elif re.match(r"['\"[{]|\w+\(.*\)$", value):
+        return changed
+    else:
+        parts = values_of(value) if key in NAMES_A_RUN else re.split(r"(?<!\\),", value)
+    texts = ",".join(
+        _as_text(part.strip(), of_group=name.partition(".")[0] in GROUPS) for part in parts
+    )
+    return f"{key}=[{texts}]" if listed else f"{key}={texts}"
+
+
+def _as_text(part: str, *, of_group: bool) -> str:
+    """Quote a text that Hydra reads as another value, as 2024_01 as 202401, or can't read.
+
+    An integer stays one in a group, where texts may be integers (see Name): a custom class may have
+    a parameter of that name, which is a number.
+    """
+    word = f"key={part}"
+    value = parse_one(word).value() if is_readable(word) else None
+    if isinstance(value, str) or part == "null" or (of_group and part == str(value)):
+        return part
+    return quoted(part)
 
 
 def parse(words: Sequence[str]) -> list[Override]:
@@ -73,6 +90,15 @@ def parse_one(word: str) -> Override:
         except OverrideParseException as error:
             fix = "quote each text in it: \"key=['a (b)',c]\""
             raise ConfigError(f"{word}: {first_line(error)}; {fix}") from error
+
+
+def is_readable(word: str) -> bool:
+    """Return whether Hydra's grammar has a reading for the override."""
+    try:
+        parse_one(word)
+    except ConfigError:
+        return False
+    return True
 
 
 @functools.cache

@@ -10,6 +10,22 @@ from expt.command.conf_files import groups, keys, keys_of, options
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import key_of
 
+ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "base_lr"), "optimizer.lr"),
+    **dict.fromkeys(("wd", "decay", "l2"), "optimizer.weight_decay"),
+    **dict.fromkeys(("bs", "batch", "bsz"), "batch_size"),
+    **dict.fromkeys(("device", "devices", "cuda", "num_gpus", "accelerator"), "gpus"),
+    **dict.fromkeys(("workers", "nproc", "nproc_per_node", "num_processes"), "world_size"),
+    **dict.fromkeys(("precision", "dtype", "fp16", "bf16", "mixed_precision"), "amp"),
+    **dict.fromkeys(("data_dir", "data_root", "data_path"), "dataset.root"),
+    **dict.fromkeys(("steps", "num_steps"), "max_steps"),
+    **{
+        key: f"hydra.launcher.{key}"
+        for key in "max_concurrent runs_per_gpu fail_fast retries stagger_s dry_run".split()
+    },
+}
+"""Names of keys in other tools that no similar spelling leads to."""
+
 
 def as_config_error(
     error: BaseException, words: Sequence[str], folders: Sequence[Path] = ()
@@ -27,10 +43,12 @@ def as_config_error(
     word = next((each for each in reversed(words) if key_of(each) == key), key)
     if unknown:
         return ConfigError(unknown_key(word, key, ""))
+    if type(error).__name__ == "MissingMandatoryValue":
+        return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
-        fix = "name a key or a variable that is set"
-        fix = fix if "Interpolation" in type(error).__name__ else f"set {key}=..."
-        return ConfigError(f"{word}: {first_line(error)}; {fix}")
+        is_unset = "Interpolation" in type(error).__name__
+        fix = "; name a key or a variable that is set" * is_unset
+        return ConfigError(f"{word}: {first_line(error)}{fix}")
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
         where = folders if isinstance(error, UnicodeDecodeError) else words
@@ -53,9 +71,10 @@ def unknown_key(word: str, key: str, choice: str | None) -> str:
         return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
     if key.endswith("._target_") or key.startswith("task.metrics."):
         return f"{word}: there is no key '{key}'; add it with +{word}"
+    last = key.rpartition(".")[2]
     by_end = {name.rpartition(".")[2]: name for name in reversed(keys())}  # lr: optimizer.lr
-    meant = by_end.get(key.rpartition(".")[2], key)
-    return f"{word}: there is no key '{key}'.{did_you_mean(meant, keys())}"
+    meant = ELSEWHERE.get(last) or by_end.get(last, key)
+    return f"{word}: there is no key '{key}'.{did_you_mean(meant, [*keys(), *ELSEWHERE.values()])}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:

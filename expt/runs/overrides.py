@@ -98,22 +98,19 @@ def is_there(given: str) -> bool:
         return False
 
 
-def inherited(
-    arguments: Sequence[str], typed: Sequence[str], but: Collection[str] = _NOT_INHERITED
-) -> list[str]:
-    """Return the words of a run's command that one which continues it has too, next to `typed`.
+def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """Return the words of a run's command that its fork has too, next to those `typed`.
 
-    The keys `but` are left out: by default those that a fork does not inherit. So are the keys of a
-    group whose choice is typed, which may not be there.
+    Keys of a group whose choice is typed are left out: they may not be there.
     """
-    own = {*map(key_of, typed), *but}
+    own = {*map(key_of, typed)} | _NOT_INHERITED
     mappings = {key_of(word) for word in typed if _names_keys(word)}
 
     def is_inherited(word: str) -> bool:
         names = {key_of(word), re.split(r"[./]", key_of(word))[0]}
         return not (names - mappings if _names_keys(word) else names) & own
 
-    return _for_strategy(filter(is_inherited, arguments), typed)
+    return for_strategy(filter(is_inherited, arguments), typed)
 
 
 def _names_keys(word: str) -> bool:
@@ -121,7 +118,7 @@ def _names_keys(word: str) -> bool:
     return word.partition("=")[2].lstrip().startswith("{") and "_target_" not in word
 
 
-def _for_strategy(words: Iterable[str], typed: Iterable[str]) -> list[str]:
+def for_strategy(words: Iterable[str], typed: Iterable[str]) -> list[str]:
     """Return the `words` of an earlier command without those that the `typed` strategy ignores."""
     given = [unquoted(word.partition("=")[2]) for word in typed if key_of(word) == "strategy"]
     if not given:

@@ -61,6 +61,8 @@ def test_options_are_told_from_settings() -> None:
         ("dataset.root='~/my data'", "dataset.root='/home/me/my data'"),
         ("hydra.run.dir=~/lr=1", "hydra.run.dir='/home/me/lr=1'"),
         ("weights=~/a,~/b", "weights=/home/me/a,/home/me/b"),
+        ("dataset.features=[1e3,b]", "dataset.features=['1e3',b]"),
+        ("search.constraints=[loss/val<3, a]", "search.constraints=['loss/val<3',a]"),
         ("search.constraints=loss/val<3", "search.constraints='loss/val<3'"),
         ("dataset.features=['a b',c]", "dataset.features=['a b',c]"),
         *(
@@ -119,6 +121,22 @@ def test_a_run_that_is_resumed_by_another_strategy_has_no_settings_of_the_former
     now = [f"hydra.run.dir={leave(Path('run'), *began)}", "resume=auto", *typed]
     assert settings(*now) == [*kept, *now]
     assert inherited(began, typed) == [*kept]
+
+
+@pytest.mark.parametrize(
+    ("began", "typed"),
+    [
+        (("checkpoint.keep=5",), ("checkpoint={every_epochs: 2}",)),
+        (("optimizer=adam", "optimizer.lr=0.003"), ("optimizer=adam",)),
+        (("model=mlp", "+model.width=3"), ("model.width=4",)),
+    ],
+)
+def test_a_resume_keeps_the_words_that_no_typed_one_replaces(
+    began: tuple[str, ...], typed: tuple[str, ...]
+) -> None:
+    now = [f"hydra.run.dir={leave(Path('run'), *began)}", "resume=auto", *typed]
+    kept = [word for word in began if word not in typed and "width" not in word]
+    assert settings(*now) == [*kept, *now]
 
 
 def test_a_run_that_is_resumed_finds_its_yaml_again(tmp_path: Path) -> None:

@@ -178,6 +178,10 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
     [
         ("modle=mlp", "'model'"),
         ("lr=0.1", "'optimizer.lr'"),
+        ("learning_rate=3", "'optimizer.lr'"),
+        ("optimizer.learning_rate=3", "'optimizer.lr'"),
+        ("bs=3", "'batch_size'"),
+        ("retries=3", "'hydra.launcher.retries'"),
         ("batchsize=3", "'batch_size'"),
         ("model=transformer model.widht=3", "'model.width'"),
         ("model=mpl", "'mlp'"),

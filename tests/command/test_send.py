@@ -16,7 +16,7 @@ from tests.facade import Patch
     [
         (["run", "--to", "mlflo"], "--to: invalid choice: 'mlflo'"),
         (["other"], "these 1 runs name no dashboard"),
-        (["empty", "--to", "wandb"], "empty: "),
+        (["empty", "--to", "wandb"], "empty: holds no run to send"),
         (["other", "--to", "wandb", "--checkpoints"], "--checkpoints: other has a sharded"),
         ([], "the following arguments are required: FOLDER; see python -m expt send --help"),
     ],

@@ -291,7 +291,7 @@ def test_first_weights_are_known_by_what_they_hold(tmp_path: Path, configured: C
     assert fingerprint.identity_of(again, asked.paths) == known, "those that it began with"
 
 
-def test_what_shorter_itself_is_the_run_that_it_would_have_been(
+def test_what_goes_on_from_itself_is_the_run_that_it_would_have_been(
     tmp_path: Path, configured: Configured
 ) -> None:
     shorter = configured("epochs=2", f"weights={tmp_path}/gone.pt")

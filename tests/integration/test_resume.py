@@ -149,7 +149,7 @@ def test_a_file_is_gone_on_from_in_a_new_folder(few: RunFolder, trained: Trained
     assert [point.step for point in tags] == [10, 20, 30]
 
 
-def test_a_failed_run_of_a_sweep_shorter_its_checkpoint(tmp_path: Path) -> None:
+def test_a_failed_run_of_a_sweep_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     sweep = ("seed=0,1", *FEW, f"hydra.sweep.dir={tmp_path / 'sweep'}")
     first, _ = expt.sweep(*sweep)
     last = RunPaths(first.folder).last

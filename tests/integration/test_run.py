@@ -122,7 +122,7 @@ class Net(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize(("calls", "parts"), [(0, 1), (5, 2)])
+@pytest.mark.parametrize(("calls", "parts"), [(0, 1), (4, 1), (5, 2)])
 def test_parameters_without_gradient_are_named(calls: int, parts: int, tmp_path: Path) -> None:
     """Name them in the step itself, which DistributedDataParallel does a step late, or never."""
     (tmp_path / "idle.py").write_text(UNUSED)

@@ -18,6 +18,7 @@ from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composer
 from tests.facade import Capture, Patch, run, start
+from tests.faults.running import wait_until
 
 SMALL = ("epochs=1", "dataset.train_limit=320")
 GRID = ("model=mlp,convnet", "optimizer.lr=0.1,0.01", "world_size=1", *SMALL)
@@ -123,13 +124,16 @@ def test_hydras_own_launcher_gives_the_same_numbers(grid: Path, tmp_path: Path) 
 def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
     """Each would start on GPU 0 by itself."""
     machine = {"EXPT_SIMULATED_GPUS": "3", "EXPT_LOCKS": str(tmp_path / "locks")}
-    words = ("-m", "gpus=1,2", "seed=0,1", "batch_size=60", *SMALL)
-    both = [
-        start(*words, f"hydra.sweep.dir={name}", cwd=tmp_path, **machine) for name in ("a", "b")
-    ]
+    words = ("-m", "gpus=1,2", "seed=0,1", "batch_size=60", "dataset.train_limit=320")
+    first = start(*words, "epochs=30", "hydra.sweep.dir=a", cwd=tmp_path, **machine)
+    wait_until(lambda: [*tmp_path.glob("a/*/metrics.jsonl")])
+    both = [first, start(*words, "epochs=1", "hydra.sweep.dir=b", cwd=tmp_path, **machine)]
+    said = ""
     for process in both:
-        _, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=90)
         assert process.returncode == 0, err
+        said += out
+    assert "in use by another expt command" in said
     a, b = spans(tmp_path / "a"), spans(tmp_path / "b")
     assert sorted(len(devices) for _, _, devices in a) == [1, 1, 2, 2]
     for device in "012":

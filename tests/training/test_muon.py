@@ -77,7 +77,7 @@ def test_it_is_torchs_muon_beside_torchs_adamw(unguarded: bool) -> None:
     assert not same(ours, net())
 
 
-def test_it_shorter_its_state_to_the_same_bits() -> None:
+def test_it_goes_on_from_its_state_to_the_same_bits() -> None:
     whole, resumed = net(), net()
     first = build_optimizer(Muon(**SETTINGS), whole)
     train(whole, [first], 3)
