@@ -10,7 +10,6 @@ import collections
 import functools
 import itertools
 import math
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +30,9 @@ from expt.data.image_files import (
 )
 from expt.data.kinds import DatasetConfig
 from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
-from expt.errors import ConfigError, DataError, did_you_mean, first_line, listed, warn
+from expt.errors import ConfigError, DataError, did_you_mean, listed, warn
 from expt.features import NO_TARGET, Columns, Feature, Features, Image, Tokens
+from expt.inference.arrays import are_arrays, array_of, as_tensor, samples_of
 from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ Sample: TypeAlias = Any
 batch's dimension.
 """
 ARRAYS = (".npy", ".npz")
-NAMES = ("x", "images", "inputs")
-"""The names of the array that is taken from an .npz with several."""
 OURS = ("path", "row", "class", "probability", "labels", "target")
 """Columns of predictions, which those of a table do not take the place of."""
 _AHEAD = 2  # batches of pictures that are read while one is computed
@@ -159,7 +157,7 @@ class Inputs:
         return [str(path)]
 
     def _open(self, path: str) -> Any:
-        array = _samples_of(path)
+        array = samples_of(path)
         shape, sizes = array.shape[1:], self.feature.shapes
         wanted = sizes.get("channels"), *sizes.get("image_size", ())
         if len(wanted) > 1 and len(shape) <= 3 and (1,) * (3 - len(shape)) + shape != wanted:
@@ -200,7 +198,7 @@ class Pictures(Inputs):
         return build_transforms(getattr(self.dataset, "eval_transforms", None) or ())
 
     def _batch(self, samples: Sample) -> Tensor:
-        images = as_tensor(samples) if _are_arrays(samples) else self.picture(samples)[0]
+        images = as_tensor(samples) if are_arrays(samples) else self.picture(samples)[0]
         images = images.unsqueeze(0) if images.dim() == 3 else images
         if images.dim() != 4 or images.shape[1] != (channels := self.feature.channels):
             raise ConfigError(
@@ -249,7 +247,7 @@ class Pictures(Inputs):
 
     def _open(self, path: str) -> np.ndarray:
         """Return images, or one, as [n, C, H, W]."""
-        array, channels, size = _samples_of(path), self.feature.channels, self.feature.image_size
+        array, channels, size = samples_of(path), self.feature.channels, self.feature.image_size
         if array.dtype.kind != "f" and array.dtype != "uint8":
             raise ConfigError(f"{path}: holds {array.dtype}; give uint8, or floats from 0 to 1")
         shapes = [(channels, *size), (*size, channels), *([size] if channels == 1 else [])]
@@ -319,8 +317,9 @@ class Rows(Inputs):
         return Encoder(self.feature.names, self.feature.encoded, self.feature.scales)
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
-        are_arrays = _are_arrays(samples)
-        return super().__call__(samples) if are_arrays else self._batch(self._coded(samples))
+        if are_arrays(samples):
+            return super().__call__(samples)
+        return self._batch(self._coded(samples))
 
     def _batch(self, samples: Sample) -> Tensor:
         rows, number = as_tensor(samples).double(), len(self.feature.names)
@@ -470,54 +469,3 @@ _BY_FEATURE: Mapping[type[Feature], type[Inputs]] = {Image: Pictures, Columns: R
 def inputs_of(dataset: DatasetConfig, features: Features, device: Any = "cpu") -> Inputs:
     """Return the inputs of a run's model, by its dataset and the features in its record."""
     return _BY_FEATURE.get(type(features.inputs), Inputs)(dataset, features, device)
-
-
-def _are_arrays(given: Any) -> bool:
-    """Return whether samples are numbers already: a tensor, an array, or several."""
-    import numpy as np
-    from torch import Tensor
-
-    if isinstance(given, list | tuple):
-        return any(map(_are_arrays, given))
-    return isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind != "O")
-
-
-def as_tensor(given: Any) -> Tensor:
-    """Return a tensor, or that of an array. Raise ConfigError for another value."""
-    import numpy as np
-    import torch
-
-    if isinstance(given, torch.Tensor):
-        return given
-    if isinstance(given, np.ndarray):
-        return torch.from_numpy(given if given.flags.writeable else given.copy())
-    raise ConfigError(f"a {type(given).__name__}: give a tensor or an array")
-
-
-def _samples_of(path: str) -> np.ndarray:
-    """Return the array of a file. Raise ConfigError for one that has no samples of numbers."""
-    array = array_of(path)
-    if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
-        raise ConfigError(
-            f"{path}: is {list(array.shape)} of {array.dtype}; give samples of numbers"
-        )
-    return array
-
-
-def array_of(path: str) -> np.ndarray:
-    """Return the array of a .npy, mapped into memory, or that of an .npz that has one of NAMES."""
-    import numpy as np
-
-    try:
-        if path.lower().endswith(".npy"):
-            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-            return array
-        with np.load(path, allow_pickle=False) as file:
-            names = [name for name in file.files if name in NAMES or len(file.files) == 1]
-            if not names:
-                has = ", ".join(file.files) or "none"
-                raise ConfigError(f"{path}: holds the arrays {has}; call one {' or '.join(NAMES)}")
-            array = file[names[0]]
-            return array
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read ({first_line(error)}); replace it") from error

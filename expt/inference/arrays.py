@@ -1,0 +1,66 @@
+"""Arrays and tensors as samples, in a program or in files of numpy."""
+
+from __future__ import annotations
+
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+from expt.errors import ConfigError, DataError, first_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+NAMES = ("x", "images", "inputs")
+"""The names of the array that is taken from an .npz with several."""
+
+
+def are_arrays(given: Any) -> bool:
+    """Return whether samples are numbers already: a tensor, an array, or several."""
+    import numpy as np
+    from torch import Tensor
+
+    if isinstance(given, list | tuple):
+        return any(map(are_arrays, given))
+    return isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind != "O")
+
+
+def as_tensor(given: Any) -> Tensor:
+    """Return a tensor, or that of an array. Raise ConfigError for another value."""
+    import numpy as np
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        return given
+    if isinstance(given, np.ndarray):
+        return torch.from_numpy(given if given.flags.writeable else given.copy())
+    raise ConfigError(f"a {type(given).__name__}: give a tensor or an array")
+
+
+def samples_of(path: str) -> np.ndarray:
+    """Return the array of a file. Raise ConfigError for one that has no samples of numbers."""
+    array = array_of(path)
+    if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"{path}: is {list(array.shape)} of {array.dtype}; give samples of numbers"
+        )
+    return array
+
+
+def array_of(path: str) -> np.ndarray:
+    """Return the array of a .npy, mapped into memory, or that of an .npz that has one of NAMES."""
+    import numpy as np
+
+    try:
+        if path.lower().endswith(".npy"):
+            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+            return array
+        with np.load(path, allow_pickle=False) as file:
+            names = [name for name in file.files if name in NAMES or len(file.files) == 1]
+            if not names:
+                has = ", ".join(file.files) or "none"
+                raise ConfigError(f"{path}: holds the arrays {has}; call one {' or '.join(NAMES)}")
+            array = file[names[0]]
+            return array
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read ({first_line(error)}); replace it") from error
