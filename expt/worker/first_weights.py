@@ -222,7 +222,8 @@ def _word(chosen: State) -> str:
 
 def _kind(chosen: State) -> str:
     """Return a name that is equal for optimizers with the same state."""
-    return _word(chosen).removesuffix("w")
+    word = _word(chosen)
+    return "adam" if word == "adamw" else word
 
 
 def _is_same_schedule(before: State, now: State) -> bool:
