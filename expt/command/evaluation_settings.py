@@ -166,9 +166,10 @@ def _dataset(then: Mapping[str, Any], features: Features, asked: Asked) -> dict[
     that are left open, where other files of it are measured.
     """
     own = None if "_target_" in then else then["name"]
-    known = {**features.inputs.settings, **features.targets.settings}
+    known = {**features.inputs.settings}
     is_other = asked.values.get("dataset") not in (None, own)
     if is_other:
+        known |= features.targets.settings
         composer = Composer(own_folders(asked.config_dir, asked.words))
         node = composer.settings(asked.words, sweep=False)["dataset"]
         known |= {key: then.get(key) for key in ("mean", "std")}

@@ -228,6 +228,10 @@ class Anything(Feature):
         channels, *size = (1,) * (3 - len(self.shape)) + self.shape
         return {"channels": channels, "image_size": tuple(size)}
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {}
+
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return the predictions of a custom task by their names."""
         from torch import Tensor
