@@ -43,7 +43,7 @@ MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
 MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_450, 213, 43_030
 MAX_LINES = {
-    "command": 5_175, "config": 3_110, "dashboards": 1_635, "data": 7_660, "features": 910,
+    "command": 5_175, "config": 3_110, "dashboards": 1_635, "data": 7_660, "features": 911,
     "inference": 1_530, "launch": 3_140, "models": 1_030, "planning": 275, "python": 675,
     "runs": 5_320, "search": 1_550, "tasks": 1_555, "training": 3_480, "worker": 4_135,
 }  # fmt: skip
