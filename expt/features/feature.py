@@ -82,6 +82,15 @@ class Feature:
         """The same in its own units, as it stands in a table."""
         return dataclasses.replace(self, scales={})
 
+    def in_units(self, values: Tensor) -> Tensor:
+        """Return standardised values, T for each sample, in their own units."""
+        import torch  # late: the driver has none
+
+        scales = [*self.scales.values()]
+        mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
+        rows = values.reshape(-1, len(scales)).double()
+        return torch.addcmul(mean, rows, deviation).reshape(values.shape).to(values.dtype)
+
     @property
     def shapes(self) -> Mapping[str, Any]:
         """The keywords of sizes that a model may ask for."""

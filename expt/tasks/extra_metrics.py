@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +14,8 @@ from torch import Tensor
 from expt.config import secrets, user_class
 from expt.config.constraints import Target
 from expt.data.loading import Batch, mapped
-from expt.errors import ConfigError, described, is_out_of_memory
+from expt.errors import ConfigError, described, is_out_of_memory, warn
+from expt.features import Anything, Feature
 from expt.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -21,10 +23,19 @@ if TYPE_CHECKING:
 
 
 class ExtraMetrics:
-    """Metrics by name that only evaluations measure; empty between two of them."""
+    """Metrics by name that only evaluations measure; empty between two of them.
 
-    def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        self._metrics = metrics
+    They get standardised targets and their predictions in the targets' own units.
+    """
+
+    def __init__(
+        self, metrics: Mapping[str, Metric], targets: Feature | None = None, *, warns: bool = False
+    ) -> None:
+        self._metrics, self._warns = metrics, warns
+        self._targets = targets or Anything()
+        self._has_warned = False
+        self._are_nan: set[str] = set()
+        """The metrics that were nan once, which is said once."""
         self._batches = 0
         self._given: tuple[Any, Any] = (None, None)
         """The last predictions and targets."""
@@ -45,11 +56,27 @@ class ExtraMetrics:
         """Count a batch. Raises ConfigError for a metric that does not take it."""
         if batch.weightless or not self._metrics:
             return
-        predictions, targets = task.predictions(outputs, batch)
+        predictions, targets = self._in_units(*task.predictions(outputs, batch))
         self._given, self._batches = (predictions, targets), self._batches + 1
         for name, metric in self._metrics.items():
             with _explained(name, metric, self._given):
                 metric.update(predictions, targets)
+
+    def _in_units(self, predictions: Any, targets: Any) -> tuple[Any, Any]:
+        number = len(self._targets.scales)
+        if not number:
+            return predictions, targets
+        for values in (predictions, targets):
+            if not isinstance(values, Tensor) or values[:1].numel() != number:
+                if self._warns and not self._has_warned:
+                    warn(
+                        f"{', '.join(self._metrics)}: measured on standardised targets, because"
+                        f" they and the predictions are not {number} a sample: targets"
+                        f" {described(targets)}, predictions {described(predictions)}"
+                    )
+                self._has_warned = True
+                return predictions, targets
+        return self._targets.in_units(predictions), self._targets.in_units(targets)
 
     @torch.no_grad()
     def try_out(self, task: Task, outputs: Any, batch: Batch) -> None:
@@ -98,7 +125,19 @@ class ExtraMetrics:
         self._batches = 0
         # The same on all workers
         found: dict[str, float] = next(theirs for theirs in gather(values) if theirs is not None)
+        self._warn_of_nan(found)
         return found
+
+    def _warn_of_nan(self, found: Mapping[str, float]) -> None:
+        fresh = {name for name, value in found.items() if math.isnan(value)} - self._are_nan
+        self._are_nan |= fresh
+        for name in fresh if self._warns else ():
+            kind, given = type(self._metrics[name]).__name__, map(_range, self._given)
+            predictions, targets = given
+            warn(
+                f"task.metrics.{name}: {kind} is nan for these predictions ({predictions}) and"
+                f" targets ({targets}); choose a metric that is defined for them"
+            )
 
     def _value(self, name: str, everyones: Sequence[Sequence[Mapping[str, Any]]]) -> float:
         metric = self._metrics[name]
@@ -123,8 +162,21 @@ class ExtraMetrics:
                 setattr(part, name, [entry for state in states for entry in state])
 
 
-def build(configured: Mapping[str, Target], device: torch.device) -> ExtraMetrics:
-    """Return metrics by name; raise ConfigError without torchmetrics, or for another class."""
+def _range(values: Any) -> str:
+    """Return the range of a batch's numbers."""
+    if not isinstance(values, Tensor) or not values.numel():
+        return described(values)
+    low, high = values.double().aminmax()
+    return f"in the last batch {low:.4g} to {high:.4g}"
+
+
+def build(
+    configured: Mapping[str, Target], device: torch.device, targets: Feature, *, warns: bool
+) -> ExtraMetrics:
+    """Return metrics by name of such `targets`.
+
+    Raises ConfigError without torchmetrics, or for another class.
+    """
     if not configured:
         return ExtraMetrics({})
     try:
@@ -142,7 +194,7 @@ def build(configured: Mapping[str, Target], device: torch.device) -> ExtraMetric
                 raise ConfigError(
                     "sync_on_compute=false: would leave other workers' samples out; leave it out"
                 )
-    return ExtraMetrics(metrics)
+    return ExtraMetrics(metrics, targets, warns=warns)
 
 
 def _parts(metric: Metric) -> list[Metric]:

@@ -38,24 +38,31 @@ class Config(TaskConfig):
 
     def build(self, facts: Facts) -> Task:
         """Return the task."""
-        return Regression(self.loss, getattr(facts.targets, "origin", 0.0))
+        deviations = [deviation for _, deviation in facts.targets.scales.values()]
+        return Regression(self.loss, getattr(facts.targets, "origin", 0.0), deviations)
 
 
 class Regression(Task):
     """Outputs and targets [B, ...] of one shape, each value counted once; [B, 1] fits [B] too.
 
     R^2 is 1 - (squared error) / (variance of the target), over the whole split; of targets [B, T]
-    the mean over the T, as scikit-learn has it.
+    the mean over the T, as scikit-learn has it. The metrics of standardised targets are in the
+    targets' own units, and the loss, which is minimised, in deviations.
     """
 
     metrics = Config.METRICS
     weight_is_samples = True
 
-    def __init__(self, loss: Loss = "mse", origin: float | Sequence[float] = 0.0) -> None:
+    def __init__(
+        self,
+        loss: Loss = "mse",
+        origin: float | Sequence[float] = 0.0,
+        deviations: Sequence[float] = (),
+    ) -> None:
         """Take the moments of the targets from `origin`, a number near which they lie, or one each.
 
         Where their mean is N times their deviation, those from 0 would lose 2 log10(N) digits of
-        R^2.
+        R^2. The `deviations` are those by which targets are standardised, one each, if they are.
         """
         from torch.nn import functional
 
@@ -65,8 +72,10 @@ class Regression(Task):
             "huber": functional.huber_loss,
         }
         self._loss = losses[loss]
-        self._origin = [origin] if isinstance(origin, int | float) else [*origin]
-        self._origins: Tensor | None = None
+        origins = [origin] if isinstance(origin, int | float) else [*origin]
+        self._origin = origins * len(deviations) if len(deviations) > len(origins) else origins
+        self._units = [*deviations] or [1.0] * len(self._origin)
+        self._constants: Tensor | None = None
 
     @property
     def sums(self) -> Mapping[str, int]:
@@ -87,22 +96,29 @@ class Regression(Task):
         """Return both errors, and the targets' moments from `origin`, in float64."""
         predicted, targets = (tensor.double() for tensor in aligned(outputs, batch.targets))
         error, count, number = predicted - targets, targets.numel(), len(self._origin)
+        if number == 1:
+            error, targets = error * self._units[0], (targets - self._origin[0]) * self._units[0]
+        else:
+            error, targets = self._rows(error, targets, number)
         found = {"mae": (error.abs().sum(), count), "squared_error": (error.square().sum(), count)}
         if number == 1:
-            targets = targets - self._origin[0]
             found["target"] = (targets.sum(), count)
             found["squared_target"] = (targets.square().sum(), count)
             return found
+        each = {"squared_errors": error.square(), "target": targets}
+        each["squared_target"] = targets.square()
+        return {**found, **{name: (values.sum(0), len(targets)) for name, values in each.items()}}
+
+    def _rows(self, error: Tensor, targets: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Return both float64 [B, T] in units, the targets from their origins."""
         if targets[:1].numel() != number:
             raise DataError(
                 f"a batch's targets are {list(targets.shape)}, and the first sample's are {number}"
             )
-        if self._origins is None:  # once: it waits for a GPU
-            self._origins = targets.new_tensor(self._origin)
-        rows = targets.reshape(-1, number) - self._origins
-        each = {"squared_errors": error.reshape(-1, number).square(), "target": rows}
-        each["squared_target"] = rows.square()
-        return {**found, **{name: (values.sum(0), len(rows)) for name, values in each.items()}}
+        if self._constants is None:  # once: it waits for a GPU
+            self._constants = targets.new_tensor([self._origin, self._units])
+        origins, units = self._constants
+        return error.reshape(-1, number) * units, (targets.reshape(-1, number) - origins) * units
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Return them in float32 or float64."""

@@ -188,7 +188,12 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
         precision=built.precision,
         task=task,
         strategy=strategy,
-        extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
+        extra_metrics=extra_metrics.build(
+            only_in_evaluations(config.task),
+            worker.device,
+            data.info.features.targets,
+            warns=worker.rank == 0,
+        ),
         optimizer=optimizer,
         scheduler=build_scheduler(config, optimizer, steps_per_epoch=len(data.train)),
         scheduler_interval=getattr(config.scheduler, "interval", "step"),

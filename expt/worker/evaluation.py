@@ -80,7 +80,9 @@ def measure_weights(
         precision=Precision(config.amp, worker.device),
         task=task,
         strategy=Strategy(model.model),
-        extra_metrics=extra_metrics.build(only_in_evaluations(config.task), worker.device),
+        extra_metrics=extra_metrics.build(
+            only_in_evaluations(config.task), worker.device, targets, warns=worker.rank == 0
+        ),
     )
     shows = config.tensorboard.images is not False
     pictures = build_pictures(config, data.features) if shows else None

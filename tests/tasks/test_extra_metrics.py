@@ -12,14 +12,15 @@ from torch import Tensor
 from expt.config.constraints import Target
 from expt.data.loading import Batch
 from expt.errors import ConfigError
-from expt.tasks import extra_metrics
+from expt.features import Anything, Numbers
 from expt.tasks.classification import Classification
-from expt.tasks.extra_metrics import ExtraMetrics
+from expt.tasks.extra_metrics import ExtraMetrics, build
 from expt.tasks.regression import Regression
-from expt.tasks.task import Task
+from expt.tasks.sums import Sums
+from expt.tasks.task import Sum, Task
 from expt.training.collectives import Worker, gather_across_workers
 from tests.conftest import Configured
-from tests.facade import as_typed, run
+from tests.facade import Capture, as_typed, run
 from tests.late import Late
 from tests.ranks import together
 
@@ -120,7 +121,7 @@ def test_a_metric_that_cannot_be_built_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"task\.metrics\.auroc") as caught:
-        extra_metrics.build({"auroc": Target(target=target, kwargs=arguments)}, CPU)
+        build({"auroc": Target(target=target, kwargs=arguments)}, CPU, Anything(), warns=False)
     assert told in str(caught.value)
     assert not any(tmp_path.iterdir()), "it was not called"
 
@@ -154,6 +155,62 @@ def test_one_target_of_a_table_is_measured_as_torchmetrics_takes_it() -> None:
     assert values_of(task, columns, found) == expected
     pair = task.predictions(torch.zeros(4, 2), Batch(None, torch.zeros(4, 2), 4))
     assert [each.shape for each in pair] == [(4, 2)] * 2, "several stay as they are"
+
+
+class Squares(Task):
+    """A custom task, which knows nothing of units."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        return (outputs - batch.targets).square().sum(), len(outputs)
+
+
+SCALES = {"price": (250_000.0, 70_000.0), "rooms": (5.0, 1.5)}
+
+
+@pytest.mark.parametrize("names", [("price",), ("price", "rooms")])
+def test_metrics_of_standardised_targets_are_in_their_own_units(names: tuple[str, ...]) -> None:
+    scales = {name: SCALES[name] for name in names}
+    targets = Numbers(names=names, shape=(len(names),), scales=scales)
+    mean, deviation = torch.tensor([*scales.values()], dtype=torch.float64).T
+    made = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(2, size, len(names), generator=made) for size in SIZES]
+    batches = [Batch(outputs, truth, len(truth)) for outputs, truth in drawn]
+    predicted, truth = (torch.cat(both) * deviation + mean for both in zip(*drawn, strict=True))
+    error = truth - predicted
+    deviations = deviation.tolist()
+    for origin in (0.0, tuple(0.1 for _ in names)):
+        task = Regression(origin=origin, deviations=deviations)
+        sums = Sums(task, CPU, learns=False)
+        for batch in batches:
+            sums.add(task.loss(batch.inputs, batch), batch.inputs, batch)
+        found = sums.averages(sums.values).values
+        assert found["mae"] == pytest.approx(float(error.abs().mean()))
+        assert found["rmse"] == pytest.approx(float(error.square().mean().sqrt()))
+        r2 = 1 - error.square().sum(0) / (truth - truth.mean(0)).square().sum(0)
+        assert found["r2"] == pytest.approx(float(r2.mean()))
+        assert found["loss"] == pytest.approx(float((error / deviation).square().mean()), rel=1e-5)
+    for either in (Regression(deviations=deviations), Squares()):
+        percent = ExtraMetrics({"mape": torchmetrics.MeanAbsolutePercentageError()}, targets)
+        expected = float((error / truth).abs().mean())
+        assert values_of(either, batches, percent)["mape"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_metric_in_deviations_and_one_that_is_nan_are_said_once(capfd: Capture) -> None:
+    targets = Numbers(names=("price",), shape=(1,), scales={"price": (5.0, 4.0)})
+    both = torch.tensor([[1.0], [-2.0]])
+    log = {"msle": torchmetrics.MeanSquaredLogError()}
+    found = ExtraMetrics(log, targets, warns=True)
+    for _ in range(2):
+        assert torch.tensor(values_of(Regression(), [Batch(both, both, 2)], found)["msle"]).isnan()
+    said = capfd.readouterr().err
+    assert said.count("task.metrics.msle: MeanSquaredLogError is nan") == 1
+    assert "-3 to 9" in said
+    error = ExtraMetrics({"error": torchmetrics.MeanSquaredError()}, targets, warns=True)
+    pairs = both.repeat(1, 2)
+    as_pairs = Batch(pairs, pairs, 2)
+    for _ in range(2):
+        assert values_of(Squares(), [as_pairs], error) == {"error": 0.0}
+    assert capfd.readouterr().err.count("measured on standardised targets") == 1
 
 
 @pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all")
