@@ -1,0 +1,186 @@
+"""Checks of whether results depend on how samples are batched, which pages promise they don't.
+
+They compare the outputs of a few samples of the first batch with those of each half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from expt.config.constraints import Target
+from expt.config.schema import RunConfig
+from expt.data.loading import Batch, leaves, mapped
+from expt.errors import ConfigError, warn
+from expt.training import batch_norm, collectives, random_state
+from expt.training.collectives import Worker
+from expt.training.learner import Learner
+from expt.training.strategy import in_parts
+
+SAMPLES = 8
+NEAR, ABOUT = 0.01, 0.2
+"""The share of the largest number by which others may differ; ABOUT in 16 bits."""
+DROPOUTS = tuple(
+    one for name, one in vars(nn).items() if "Dropout" in name and isinstance(one, type)
+)
+
+
+def checked(
+    batches: Iterator[Batch],
+    learner: Learner,
+    config: RunConfig,
+    worker: Worker,
+    samples: int | None,
+) -> Iterator[Batch]:
+    """Yield the batches, after checks with the first one; `samples` is their number, if known.
+
+    Warns where a sample's outputs depend on others of its batch, and raises ConfigError where
+    workers would gather unequal shares of the last batch. A collective.
+    """
+    for number, batch in enumerate(batches):
+        if not number and not batch.weightless:
+            eager = torch.compiler.set_stance("force_eager") if learner.compiled else None
+            with random_state.kept(worker.device), eager or contextlib.nullcontext():
+                _check(learner, batch, config, worker, samples)
+        yield batch
+
+
+def _check(
+    learner: Learner, batch: Batch, config: RunConfig, worker: Worker, samples: int | None
+) -> None:
+    number, left = config.gradient_accumulation, (samples or 0) % config.batch_size
+    parts = left % worker.world_size if not config.drop_last else 0
+    of_own = {one for one in ("model", "task") if isinstance(getattr(config, one), Target)}
+    gathers = bool(of_own and (parts or number != 1)) and _gathers(learner, batch, worker)
+    if gathers and parts:
+        raise ConfigError(
+            f"drop_last=false: an epoch's last batch has {left} samples, which are unequal shares"
+            f" of {worker.world_size} workers, and the model or the loss gathers them; use"
+            " drop_last=true"
+        )
+    if worker.rank:
+        return
+    if "model" in of_own and _depends(learner, batch, trains=False):
+        warn(
+            "model: in an evaluation a sample's outputs depend on the others of its batch (as by a"
+            " batch norm without running statistics, or a mean over dimension 0), so that metrics"
+            " depend on eval_batch_size and world_size"
+        )
+    norms = batch_norm.is_in(learner.module)
+    if number == 1 or (number == "auto" and norms):  # which reports it once it takes fewer
+        return
+    depends = gathers or _depends(learner, batch, trains=True)
+    if norms if depends is None else depends:
+        why = "batch norms normalise over" if norms else "the model or the loss compares"
+        share = -(-batch.global_size // worker.world_size)
+        fewer = "fewer where memory lacks" if number == "auto" else f"{-(-share // number)}"
+        warn(
+            f"gradient_accumulation={number}: {why} the samples that a worker has at a time,"
+            f" {fewer} and not {share}, so that the curve is not that of gradient_accumulation=1"
+        )
+
+
+def _depends(learner: Learner, batch: Batch, *, trains: bool) -> bool | None:
+    """Return whether outputs of a few samples differ from those of the halves.
+
+    None where that can't be seen: samples that can't be cut, noise, a model that can't be copied.
+    """
+    few = mapped(torch.clone, in_parts(batch, SAMPLES)[0])
+    halves = in_parts(few, -(-few.size // 2))
+    if few.size < 2 or len(halves) != 2:
+        return None
+    try:
+        with torch.no_grad(), collectives.alone():
+            whole, again = (_numbers(learner, [few], seed, trains=trains) for seed in (0, 1))
+            parts = _numbers(learner, halves, 2, trains=trains)
+    except Exception:  # many classes; training will raise it
+        return None
+    near = ABOUT if learner.precision.dtype else NEAR
+
+    def is_near(one: Tensor, other: Tensor) -> bool:
+        return bool((one - other).abs().max() <= near * one.abs().max())
+
+    if not all(map(is_near, whole, again)):
+        return None
+    return not all(map(is_near, whole, parts))
+
+
+def _numbers(
+    learner: Learner, batches: list[Batch], seed: int, *, trains: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs, one after another, and the sum of losses."""
+    module, task = copy.deepcopy((learner.module, learner.task))
+    batch_norm.part_from_workers(module.train(trains))
+    for layer in module.modules():
+        if isinstance(layer, DROPOUTS):
+            layer.eval()
+    random_state.seed(seed)
+    found, total = list[Tensor](), torch.zeros((), dtype=torch.float64)
+    for batch in copy.deepcopy(batches):
+        batch = batch._replace(global_size=batch.size)
+        with learner.precision.autocast():
+            outputs = task.forward(module, batch)
+            loss = task.training_loss if trains else task.loss
+            total += float(loss(outputs, batch)[0])
+        found += [
+            each.detach().double().flatten(1)
+            for each in leaves(outputs)
+            if each.dim() and len(each) == batch.size
+        ]
+    return (torch.cat([each.flatten() for each in found]) if found else torch.zeros(1)), total
+
+
+def _gathers(learner: Learner, batch: Batch, worker: Worker) -> bool:
+    """Return whether workers gather as many values as each has samples; a collective.
+
+    Not where they have exchanged integers before, as to pad unequal shares.
+    """
+    number = min(SAMPLES, batch.global_size // worker.world_size)
+    if worker.world_size == 1 or number < 2 or len({*map(len, leaves(batch[:2]))}) > 1:
+        return False
+    try:
+        more, fewer = (_exchanged(learner, batch, each) for each in (number, number - 1))
+    except Exception:  # training will raise it
+        return False
+    pairs = enumerate(zip(more, fewer, strict=False))
+    first = next((at for at, (one, other) in pairs if one.size != other.size), len(more))
+    return first < len(more) and not any(one.is_integer for one in more[:first])
+
+
+def _exchanged(learner: Learner, batch: Batch, number: int) -> list[_Exchanged]:
+    """Return the tensors that this worker gave away in a step's forward pass."""
+    inputs, targets = mapped(lambda one: one[:number].clone(), (batch.inputs, batch.targets))
+    few = batch._replace(inputs=inputs, targets=targets, global_size=batch.global_size)
+    module, task = copy.deepcopy((learner.module, learner.task))
+    with torch.no_grad(), learner.precision.autocast(), _Exchanges() as found:
+        task.training_loss(task.forward(module.train(), few), few)
+    return found.seen
+
+
+class _Exchanged(NamedTuple):
+    size: int
+    is_integer: bool
+
+
+class _Exchanges(TorchDispatchMode):
+    """Notes the tensors that collectives of torch.distributed get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[_Exchanged] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if "c10d" in func.name():
+            tensors = [*leaves(args)]
+            size = sum(one.numel() for one in tensors)
+            is_integer = not any(one.is_floating_point() for one in tensors)
+            self.seen.append(_Exchanged(size, is_integer))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,90 @@
+"""Results that depend on how samples are batched, where pages promise equal ones."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.facade import as_typed, run
+
+OWN = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.nn.functional import all_gather
+import expt
+
+class Net(nn.Module):
+    def __init__(self, norm=None, centre=False, **sizes):
+        super().__init__()
+        norms = {None: nn.Identity(), "batch": nn.BatchNorm1d(64, track_running_stats=False),
+            "layer": nn.LayerNorm(64)}
+        self.layers = nn.Sequential(nn.Flatten(), norms[norm], nn.Dropout(0.5), nn.Linear(64, 10))
+        self.centre = centre
+
+    def forward(self, x):
+        return self.layers(x - x.mean(0) if self.centre else x)
+
+class Contrast(expt.Task):
+    def __init__(self, gathers="no"):
+        self.gathers = gathers
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
+
+    def training_loss(self, outputs, batch):
+        every = own = nn.functional.normalize(outputs)
+        if self.gathers == "padded":
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+            dist.all_gather(sizes, torch.tensor([len(own)]))
+            missing = own.new_zeros(max(map(int, sizes)) - len(own), own.shape[1])
+            found = zip(all_gather(torch.cat((own, missing))), sizes)
+            every = torch.cat([each[:int(size)] for each, size in found])
+        elif self.gathers == "yes":
+            every = torch.cat(all_gather(own))
+        return (own @ every.T).exp().sum(1).log().sum(), len(own)
+"""
+
+MODEL, ACCUMULATION = "model: in an evaluation", "gradient_accumulation=2: "
+CONTRAST = "task={_target_: own_batches.Contrast, gathers: %s}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model=convnet", "gradient_accumulation=2"], [ACCUMULATION]),
+        (["model=mlp", "model.dropout=0.5", "gradient_accumulation=2"], []),
+        (["model=convnet"], []),
+        (["model={_target_: own_batches.Net, norm: batch}"], [MODEL]),
+        (["model={_target_: own_batches.Net, norm: layer}", "gradient_accumulation=2"], []),
+        (
+            ["model={_target_: own_batches.Net, centre: true}", "gradient_accumulation=2"],
+            [MODEL, ACCUMULATION],
+        ),
+        ([CONTRAST % "no", "gradient_accumulation=2"], [ACCUMULATION]),
+        ([CONTRAST % "no"], []),
+        ([CONTRAST % "yes", "gradient_accumulation=2", "world_size=2"], [ACCUMULATION]),
+        ([CONTRAST % "padded", "drop_last=false", "world_size=2", "batch_size=100"], []),
+    ],
+)
+def test_a_curve_that_is_not_the_same_is_said(
+    words: list[str], said: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "own_batches.py").write_text(OWN)
+    more = as_typed("epochs=1 dataset.train_limit=300 tensorboard.images=false hydra.run.dir=run")
+    alone = [] if "world_size=2" in words else ["world_size=1"]
+    done = run(*words, *alone, *more, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [line.removeprefix("warning: ") for line in done.stderr.splitlines()]
+    about = [line.removeprefix("[rank 0] ") for line in found if "curve" in line or MODEL in line]
+    assert [line.startswith(start) for line, start in zip(about, said, strict=True)] == [
+        True for _ in said
+    ]
+
+
+def test_workers_do_not_gather_unequal_shares_of_a_last_batch(tmp_path: Path) -> None:
+    (tmp_path / "own_batches.py").write_text(OWN)
+    words = as_typed("epochs=1 batch_size=100 world_size=2 hydra.run.dir=run")  # 93 are left
+    done = run(*words, CONTRAST % "yes", "drop_last=false", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "drop_last=false: " in done.stderr
+    assert "drop_last=true" in done.stderr
