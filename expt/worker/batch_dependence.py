@@ -38,17 +38,28 @@ def checked(
     worker: Worker,
     samples: int | None,
 ) -> Iterator[Batch]:
-    """Yield the batches, after checks with the first one; `samples` is their number, if known.
+    """Yield the batches, with checks after the first step; `samples` is their number, if known.
 
     Warns where a sample's outputs depend on others of its batch, and raises ConfigError where
     workers would gather unequal shares of the last batch. A collective.
     """
-    for number, batch in enumerate(batches):
-        if not number and not batch.weightless:
-            eager = torch.compiler.set_stance("force_eager") if learner.compiled else None
-            with random_state.kept(worker.device), eager or contextlib.nullcontext():
-                _check(learner, batch, config, worker, samples)
-        yield batch
+    first = next(batches, None)
+    if first is None:
+        return
+    lengths = {*map(len, leaves((first.inputs, first.targets)))}
+    few = None if first.weightless or len(lengths) > 1 else _cut(first, SAMPLES)
+    yield first
+    if few is not None:
+        eager = torch.compiler.set_stance("force_eager") if learner.compiled else None
+        with random_state.kept(worker.device), eager or contextlib.nullcontext():
+            _check(learner, few, config, worker, samples)
+    yield from batches
+
+
+def _cut(batch: Batch, number: int) -> Batch:
+    """Return a copy of the first samples, which a step may change."""
+    inputs, targets = mapped(lambda one: one[:number].clone(), (batch.inputs, batch.targets))
+    return batch._replace(inputs=inputs, targets=targets)
 
 
 def _check(
@@ -91,24 +102,21 @@ def _depends(learner: Learner, batch: Batch, *, trains: bool) -> bool | None:
 
     None where that can't be seen: samples that can't be cut, noise, a model that can't be copied.
     """
-    few = mapped(torch.clone, in_parts(batch, SAMPLES)[0])
-    halves = in_parts(few, -(-few.size // 2))
-    if few.size < 2 or len(halves) != 2:
-        return None
-    try:
-        with torch.no_grad(), collectives.alone():
-            whole, again = (_numbers(learner, [few], seed, trains=trains) for seed in (0, 1))
-            parts = _numbers(learner, halves, 2, trains=trains)
-    except Exception:  # many classes; training will raise it
+    halves = in_parts(batch, -(-batch.size // 2))
+    if len(halves) != 2:
         return None
     near = ABOUT if learner.precision.dtype else NEAR
 
     def is_near(one: Tensor, other: Tensor) -> bool:
         return bool((one - other).abs().max() <= near * one.abs().max())
 
-    if not all(map(is_near, whole, again)):
+    try:
+        with torch.no_grad(), collectives.alone():
+            whole, again = (_numbers(learner, [batch], seed, trains=trains) for seed in (0, 1))
+            parts = _numbers(learner, halves, 2, trains=trains)
+        return None if not all(map(is_near, whole, again)) else not all(map(is_near, whole, parts))
+    except Exception:  # many classes, such as of outputs of other lengths
         return None
-    return not all(map(is_near, whole, parts))
 
 
 def _numbers(
@@ -142,7 +150,7 @@ def _gathers(learner: Learner, batch: Batch, worker: Worker) -> bool:
     Not where they have exchanged integers before, as to pad unequal shares.
     """
     number = min(SAMPLES, batch.global_size // worker.world_size)
-    if worker.world_size == 1 or number < 2 or len({*map(len, leaves(batch[:2]))}) > 1:
+    if worker.world_size == 1 or number < 2:
         return False
     try:
         more, fewer = (_exchanged(learner, batch, each) for each in (number, number - 1))
@@ -155,12 +163,11 @@ def _gathers(learner: Learner, batch: Batch, worker: Worker) -> bool:
 
 def _exchanged(learner: Learner, batch: Batch, number: int) -> list[_Exchanged]:
     """Return the tensors that this worker gave away in a step's forward pass."""
-    inputs, targets = mapped(lambda one: one[:number].clone(), (batch.inputs, batch.targets))
-    few = batch._replace(inputs=inputs, targets=targets, global_size=batch.global_size)
-    module, task = copy.deepcopy((learner.module, learner.task))
-    with torch.no_grad(), learner.precision.autocast(), _Exchanges() as found:
+    few = _cut(batch, number)
+    exchanges, (module, task) = _Exchanges(), copy.deepcopy((learner.module, learner.task))
+    with torch.no_grad(), learner.precision.autocast(), exchanges:
         task.training_loss(task.forward(module.train(), few), few)
-    return found.seen
+    return exchanges.seen
 
 
 class _Exchanged(NamedTuple):
@@ -172,7 +179,7 @@ class _Exchanges(TorchDispatchMode):
     """Notes the tensors that collectives of torch.distributed get."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[_Exchanged] = []
 
     def __torch_dispatch__(
