@@ -205,7 +205,7 @@ class Observer:
 
     def job_moved(self, job: Job, why: str) -> None:
         """Warn of a job that GPUs have failed before its first step, and that waits for others."""
-        warn(f"{job.paths.folder}: {why}; the run starts on another GPU")
+        warn(f"{job.paths.folder}: {why}; the run waits for another GPU")
 
     def job_ended(self, job: Job) -> None:
         """React to a job that has completed, was pruned, has failed, or was interrupted."""

@@ -369,7 +369,8 @@ class Pool:
         chosen = sorted(map(every.index, able[:few]))
         fix = f"use {instead(chosen)}" if chosen else "`expt doctor` says more"
         of = f"{len(wanted)} named" if demand.devices else len(wanted)
-        text = f"{demand.count} of {of} GPUs needed, {len({*able} & {*wanted})} can be used; {fix}"
+        left = len({*able} & {*wanted})
+        text = f"{demand.count} of {of} GPUs needed, {left} have not failed; {fix}"
         faults = {gpu: self._faults[gpu] for gpu in wanted if gpu in {*self._faults} - {*able}}
         return DeviceLost("\n".join((text, *faults.values())), gpus=faults)
 

@@ -31,7 +31,7 @@ from expt.config import constraints, groups, user_class
 from expt.config.schema import RunConfig
 from expt.data.build import Data, keep_doubles
 from expt.data.loading import Batch, leaves, mapped
-from expt.errors import ConfigError, ExptError, RunFailed, first_line, warn
+from expt.errors import ConfigError, ExptError, RunFailed, first_line, listed, warn
 from expt.machine import available_memory
 from expt.runs import checkpoint
 from expt.tasks.extra_metrics import ExtraMetrics
@@ -399,9 +399,23 @@ class _Comparison:
         )
         if first.startswith("the update") and isinstance(self._config.optimizer, groups.Muon):
             fix = "Muon enlarges the rounding of bfloat16; use strategy=ddp, or optimizer=adamw"
+        elif unsaved := self._unsaved():
+            fix = (
+                f"the model's buffer {listed(unsaved)} changes in steps and is in no checkpoint, by"
+                " persistent=False; leave that out, or compute it anew in each forward pass"
+            )
         elif first.startswith("the update") and self._when:
             fix = KEEP_STATE
         raise ConfigError(f"{_where(self._config)}: {first}{self._when}; {fix}")
+
+    def _unsaved(self) -> list[str]:
+        """Return the buffers that no checkpoint has and that a loaded model has lost."""
+        saved = self._whole.module.state_dict().keys() if self._when else ()
+        return [
+            name
+            for name, buffer, own in self._buffers()
+            if self._when and name not in saved and not torch.equal(buffer, own)
+        ]
 
     @contextlib.contextmanager
     def _failing(self, fix: str = "") -> Iterator[None]:

@@ -158,7 +158,7 @@ def test_two_bad_cards_is_own_fault(cards: Cards, tmp_path: Path, gpus: str, cod
     model = f"model={{_target_:odd.Faulty,gpus:{gpus}}}"
     done = run(model, "gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path)
     assert done.returncode == code, done.stderr
-    assert done.stderr.count("the run starts on another GPU") == 1
+    assert done.stderr.count("the run waits for another GPU") == 1
     if code:
         assert "torch.AcceleratorError: CUDA error" in done.stderr.rpartition("Traceback")[2]
     assert record(tmp_path / "r")["attempts"] == 1

@@ -109,7 +109,7 @@ def test_a_run_that_needs_more_gpus_than_are_left_is_told_so(world: World) -> No
     (large,) = jobs(world, "a", gpus=4)
     world.run(large, world.job("b", gpus=1), gpus=4)
     assert isinstance(large.error, DeviceLost)
-    assert "3 can be used; use gpus=[0,1]\nGPU 3 (uuid)" in str(large.error)
+    assert "3 have not failed; use gpus=[0,1]\nGPU 3 (uuid)" in str(large.error)
 
 
 def test_a_run_on_named_gpus_gets_no_others(world: World) -> None:

@@ -89,6 +89,20 @@ class Unsaved(Net):
         return inside * self.scale
 
 
+class Lost(Net):
+    """With a buffer that is not saved, and counts training steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Tensor
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    def more(self, inside: Tensor) -> Tensor:
+        if self.training:
+            self.count += 1
+        return inside * self.count
+
+
 class Listed(Net):
     """Computes with a weight in a list."""
 

@@ -86,12 +86,13 @@ EQUAL: Mapping[str, tuple[str, ...]] = {
 }
 COMMON = {
     *("mlp, average, clip, parts", "transformer", "ByNorm", "Penalised, even"),
-    *("a weight in a list", "Clipping", "Forgetful", "muon"),
+    *("a weight in a list", "Clipping", "Forgetful", "muon", "a lost buffer"),
 }
 """What the fast tests try, of both."""
 REFUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "a weight in a list": (model("Listed"), "gradient"),
     "a view in evaluations": (model("Viewed"), "output in an evaluation"),
+    "a lost buffer": (model("Lost"), "buffer count changes in steps and is in no checkpoint"),
     "a write": (model("Clamped"), "gradient"),
     "a buffer of a weight's memory": (model("Aliased"), "buffer view"),
     "muon": ((*UNEVEN, "model=mlp", "optimizer=muon"), "Muon enlarges the rounding of bfloat16"),
