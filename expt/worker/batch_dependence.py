@@ -100,10 +100,12 @@ def _check(
 def _depends(learner: Learner, batch: Batch, *, trains: bool) -> bool | None:
     """Return whether outputs of a few samples differ from those of the halves.
 
-    None where that can't be seen: samples that can't be cut, noise, a model that can't be copied.
+    None where that can't be seen: samples that can't be cut, noise, hooks, a model that can't be
+    copied.
     """
     halves = in_parts(batch, -(-batch.size // 2))
-    if len(halves) != 2:
+    # A copy shares its hooks, which may count their calls.
+    if len(halves) != 2 or any(vars(one)["_forward_hooks"] for one in learner.module.modules()):
         return None
     near = ABOUT if learner.precision.dtype else NEAR
 
