@@ -24,6 +24,7 @@ from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
+from expt.runs.grid import GridRecord, write_grid
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PRUNED, OfSearch, Record
 from expt.runs.view import leaderboard
@@ -69,6 +70,7 @@ class SearchCommand:
                 lambda *each: self._rounds(search, *each), display, (Diverged, OutOfMemory)
             )
         finally:
+            write_grid(sweep.folder, GridRecord(left_out=[*search.others]))
             sweep.outcome.notes += self._at_end(search)
             if not {COMPLETED, PRUNED} & {*sweep.outcome.ended.values()}:
                 for trial in search.trials:  # those of earlier commands that were bad
@@ -108,9 +110,9 @@ class SearchCommand:
         self._space = space = space_of(
             self._axes, settings.when, sweep.composer, self._settings_of, sweep.machine
         )
-        refuse_repetitions(space)
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         sweep.open()
+        refuse_repetitions(space, self._config_of)
         config = self._checked()
         goals, limits = goals_of(objective, config), limits_of(settings.constraints, config)
         sampler.check(settings.name, space, goals, limited=bool(limits))
