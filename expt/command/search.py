@@ -117,7 +117,13 @@ class SearchCommand:
         goals, limits = goals_of(objective, config), limits_of(settings.constraints, config)
         sampler.check(settings.name, space, goals, limited=bool(limits))
         rungs = rungs_of(settings, config, goals)
-        reader = Reader(space=space, goals=goals, limits=limits, differences=self._differences)
+        reader = Reader(
+            space=space,
+            goals=goals,
+            limits=limits,
+            differences=self._differences,
+            question=self._question,
+        )
         found = Search(sweep.folder, settings, reader, rungs, self._budget)
         self._warn_of_others(found.others)
         found.nearest = self._nearest
@@ -189,6 +195,27 @@ class SearchCommand:
         then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
         differing = keys.differing(then, now, "result")
         return [key.removesuffix(".name") for key in differing] or ["its data or code"]
+
+    def _question(self, values: Values, record: Record) -> str:
+        """Return the first difference of another search's run: of its data, else of a setting."""
+        if not (differing := self._differences(values, record)):
+            return ""
+        config = self._config_of(values)
+        here = self._sweep.open().identity_of(config).content
+        then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
+        found = [
+            f"{key}={keys.typed(then.get(full))} there, {keys.typed(now.get(full))} here"
+            for key in sorted(differing, key=lambda key: not key.startswith("dataset"))
+            if keys.meaning(key).varies != "repetition"
+            and (full := key if key in {**then, **now} else f"{key}.name") in {**then, **now}
+        ]
+        if not found or not found[0].startswith("dataset"):
+            content: Mapping[str, Any] = record.get("content", {})
+            parts = [
+                part for part in ("data", "code", "weights") if content.get(part) != here.get(part)
+            ]
+            found[:0] = [f"its {part} has changed since" for part in parts]
+        return found[0] if found else ""
 
     def _warn_of_others(self, others: Mapping[str, Sequence[str]]) -> None:
         if others:

@@ -267,6 +267,30 @@ def test_choices_that_differ_by_their_seed_are_repetitions(tmp_path: Path) -> No
     assert expt.sweep("experiment=a,c", "optimizer.lr=interval(0.1,1)", *words) == []
 
 
+def test_a_warm_start_of_another_question_says_so(tmp_path: Path, capfd: Capture) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("a,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(40)))
+    shared = [f"dataset.path={table}", "dataset.targets=y", "batch_size=8", "epochs=1"]
+    shared += ["dataset=table", "task=classification", "model=mlp", "model.hidden=[4]"]
+    search = ("search=tpe", "search.runs=1", "optimizer.lr=interval(0.1,1)")
+    source = tmp_path / "before"
+    expt.sweep(*shared, *search, folder=source, quiet=True)
+
+    def said(*words: str) -> str:
+        more = (f"search.warm_start=[{source}]", "hydra.launcher.dry_run=true", *words)
+        expt.sweep(*shared, *search, *more, folder=tmp_path / "after", quiet=True)
+        first = [each for each in capfd.readouterr().err.splitlines() if "warm_start" in each]
+        return first[0].rpartition("this search: ")[2] if first else ""
+
+    capfd.readouterr()
+    assert said() == said("seed=3") == ""
+    assert said("epochs=2") == "epochs=1 there, 2 here"
+    assert said("objective=loss/val") == "objective=accuracy/val there, loss/val here"
+    assert said("optimizer.momentum=0.5", "dataset.val_fraction=0.25").startswith("dataset.val_f")
+    table.write_text(table.read_text() + "3,0\n")
+    assert said("epochs=2") == "its data has changed since"
+
+
 @pytest.mark.parametrize(
     ("when", "said"),
     [
