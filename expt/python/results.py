@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, did_you_mean
 from expt.runs.failure import in_one_line
-from expt.runs.found import FoundRun
+from expt.runs.found import FoundRun, results
 from expt.runs.grid import in_newest
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, Record, read_result
+from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, Record, objective_value, read_result
 from expt.runs.view.curves import History, figure, in_html
 from expt.runs.view.leaderboard import Row, leaderboard, spread
 from expt.runs.view.text import Console
@@ -98,10 +99,20 @@ class Result:
         return self.record.get("best")
 
     @property
-    def objective(self) -> float | None:
-        """The value that the run was to optimise; None where it was not measured."""
-        objective = self.record.get("objective")
-        return objective["value"] if objective else None
+    def objective(self) -> float:
+        """The value that the run was to optimise.
+
+        Where it failed, or has measured no number, it is the worst there is: -inf if the highest
+        value is the best, else inf; so `max` and `min` never choose it.
+        """
+        run = FoundRun(self.folder, self.record)
+        value = objective_value(self.record)
+        if self.status != FAILED and not math.isnan(value):
+            return value
+        if not run.objective:  # it was refused, and the others of its sweep know
+            found = (each for each in results(self.folder.parent) if each.objective)
+            run = next(found, run)
+        return -math.inf if run.is_higher_better(run.objective) else math.inf
 
     @property
     def error(self) -> str | None:
@@ -200,11 +211,6 @@ class FailedResult(Result):
         raise RunFailed(
             f"{self.folder.name} failed, and has no metrics: {in_one_line(self.error or '')}"
         )
-
-    @property
-    def objective(self) -> None:
-        """None."""
-        return
 
 
 class SweepResult(Runs):

@@ -1,14 +1,15 @@
 """The newest grid of a sweep's folder: the repetitions of a setting, and runs that it corrects."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import expt
 from expt.command import report
 from expt.runs.grid import read_grid
-from expt.runs.paths import GRID_RECORD
-from expt.runs.result import COMPLETED, FAILED
+from expt.runs.paths import GRID_RECORD, RunPaths
+from expt.runs.result import COMPLETED, FAILED, create_result, update_result
 from expt.runs.view import leaderboard
 from expt.search.conclusion import best_of
 from tests.facade import Capture
@@ -93,6 +94,23 @@ def test_runs_that_a_corrected_grid_does_not_name_are_hidden(
     assert len(read_grid(tmp_path)["left_out"]) == 10
     sweep(tmp_path, "optimizer.lr=0.1,100", "seed=0,1")
     assert not {"lr=0.1,seed=0", "lr=100,seed=1"} & {*read_grid(tmp_path)["left_out"]}
+
+
+@pytest.mark.parametrize(("tag", "choose"), [("accuracy/val", max), ("loss/val", min)])
+def test_a_failed_run_is_never_the_best(tmp_path: Path, tag: str, choose: Any) -> None:
+    leave_run(tmp_path, "lr=0", status=FAILED, error="refused", config={}, objective=tag)
+    for lr, value in enumerate((0.5, float("nan"), 0.5), 1):
+        leave_run(tmp_path, f"lr={lr}", value, objective=tag)
+    update_result(RunPaths(tmp_path / "lr=3"), status=FAILED)  # after its best epoch
+    for name in ("lr=0", "lr=4"):
+        create_result(RunPaths(tmp_path / name), may_exist=True, error="refused")
+        update_result(RunPaths(tmp_path / name), status=FAILED)
+    runs = expt.list_runs(tmp_path)
+    assert len(runs) == 5
+    for ordered in (runs, runs[::-1]):
+        assert choose(ordered, key=lambda run: run.objective).folder.name == "lr=1"
+    assert runs.best.folder.name == "lr=1"
+    assert runs.best.repetitions[0].folder.name == "lr=1"
 
 
 def test_a_filter_keeps_columns_means_and_order(tmp_path: Path, capfd: Capture) -> None:
