@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a run, or of a sweep")
     add("words", nargs="*", metavar="KEY=VALUE", help="settings, see below")
-    add("--best", type=positive, metavar="N", help="of a sweep: the N best runs by objective [1]")
+    add("--best", type=positive, metavar="N", help="of a sweep: N runs of its best settings [1]")
     add("--config-dir", type=Path, metavar="DIR", help="custom YAML for dataset=... [conf]")
     asked = parser.parse_intermixed_args(list(words))
     evaluate(asked.run, asked.words, best=asked.best, config_dir=asked.config_dir)
