@@ -9,7 +9,7 @@ from pathlib import Path
 
 from expt.command import terminal
 from expt.config.identity import REPEATED
-from expt.config.keys import flat, typed
+from expt.config.keys import flat
 from expt.config.own_code import is_of_main, targets
 from expt.errors import warn
 from expt.runs import provenance
@@ -167,12 +167,10 @@ def _print_failures(console: Console, runs: Sequence[FoundRun], notes: Sequence[
 def _repeating(words: Sequence[str], runs: Sequence[FoundRun]) -> list[str]:
     """Return a run's words with the seeds and folds of all runs that repeat it."""
     known = [flat(run.config) for run in runs]
-    found = {key: dict.fromkeys(typed(each.get(key)) for each in known) for key in REPEATED}
-    several = {
-        key: f"{key}={','.join(values)}"
-        for key, values in found.items()
-        if values.keys() - {"null"} and len(values) > 1
+    found = {
+        key: sorted({each[key] for each in known if each.get(key) is not None}) for key in REPEATED
     }
+    several = {key: f"{key}={','.join(map(str, x))}" for key, x in found.items() if len(x) > 1}
     kept = [word for word in words if word.lstrip("+").partition("=")[0] not in several]
     return [*kept, *several.values()]
 
@@ -195,5 +193,5 @@ def again(run: FoundRun, repeated: Sequence[FoundRun] = ()) -> str:
     own = [word for word in run.record.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
     mode = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
     if len(repeated) > 1:
-        own, mode = _repeating(own, repeated), ["-m"]
+        own, kept, mode = _repeating(own, repeated), ["-m", *kept], []
     return joined(["python", "-m", "expt", *kept, *own, *mode])

@@ -16,7 +16,7 @@ from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
 from expt.config import keys, own_code
-from expt.config.identity import shown
+from expt.config.identity import REPEATED, shown
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
@@ -70,7 +70,8 @@ class SearchCommand:
                 lambda *each: self._rounds(search, *each), display, (Diverged, OutOfMemory)
             )
         finally:
-            write_grid(sweep.folder, GridRecord(left_out=[*search.others]))
+            left_out = [name for name, by in search.others.items() if not by or {*by} - {*REPEATED}]
+            write_grid(sweep.folder, GridRecord(left_out=left_out))
             sweep.outcome.notes += self._at_end(search)
             if not {COMPLETED, PRUNED} & {*sweep.outcome.ended.values()}:
                 for trial in search.trials:  # those of earlier commands that were bad

@@ -60,8 +60,8 @@ class Row:
 
     @property
     def first(self) -> FoundRun:
-        """The first of its counted runs, which was not chosen by its own numbers."""
-        return self.counted[0]
+        """The counted run of the lowest seed and fold, which was not chosen by its own numbers."""
+        return min(self.counted, key=lambda run: [*map(_place, seed_and_fold(run))])
 
     @property
     def is_whole(self) -> bool:
@@ -222,6 +222,10 @@ def seed_and_fold(run: FoundRun) -> tuple[Any, ...]:
     if config := run.config:
         return config.get("seed"), (config.get("dataset") or {}).get("fold")
     return tuple(run.typed.get(key) for key in REPEATED)
+
+
+def _place(seed_or_fold: Any) -> int:
+    return seed_or_fold if isinstance(seed_or_fold, int) else -1
 
 
 def without_seed(run: FoundRun) -> str:
