@@ -15,7 +15,7 @@ from expt.errors import RunFailed, SweepFailed, did_you_mean
 from expt.runs.failure import in_one_line
 from expt.runs.found import FoundRun, results
 from expt.runs.grid import in_newest
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, Record, objective_value, read_result
 from expt.runs.view.curves import History, figure, in_html
 from expt.runs.view.leaderboard import Row, leaderboard, spread
@@ -109,7 +109,7 @@ class Result:
         value = objective_value(self.record)
         if self.status != FAILED and not math.isnan(value):
             return value
-        if not run.objective:  # it was refused, and the others of its sweep know
+        if not run.objective and is_sweep(self.folder.parent):  # it was refused, but others not
             found = (each for each in results(self.folder.parent) if each.objective)
             run = next(found, run)
         return -math.inf if run.is_higher_better(run.objective) else math.inf

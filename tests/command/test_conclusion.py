@@ -205,5 +205,5 @@ def test_the_best_setting_is_trained_with_all_of_its_repetitions(tmp_path: Path)
     update_result(folder, status=COMPLETED, objective=objective)
     told = concluded(tmp_path)
     assert "best         lr=1 (4 of 4 repetitions)  accuracy/val 0.8000" in told
-    command = "python -m expt -m lr=1 dataset.folds=2 seed=3,10 dataset.fold=0,1"
+    command = "python -m expt -m lr=1 dataset.folds=2 dataset.fold=0,1 seed=3,10"
     assert f"      to train it: {command}" in told

@@ -105,6 +105,7 @@ def test_a_failed_run_is_never_the_best(tmp_path: Path, tag: str, choose: Any) -
     for name in ("lr=0", "lr=4"):
         create_result(RunPaths(tmp_path / name), may_exist=True, error="refused")
         update_result(RunPaths(tmp_path / name), status=FAILED)
+    (tmp_path / "multirun.yaml").touch()
     runs = expt.list_runs(tmp_path)
     assert len(runs) == 5
     for ordered in (runs, runs[::-1]):
