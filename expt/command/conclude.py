@@ -8,10 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from expt.command import terminal
+from expt.config.identity import REPEATED
+from expt.config.keys import flat
 from expt.config.own_code import is_of_main, targets
 from expt.errors import warn
+from expt.runs import provenance
 from expt.runs.failure import faults_in, in_one_line
 from expt.runs.found import FoundRun, by_objective, describe_copies, without_copies
+from expt.runs.grid import in_newest
 from expt.runs.overrides import joined
 from expt.runs.paths import RunPaths
 from expt.runs.result import DAMAGED, FAILED, LOST, PRUNED, device_s
@@ -36,14 +40,17 @@ def conclude(
     sort: str | None = None,
     *,
     notes: Sequence[str] = (),
+    all_runs: bool = False,
 ) -> None:
     """Write summary.csv and summary.md of a sweep; print the leaderboard and the failures.
 
-    `runs` are those of the folder, where they have just been read. `notes` are lines of the command
-    that ends.
+    `runs` are those of the folder, where they have just been read; of those that its newest grid
+    corrects only the number is printed, unless `all_runs`. `notes` are lines of the command that
+    ends.
     """
-    runs, copies = without_copies(read_runs(folder) if runs is None else runs)
-    _put(folder, runs, sort)
+    every, copies = without_copies(read_runs(folder) if runs is None else runs)
+    runs, hidden = (every, []) if all_runs else in_newest(folder, every)
+    _put(folder, runs, sort, hidden)
     if not runs:
         for note in notes:  # of a budget that no run could begin within, maybe
             say(console, note)
@@ -54,7 +61,7 @@ def conclude(
     finally:  # after the table, for which somebody may wait
         written = _write_summary(folder, runs)
     _print_failures(console, runs, notes)
-    conclude_search(console, folder, runs, again)
+    conclude_search(console, folder, runs, lambda row: again(row.first, row.runs))
     print_stale(console, old)
     print_lost(console, [run.folder for run in runs if run.status == LOST])
     for line in _pruned(runs):
@@ -64,7 +71,9 @@ def conclude(
         say(console, f"damaged      {file} cannot be read, and is not counted")
     if copies:
         say(console, f"left out     {describe_copies(copies)}")
-    for line in (*_costs(runs), *notes):
+    if hidden:
+        say(console, describe_hidden(folder, hidden))
+    for line in (*_costs(every), *notes):
         say(console, line)
     if written:
         say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
@@ -72,14 +81,26 @@ def conclude(
     say(console, f"look at it   tensorboard --logdir {logdir}")
 
 
-def _put(folder: Path, runs: Sequence[FoundRun], sort: str | None) -> None:
+def describe_hidden(folder: Path, hidden: Sequence[FoundRun]) -> str:
+    """Return a line with the number of runs that the newest grid corrects, and how to see them."""
+    number = f"{len(hidden)} run{'s' * (len(hidden) > 1)}"
+    see = f"to see them: {provenance.program()} report {shlex.quote(shown_path(folder))} --all"
+    return f"hidden       {number} that the newest grid no longer names; {see}"
+
+
+def _put(
+    folder: Path, runs: Sequence[FoundRun], sort: str | None, hidden: Sequence[FoundRun]
+) -> None:
     best, front = best_of(folder, runs)
-    ranked = in_order(runs, sort) if sort else runs
+    every = [*runs, *hidden]
+    ranked = in_order(every, sort) if sort else every
     terminal.put_runs((run.folder, run.record) for run in ranked)
     terminal.put(
         sweep=str(folder.absolute()),
-        best_run=best and str(best.folder.absolute()),
-        pareto=[str(run.folder.absolute()) for run in front],
+        best_run=best and str(best.first.folder.absolute()),
+        best=best and best.as_record,
+        hidden=[str(run.folder.absolute()) for run in hidden],
+        pareto=[str(row.first.folder.absolute()) for row in front],
     )
 
 
@@ -143,8 +164,22 @@ def _print_failures(console: Console, runs: Sequence[FoundRun], notes: Sequence[
             say(console, f"GPU fault    {fault}")
 
 
-def again(run: FoundRun) -> str:
-    """Return the command that trains one run of a sweep by itself."""
+def _repeating(words: Sequence[str], runs: Sequence[FoundRun]) -> list[str]:
+    """Return a run's words with the seeds and folds of all runs that repeat it."""
+    known = [flat(run.config) for run in runs]
+    found = {
+        key: sorted({each[key] for each in known if each.get(key) is not None}) for key in REPEATED
+    }
+    several = {key: f"{key}={','.join(map(str, x))}" for key, x in found.items() if len(x) > 1}
+    kept = [word for word in words if word.lstrip("+").partition("=")[0] not in several]
+    return [*kept, *several.values()]
+
+
+def again(run: FoundRun, repeated: Sequence[FoundRun] = ()) -> str:
+    """Return the command that trains one run of a sweep by itself.
+
+    Of several `repeated` ones it has all their seeds and folds.
+    """
     if any(map(is_of_main, targets(run.config))):  # its folder has it, no command
         return shlex.join(["python", "-m", "expt", "rerun", shown_path(run.folder)])
     words = shlex.split(run.record.get("command", ""))
@@ -157,4 +192,6 @@ def again(run: FoundRun) -> str:
     # It begins in a folder of its own, where there is nothing to resume.
     own = [word for word in run.record.get("arguments", ()) if word.lstrip("+") != "resume=auto"]
     mode = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
+    if len(repeated) > 1:
+        own, kept, mode = _repeating(own, repeated), ["-m", *kept], []
     return joined(["python", "-m", "expt", *kept, *own, *mode])

@@ -13,6 +13,7 @@ from expt.errors import ConfigError, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import refuse_in_torchrun
 from expt.runs.found import by_objective, results
+from expt.runs.grid import in_newest
 from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.request import RunRequest
@@ -49,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a run, or of a sweep")
     add("words", nargs="*", metavar="KEY=VALUE", help="settings, see below")
-    add("--best", type=positive, metavar="N", help="of a sweep: the N best runs by objective [1]")
+    add("--best", type=positive, metavar="N", help="of a sweep: N runs of its best settings [1]")
     add("--config-dir", type=Path, metavar="DIR", help="custom YAML for dataset=... [conf]")
     asked = parser.parse_intermixed_args(list(words))
     evaluate(asked.run, asked.words, best=asked.best, config_dir=asked.config_dir)
@@ -102,10 +103,13 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
         return [folder]
     if RunPaths(folder).result.exists():
         raise ConfigError(f"--best {best}: is for a sweep, and {folder} is a run; leave it out")
-    done = [run for run in results(folder) if run.status == COMPLETED]
-    if len({run.objective for run in done}) != 1:
+    from expt.runs.view.leaderboard import best_settings_first  # late: Rich's tables
+
+    ranked = best_settings_first(in_newest(folder, [*results(folder)])[0])
+    measured = {run.folder for run in by_objective(ranked)}
+    if len({run.objective for run in ranked}) != 1:
         raise ConfigError(f"{folder}: has no completed runs of one objective; name a run")
-    return [run.folder for run in by_objective(done)[: best or 1]]
+    return [run.folder for run in ranked if run.folder in measured][: best or 1]
 
 
 def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:

@@ -10,15 +10,16 @@ from pathlib import Path
 
 from expt import machine, progress
 from expt.command import terminal
-from expt.command.conclude import conclude, print_lost
+from expt.command.conclude import conclude, describe_hidden, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.failure import in_one_line
 from expt.runs.found import FoundRun, without_copies
+from expt.runs.grid import in_newest
 from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, FAILED, LOST
 from expt.runs.view import verdict
-from expt.runs.view.leaderboard import read_runs, wide_console
+from expt.runs.view.leaderboard import filtered, leaderboard, read_runs, wide_console
 from expt.runs.view.listing import (
     check_key,
     chosen,
@@ -35,7 +36,7 @@ from expt.runs.view.text import (
     plain_table,
     say,
 )
-from expt.search.conclusion import search_in
+from expt.search.conclusion import best_of, search_in
 from expt.search.study import importance, study_of
 
 SHOWN_FAILURES = 8
@@ -65,6 +66,8 @@ def main(words: Sequence[str]) -> int:
         _judge(asked)
     elif asked.importance:
         _weigh(asked)
+    elif not others and is_sweep(folder) and asked.csv != "-" and asked.filter:
+        _filtered_leaderboard(folder, asked)
     elif not others and is_sweep(folder) and not (asked.filter or asked.csv or asked.plot):
         _leaderboard(folder, asked)
     else:
@@ -79,8 +82,32 @@ def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
     if asked.sort is not None:
         with _naming("--sort"):
             check_key(asked.sort, runs)
-    conclude(wide_console(), folder, runs, asked.sort)
+    conclude(wide_console(), folder, runs, asked.sort, all_runs=asked.all)
     print_forks(wide_console(), without_copies(runs)[0])
+
+
+def _filtered_leaderboard(folder: Path, asked: argparse.Namespace) -> None:
+    """Print the rows of a sweep's leaderboard that pass the filters, as they are in the whole."""
+    every, hidden = _of_newest(folder, asked)
+    with _naming("--filter"):
+        kept, among = filtered(every, asked.filter)
+    if not kept:
+        raise ConfigError(f"none of {len(every)} runs has {' and '.join(asked.filter)}")
+    if asked.sort is not None:
+        with _naming("--sort"):
+            check_key(asked.sort, every)
+    best, _ = best_of(folder, kept)
+    terminal.put_runs((run.folder, run.record) for run in in_order(kept, asked.sort or "started"))
+    terminal.put(best=best and best.as_record)
+    console, old = wide_console(), stale(kept)
+    written = _write_files(kept, asked)
+    console.print(leaderboard(kept, asked.sort, stale=old, among=among))
+    print_stale(console, old)
+    say(console, f"shown        {len(kept)} of {len(every)} runs: {' and '.join(asked.filter)}")
+    if hidden:
+        say(console, describe_hidden(folder, hidden))
+    for what, file in written.items():
+        say(console, f"{what:<13}{file}")
 
 
 def _judge(asked: argparse.Namespace) -> None:
@@ -103,12 +130,15 @@ def _judge(asked: argparse.Namespace) -> None:
     console.print(verdict.verdict_table(found))
     for line in (*found.notes, *notes):
         say(console, line)
+    for folder in asked.folders:
+        if hidden := _of_newest(folder, asked)[1]:
+            say(console, describe_hidden(folder, hidden))
 
 
 def _records(asked: argparse.Namespace) -> list[FoundRun]:
-    runs = [run for folder in asked.folders for run in _below(folder)]
+    runs = [run for folder in asked.folders for run in _of_newest(folder, asked)[0]]
     with _naming("--filter"):
-        return chosen(runs, asked.filter)
+        return filtered(runs, asked.filter)[0]
 
 
 def _weigh(asked: argparse.Namespace) -> None:
@@ -155,6 +185,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("folders", nargs="*", type=Path, metavar="FOLDER", help="runs, or folders of runs")
     add("--sort", metavar="KEY", help="a column, a setting or a metric; accuracies: highest first")
     add("--filter", action="append", default=[], metavar="KEY=VALUE", help="also != < > <= >=, *")
+    add("--all", action="store_true", help="also runs that a sweep's newest grid does not name")
     add("--csv", metavar="FILE", help="all settings and metrics of the runs; - is the terminal")
     add("--verdict", action="store_true", help="test whether settings differ, by seeds")
     add("--metric", metavar="TAG", help="what --verdict compares [objective]")
@@ -216,6 +247,12 @@ def _below(folder: Path) -> list[FoundRun]:
     if not runs:
         raise ConfigError(f"{folder}: holds no run; start one with python -m expt")
     return runs
+
+
+def _of_newest(folder: Path, asked: argparse.Namespace) -> tuple[list[FoundRun], list[FoundRun]]:
+    """Return the runs below a folder, and those that the newest grid of a sweep corrects."""
+    runs = _below(folder)
+    return (runs, []) if asked.all or not is_sweep(folder) else in_newest(folder, runs)
 
 
 def _asked_for(runs: Sequence[FoundRun], asked: argparse.Namespace) -> list[FoundRun]:

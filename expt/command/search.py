@@ -16,7 +16,7 @@ from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
 from expt.config import keys, own_code
-from expt.config.identity import shown
+from expt.config.identity import REPEATED, shown
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
@@ -24,6 +24,7 @@ from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
+from expt.runs.grid import GridRecord, write_grid
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PRUNED, OfSearch, Record
 from expt.runs.view import leaderboard
@@ -69,6 +70,8 @@ class SearchCommand:
                 lambda *each: self._rounds(search, *each), display, (Diverged, OutOfMemory)
             )
         finally:
+            left_out = [name for name, by in search.others.items() if not by or {*by} - {*REPEATED}]
+            write_grid(sweep.folder, GridRecord(left_out=left_out))
             sweep.outcome.notes += self._at_end(search)
             if not {COMPLETED, PRUNED} & {*sweep.outcome.ended.values()}:
                 for trial in search.trials:  # those of earlier commands that were bad
@@ -108,14 +111,20 @@ class SearchCommand:
         self._space = space = space_of(
             self._axes, settings.when, sweep.composer, self._settings_of, sweep.machine
         )
-        refuse_repetitions(space)
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         sweep.open()
+        refuse_repetitions(space, self._config_of)
         config = self._checked()
         goals, limits = goals_of(objective, config), limits_of(settings.constraints, config)
         sampler.check(settings.name, space, goals, limited=bool(limits))
         rungs = rungs_of(settings, config, goals)
-        reader = Reader(space=space, goals=goals, limits=limits, differences=self._differences)
+        reader = Reader(
+            space=space,
+            goals=goals,
+            limits=limits,
+            differences=self._differences,
+            question=self._question,
+        )
         found = Search(sweep.folder, settings, reader, rungs, self._budget)
         self._warn_of_others(found.others)
         found.nearest = self._nearest
@@ -187,6 +196,27 @@ class SearchCommand:
         then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
         differing = keys.differing(then, now, "result")
         return [key.removesuffix(".name") for key in differing] or ["its data or code"]
+
+    def _question(self, values: Values, record: Record) -> str:
+        """Return the first difference of another search's run: of its data, else of a setting."""
+        if not (differing := self._differences(values, record)):
+            return ""
+        config = self._config_of(values)
+        here = self._sweep.open().identity_of(config).content
+        then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
+        found = [
+            f"{key}={keys.typed(then.get(full))} there, {keys.typed(now.get(full))} here"
+            for key in sorted(differing, key=lambda key: not key.startswith("dataset"))
+            if keys.meaning(key).varies != "repetition"
+            and (full := key if key in {**then, **now} else f"{key}.name") in {**then, **now}
+        ]
+        if not found or not found[0].startswith("dataset"):
+            content: Mapping[str, Any] = record.get("content", {})
+            parts = [
+                part for part in ("data", "code", "weights") if content.get(part) != here.get(part)
+            ]
+            found[:0] = [f"its {part} has changed since" for part in parts]
+        return found[0] if found else ""
 
     def _warn_of_others(self, others: Mapping[str, Sequence[str]]) -> None:
         if others:

@@ -23,7 +23,7 @@ from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.groups import GROUPS
-from expt.config.identity import shown, typed_hyperparameters
+from expt.config.identity import REPEATED, shown, typed_hyperparameters
 from expt.config.parse import wrong_values
 from expt.dashboards.hparams import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
@@ -34,6 +34,7 @@ from expt.machine import Machine
 from expt.runs import paths
 from expt.runs.attempt import record_refusal
 from expt.runs.found import results
+from expt.runs.grid import GridRecord, read_grid, write_grid
 from expt.runs.overrides import joined, quoted
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record
@@ -95,7 +96,10 @@ class Sweep:
         """
         grid.check(self.machine)
         folder = self.open()
-        runs = (folder.run(words, at, grid.keys) for at, words in enumerate(grid))
+        asked = dict[int, SweepRun]()
+        runs = (
+            asked.setdefault(at, folder.run(words, at, grid.keys)) for at, words in enumerate(grid)
+        )
         if self.is_preflight:
             return self.try_out(runs)
         if self.is_dry_run:
@@ -109,7 +113,17 @@ class Sweep:
                 if run.job.status == COMPLETED:
                     observer.take(run)
 
-        self.carry_out(rounds, observer)
+        left_out = {*read_grid(self.folder).get("left_out", ())}
+        record = GridRecord(repetitions=grid.repetitions, left_out=[*left_out])
+        write_grid(self.folder, record)
+        try:
+            self.carry_out(rounds, observer)
+        finally:
+            named = {run.job.paths.folder.name for run in asked.values()}
+            if grid.keys and len(asked) == len(grid):
+                left_out.update(folder.corrected([*asked.values()], grid.keys))
+            record["left_out"] = sorted(left_out - named)
+            write_grid(self.folder, record)
 
     def run_batch(
         self,
@@ -200,7 +214,8 @@ class Sweep:
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
     def _leave(self) -> None:
-        own = {self.folder / paths.SWEEP_RECORD, RunPaths(self.folder).lock}
+        names = (paths.SWEEP_RECORD, paths.GRID_RECORD)
+        own = {*(self.folder / name for name in names), RunPaths(self.folder).lock}
         with contextlib.suppress(Timeout, OSError):  # another command is there, or a full disk
             if self.folder.is_dir() and {*self.folder.iterdir()} <= own:
                 self._lock.acquire()
@@ -300,6 +315,12 @@ class Grid:
         pairs = zip(overrides, self._lists, strict=True)
         self._axes = [(each, values) for each, values in pairs if each.is_sweep_override()]
         self.keys = [key_of(each) for each, _ in self._axes]
+
+    @property
+    def repetitions(self) -> int:
+        """How many seeds and folds it has for each setting."""
+        axes = zip(self.keys, self._axes, strict=True)
+        return math.prod(len(values) for key, (_, values) in axes if key in REPEATED)
 
     def __len__(self) -> int:
         """Return the number of combinations."""

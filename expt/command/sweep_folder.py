@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,6 +115,22 @@ class SweepFolder:
         about = job.request.about if job.request else about
         return SweepRun(number, list(words), job, about, self._composer)
 
+    def corrected(self, asked: Sequence[SweepRun], keys: Sequence[str]) -> list[str]:
+        """Return the names of earlier runs that a grid, with all that are `asked`, corrects.
+
+        It names some of the earlier runs again, or has other settings with their values of its
+        axes. A grid that only adds values to an axis, or repeats settings, corrects none.
+        """
+        folders = {run.job.paths.folder for run in asked}
+        others = [run for run in self._runs if run.folder not in folders]
+        values = {_values(keys, run.about.get("overrides") or {}) for run in asked}
+        wanted = [run.job.request.identity.seedless for run in asked if run.job.request]
+        corrects = len(others) < len(self._runs) or any(
+            _values(keys, run.typed) in values and run.record.get("seedless_identity") not in wanted
+            for run in others
+        )
+        return [run.folder.name for run in others if corrects]
+
     def config_of(self, words: Sequence[str]) -> RunConfig:
         """Return the settings of a run. Raises ConfigError where it has none."""
         words = self.parents.with_words(words)
@@ -210,6 +226,10 @@ class SweepFolder:
                 key = digest(recorded(run.config), run.record["content"], but=LENGTH)
                 found.setdefault(key, []).append(run)
         return found
+
+
+def _values(keys: Sequence[str], typed: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(typed.get(key)) for key in keys)
 
 
 def _asked(words: Sequence[str]) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
     from torch.utils.tensorboard import SummaryWriter
 
+OBJECTIVE = "(objective)/"
+"""Before the name of the objective in HPARAMS."""
 _OF_THE_RUN = ("_hparams_/", "custom_scalars__config__")
 
 
@@ -166,9 +168,14 @@ class Writer:
         self._writer: SummaryWriter | None = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one value to each tag."""
+        """Add one value to each tag, and the best value of the objective as HPARAMS' first column.
+
+        That sorts columns by name, brackets first.
+        """
         for tag, value in values.items():
             self._open().add_scalar(tag, value, step)
+            if tag.startswith(tags.best("")):
+                self._open().add_scalar(tag.replace(tags.best(""), OBJECTIVE, 1), value, step)
 
     def picture(self, tag: str, picture: Image, step: int) -> None:
         """Add a picture to the IMAGES tab."""

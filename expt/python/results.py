@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from expt.config.kinds import metrics_of
 from expt.errors import RunFailed, SweepFailed, did_you_mean
 from expt.runs.failure import in_one_line
-from expt.runs.found import FoundRun
-from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, Record, read_result
+from expt.runs.found import FoundRun, results
+from expt.runs.grid import in_newest
+from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.result import COMPLETED, FAILED, PRUNED, Best, Record, objective_value, read_result
 from expt.runs.view.curves import History, figure, in_html
-from expt.runs.view.leaderboard import leaderboard
+from expt.runs.view.leaderboard import Row, leaderboard, spread
 from expt.runs.view.text import Console
 
 if TYPE_CHECKING:
@@ -97,10 +99,20 @@ class Result:
         return self.record.get("best")
 
     @property
-    def objective(self) -> float | None:
-        """The value that the run was to optimise; None where it was not measured."""
-        objective = self.record.get("objective")
-        return objective["value"] if objective else None
+    def objective(self) -> float:
+        """The value that the run was to optimise.
+
+        Where it failed, or has measured no number, it is the worst there is: -inf if the highest
+        value is the best, else inf; so `max` and `min` never choose it.
+        """
+        run = FoundRun(self.folder, self.record)
+        value = objective_value(self.record)
+        if self.status != FAILED and not math.isnan(value):
+            return value
+        if not run.objective and is_sweep(self.folder.parent):  # it was refused, but others not
+            found = (each for each in results(self.folder.parent) if each.objective)
+            run = next(found, run)
+        return -math.inf if run.is_higher_better(run.objective) else math.inf
 
     @property
     def error(self) -> str | None:
@@ -138,8 +150,52 @@ class Runs(list[Result]):
 
         return DataFrame([run.values for run in self._found()])
 
+    @property
+    def best(self) -> BestResult:
+        """The best setting, by the mean objective of its seeds and folds: the first of its runs.
+
+        Of a search it is the best by the first goal, and keeps all constraints. Its `repetitions`
+        are all of its runs; one that lacks some comes after all others. Raises RunFailed where no
+        run has completed.
+        """
+        from expt.search.conclusion import best_of  # late: few ask for it
+
+        found = self._found()
+        folders = {run.folder.parent for run in found}
+        for folder in folders:
+            found = in_newest(folder, found)[0]
+        found = found or self._found()  # all are of earlier grids
+        around = folders.pop() if len(folders) == 1 else Path()
+        best = best_of(around, found)[0] if found else None
+        if best is None:
+            raise RunFailed(
+                "no run has completed, measured its objective and kept all constraints, or they"
+                " were chosen by different ones"
+            )
+        of = {run.folder: run for run in self}
+        repetitions = Runs(of[run.folder] for run in best.runs)
+        first = of[best.first.folder]
+        return BestResult(first.folder, first.record, repetitions, best)
+
     def _found(self) -> list[FoundRun]:
         return [FoundRun(result.folder, result.record) for result in self]
+
+
+@dataclass(frozen=True, repr=False)
+class BestResult(Result):
+    """The first run of the best setting, which was not chosen by its own numbers."""
+
+    repetitions: Runs
+    """All runs of the setting: its seeds and folds, failed ones too."""
+    setting: Row
+    """The row of the leaderboard."""
+
+    def __repr__(self) -> str:
+        row, shown = self.setting, super().__repr__()
+        if row.total == 1:
+            return shown
+        of_all = f"{row.objective} {spread(row.values)}, {row.status}"
+        return f"{shown}\n  setting  the first of {row.total} repetitions: {of_all}"
 
 
 WIDTH = 110
@@ -155,11 +211,6 @@ class FailedResult(Result):
         raise RunFailed(
             f"{self.folder.name} failed, and has no metrics: {in_one_line(self.error or '')}"
         )
-
-    @property
-    def objective(self) -> None:
-        """None."""
-        return
 
 
 class SweepResult(Runs):
@@ -195,22 +246,6 @@ class SweepResult(Runs):
     def failed(self) -> Runs:
         """Those that have failed; `error` says why."""
         return Runs(result for result in self if isinstance(result, FailedResult))
-
-    @property
-    def best(self) -> Result:
-        """The completed run whose objective is best; of a search by its first goal.
-
-        It keeps the search's constraints. Raises RunFailed where there is none.
-        """
-        from expt.search.conclusion import best_of  # late: few ask for it
-
-        best = best_of(self[0].folder.parent, self._found())[0] if self else None
-        if best is None:
-            raise RunFailed(
-                "no run has completed, measured its objective and kept all constraints, or they"
-                " were chosen by different ones"
-            )
-        return next(run for run in self if run.folder == best.folder)
 
     def __repr__(self) -> str:
         if not self:

@@ -124,7 +124,8 @@ def named(word: str, given: str) -> tuple[Path, str]:
     if is_sweep(path):
         ranked = by_objective(run for run in results(path) if run.paths.best.is_file())
         at = f"@{which}" if which else ""
-        such = f", such as '{word}=\"{ranked[0].folder}{at}\"', which is the best" if ranked else ""
+        such = f", such as '{word}=\"{ranked[0].folder}{at}\"'" if ranked else ""
+        such += f", which is the best by its own {ranked[0].objective}" if ranked else ""
         raise ConfigError(f"{word}={given}: is a sweep; name one of its runs{such}")
     if not path.exists():
         around = path.parent.glob("*") if path.parent.is_dir() else ()

@@ -22,6 +22,8 @@ EVENT_FILES = "events.out.tfevents."
 RESULT = "result.json"
 SWEEP_RECORD = "multirun.yaml"
 """The file that Hydra writes into a sweep's folder before it starts a run."""
+GRID_RECORD = "grid.json"
+"""The record of a sweep's newest grid."""
 
 
 def make_unused_folder(name: str) -> str:

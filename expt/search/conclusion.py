@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from expt.errors import BAD_TRIALS, ConfigError, listed, warn
 from expt.runs.found import FoundRun, by_objective
 from expt.runs.paths import SWEEP_RECORD
 from expt.runs.result import COMPLETED, FAILED, PRUNED
+from expt.runs.view.leaderboard import Row, rows, settings_of
 from expt.runs.view.text import Console, cells, plain_table, say
 from expt.search.trial import Goal, Limit, costs_of, goals_for, limits_of
 
@@ -37,25 +39,38 @@ class SearchRecord(NamedTuple):
         """Return whether it has measured something that violates a limit."""
         return any(limit.violation(run) > 0 for limit in self.limits)
 
-    def best(self, runs: Sequence[FoundRun]) -> FoundRun | None:
-        """Return the best allowed run by the first goal, of equal ones by the next."""
-        allowed = [run for run in runs if self.allowed(run)]
-        return min(allowed, key=lambda run: (self._costs(run), run.number), default=None)
+    def best(self, runs: Sequence[FoundRun]) -> Row | None:
+        """Return the best setting by the first goal, of equal ones by the next.
 
-    def front(self, runs: Sequence[FoundRun]) -> list[FoundRun]:
-        """Return the Pareto front, sorted by the first goal."""
-        reached = [(self._costs(run), run.number, run) for run in runs if self.allowed(run)]
-        found = [
-            each for each in reached if not any(_beats(other[0], each[0]) for other in reached)
-        ]
-        return [run for _, _, run in sorted(found, key=lambda each: each[:2])]
+        One that lacks repetitions comes after all others.
+        """
+        reached = sorted(self._reached(runs), key=lambda each: not each[-1].is_whole)
+        return reached[0][-1] if reached else None
+
+    def front(self, runs: Sequence[FoundRun]) -> list[Row]:
+        """Return the Pareto front of the settings, sorted by the first goal."""
+        reached = self._reached(runs)
+        every = [costs for costs, *_ in reached]
+        return [row for costs, _, row in reached if not any(_beats(each, costs) for each in every)]
 
     def values(self, run: FoundRun) -> list[float | None]:
         """Return the value of each goal."""
         return [run.value_of(goal.tag) for goal in self.goals]
 
+    def means(self, row: Row) -> list[float]:
+        """Return the mean of each goal over the repetitions of a setting that is allowed."""
+        every = zip(*(self._costs(run) for run in row.counted), strict=True)
+        return [goal.cost(statistics.fmean(x)) for goal, x in zip(self.goals, every, strict=True)]
+
     def _costs(self, run: FoundRun) -> list[float]:
         return costs_of(self.goals, self.values(run))
+
+    def _reached(self, runs: Sequence[FoundRun]) -> list[tuple[list[float], int, Row]]:
+        """Return costs, number and setting of those whose repetitions are allowed, best first."""
+        found = [row for row in settings_of(runs) if row.counted]
+        found = [row for row in found if all(map(self.allowed, row.counted))]
+        reached = [(costs_of(self.goals, self.means(row)), row.first.number, row) for row in found]
+        return sorted(reached, key=lambda each: each[:2])
 
 
 def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -81,16 +96,17 @@ def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
         return SearchRecord(goals_for(own, task), [])
 
 
-def best_of(folder: Path, runs: Sequence[FoundRun]) -> tuple[FoundRun | None, list[FoundRun]]:
-    """Return the best run of a sweep, and the Pareto front of a search of several goals.
+def best_of(folder: Path, runs: Sequence[FoundRun]) -> tuple[Row | None, list[Row]]:
+    """Return the best setting of a sweep, and the Pareto front of a search of several goals.
 
     None where no run has completed, or they were chosen by different metrics.
     """
     if (search := search_in(folder, runs)) is not None:
         return search.best(runs), search.front(runs) if len(search.goals) > 1 else []
-    ranked = by_objective(run for run in runs if run.status == COMPLETED)
-    same = len({run.objective for run in ranked}) == 1
-    return ranked[0] if same else None, []
+    measured = by_objective(run for run in runs if run.status == COMPLETED)
+    if len({run.objective for run in measured}) != 1:
+        return None, []
+    return next((row for row in rows(runs) if not math.isnan(row.mean)), None), []
 
 
 def bad_trials(runs: Sequence[FoundRun]) -> list[FoundRun]:
@@ -103,9 +119,9 @@ def bad_trials(runs: Sequence[FoundRun]) -> list[FoundRun]:
 
 
 def conclude_search(
-    console: Console, folder: Path, runs: Sequence[FoundRun], again: Callable[[FoundRun], str]
+    console: Console, folder: Path, runs: Sequence[FoundRun], again: Callable[[Row], str]
 ) -> None:
-    """Print the best run of a search and the command for it, and the Pareto front of several goals.
+    """Print the best setting of a search and its command, and the Pareto front of several goals.
 
     Print nothing for another sweep.
     """
@@ -120,7 +136,8 @@ def conclude_search(
         say(console, f"limits       {kept} of {len(runs)} runs keep {within}{others}")
     if len(found.goals) > 1:
         front = found.front(runs)
-        of_all = f"{len(front)} of {len(runs)} runs, which no other beats in all goals"
+        number = sum(len(row.runs) for row in front)
+        of_all = f"{number} of {len(runs)} runs, which no other beats in all goals"
         say(console, f"Pareto       {of_all}", "bold")
         if front:
             console.print(_table(front, found))
@@ -128,13 +145,13 @@ def conclude_search(
     if best is None:
         say(console, "best         none yet: no run has measured all goals and kept all limits")
         return
-    tag, value = found.goals[0].tag, found.values(best)[0]
-    say(console, f"best         {best.folder.name}  {tag} {value:.4f}", "bold green")
+    tag, value = found.goals[0].tag, found.means(best)[0]
+    say(console, f"best         {best.name}  {tag} {value:.4f}", "bold green")
     say(console, f"      to train it: {again(best)}")
 
 
-def _table(front: Sequence[FoundRun], found: SearchRecord) -> Table:
+def _table(front: Sequence[Row], found: SearchRecord) -> Table:
     table = plain_table(("run", *(goal.tag for goal in found.goals)), left=["run"])
-    for run in front:
-        table.add_row(*cells(run.folder.name, *(f"{value:.6g}" for value in found.values(run))))
+    for row in front:
+        table.add_row(*cells(row.name, *(f"{value:.6g}" for value in found.means(row))))
     return table

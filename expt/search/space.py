@@ -188,6 +188,18 @@ class Space:
                     break
         return found
 
+    def variants(self, parameter: Parameter) -> list[Values]:
+        """Return trials that differ by one parameter alone, as far as that is possible."""
+        found = list[Values]()
+        for end in parameter.ends:
+            chosen: dict[str, Value] = {**self.requires(parameter), parameter.name: end}
+            point: Values = {}
+            for each in self.parameters:
+                if each.is_active(point):
+                    point[each.name] = chosen.get(each.name, each.at(0))
+            found.append(point)
+        return found
+
     @property
     def labels(self) -> list[str]:
         """A unique name for each parameter: its own, or its own with its condition."""

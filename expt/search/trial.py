@@ -12,7 +12,7 @@ from typing import Any
 from expt.config.constraints import Target
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
-from expt.errors import BAD_TRIALS, ConfigError, OutOfMemory, did_you_mean
+from expt.errors import BAD_TRIALS, ConfigError, OutOfMemory, did_you_mean, warn
 from expt.runs import tags
 from expt.runs.found import FoundRun, results
 from expt.runs.metrics_file import MetricsReader
@@ -70,6 +70,8 @@ class Reader:
     limits: Sequence[Limit] = ()
     differences: Callable[[Values, Record], Sequence[str]] = lambda *_: ()
     """A function to the settings, apart from the space, in which a run differs from the search."""
+    question: Callable[[Values, Record], str] = lambda *_: ""
+    """A function to the first difference of the question that a run answers, of another search."""
 
     def trial(self, run: FoundRun) -> Trial | None:
         """Return the trial of a run, or None where it has no record or is outside the space."""
@@ -122,10 +124,29 @@ class Reader:
         key = f"search.warm_start={source}"
         if not source.is_dir():
             raise ConfigError(f"{key}: there is no such folder; give that of a sweep")
-        trials = [replace(each, number=None) for each in map(self.trial, results(source)) if each]
-        if not trials:
+        runs = [*results(source)]
+        found = [(run, trial) for run in runs if (trial := self.trial(run)) is not None]
+        if not found:
             raise ConfigError(f"{key}: has no run in this space")
-        return trials
+        others = [
+            self._other_goal(run) or self.question(each.values, run.record) for run, each in found
+        ]
+        if first := next(filter(None, others), ""):
+            number = f"{sum(map(bool, others))} of its {len(found)} runs"
+            warn(f"{key}: {number} answer another question than this search: {first}")
+        return [replace(trial, number=None) for _, trial in found]
+
+    def _other_goal(self, run: FoundRun) -> str:
+        """Return how its objective differs from all goals, or its direction from the goal's."""
+        goal = next((each for each in self.goals if each.tag == run.objective), None)
+        if not run.objective:  # it was refused
+            return ""
+        if goal is None:
+            return f"objective={run.objective} there, {self.goals[0].tag} here"
+        if run.is_higher_better(goal.tag) != goal.highest:
+            ways = ("highest", "lowest") if goal.highest else ("lowest", "highest")
+            return f"the {ways[1]} {goal.tag} is best there, the {ways[0]} here"
+        return ""
 
 
 def in_order(trials: Sequence[Trial]) -> list[Trial]:

@@ -187,3 +187,23 @@ def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: st
     assert str(raised.value).startswith(said)
     assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value), "once pickled"
     assert len(raised.value.completed) == statuses.count(COMPLETED)
+
+
+def test_the_best_setting_is_trained_with_all_of_its_repetitions(tmp_path: Path) -> None:
+    leave_run(tmp_path, "lr=2", 0.75, search={"number": 1})
+    pairs = {(3, 1): 0.7, (10, 0): 0.8, (3, 0): 0.9, (10, 1): None}
+    for (seed, fold), value in pairs.items():
+        config: dict[str, Any] = {"seed": seed, "dataset": {"folds": 2, "fold": fold}}
+        about = {"overrides": {"lr": "1"}, "config": config, "seedless_identity": "lr=1"}
+        folder = RunPaths(tmp_path / f"seed={seed},fold={fold}")
+        leave_run(tmp_path, folder.folder.name, value, **about)
+        words = [f"seed={seed}", f"+dataset.fold={fold}", "lr=1", "dataset.folds=2"]
+        update_result(folder, arguments=words)
+    update_result(folder, status=FAILED, error="gone")
+    assert "best         lr=2  accuracy/val 0.7500" in concluded(tmp_path), "it is whole"
+    objective: Any = {"name": "accuracy/val", "value": 0.8}
+    update_result(folder, status=COMPLETED, objective=objective)
+    told = concluded(tmp_path)
+    assert "best         lr=1 (4 of 4 repetitions)  accuracy/val 0.8000" in told
+    command = "python -m expt -m lr=1 dataset.folds=2 dataset.fold=0,1 seed=3,10"
+    assert f"      to train it: {command}" in told

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -21,7 +22,7 @@ from expt.runs.result import COMPLETED, update_result
 from expt.runs.view import leaderboard
 from expt.runs.view.text import Console
 from tests.dashboards.folders import record
-from tests.facade import Capture, Patch, environment
+from tests.facade import Capture, Patch, environment, record_points
 from tests.runs.test_leaderboard import leave_run
 
 Told = Callable[..., list[str]]
@@ -191,6 +192,21 @@ def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:
     text = Path("curves.svg").read_text()
     assert [text.count(f">outputs/day/{name}<") for name in ("a", "b")] == [1, 1]
     assert text.count("stroke-dasharray: 4.44,1.92") == 2 * 2 + 2, "of train: 2 runs, 2 panels"
+
+
+def test_a_legend_names_settings_of_a_sweep(tmp_path: Path, told: Told) -> None:
+    """Also of many runs, and of those that are evaluated only."""
+    matplotlib = pytest.importorskip("matplotlib")
+    for lr, seed in itertools.product(range(30), range(2)):
+        leave_run(tmp_path, f"lr={lr},seed={seed}", 0.25, seedless_identity=f"{lr}")
+        points = ((step, step, {"accuracy/val": 0.5}) for step in (1, 2))
+        record_points(RunPaths(tmp_path / f"lr={lr},seed={seed}"), *points)
+    (tmp_path / "multirun.yaml").touch()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        told(str(tmp_path), "--plot", "curves.svg")
+    text = Path("curves.svg").read_text()
+    assert text.count(">lr=") == 24
+    assert text.count(">and 6 more<") == text.count(">lr=3<") == 1
 
 
 SPLITS = ("train", "val", "test")

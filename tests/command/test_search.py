@@ -255,6 +255,42 @@ def test_a_repetition_is_no_hyperparameter(words: str, is_condition: bool, tmp_p
     assert not (tmp_path / "search").exists()
 
 
+def test_choices_that_differ_by_their_seed_are_repetitions(tmp_path: Path) -> None:
+    for name, text in {"a": "seed: 0", "b": "seed: 1", "c": "seed: 1\nbatch_size: 32"}.items():
+        file = tmp_path / f"experiment/{name}.yaml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"# @package _global_\n{text}\n")
+    given = ("search=random", "search.runs=1", "--config-dir", str(tmp_path))
+    words = (*given, f"hydra.sweep.dir={tmp_path / 'search'}", "hydra.launcher.dry_run=true")
+    with pytest.raises(ConfigError, match=r"^experiment: repeats a trial"):
+        expt.sweep("experiment=c,b,a", "optimizer.lr=interval(0.1,1)", *words)
+    assert expt.sweep("experiment=a,c", "optimizer.lr=interval(0.1,1)", *words) == []
+
+
+def test_a_warm_start_of_another_question_says_so(tmp_path: Path, capfd: Capture) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("a,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(40)))
+    shared = [f"dataset.path={table}", "dataset.targets=y", "batch_size=8", "epochs=1"]
+    shared += ["dataset=table", "task=classification", "model=mlp", "model.hidden=[4]"]
+    search = ("search=tpe", "search.runs=1", "optimizer.lr=interval(0.1,1)")
+    source = tmp_path / "before"
+    expt.sweep(*shared, *search, folder=source, quiet=True)
+
+    def said(*words: str) -> str:
+        more = (f"search.warm_start=[{source}]", "hydra.launcher.dry_run=true", *words)
+        expt.sweep(*shared, *search, *more, folder=tmp_path / "after", quiet=True)
+        first = [each for each in capfd.readouterr().err.splitlines() if "warm_start" in each]
+        return first[0].rpartition("this search: ")[2] if first else ""
+
+    capfd.readouterr()
+    assert said() == said("seed=3") == ""
+    assert said("epochs=2") == "epochs=1 there, 2 here"
+    assert said("objective=loss/val") == "objective=accuracy/val there, loss/val here"
+    assert said("optimizer.momentum=0.5", "dataset.val_fraction=0.25").startswith("dataset.val_f")
+    table.write_text(table.read_text() + "3,0\n")
+    assert said("epochs=2") == "its data has changed since"
+
+
 @pytest.mark.parametrize(
     ("when", "said"),
     [

@@ -1,6 +1,7 @@
 """expt.load: the model of a run, to the bits that the run's own worker computed."""
 
 import io
+import math
 import os
 from pathlib import Path
 
@@ -281,7 +282,7 @@ def test_a_run_that_measured_nothing_is_shown_all_the_same(tmp_path: Path) -> No
     (tmp_path / "result.json").write_text('{"status": "failed"}')
     (failed,) = expt.list_runs(tmp_path)
     assert "expt.Result failed" in repr(failed)
-    assert (failed.metrics, failed.objective) == ({}, None)
+    assert (failed.metrics, failed.objective) == ({}, math.inf)
     with pytest.raises(ConfigError, match="is not a folder of a run"):
         expt.load(tmp_path / "result.json")
 

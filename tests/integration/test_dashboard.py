@@ -138,6 +138,7 @@ def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(sweep_of_s
     differing = {info.name for info in experiment.hparam_infos if info.differs}
     assert differing == {"model", "optimizer.lr"}
     shown = {info.name for info in experiment.hparam_infos}
+    assert experiment.metric_infos[0].name.tag == "(objective)/accuracy/val"
     for name, result in results.items():
         settings = columns(typed_hyperparameters(result["config"], result["overrides"]))
         row = rows[name]

@@ -22,6 +22,7 @@ EPOCH_TAGS |= {"running/loss", "running/accuracy", "speed/running_samples_per_s"
 EPOCH_TAGS |= {"ranks/unequal_weights"}
 EPOCH_TAGS |= {"memory/gpu_mib" if on_cards.ON else "ranks/all_reduce_share"}
 EVENT_TAGS = {f"norm_{kind}/{layer}" for kind in ("gradients", "weights") for layer in "13"}
+EVENT_TAGS |= {"(objective)/accuracy/val"}
 """In the event file alone."""
 END_TAGS = {"loss/test", "accuracy/test"}
 

@@ -302,8 +302,8 @@ def test_what_has_paused_shows_what_it_has_reached(tmp_path: Path) -> None:
     leave("lr=3,seed=1", 0.4, PRUNED, epochs=1)  # seeds count where they have come furthest
     assert [" ".join(line[1:-2]) for line in shown(tmp_path)[1:]] == [
         "0.9000 pruned after 2 of 9 epochs",
-        "0.8000 0 of 2 completed",
         "0.5000 completed",
+        "0.8000 0 of 2 completed",
         "failed",
     ]
 

@@ -89,9 +89,11 @@ def test_best_by_direction(metric: str, rows: dict[str, Any], best: str, lead: f
 def test_only_seeds_that_both_have_completed_are_compared() -> None:
     runs = runs_of(a=A, b=B)
     runs[0].record["status"] = FAILED
-    (only,) = verdict.verdicts(runs).others
+    found = verdict.verdicts(runs)
+    assert found.best.settings["model"] == "b", "it is whole"
+    (only,) = found.others
     assert only.seeds == 4
-    assert only.lead == pytest.approx((0.0 + 0.03 + 0.02 + 0.01) / 4)
+    assert only.lead == pytest.approx(-(0.0 + 0.03 + 0.02 + 0.01) / 4)
 
 
 def test_of_unequal_seeds_those_count_that_both_have() -> None:
@@ -102,6 +104,7 @@ def test_of_unequal_seeds_those_count_that_both_have() -> None:
     assert of("c", found).lead == pytest.approx(-0.005), "which is of one seed"
     assert of("c", found).in_words == "too few seeds in common"
     assert "unequal seeds" in found.notes[1]
+    assert "c0: it has 1 seed" in found.notes[2], "the first row of the table"
 
 
 def test_a_best_that_another_leads_on_the_seeds_of_both_says_so() -> None:

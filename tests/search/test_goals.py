@@ -58,18 +58,19 @@ def test_the_best_of_equal_first_goals_is_one_that_no_other_beats() -> None:
     found = best(points, goals)
     assert found is not None
     assert found.number == 1
-    runs = [
-        nowhere(status=COMPLETED, metrics=dict(zip((g.tag for g in goals), each, strict=True)))
-        for each in reached
-    ]
+    tags = [goal.tag for goal in goals]
+    records = [{"status": COMPLETED, "metrics": dict(zip(tags, x, strict=True))} for x in reached]
+    runs = [FoundRun(Path(f"run{n}"), cast(Record, record)) for n, record in enumerate(records)]
     alike = [
         *reversed(points),
         Trial(values={}, status=COMPLETED, number=4, objectives=(0.75, 30.0)),
     ]
     assert best(alike[::-1], goals) == found, "of equal ones the first point"
     record = SearchRecord(goals, [])
-    assert record.best(runs) == runs[1]
-    assert record.front(runs) == [runs[1], runs[2]], "of which it is the first"
+    first = record.best(runs)
+    assert first is not None
+    assert first.runs == (runs[1],)
+    assert [row.runs for row in record.front(runs)] == [(runs[1],), (runs[2],)], "it is the first"
 
 
 def test_a_limit_is_exceeded_by_a_number_and_by_having_no_memory(configured: Configured) -> None:

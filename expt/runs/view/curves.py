@@ -12,10 +12,11 @@ from expt.config.kinds import metrics_of
 from expt.errors import ConfigError, did_you_mean, require
 from expt.runs.found import FoundRun
 from expt.runs.metrics_file import MetricsReader
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import Record, evaluated_tag, read_result
+from expt.runs.view.leaderboard import settings_of
 from expt.runs.view.listing import best_first
-from expt.runs.view.text import shown_path
+from expt.runs.view.text import setting, shown_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 PANELS = 4
 """The largest number of metrics that are drawn."""
-_LEGEND = 12
-"""The largest number of runs that a legend names without hiding the curves."""
+_LEGEND = 24
+"""The largest number of runs or settings that a legend names."""
 _STYLES = {"train": "--", "val": "-", "test": "o"}
 
 
@@ -128,25 +129,43 @@ def learning_curves(runs: Sequence[FoundRun], file: Path) -> None:
     drawing = _figure_class()(figsize=(12, 4.5), dpi=120, layout="constrained")
     shown = best_first(runs)[0]
     panels = dict(zip(("loss", shown), drawing.subplots(1, 2), strict=False))
-    for number, run in enumerate(runs):
+    names, drawn = _names(runs), dict[str, Any]()
+    colours = {name: f"C{number % 10}" for number, name in enumerate(dict.fromkeys(names))}
+    for name, run in zip(names, runs, strict=True):
         points = MetricsReader(run.paths).read()
         for metric, axes in panels.items():
             for split, style in _STYLES.items():
                 tag = f"{metric}/{split}"
                 curve = [(point.step, point.value) for point in points if point.tag == tag]
-                label = shown_path(run.folder) if split == "train" else None
-                how = {"color": f"C{number % 10}", "label": label, "linewidth": 1.2}
+                how = {"color": colours[name], "linewidth": 1.2}
                 if curve:
-                    axes.plot(*zip(*curve, strict=True), style, **how)
+                    (line,) = axes.plot(*zip(*curve, strict=True), style, **how)
+                    drawn.setdefault(name, line)
     for metric, axes in panels.items():
         axes.set(xlabel="step", title=f"{metric} (dashed: train, line: val, dot: test)")
         axes.grid(alpha=0.3)
-    if len(runs) <= _LEGEND and panels[shown].lines:
-        panels[shown].legend(fontsize=7)
+    if drawn:
+        shown_names, left = [*drawn][:_LEGEND], len(drawn) - _LEGEND
+        title = f"and {left} more" if left > 0 else None
+        lines = [drawn[name] for name in shown_names]
+        place = {"loc": "outside lower center", "ncols": 3, "fontsize": 7, "title": title}
+        drawing.legend(lines, shown_names, **place)
     try:
         drawing.savefig(file)
     except (ValueError, OSError) as error:
         raise ConfigError(f"{file}: {error}") from None
+
+
+def _names(runs: Sequence[FoundRun]) -> list[str]:
+    """Return the name of each run in a legend: its settings in a sweep, which its seeds share."""
+    if len({run.folder.parent for run in runs}) > 1 or not is_sweep(runs[0].folder.parent):
+        return [shown_path(run.folder) for run in runs]
+    found = {
+        run.folder: ", ".join(f"{key}={setting(value)}" for key, value in row.settings.items())
+        for row in settings_of(runs)
+        for run in row.runs
+    }
+    return [found[run.folder] or run.folder.name for run in runs]
 
 
 def _figure_class() -> Any:

@@ -19,9 +19,10 @@ from expt.config.identity import REPEATED
 from expt.errors import printable
 from expt.runs.failure import in_one_line
 from expt.runs.found import FoundRun, results
-from expt.runs.paths import write_atomically
+from expt.runs.grid import read_grid
+from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, PRUNED, device_s
-from expt.runs.view.listing import best_first, falls, ordered
+from expt.runs.view.listing import best_first, chosen, falls, filtered_key, ordered
 from expt.runs.view.summary import epochs_done
 from expt.runs.view.text import STALE, Console, as_csv, cells, elapsed, plain_table, setting
 
@@ -34,12 +35,14 @@ _LAST_RESORT = "experiment without seed"
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ by their seed and fold only; most often just one."""
+    """A setting: runs that differ by their seed and fold only; most often just one."""
 
     settings: dict[str, Any]
     runs: tuple[FoundRun, ...]
     objective: str
     """The objective of the table; a run may have been chosen by another."""
+    repetitions: int = 1
+    """How many seeds and folds the settings of its sweep have."""
 
     @functools.cached_property
     def counted(self) -> list[FoundRun]:
@@ -49,6 +52,42 @@ class Row:
         pruned = [run for run in self.runs if run.status == PRUNED]
         most = max((len(run.record.get("epoch_s", ())) for run in pruned), default=0)
         return [run for run in pruned if len(run.record.get("epoch_s", ())) == most]
+
+    @property
+    def total(self) -> int:
+        """How many repetitions it has or lacks."""
+        return max(len({run.folder for run in self.runs}), self.repetitions)
+
+    @property
+    def first(self) -> FoundRun:
+        """The counted run of the lowest seed and fold, which was not chosen by its own numbers."""
+        return min(self.counted, key=lambda run: [*map(_place, seed_and_fold(run))])
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every repetition counts, and has measured the objective."""
+        return len(self.counted) == self.total == len(self.values)
+
+    @property
+    def name(self) -> str:
+        """Its run; of several repetitions their settings, and how many count."""
+        if self.total == 1:
+            return self.runs[0].folder.name
+        known = ",".join(f"{key}={setting(value)}" for key, value in self.settings.items())
+        return f"{known} ({len(self.counted)} of {self.total} repetitions)".strip()
+
+    @property
+    def as_record(self) -> dict[str, Any]:
+        """The setting as a program reads it: its numbers are of the counted repetitions."""
+        return {
+            "settings": self.settings,
+            "objective": self.objective,
+            "mean": self.mean,
+            "std": statistics.stdev(self.values) if len(self.values) > 1 else None,
+            "counted": len(self.counted),
+            "repetitions": self.total,
+            "runs": [str(run.folder.absolute()) for run in self.runs],
+        }
 
     @property
     def values(self) -> list[float]:
@@ -70,11 +109,11 @@ class Row:
     def status(self) -> str:
         """`completed`, or how many are; of a pruned run, after how much."""
         done = sum(run.status == COMPLETED for run in self.runs)
-        if len(self.runs) == 1:
+        if self.total == 1:
             (run,) = self.runs
             after = f" after {epochs_done(run.record)}" if run.status == PRUNED else ""
             return f"{run.status}{after}"
-        return COMPLETED if done == len(self.runs) else f"{done} of {len(self.runs)} completed"
+        return COMPLETED if done == self.total else f"{done} of {self.total} completed"
 
     @property
     def seconds(self) -> float:
@@ -87,27 +126,90 @@ def read_runs(folder: Path) -> list[FoundRun]:
     return sorted(results(folder), key=lambda run: run.number)
 
 
-def rows(runs: Sequence[FoundRun], sort: str | None = None) -> list[Row]:
-    """Return the leaderboard, best first, or by the column, setting or metric `sort`."""
-    experiments: dict[str, list[FoundRun]] = {}
-    for run in runs:
-        experiments.setdefault(without_seed(run), []).append(run)
-    groups, objective = [*experiments.values()], objective_name(runs)
-    keys = _columns([group[0] for group in groups])
-    found = [
-        Row({key: shown_setting(group[0], key) for key in keys}, tuple(group), objective)
-        for group in groups
-    ]
+def rows(
+    runs: Sequence[FoundRun], sort: str | None = None, among: Sequence[FoundRun] | None = None
+) -> list[Row]:
+    """Return the leaderboard, best first, or by the column, setting or metric `sort`.
+
+    By a metric, a setting that lacks repetitions comes after all others: they might be its worst.
+    Of a table of more runs, `among`, it has the columns and the number of repetitions.
+    """
+    found, objective = settings_of(runs, among), objective_name(among or runs)
     by = objective if sort in (None, "best", objective) else str(sort)
+    is_metric = by == objective or any(by in run.metrics for run in runs)
 
     def value(row: Row) -> Any:
         if by == objective:
             return row.mean if row.values else None
-        values: list[Any] = [run.values.get(by) for run in row.runs]
+        values: list[Any] = [run.values.get(by) for run in row.counted or row.runs]
         numbers = [each for each in values if type(each) in (int, float)]
         return statistics.fmean(numbers) if numbers else row.settings.get(by, values[0])
 
-    return ordered(found, value, falling=falls(by, runs))
+    def place(row: Row) -> int:
+        is_measured = isinstance(found := value(row), int | float) and not math.isnan(found)
+        return 0 if not is_metric else 1 + (not row.is_whole) if is_measured else 3
+
+    return sorted(ordered(found, value, falling=falls(by, runs)), key=place)
+
+
+def settings_of(runs: Sequence[FoundRun], among: Sequence[FoundRun] | None = None) -> list[Row]:
+    """Return the settings of runs, in their order, with the columns of all runs `among` them."""
+    every, objective = _grouped(among or runs), objective_name(among or runs)
+    keys, most = _columns([group[0] for group in every]), _repetitions(every)
+    return [
+        Row(
+            {key: shown_setting(group[0], key) for key in keys},
+            tuple(group),
+            objective,
+            max(1 if "search" in run.record else most[run.folder.parent] for run in group),
+        )
+        for group in _grouped(runs)
+    ]
+
+
+def best_settings_first(runs: Sequence[FoundRun]) -> list[FoundRun]:
+    """Return the completed runs in the order of their settings, whose repetitions keep theirs."""
+    return [run for row in rows(runs) for run in row.runs if run.status == COMPLETED]
+
+
+def filtered(
+    runs: Sequence[FoundRun], filters: Sequence[str]
+) -> tuple[list[FoundRun], list[FoundRun]]:
+    """Return all runs of the settings that pass every filter, and the table that they are of.
+
+    A filter by seed or fold chooses runs, so the table has these only. By any other one a setting
+    passes as a whole, if one of its runs does: without the others its mean would be chosen too.
+    Raises ConfigError as `chosen`.
+    """
+    by_run = [text for text in filters if filtered_key(text, runs) in REPEATED]
+    passed, among = {run.folder for run in chosen(runs, filters)}, chosen(runs, by_run)
+    kept = [group for group in _grouped(among) if passed & {run.folder for run in group}]
+    return [run for group in kept for run in group], among
+
+
+def _grouped(runs: Sequence[FoundRun]) -> list[list[FoundRun]]:
+    """Return the runs of each setting; a refused one by its typed settings."""
+    groups, typed = dict[str, list[FoundRun]](), dict[str, str]()
+    for run in runs:
+        if "seedless_identity" in run.record:
+            typed.setdefault(_typed_without_seed(run), without_seed(run))
+    for run in runs:
+        key = without_seed(run)
+        groups.setdefault(typed.get(key, key), []).append(run)
+    return [*groups.values()]
+
+
+def _repetitions(groups: Sequence[Sequence[FoundRun]]) -> dict[Path, int]:
+    """Return how many repetitions a setting of the grid of each folder has."""
+    most = {run.folder.parent: 1 for group in groups for run in group}
+    most = {folder: read_grid(folder).get("repetitions", 1) for folder in most}
+    for group in groups:
+        found: dict[Path, set[tuple[Any, ...]]] = {}
+        for run in group:
+            if "search" not in run.record and is_sweep(run.folder.parent):
+                found.setdefault(run.folder.parent, set()).add(seed_and_fold(run))
+        most |= {folder: max(most[folder], len(each)) for folder, each in found.items()}
+    return most
 
 
 def objective_name(runs: Sequence[FoundRun]) -> str:
@@ -122,13 +224,21 @@ def seed_and_fold(run: FoundRun) -> tuple[Any, ...]:
     return tuple(run.typed.get(key) for key in REPEATED)
 
 
+def _place(seed_or_fold: Any) -> int:
+    return seed_or_fold if isinstance(seed_or_fold, int) else -1
+
+
 def without_seed(run: FoundRun) -> str:
     """Return a key that is equal for runs that differ by their seed and fold only."""
     if "seedless_identity" in run.record:
         ran = sorted(module["hash"] for module in run.record.get("imported", {}).values())
         return " ".join([run.record["seedless_identity"], *ran])
-    # Refused before it had a configuration.
+    return _typed_without_seed(run)  # it was refused before it had a configuration
+
+
+def _typed_without_seed(run: FoundRun) -> str:
     typed = {key: value for key, value in run.typed.items() if key not in REPEATED}
+    typed = typed if run.typed else {"folder": str(run.folder)}
     return hashlib.sha256(json.dumps(typed, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
@@ -177,11 +287,15 @@ def wide_console() -> Console:
 
 
 def leaderboard(
-    runs: Sequence[FoundRun], sort: str | None = None, *, stale: Collection[Path] = ()
+    runs: Sequence[FoundRun],
+    sort: str | None = None,
+    *,
+    stale: Collection[Path] = (),
+    among: Sequence[FoundRun] | None = None,
 ) -> Table:
     """Return the first of `rows` as a table; `stale` are folders of runs of other code."""
-    found = rows(runs, sort)
-    head, *below = lines(found[:SHOWN], objective_name(runs), stale)
+    found = rows(runs, sort, among)
+    head, *below = lines(found[:SHOWN], objective_name(among or runs), stale)
     table = plain_table(head, left={*head[: len(_keys(found[:SHOWN]))], "status"})
     if len(found) > SHOWN:
         table.caption = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}"
@@ -206,8 +320,8 @@ def lines(
         mark = f", {STALE if old == len(row.runs) else f'{old} {STALE}'}" if old else ""
         yield [
             *(setting(row.settings.get(key, "")) for key in keys),
-            _spread(row.values),
-            *(_spread(row.values_of(tag)) for tag in test),
+            spread(row.values),
+            *(spread(row.values_of(tag)) for tag in test),
             row.status + mark,
             elapsed(row.seconds),
         ]
@@ -222,7 +336,8 @@ def _keys(found: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(key for row in found for key in row.settings))
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Return the mean of values, with their standard deviation and number."""
     bad = [value for value in values if not math.isfinite(value)]
     if bad:
         return str(bad[0]) + (f" ({len(bad)} of {len(values)})" if len(values) > 1 else "")

@@ -94,12 +94,20 @@ def _check(key: str, known: Collection[str]) -> None:
         raise ConfigError(f"{key}: no run has such a column, setting or metric.{hint}")
 
 
-def _filter(text: str, runs: Sequence[Values]) -> Callable[[Values], bool]:
+def filtered_key(text: str, runs: Iterable[FoundRun]) -> str:
+    """Return the key that a filter is of. Raises ConfigError as `chosen`."""
+    return _parts(text, [run.values for run in runs])[0]
+
+
+def _parts(text: str, runs: Sequence[Values]) -> tuple[str, str, str]:
     match = re.fullmatch(r"\s*([^=!<>]+?)\s*(==?|!=|<=|>=|<|>)\s*(.*?)\s*", text, re.DOTALL)
     if match is None:
         raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")
-    typed, how, wanted = match.groups()
-    key = _full_key(typed, runs)
+    return _full_key(match[1], runs), match[2], match[3]
+
+
+def _filter(text: str, runs: Sequence[Values]) -> Callable[[Values], bool]:
+    key, how, wanted = _parts(text, runs)
     if how in ("=", "==", "!="):
         is_pattern = re.search(r"[*?]", wanted) and not any(
             _equal(run.get(key), wanted) for run in runs

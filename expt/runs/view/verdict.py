@@ -80,9 +80,10 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     pairs = itertools.combinations(measured, 2)
     p = _holm({(one, other): _test(finite[one], finite[other])[3] for one, other in pairs})
 
-    def merit(index: int) -> tuple[bool, float]:
-        # Of a row with a run that is not finite the mean of the others says nothing.
-        return finite[index] == values[index], sign * statistics.fmean(finite[index].values())
+    def merit(index: int) -> tuple[bool, bool, float]:
+        # Of a row with a run that is not finite, or failed, the mean of the others says nothing.
+        is_finite, mean = finite[index] == values[index], statistics.fmean(finite[index].values())
+        return is_finite, found[index].is_whole, sign * mean
 
     best = max((index for index in measured if seeds[index] > 1), key=merit)
     others = []
@@ -99,12 +100,24 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     ]
     if len({frozenset(each) for each in finite if each}) > 1:
         notes.append("the rows have unequal seeds: the best is that by the mean of its own")
+    if best:
+        notes.append(_other_first_row(found[0], seeds[0], metric))
     completed = sum(run.status == COMPLETED for run in runs)
     if left_out := completed - sum(seeds):
         notes.append(f"not counted: {left_out} completed, of a seed that is there, or not finite")
     if any(run.config.get("dataset", {}).get("folds") for run in runs):
         notes.append("folds share training samples: differences are less sure than this says")
     return Verdicts(found[best], seeds[best], tuple(others), tuple(notes))
+
+
+def _other_first_row(row: Row, seeds: int, metric: str) -> str:
+    """Return a line that says why the first row of the leaderboard is not the best one here."""
+    why = "it has a value that is not finite, or a seed twice"
+    if seeds < 2:
+        why = f"it has {seeds} seed{'s' * (seeds != 1)}, and a verdict needs two"
+    if metric != row.objective:
+        why = f"that is by {row.objective}, and this by {metric}"
+    return f"the first row of the leaderboard is {row.name}: {why}"
 
 
 def _values(row: Row, metric: str) -> Values:

@@ -1,0 +1,131 @@
+"""The newest grid of a sweep's folder: the repetitions of a setting, and runs that it corrects."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import expt
+from expt.command import report
+from expt.runs.grid import read_grid
+from expt.runs.paths import GRID_RECORD, RunPaths
+from expt.runs.result import COMPLETED, FAILED, create_result, update_result
+from expt.runs.view import leaderboard
+from expt.search.conclusion import best_of
+from tests.facade import Capture
+from tests.runs.test_leaderboard import leave_run
+
+
+def sweep(folder: Path, *words: str) -> expt.SweepResult:
+    small = ("model=mlp", "model.hidden=[4]", "batch_size=512", "epochs=1")
+    return expt.sweep(*small, *words, folder=folder, quiet=True)
+
+
+def leave_seeds(folder: Path, lr: float, *values: float | None, first: int = 0) -> None:
+    """Runs of one setting; those without a value have failed."""
+    for seed, value in enumerate(values, first):
+        fields = {} if value else {"status": FAILED, "error": "gone"}
+        leave_run(
+            folder,
+            f"lr={lr},seed={seed}",
+            value,
+            seedless_identity=f"lr={lr}",
+            config={"seed": seed},
+            **fields,
+        )
+    (folder / "multirun.yaml").write_text("")
+
+
+def table(folder: Path) -> list[tuple[str, str]]:
+    found = leaderboard.rows(leaderboard.read_runs(folder))
+    return [(row.settings["lr"], row.status) for row in found]
+
+
+def test_a_setting_without_all_repetitions_comes_after_whole_ones(tmp_path: Path) -> None:
+    leave_seeds(tmp_path, 1, 0.9, None, 0.9)
+    leave_seeds(tmp_path, 2, 0.5, 0.6, 0.7)
+    leave_seeds(tmp_path, 3, 0.8)  # its other two have not begun
+    expected = [("2", COMPLETED), ("1", "2 of 3 completed"), ("3", "1 of 3 completed")]
+    assert table(tmp_path) == expected
+    best, _ = best_of(tmp_path, leaderboard.read_runs(tmp_path))
+    assert best is not None
+    assert best.first.folder.name == "lr=2,seed=0", "not the luckiest"
+    assert (best.as_record["mean"], best.as_record["repetitions"]) == (pytest.approx(0.6), 3)
+    assert best.name == "lr=2 (3 of 3 repetitions)"
+    (tmp_path / GRID_RECORD).write_text('{"repetitions": 4}')  # and none has its fourth yet
+    assert [status for _, status in table(tmp_path)] == [f"{n} of 4 completed" for n in (2, 1, 3)]
+
+
+def test_a_refused_repetition_belongs_to_its_setting(tmp_path: Path) -> None:
+    leave_seeds(tmp_path, 1, 0.9, 0.8)
+    leave_run(tmp_path, "lr=1,seed=7", status=FAILED, error="refused")
+    assert table(tmp_path) == [("1", "2 of 3 completed")]
+
+
+def test_a_damaged_record_of_the_grid_hides_nothing(tmp_path: Path) -> None:
+    for text in ("{", "[]", '{"left_out": 3, "repetitions": "x"}'):
+        (tmp_path / GRID_RECORD).write_text(text)
+        assert read_grid(tmp_path).get("left_out", []) == []
+
+
+def test_runs_that_a_corrected_grid_does_not_name_are_hidden(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    sweep(tmp_path, "optimizer.lr=0.1,100", "seed=0,1")
+    assert read_grid(tmp_path) == {"repetitions": 2, "left_out": []}
+    sweep(tmp_path, "optimizer.lr=0.01,0.02", "seed=0")  # which adds values, and repeats them
+    sweep(tmp_path, "optimizer.lr=0.01,0.02", "seed=1")
+    sweep(tmp_path, "optimizer.lr=0.1", "seed=0")  # which is no grid
+    assert read_grid(tmp_path)["left_out"] == []
+    sweep(tmp_path, "optimizer.lr=0.1,0.2", "seed=0,1")
+    assert len(read_grid(tmp_path)["left_out"]) == 6
+    best = expt.list_runs(tmp_path).best
+    assert len(best.repetitions) == 2
+    assert "the first of 2 repetitions: accuracy/val" in repr(best)
+    capfd.readouterr()
+    report.main([str(tmp_path)])
+    shown = capfd.readouterr().out
+    assert "hidden       6 runs" in shown
+    assert "100" not in shown.split("hidden")[0].split()
+    report.main([str(tmp_path), "--all"])
+    assert "100 " in (shown := capfd.readouterr().out)
+    assert "hidden" not in shown
+    sweep(tmp_path, "optimizer.lr=0.1,0.2", "seed=0,1", "epochs=2")  # other settings throughout
+    assert len(read_grid(tmp_path)["left_out"]) == 10
+    sweep(tmp_path, "optimizer.lr=0.1,100", "seed=0,1")
+    assert not {"lr=0.1,seed=0", "lr=100,seed=1"} & {*read_grid(tmp_path)["left_out"]}
+
+
+@pytest.mark.parametrize(("tag", "choose"), [("accuracy/val", max), ("loss/val", min)])
+def test_a_failed_run_is_never_the_best(tmp_path: Path, tag: str, choose: Any) -> None:
+    leave_run(tmp_path, "lr=0", status=FAILED, error="refused", config={}, objective=tag)
+    for lr, value in enumerate((0.5, float("nan"), 0.5), 1):
+        leave_run(tmp_path, f"lr={lr}", value, objective=tag)
+    update_result(RunPaths(tmp_path / "lr=3"), status=FAILED)  # after its best epoch
+    for name in ("lr=0", "lr=4"):
+        create_result(RunPaths(tmp_path / name), may_exist=True, error="refused")
+        update_result(RunPaths(tmp_path / name), status=FAILED)
+    (tmp_path / "multirun.yaml").touch()
+    runs = expt.list_runs(tmp_path)
+    assert len(runs) == 5
+    for ordered in (runs, runs[::-1]):
+        assert choose(ordered, key=lambda run: run.objective).folder.name == "lr=1"
+    assert runs.best.folder.name == "lr=1"
+    assert runs.best.repetitions[0].folder.name == "lr=1"
+
+
+def test_a_filter_keeps_columns_means_and_order(tmp_path: Path, capfd: Capture) -> None:
+    leave_seeds(tmp_path, 1, 0.9, 0.3)
+    leave_seeds(tmp_path, 2, 0.5, 0.5)
+    leave_seeds(tmp_path, 3, 0.7, 0.7)
+
+    def rows(*filters: str) -> list[list[str]]:
+        report.main([str(tmp_path), *(word for each in filters for word in ("--filter", each))])
+        lines = capfd.readouterr().out.splitlines()
+        end = next(at for at, line in enumerate(lines) if line.startswith("shown"))
+        return [line.split()[:2] for line in lines[1:end]]
+
+    assert rows("lr!=3") == [["1", "0.6000"], ["2", "0.5000"]]
+    assert rows("lr=2") == [["2", "0.5000"]], "with its column"
+    assert rows("accuracy/val>0.6") == [["3", "0.7000"], ["1", "0.6000"]], "with its worse seed"
+    assert rows("seed=0") == [["1", "0.9000"], ["3", "0.7000"], ["2", "0.5000"]]
