@@ -209,7 +209,9 @@ class _Base:
         may_add = is_custom and group == "dataset" and {*path[1:2]} & CUSTOM_DATASET_KEYS
         if not may_add and (unknown := _unknown(own, path, value)):
             choice = None if is_custom else str(self._choices.get(group) or "")
-            raise ConfigError(unknown_key(str(word.input_line), unknown, choice))
+            more = [f"{group}.{key}" for key in CUSTOM_DATASET_KEYS if group == "dataset"]
+            near = [*_around(own, unknown.split(".")), *more]
+            raise ConfigError(unknown_key(str(word.input_line), unknown, choice, near))
         return with_value(own, path, value, merge=True)
 
 
@@ -227,6 +229,16 @@ def _unknown(node: Any, path: Sequence[str], value: Any) -> str:
             if unknown := _unknown(node, [key], below):
                 return ".".join([*path, unknown])
     return ""
+
+
+def _around(node: Any, path: Sequence[str]) -> Iterator[str]:
+    """Yield the dotted keys next to the first one of `path` that there is not."""
+    for at, key in enumerate(path):
+        if not isinstance(node, dict) or key not in node:
+            names = node if isinstance(node, dict) else ()
+            yield from (".".join([*path[:at], name, *path[at + 1 :]]) for name in names)
+            return
+        node = node[key]
 
 
 _OF_EXPT: tuple[dict[tuple[str, ...], _Base], dict[str, list[str]]] = {}, {}

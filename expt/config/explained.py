@@ -58,9 +58,11 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     shown = repr(value) if isinstance(value, float) else keys.typed(value)  # 1.0 is no integer
     if rule == "unexpected_keyword_argument":
         near = did_you_mean(path[-1], keys.names_around(path, node, root))
+        if below := [each for each in keys.all_keys() if each.endswith(f".{key}")]:
+            near = f" Did you mean '{below[0]}'?"  # lr: optimizer.lr
         if len(path) == 1 and isinstance(value, Mapping):
-            begins = "a group's own YAML begins with # @package _global_"
-            return f"{key}: there is no such key; {begins}"
+            begins = near or "; a group's own YAML begins with # @package _global_"
+            return f"{key}: there is no such key{'.' * bool(near)}{begins}"
         return f"{key}={shown}: there is no such key.{near}"
     if rule in ("missing", "missing_argument") and not isinstance(value, list):
         key = re.sub(r"\btarget$", "_target_", key)

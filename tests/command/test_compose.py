@@ -187,6 +187,7 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
         ("model=mpl", "'mlp'"),
         ("experiment=char_llm", "'char_lm'"),
         ("tensorboard={imagez: true}", "'tensorboard.images'"),
+        ("modle._target_=a.B", "'model._target_'"),
     ],
 )
 def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> None:
@@ -205,6 +206,8 @@ def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> N
         ("~epohcs", "epohcs"),
         ("seed=${sede}", "sede"),
         ("recipe=a", "recipe"),
+        ("early_stop.patience=3", r"e\.g\. early_stop={"),
+        ("callbacks.x=3", "--help callbacks lists"),
         ("+recipe=a", ""),
     ],
 )
@@ -228,6 +231,12 @@ def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> N
     this = Composer([tmp_path])
     with pytest.raises(ConfigError, match=r"type \+model.breadth=3"):
         this.compose(["model=net", "model.breadth=3"])
+    with pytest.raises(
+        ConfigError, match=r"Did you mean 'model.height'\? Or type \+model.heigth=3"
+    ):
+        this.compose(["model=net", "model.heigth=3"])
+    with pytest.raises(ConfigError, match=r"Did you mean 'dataset.val_fraction'\?"):
+        this.compose(["dataset={_target_: mine.Data}", "dataset.valfraction=0.1"])
     found = this.settings(["model=net", "+model.breadth=3", "model.height=4"], sweep=False)
     assert found["model"] == {"_target_": "mine.Net", "height": 4, "breadth": 3}
 

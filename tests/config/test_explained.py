@@ -44,3 +44,30 @@ def test_a_variable_is_a_number_where_it_is_decoded(
 ) -> None:
     monkeypatch.setenv("LR", "0.01")
     assert configured('optimizer.lr="${oc.decode:${oc.env:LR}}"').optimizer.lr == 0.01
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("+optimzer.x=3", "optimizer"), ("+lr=3", "optimizer.lr")]
+)
+def test_a_new_key_is_a_known_one_misspelt_first(
+    word: str, meant: str, configured: Configured
+) -> None:
+    with pytest.raises(ConfigError, match=f"no such key. Did you mean '{meant}'"):
+        configured(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("objective=f1/val", "+task.metrics.f1=max"),
+        ("early_stop={metric: rmsle/val, patience: 3}", "'+task.metrics.rmsle={_target_: "),
+        ("objective=acuracy/val", "'accuracy/val'"),
+        ("objective=f1/vall", "one of"),
+    ],
+)
+def test_a_metric_that_is_not_measured_is_added(
+    word: str, fix: str, configured: Configured
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fix)) as raised:
+        configured(word)
+    assert ("Or measure it" in str(raised.value)) == fix.lstrip("'").startswith("+")
