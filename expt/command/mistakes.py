@@ -85,7 +85,7 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
     meant = ELSEWHERE.get(last) or by_end.get(last, key)
     known = [name for name in (*keys(), *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
     known += [f"{each}.{last}" for each in groups() if above and group not in keys()]
-    hint = did_you_mean(meant, known)
+    hint = did_you_mean(key, near) or did_you_mean(meant, known)
     listed = f" --help {group} lists its keys" * (not hint and group in keys())
     return f"{word}: there is no key '{key}'.{hint}{listed}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -36,17 +36,20 @@ def explain(
     `texts` are the interpolations that gave values.
     """
     lines: dict[str, list[str]] = {}
+    lists = set[str]()
     for problem in error.errors():
         path = _key_path(problem["loc"], node)
         if path[-1] == "kwargs":  # of a class without _target_, which is reported too
             continue
         text = _in_words(problem, path, node, root)
+        if isinstance(problem["loc"][-1], int):  # a wrong element of a list that is right
+            lists.add(".".join(path))
         of_key = lines.setdefault(".".join(path), [])
         of_key.insert(0 if problem["type"] == "value_error" else len(of_key), text)
         if "there is no such key" in text and (meant := re.search(r"Did you mean '(\w+)'", text)):
             lines.pop(".".join([*path[:-1], meant[1]]), None)  # is missing under its right name
     return [
-        f"{(line := _joined(key, several))}{_origin(key, line, node, texts.get(key))}"
+        f"{(line := _joined(key, several))}{_origin(key, line, node, texts.get(key), lists)}"
         for key, several in lines.items()
     ]
 
@@ -108,8 +111,13 @@ def _joined(key: str, lines: list[str]) -> str:
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def _origin(key: str, line: str, node: Mapping[str, Any], text: str | None) -> str:
-    """Return where a value of another type came from, and how it is written."""
+def _origin(
+    key: str, line: str, node: Mapping[str, Any], text: str | None, lists: Collection[str]
+) -> str:
+    """Return where a value of another type came from, and how it is written.
+
+    `lists` are keys of lists with a wrong element.
+    """
     if "input should be" not in line:
         return ""
     value = _value_at(node, key.split("."))
@@ -119,6 +127,9 @@ def _origin(key: str, line: str, node: Mapping[str, Any], text: str | None) -> s
         decoded = f"{text.replace('${oc.env:', '${oc.decode:${oc.env:', 1)}}}"
         fix = f"'{key}=\"{decoded}\"'"
         return f"; it came from {text}, and variables are texts; write {fix}"
+    if isinstance(value, list) and key in lists:
+        right = [each if (meant := _meant(each, line)) is None else meant for each in value]
+        return f"; write {key}={keys.typed(right)}" if right != value else ""
     if isinstance(value, list) and "a list" not in line:
         several = ",".join(map(keys.typed, value))
         return f"; a list is one value; for a run of each write -m {key}={several}"

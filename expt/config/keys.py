@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -191,7 +192,8 @@ def _values(hint: Any) -> Iterator[str]:
 @functools.cache
 def takes_text(key: str) -> bool:
     """Return whether a setting is a text, or a list of texts, whichever word stands there."""
-    found = {leaf for hint in _hints_at(key.split(".")) for leaf in _leaves(hint)}
+    path = re.sub(r"(\.\d+)+$", "", key).split(".")  # of an element of a list
+    found = {leaf for hint in _hints_at(path) for leaf in _leaves(hint)}
     return bool(found) and found <= _TEXT
 
 

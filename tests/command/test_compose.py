@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from expt.command import compose
 from expt.command.by_hydra import HydraTask, _value
 from expt.command.compose import Composer
-from expt.command.grammar import with_classes_added
+from expt.command.grammar import parse, readable, replaces, with_classes_added
 from expt.command.hydra_part import hydra_files, own_folders_of
 from expt.command.run import Command
 from expt.command.terminal import console
@@ -285,3 +285,49 @@ def test_what_cannot_be_printed_is_refused_in_a_line(words: str, tmp_path: Path)
     printing = () if words == "--resolve" else ("--cfg", "job")
     done = run(*words.split(), *printing, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+
+
+ELEMENTS = {
+    "model.hidden[1]=16": [64, 16],
+    "'model.hidden[1]=16'": [64, 16],
+    '"model.hidden[1]"=16': [64, 16],
+    "model.hidden.0=16": [16, 64],
+    "++model.hidden.0=16": [16, 64],
+    "model.hidden.2=16": r"model\.hidden=\[64,64,16\]",
+    "+model.hidden[2]=16": r"model\.hidden=\[64,64,16\]",
+    "model.hidden.first=16": r"model\.hidden=\[64,64,16\]",
+    "~model.hidden.1": r"model\.hidden=\[64\]",
+    "~model.hidden[0]": r"model\.hidden=\[64\]",
+    "model.hidden[-1]=16": "counted from 0",
+    "model.hidden.-1=16": "counted from 0",
+    "model.hidden[0:1]=16": "counted from 0",
+    "send.0=mlflow": r"send=\[mlflow\]",
+}
+
+
+@pytest.mark.parametrize("word", ELEMENTS)
+def test_an_element_of_a_list_is_set_or_the_whole_list_is_named(word: str) -> None:
+    right = ELEMENTS[word]
+    if not isinstance(right, str):
+        found = composer().settings(["model.hidden=[64,64]", readable(word)], sweep=False)
+        assert found["model"]["hidden"] == right
+        return
+    with pytest.raises(ConfigError, match=right):
+        composer().compose(["model.hidden=[64,64]", readable(word)])
+
+
+def test_a_key_of_an_element_may_be_missing_in_it() -> None:
+    words = ["optimizer.groups=[{match: a},{match: b}]", readable("optimizer.groups[1].lr_scale=2")]
+    found = composer().settings(words, sweep=False)["optimizer"]["groups"]
+    assert found == [{"match": "a"}, {"match": "b", "lr_scale": 2}]
+    with pytest.raises(ConfigError, match=r"mean 'optimizer\.groups\.1\.lr_scale'"):
+        composer().compose([words[0], "optimizer.groups.1.lrscale=2"])
+    with pytest.raises(ConfigError, match=r"optimizer\.groups=\[{lr_scale:2}\]"):
+        composer().compose(["optimizer.groups.0.lr_scale=2"])
+
+
+def test_a_whole_list_replaces_an_element_typed_before() -> None:
+    element, whole = parse(["model.hidden.0=16", "model.hidden=[64,64]"])
+    assert replaces(whole, element)
+    assert not replaces(element, whole)
+    assert not replaces(*parse(["model.hid=3", "model.hidden.0=16"]))
