@@ -231,20 +231,21 @@ class _Base:
 
 def _unknown(node: Any, path: Sequence[str], value: Any) -> str:
     """Return the dotted key that `node` lacks: `path`, or one that `value` has below it."""
-    is_schema_s = ".".join(key for key in path if not key.isdecimal()) in all_keys()
+    names = [*map(str, path)]  # a mapping may have numbers as keys
+    is_schema_s = ".".join(name for name in names if not name.isdecimal()) in all_keys()
     for at, key in enumerate(path):
         if isinstance(node, dict) and key in node:
             node = node[key]
-        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+        elif isinstance(node, list) and names[at].isdecimal() and int(key) < len(node):
             node = node[int(key)]
-        elif (node or key.isdecimal()) and (node is None or isinstance(node, list)) and at:
+        elif (node or names[at].isdecimal()) and (node is None or isinstance(node, list)) and at:
             return ""  # `with_value` names the whole list
         else:  # an element may lack a key that the schema knows
-            return "" if is_schema_s and path[at - 1].isdecimal() else ".".join(path)
+            return "" if is_schema_s and names[at - 1].isdecimal() else ".".join(names)
     if isinstance(node, dict) and isinstance(value, dict):
         for key, below in value.items():
             if unknown := _unknown(node, [key], below):
-                return ".".join([*path, unknown])
+                return ".".join([*names, unknown])
     return ""
 
 

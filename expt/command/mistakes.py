@@ -48,7 +48,7 @@ def as_config_error(
         return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
         is_unset = "Interpolation" in type(error).__name__
-        fix = "; name a key or a variable that is set" * is_unset
+        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" * is_unset
         return ConfigError(f"{word}: {first_line(error)}{fix}")
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none

@@ -108,6 +108,7 @@ def _joined(key: str, lines: list[str]) -> str:
     return first + "".join(more) + ", or auto" * (key in auto.KEYS)
 
 
+_NULLS = ("None", "none", "null", "NULL", "Null", "~", "")
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -122,7 +123,7 @@ def _origin(
         return ""
     value = _value_at(node, key.split("."))
     if text is not None:
-        if not isinstance(value, str) or "oc.env:" not in text:
+        if not isinstance(value, str) or "oc.env:" not in text or "oc.decode:" in text:
             return f"; it came from {text}"
         decoded = f"{text.replace('${oc.env:', '${oc.decode:${oc.env:', 1)}}}"
         fix = f"'{key}=\"{decoded}\"'"
@@ -133,6 +134,10 @@ def _origin(
     if isinstance(value, list) and "a list" not in line:
         several = ",".join(map(keys.typed, value))
         return f"; a list is one value; for a run of each write -m {key}={several}"
+    if isinstance(value, str) and (variable := re.fullmatch(r"\$\{?(\w+)\}?", value)):
+        return f"; write '{key}=\"${{oc.decode:${{oc.env:{variable[1]}}}}}\"' for that variable"
+    if value in _NULLS and keys.takes_null(key):
+        return f"; {value!r} is a text; write {key}=null"
     meant = _meant(value, line)
     what = f"{value!r} is a text; " * isinstance(value, str)
     return "" if meant is None else f"; {what}write {key}={keys.typed(meant)}"
@@ -145,6 +150,8 @@ def _meant(value: Any, line: str) -> float | bool | None:
     if "a valid integer" not in line and "a valid number" not in line:
         return None
     try:
+        if isinstance(value, str) and re.match(r"[-+]?0[xob]", value, re.IGNORECASE):
+            return int(value, 0)
         number = float(value) if isinstance(value, str | float) else math.nan
     except ValueError:
         return None
@@ -168,5 +175,5 @@ def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
             path.append(str(part))
             node = _value_at(node, [str(part)])
     last = str(loc[-1])
-    is_key = isinstance(node, Mapping) and (loc[-1] in node or last.isidentifier())
+    is_key = isinstance(node, Mapping) and (last in map(str, node) or last.isidentifier())
     return [*path, last] if is_key and last not in ("bool", "int", "float", "str") else path

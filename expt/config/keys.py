@@ -181,6 +181,11 @@ def choices_of(key: str) -> tuple[str, ...]:
     return tuple(values) if values.keys() - {"null"} else ()
 
 
+def takes_null(key: str) -> bool:
+    """Return whether a setting may be null."""
+    return any(types.NoneType in _leaves(hint) for hint in _hints_at(key.split(".")))
+
+
 def _values(hint: Any) -> Iterator[str]:
     for leaf in _leaves(hint):  # of a list, one may be typed by itself
         if typing.get_origin(leaf) is typing.Literal:

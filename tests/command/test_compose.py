@@ -32,6 +32,7 @@ from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Objective
 from tests.composing import composer
+from tests.conftest import Typed
 from tests.facade import Patch, as_typed, run
 
 WORDS = (
@@ -331,3 +332,41 @@ def test_a_whole_list_replaces_an_element_typed_before() -> None:
     assert replaces(whole, element)
     assert not replaces(element, whole)
     assert not replaces(*parse(["model.hid=3", "model.hidden.0=16"]))
+
+
+CHOICES = {
+    "far": "defaults:\n  - override /hydra/launcher: submitit_local\n",
+    "near": "epochs: 1\n",
+    "folder": "hydra: {sweep: {dir: mine}}\n",
+    "run": "hydra: {run: {dir: mine}, job: {env_set: {A: b}}}\n",
+    "job": "hydra: {job: {name: mine}}\n",
+    "moves": "hydra: {job: {chdir: true}}\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("-m experiment=near,far", 2, "and type hydra/launcher=submitit_local"),
+        ("-m experiment=far,near", 2, "and type hydra/launcher=submitit_local"),
+        ("-m experiment=near,folder", 2, "different values of hydra.sweep,"),
+        ("-m experiment=near,moves", 2, "hydra.job.chdir=true"),
+        ("-m experiment=run", 0, "hydra.run.dir=mine is for one run"),
+        ("-m experiment=near,job", 0, "hydra.job.name=mine has no effect"),
+        ("-m experiment=folder", 0, ""),
+        ("experiment=far", 0, ""),
+    ],
+)
+def test_keys_of_hydra_in_files_of_a_sweep(
+    words: str, code: int, says: str, tmp_path: Path, typed: Typed, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in CHOICES.items():
+        file = tmp_path / "conf" / "experiment" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# @package _global_\n{text}")
+    is_sweep = words.startswith("-m")
+    trains = "hydra.launcher.dry_run=true" if is_sweep else "hydra.run.dir=r"
+    done = typed(*words.split(), trains, "epochs=1", "world_size=1", "dataset.train_limit=64")
+    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+    assert code or ("warning" in done.stderr) == bool(says)

@@ -21,6 +21,12 @@ WRITTEN = {
     "model.hidden=[-1]": None,
     "model.hidden=[64,x]": None,
     "optimizer.lr=1/10": None,
+    "epochs=0x10": "write epochs=16",
+    "max_steps=None": "'None' is a text; write max_steps=null",
+    "max_steps='null'": "write max_steps=null",
+    "epochs=none": None,
+    "epochs=$N": "write 'epochs=\"${oc.decode:${oc.env:N}}\"'",
+    'epochs="${oc.decode:${oc.env:N,two}}"': "it came from ${oc.decode:${oc.env:N,two}}",
     "epochs=1.5": None,
     "epochs=0": None,
     "optimizer.lr=${seed}": "it came from ${seed}",
@@ -74,3 +80,10 @@ def test_a_metric_that_is_not_measured_is_added(
     with pytest.raises(ConfigError, match=re.escape(fix)) as raised:
         configured(word)
     assert ("Or measure it" in str(raised.value)) == fix.lstrip("'").startswith("+")
+
+
+def test_a_number_as_a_key_is_named(configured: Configured) -> None:
+    with pytest.raises(ConfigError, match=r"^optimizer\.5=null: there is no such key"):
+        configured("+optimizer={5: null}")
+    with pytest.raises(ConfigError, match=r"there is no key 'optimizer\.5'"):
+        configured("optimizer={lr: 1, 5: null}")
