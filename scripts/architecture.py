@@ -41,11 +41,11 @@ WITH_HYDRA = ("command.compose", "command.grammar")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_684, 213, 43_199
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 42_763, 213, 43_252
 MAX_LINES = {
-    "command": 5_315, "config": 3_165, "dashboards": 1_635, "data": 7_660, "features": 911,
+    "command": 5_315, "config": 3_174, "dashboards": 1_635, "data": 7_660, "features": 911,
     "inference": 1_530, "launch": 3_140, "models": 1_030, "planning": 275, "python": 675,
-    "runs": 5_347, "search": 1_551, "tasks": 1_555, "training": 3_480, "worker": 4_138,
+    "runs": 5_422, "search": 1_551, "tasks": 1_555, "training": 3_480, "worker": 4_142,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys
