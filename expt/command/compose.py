@@ -27,6 +27,7 @@ from expt.command.conf_files import groups, refuse_misread
 from expt.command.grammar import lock, parse_one, with_classes_added
 from expt.command.mistakes import as_config_error, unknown_key
 from expt.config.auto import fill_auto_of_a_sweep
+from expt.config.keys import all_keys, names_around, typed
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
 from expt.config.parse import plain, with_value
 from expt.errors import ConfigError
@@ -140,9 +141,16 @@ class Composer:
         for each in overrides:
             refuse_no_choice(each)
         values = [each for each in overrides if self._sets_value(each)]
-        base = self._base(*(str(each.input_line) for each in overrides if each not in values))
-        own = base.own
-        for each in values:
+        others = [each for each in overrides if each not in values]
+        of_lists = [each for each in others if re.search(r"\.\d+(\.|$)", each.key_or_group)]
+        for attempt in (of_lists, []):  # Hydra adds and deletes keys, but no elements of lists
+            base = self._base(*(str(each.input_line) for each in others if each not in attempt))
+            own = base.own
+            for each in values:
+                own = base.with_value(own, each)
+            if all(_reaches_list(own, each.key_or_group.split(".")) for each in attempt):
+                break
+        for each in attempt:
             own = base.with_value(own, each)
         return base, own
 
@@ -204,29 +212,70 @@ class _Base:
         """Return settings with the value of an override. Raises ConfigError for an unknown key."""
         path, value = word.key_or_group.split("."), word.value()
         group = path[0]
+        if word.is_delete():
+            raise ConfigError(_to_delete(own, path, str(word.input_line)))
         is_custom = isinstance(own.get(group), dict) and "_target_" in own[group]
         # Every custom dataset has these keys, in its YAML or not.
         may_add = is_custom and group == "dataset" and {*path[1:2]} & CUSTOM_DATASET_KEYS
-        if not may_add and (unknown := _unknown(own, path, value)):
+        is_added = may_add or word.type != OverrideType.CHANGE
+        if not is_added and (unknown := _unknown(own, path, value)):
             choice = None if is_custom else str(self._choices.get(group) or "")
-            raise ConfigError(unknown_key(str(word.input_line), unknown, choice))
+            more = [f"{group}.{key}" for key in CUSTOM_DATASET_KEYS if group == "dataset"]
+            near = [*_around(own, unknown.split(".")), *more] if is_custom else []
+            if re.search(r"\.\d+\.", unknown):  # in an element of a list
+                above, _, last = unknown.rpartition(".")
+                near += [f"{above}.{name}" for name in names_around([*above.split("."), last], own)]
+            raise ConfigError(unknown_key(str(word.input_line), unknown, choice, near))
         return with_value(own, path, value, merge=True)
 
 
 def _unknown(node: Any, path: Sequence[str], value: Any) -> str:
     """Return the dotted key that `node` lacks: `path`, or one that `value` has below it."""
-    for key in path:
-        if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-            node = node[int(key)]
-        elif isinstance(node, dict) and key in node:
+    names = [*map(str, path)]  # a mapping may have numbers as keys
+    is_schema_s = ".".join(name for name in names if not name.isdecimal()) in all_keys()
+    for at, key in enumerate(path):
+        if isinstance(node, dict) and key in node:
             node = node[key]
-        else:
-            return ".".join(path)
+        elif isinstance(node, list) and names[at].isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        elif (node or names[at].isdecimal()) and (node is None or isinstance(node, list)) and at:
+            return ""  # `with_value` names the whole list
+        else:  # an element may lack a key that the schema knows
+            return "" if is_schema_s and names[at - 1].isdecimal() else ".".join(names)
     if isinstance(node, dict) and isinstance(value, dict):
         for key, below in value.items():
             if unknown := _unknown(node, [key], below):
-                return ".".join([*path, unknown])
+                return ".".join([*names, unknown])
     return ""
+
+
+def _reaches_list(node: Any, path: Sequence[str]) -> bool:
+    """Return whether a list is on the path in `node`."""
+    for key in path:
+        if not isinstance(node, dict):
+            break
+        node = node.get(key)
+    return isinstance(node, list)
+
+
+def _to_delete(node: Any, path: Sequence[str], word: str) -> str:
+    """Return the error for an element that is to be deleted, with the list that is left."""
+    at = next(at for at in range(len(path)) if _reaches_list(node, path[:at]))
+    for key in path[:at]:
+        node = node[key]
+    left = [each for place, each in enumerate(node) if str(place) != path[at]]
+    key = ".".join(path[:at])
+    return f"{word}: is in a list; write the list that is left, e.g. {key}={typed(left)}"
+
+
+def _around(node: Any, path: Sequence[str]) -> Iterator[str]:
+    """Yield the dotted keys next to the first one of `path` that there is not."""
+    for at, key in enumerate(path):
+        if not isinstance(node, dict) or key not in node:
+            names = node if isinstance(node, dict) else ()
+            yield from (".".join([*path[:at], name, *path[at + 1 :]]) for name in names)
+            return
+        node = node[key]
 
 
 _OF_EXPT: tuple[dict[tuple[str, ...], _Base], dict[str, list[str]]] = {}, {}

@@ -13,7 +13,7 @@ from expt.config.keys import flat
 from expt.config.own_code import is_of_main, targets
 from expt.errors import warn
 from expt.runs import provenance
-from expt.runs.failure import faults_in, in_one_line
+from expt.runs.failure import alike, faults_in, in_one_line
 from expt.runs.found import FoundRun, by_objective, describe_copies, without_copies
 from expt.runs.grid import in_newest
 from expt.runs.overrides import joined
@@ -29,6 +29,7 @@ from expt.runs.view.text import (
     resume_command,
     say,
     shown_path,
+    sweep_command,
 )
 from expt.search.conclusion import bad_trials, best_of, conclude_search
 
@@ -60,7 +61,7 @@ def conclude(
         console.print(leaderboard(runs, sort, stale=old))
     finally:  # after the table, for which somebody may wait
         written = _write_summary(folder, runs)
-    _print_failures(console, runs, notes)
+    _print_failures(console, folder, runs, notes)
     conclude_search(console, folder, runs, lambda row: again(row.first, row.runs))
     print_stale(console, old)
     print_lost(console, [run.folder for run in runs if run.status == LOST])
@@ -147,17 +148,25 @@ def print_lost(console: Console, folders: Sequence[Path]) -> None:
         say(console, f"      to continue: {resume_command(RunPaths(folder))}")
 
 
-def _print_failures(console: Console, runs: Sequence[FoundRun], notes: Sequence[str]) -> None:
+def _print_failures(
+    console: Console, folder: Path, runs: Sequence[FoundRun], notes: Sequence[str]
+) -> None:
     bad = bad_trials(runs)
     if bad:
         worst = "diverged or had not enough memory, and count as the worst"
         say(console, f"bad trials   {len(bad)} {worst}")
     if failed := [run for run in runs if run.status == FAILED and run not in bad]:
         say(console, f"\n{len(failed)} failed", "bold red")
+    causes: dict[str, list[FoundRun]] = {}
     for run in failed:
-        say(console, f"  {run.folder.name}: {in_one_line(run.error)}")
+        causes.setdefault(alike(run.error), []).append(run)
+    for run, *others in causes.values():
+        more = f" and {len(others)} more" if others else ""
+        say(console, f"  {run.folder.name}{more}: {in_one_line(run.error)}")
         if "identity" in run.record:  # else it was refused, and would be again
-            say(console, f"      again: {again(run)}")
+            say(console, f"      that run alone: {again(run)}")
+    if begun := [run.record for run in failed if "identity" in run.record]:
+        say(console, f"  again: {sweep_command(folder, begun[-1].get('command', ''))}")
     texts = [run.error for run in runs if run.status == FAILED]
     for fault in dict.fromkeys(fault for text in texts for fault in faults_in(text)):
         if not any(fault in note for note in notes):  # of runs that were moved

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from expt.config.keys import flat, typed
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
 
@@ -108,6 +109,23 @@ def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | Non
                 place = f"{path}:{token.start_mark.line + 1}"
                 fix = f"YAML reads it as {found}; write that, or a text in quotes"
                 raise ConfigError(f"{place}: {text}: {fix}")
+
+
+def hydra_words(
+    folders: Iterable[str | Path], chosen: Mapping[str, str | None]
+) -> Iterator[tuple[Path, str]]:
+    """Yield each of Hydra's keys, with its value, that a chosen file in `folders` sets."""
+    for folder, (group, name) in itertools.product(folders, chosen.items()):
+        path = Path(folder, group.partition("@")[0], f"{name}.yaml")
+        content = read_yaml(path) if path.is_file() else None
+        if not isinstance(content, dict):
+            continue
+        for entry in content.get("defaults") or ():
+            for key, value in entry.items() if isinstance(entry, dict) else ():
+                if found := re.fullmatch(r"override\s+/?(hydra/\w+)(@\S*)?", str(key)):
+                    yield path, f"{found[1]}={value}"
+        for key, value in flat({"hydra": content.get("hydra") or {}}).items():
+            yield path, f"{key}={typed(value)}"
 
 
 def sections(path: Path) -> Iterator[tuple[str, list[Row]]]:

@@ -204,15 +204,10 @@ def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
 
 def _warn_of_custom_classes(record: Record, config: RunConfig) -> None:
     """Warn where a custom class may prepare samples otherwise than in training."""
-    then, made = record["config"], record.get("content")
-    trained, measured = recorded(then).dataset, config.dataset
+    trained, measured = recorded(record["config"]).dataset, config.dataset
     if trained.label != measured.label:
         notes = trained.note("to train"), measured.note("to evaluate")
         for note in filter(None, notes):
             warn(f"dataset: {note}")
-    names = own_code.targets(then)
-    if not (made and made.get("code") and own_code.targets({**then, "model": {}})):
-        return  # of a model expt.load warns
-    if own_code.has_other_source(record):
-        own = dict.fromkeys(name for name in names if own_code.own_modules([name]))
-        warn(f"{', '.join(own)}: source code has changed since the run; the numbers may differ")
+    if line := own_code.other_source(record):
+        warn(line)

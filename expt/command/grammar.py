@@ -39,6 +39,7 @@ def readable(word: str) -> str:
     So `'dataset.root=my data (old)'` and `hydra.run.dir=lr=0.1` need no second pair of quotes, and
     `~` is the home.
     """
+    word = _of_element(word)
     key, equals, value = word.partition("=")
     if ("/" in key or not equals) and os.path.isdir(word):
         raise ConfigError(f"{word}: is a folder, and here are settings, of the form key=value")
@@ -61,6 +62,26 @@ def readable(word: str) -> str:
         _as_text(part.strip(), of_group=name.partition(".")[0] in GROUPS) for part in parts
     )
     return f"{key}=[{texts}]" if listed else f"{key}={texts}"
+
+
+def _of_element(word: str) -> str:
+    """Return `key.1=x` for `key[1]=x`, also within a second pair of quotes.
+
+    Raises ConfigError for an element that no number from 0 names.
+    """
+    if word[:1] in ("'", '"') and re.fullmatch(r"""(["'])([+~]*[\w.\[\]/@-]+=.*)\1""", word):
+        word = word[1:-1]
+    found = re.fullmatch(
+        r"""(["']?)([+~]*[\w./@-]+(?:(?:\[[^\]=]*\]|\.-\d+)[\w.]*)+)\1(=.*)?""", word
+    )
+    if found is None:
+        return word
+    key = re.sub(r"\[\s*(\d+)\s*\]", r".\1", found[2])
+    if "[" in key or re.search(r"\.-\d", key):
+        whole = re.split(r"\[|\.-\d", key)[0].lstrip("+~")
+        fix = f"write {whole}.0 for the first, or the whole list, {whole}=[...]"
+        raise ConfigError(f"{word}: elements of a list are counted from 0; {fix}")
+    return key + (found[3] or "")
 
 
 def _as_text(part: str, *, of_group: bool) -> str:
@@ -114,7 +135,11 @@ def key_of(override: Override) -> str:
 
 def replaces(later: Override, earlier: Override) -> bool:
     """Return whether nothing of the earlier override counts; of two mappings both do."""
-    if key_of(later) != key_of(earlier) or later.is_delete() or earlier.is_delete():
+    if later.is_delete() or earlier.is_delete():
+        return False
+    if re.match(r"\.\d", key_of(earlier).removeprefix(key_of(later))):  # of this list
+        return not isinstance(later.value(), dict)
+    if key_of(later) != key_of(earlier):
         return False
     return not (_names_keys(later) and _names_keys(earlier))
 

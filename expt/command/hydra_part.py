@@ -10,7 +10,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from expt.command.compose import resolving
-from expt.errors import ConfigError
+from expt.command.conf_files import hydra_words
+from expt.errors import ConfigError, warn
 
 OF_SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweep.")
 """Beginnings of the keys that only a sweep has."""
@@ -36,7 +37,7 @@ def of_all_runs(composed: DictConfig) -> dict[str, Any]:
     """Return the settings that a sweep has once: its grid, its search, its launcher."""
     found: Any = OmegaConf.to_container(composed)
     of_hydra = {f"hydra.{key}": value for key, value in found["hydra"].items()}
-    keys = [f"hydra.{key}" for key in ("sweeper", "launcher", "callbacks", "mode")]
+    keys = [f"hydra.{key}" for key in ("sweeper", "launcher", "callbacks", "mode", "sweep")]
     return {key: {**found, **of_hydra}.get(key) for key in (*keys, "search", "preflight")}
 
 
@@ -55,6 +56,25 @@ def refuse_unused(composed: DictConfig, typed: Sequence[str], *, sweep: bool) ->
             raise ConfigError(f"{word}: is for a sweep; add -m")
         if not key.startswith(USED) and not needs_hydra(composed):
             raise ConfigError(f"{word}: has no effect on expt's own runs; leave it out")
+
+
+def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: bool) -> None:
+    """Raise ConfigError where a chosen file names another launcher or sweeper than is used.
+
+    Warn of its other keys of Hydra's that have no effect.
+    """
+    choices = composed.hydra.runtime.choices
+    for path, word in hydra_words(folders, choices):
+        key, _, value = word.partition("=")
+        if sweep and key.startswith(USED) and "/" in key and str(choices.get(key)) != value:
+            raise ConfigError(
+                f"{path}: {word} is not heeded in a file, {key}={choices.get(key)} is; leave it"
+                f" out, and type {word}"
+            )
+        if sweep and key == "hydra.run.dir":
+            warn(f"{path}: {word} is for one run; a sweep has hydra.sweep.dir")
+        elif not key.startswith((*USED, "hydra.searchpath")) and not needs_hydra(composed):
+            warn(f"{path}: {word} has no effect on expt's own runs")
 
 
 def folder_of(composed: DictConfig, kind: str) -> Path:

@@ -105,6 +105,7 @@ def _carry_out(this: Command, options: Options, *, may_sweep: bool) -> None:
     else:
         _refuse_several(asked, composed, USE_SWEEP if this.from_python else "add -m")
     hydra_part.refuse_unused(composed, asked.of_hydra, sweep=sweep)
+    hydra_part.refuse_unheeded(asked.composer.own, composed, sweep=sweep)
     if reason := hydra_part.needs_hydra(composed):
         if this.from_python:
             raise ConfigError(f"{reason}: works on the command line only, by python -m expt")
@@ -162,7 +163,10 @@ def _refuse_unequal(asked: _Asked, composed: DictConfig) -> None:
         first, *others = composer.values(axis)
         for other in others:
             words = [other if word == first else word for word in asked.fixed]
-            found = hydra_part.of_all_runs(composer.compose(words))
+            composed = composer.compose(words)
+            hydra_part.refuse_unused(composed, [], sweep=True)
+            hydra_part.refuse_unheeded(composer.own, composed, sweep=True)
+            found = hydra_part.of_all_runs(composed)
             if differing := [key for key, value in once.items() if found[key] != value]:
                 raise ConfigError(
                     f"{axis.input_line}: {first} and {other} set different values of"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from expt.command.conf_files import groups, keys, keys_of, options
+from expt.config.keys import all_keys, example_of
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import key_of
 
@@ -47,7 +48,7 @@ def as_config_error(
         return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
         is_unset = "Interpolation" in type(error).__name__
-        fix = "; name a key or a variable that is set" * is_unset
+        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" * is_unset
         return ConfigError(f"{word}: {first_line(error)}{fix}")
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
@@ -57,24 +58,36 @@ def as_config_error(
     return ConfigError(text if cause in text else f"{text}: {cause}")
 
 
-def unknown_key(word: str, key: str, choice: str | None) -> str:
-    """Return the error of `word` if this is the choice of its group; None: a custom class."""
+def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = ()) -> str:
+    """Return the error of `word` if this is the choice of its group; None: a custom class.
+
+    `near` are the keys that there are next to it.
+    """
+    group = key.partition(".")[0]
     if choice is None:
-        return f"{word}: nothing sets '{key}' yet; type +{word}, or add it to the class's YAML"
+        hint = did_you_mean(key, near)
+        add = f"{' Or type' if hint else '; type'} +{word}, or add it to the class's YAML"
+        return f"{word}: nothing sets '{key}' yet{'.' * bool(hint)}{hint}{add}"
     if key in keys():
-        group = key.partition(".")[0]
         has = {name: keys_of(group, name) for name in options(group)}
         missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
         hint = did_you_mean(key, has.get(choice, ()))
         names = " or ".join(name for name, below in has.items() if key in (group, *below))
         add = f"{' Or add' if hint else '; add'} one that has it: {group}={names}"
         return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
-    if key.endswith("._target_") or key.startswith("task.metrics."):
+    if (group in groups() and key.endswith("._target_")) or key.startswith("task.metrics."):
         return f"{word}: there is no key '{key}'; add it with +{word}"
-    last = key.rpartition(".")[2]
+    above, _, last = key.rpartition(".")
+    if key in all_keys():  # below a key that is null
+        example = example_of(above.split("."))
+        return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
     by_end = {name.rpartition(".")[2]: name for name in reversed(keys())}  # lr: optimizer.lr
     meant = ELSEWHERE.get(last) or by_end.get(last, key)
-    return f"{word}: there is no key '{key}'.{did_you_mean(meant, [*keys(), *ELSEWHERE.values()])}"
+    known = [name for name in (*keys(), *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
+    known += [f"{each}.{last}" for each in groups() if above and group not in keys()]
+    hint = did_you_mean(key, near) or did_you_mean(meant, known)
+    listed = f" --help {group} lists its keys" * (not hint and group in keys())
+    return f"{word}: there is no key '{key}'.{hint}{listed}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:

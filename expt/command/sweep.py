@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,13 +30,14 @@ from expt.launch import forkserver
 from expt.launch.job import QUEUED, Job, Observer, Options, check_options
 from expt.launch.pool import Pool
 from expt.machine import Machine
-from expt.runs import paths
+from expt.runs import paths, provenance
 from expt.runs.attempt import record_refusal
 from expt.runs.found import results
 from expt.runs.grid import GridRecord, read_grid, write_grid
-from expt.runs.overrides import joined, quoted
+from expt.runs.overrides import quoted
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record
+from expt.runs.view.text import sweep_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,8 +161,7 @@ class Sweep:
         except KeyboardInterrupt:
             again = f"hydra.sweep.dir={quoted(self.folder)}"
             if not self._command.from_python:  # whose argv is its own
-                words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
-                again = joined(["python", "-m", "expt", *words, again])
+                again = sweep_command(self.folder, provenance.command())
             raise Interrupted(f"interrupted; to continue: {again}") from None
         finally:
             self.outcome.sweep_folder = self.folder

@@ -19,7 +19,7 @@ from expt.config.kinds import chosen_metric
 from expt.errors import Diverged, ExptError, OutOfMemory, printable
 from expt.launch.job import Job, Observer, request_of
 from expt.runs import tags
-from expt.runs.failure import in_one_line
+from expt.runs.failure import alike, in_one_line
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.progress import REFRESH_S, Printed, RunState, show_printed, waiting_for
@@ -43,6 +43,8 @@ class SweepDisplay(Observer):
         self._states: dict[Job, RunState] = {}
         self._printed: dict[Job, Printed] = {}
         self._warned = set[str]()  # once for the sweep
+        self._failed: dict[str, str] = {}
+        """The first run that has failed of each cause."""
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
         self._pruned: set[Path] = set()  # their folders
         self._found: set[str] = set()
@@ -114,7 +116,9 @@ class SweepDisplay(Observer):
         if self._what == "search" and isinstance(job.error, Diverged | OutOfMemory):
             what = "diverged" if isinstance(job.error, Diverged) else "no memory"
             style = "yellow"
-        self._line(what, job, in_one_line(str(job.error), with_log=False), style=style)
+        text = in_one_line(str(job.error), with_log=False)
+        first = self._failed.setdefault(alike(str(job.error)), job.name)
+        self._line(what, job, text if first == job.name else f"as {first} did", style=style)
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """Show that a run can't start yet, since another command holds `devices`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -36,17 +36,20 @@ def explain(
     `texts` are the interpolations that gave values.
     """
     lines: dict[str, list[str]] = {}
+    lists = set[str]()
     for problem in error.errors():
         path = _key_path(problem["loc"], node)
         if path[-1] == "kwargs":  # of a class without _target_, which is reported too
             continue
         text = _in_words(problem, path, node, root)
+        if isinstance(problem["loc"][-1], int):  # a wrong element of a list that is right
+            lists.add(".".join(path))
         of_key = lines.setdefault(".".join(path), [])
         of_key.insert(0 if problem["type"] == "value_error" else len(of_key), text)
         if "there is no such key" in text and (meant := re.search(r"Did you mean '(\w+)'", text)):
             lines.pop(".".join([*path[:-1], meant[1]]), None)  # is missing under its right name
     return [
-        f"{(line := _joined(key, several))}{_origin(key, line, node, texts.get(key))}"
+        f"{(line := _joined(key, several))}{_origin(key, line, node, texts.get(key), lists)}"
         for key, several in lines.items()
     ]
 
@@ -58,9 +61,11 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     shown = repr(value) if isinstance(value, float) else keys.typed(value)  # 1.0 is no integer
     if rule == "unexpected_keyword_argument":
         near = did_you_mean(path[-1], keys.names_around(path, node, root))
+        if below := [each for each in keys.all_keys() if each.endswith(f".{key}")]:
+            near = f" Did you mean '{below[0]}'?"  # lr: optimizer.lr
         if len(path) == 1 and isinstance(value, Mapping):
-            begins = "a group's own YAML begins with # @package _global_"
-            return f"{key}: there is no such key; {begins}"
+            begins = near or "; a group's own YAML begins with # @package _global_"
+            return f"{key}: there is no such key{'.' * bool(near)}{begins}"
         return f"{key}={shown}: there is no such key.{near}"
     if rule in ("missing", "missing_argument") and not isinstance(value, list):
         key = re.sub(r"\btarget$", "_target_", key)
@@ -103,23 +108,36 @@ def _joined(key: str, lines: list[str]) -> str:
     return first + "".join(more) + ", or auto" * (key in auto.KEYS)
 
 
+_NULLS = ("None", "none", "null", "NULL", "Null", "~", "")
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def _origin(key: str, line: str, node: Mapping[str, Any], text: str | None) -> str:
-    """Return where a value of another type came from, and how it is written."""
+def _origin(
+    key: str, line: str, node: Mapping[str, Any], text: str | None, lists: Collection[str]
+) -> str:
+    """Return where a value of another type came from, and how it is written.
+
+    `lists` are keys of lists with a wrong element.
+    """
     if "input should be" not in line:
         return ""
     value = _value_at(node, key.split("."))
     if text is not None:
-        if not isinstance(value, str) or "oc.env:" not in text:
+        if not isinstance(value, str) or "oc.env:" not in text or "oc.decode:" in text:
             return f"; it came from {text}"
         decoded = f"{text.replace('${oc.env:', '${oc.decode:${oc.env:', 1)}}}"
         fix = f"'{key}=\"{decoded}\"'"
         return f"; it came from {text}, and variables are texts; write {fix}"
+    if isinstance(value, list) and key in lists:
+        right = [each if (meant := _meant(each, line)) is None else meant for each in value]
+        return f"; write {key}={keys.typed(right)}" if right != value else ""
     if isinstance(value, list) and "a list" not in line:
         several = ",".join(map(keys.typed, value))
         return f"; a list is one value; for a run of each write -m {key}={several}"
+    if isinstance(value, str) and (variable := re.fullmatch(r"\$\{?(\w+)\}?", value)):
+        return f"; write '{key}=\"${{oc.decode:${{oc.env:{variable[1]}}}}}\"' for that variable"
+    if value in _NULLS and keys.takes_null(key):
+        return f"; {value!r} is a text; write {key}=null"
     meant = _meant(value, line)
     what = f"{value!r} is a text; " * isinstance(value, str)
     return "" if meant is None else f"; {what}write {key}={keys.typed(meant)}"
@@ -132,6 +150,8 @@ def _meant(value: Any, line: str) -> float | bool | None:
     if "a valid integer" not in line and "a valid number" not in line:
         return None
     try:
+        if isinstance(value, str) and re.match(r"[-+]?0[xob]", value, re.IGNORECASE):
+            return int(value, 0)
         number = float(value) if isinstance(value, str | float) else math.nan
     except ValueError:
         return None
@@ -155,5 +175,5 @@ def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
             path.append(str(part))
             node = _value_at(node, [str(part)])
     last = str(loc[-1])
-    is_key = isinstance(node, Mapping) and (loc[-1] in node or last.isidentifier())
+    is_key = isinstance(node, Mapping) and (last in map(str, node) or last.isidentifier())
     return [*path, last] if is_key and last not in ("bool", "int", "float", "str") else path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -180,6 +181,11 @@ def choices_of(key: str) -> tuple[str, ...]:
     return tuple(values) if values.keys() - {"null"} else ()
 
 
+def takes_null(key: str) -> bool:
+    """Return whether a setting may be null."""
+    return any(types.NoneType in _leaves(hint) for hint in _hints_at(key.split(".")))
+
+
 def _values(hint: Any) -> Iterator[str]:
     for leaf in _leaves(hint):  # of a list, one may be typed by itself
         if typing.get_origin(leaf) is typing.Literal:
@@ -191,7 +197,8 @@ def _values(hint: Any) -> Iterator[str]:
 @functools.cache
 def takes_text(key: str) -> bool:
     """Return whether a setting is a text, or a list of texts, whichever word stands there."""
-    found = {leaf for hint in _hints_at(key.split(".")) for leaf in _leaves(hint)}
+    path = re.sub(r"(\.\d+)+$", "", key).split(".")  # of an element of a list
+    found = {leaf for hint in _hints_at(path) for leaf in _leaves(hint)}
     return bool(found) and found <= _TEXT
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
@@ -104,6 +105,16 @@ def only_in_evaluations(task: Any) -> dict[str, TargetMetric]:
     return {
         name: metric for name, metric in task.metrics.items() if isinstance(metric, TargetMetric)
     }
+
+
+def added_by(task: Any, tag: str) -> str:
+    """Return ` Or measure it: ...`, or an empty string for no name of a metric, or a known one."""
+    name, _, split = tag.partition("/")
+    if split not in ("val", "test") or name in metrics_of(task) or not name.isidentifier():
+        return ""
+    better = getattr(task, "MORE", {}).get(name)
+    value = better or "{_target_: torchmetrics.CLASS, better: max}"
+    return f" Or measure it: {shlex.quote(f'+task.metrics.{name}={value}')}"
 
 
 def chosen_metric(task: Any) -> str:

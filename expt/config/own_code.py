@@ -293,6 +293,15 @@ def has_other_source(
     return now is not None and (now != then or bool(changed(record)))
 
 
+def other_source(record: Mapping[str, Any]) -> str:
+    """Return the line for a run whose custom classes have other source now, or an empty text."""
+    if not has_other_source(record):
+        return ""
+    own = [name for name in targets(record.get("config") or {}) if own_modules([name])]
+    changes = "source code has changed since the run; the numbers may differ"
+    return f"{', '.join(dict.fromkeys(own))}: {changes}"
+
+
 def is_imported(record: Mapping[str, Any]) -> bool:
     """Return whether this process has imported the modules of a run, and from the same source."""
     ran, here = record.get("imported", {}), as_imported()

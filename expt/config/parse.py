@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -81,32 +82,52 @@ def wrong_values(
     """
     found = list[str]()
     for key, several in values.items():
+        of_list = re.sub(r"(\.\d+)+$", "", key)  # an element is shown with its whole list
         for value in several:
             try:
                 _typed(_complete(with_value(composed, key.split("."), value, merge=True), machine))
             except ConfigError as error:
-                found += [
-                    line for line in error.problems if line.startswith((f"{key}=", f"{key}."))
-                ]
+                begins = (f"{key}=", f"{key}.", f"{of_list}=")
+                found += [line for line in error.problems if line.startswith(begins)]
     return found
 
 
-def with_value(settings: Any, path: Sequence[str], value: Any, *, merge: bool = False) -> Any:
-    """Return `settings` with another value at `path`; all else is shared.
+def with_value(
+    settings: Any, path: Sequence[str], value: Any, *, merge: bool = False, holder: str = ""
+) -> Any:
+    """Return `settings`, which the key `holder` has, with another value at `path`.
 
-    With `merge` a mapping changes only the keys that it names, as where it is typed.
+    All else is shared. With `merge` a mapping changes only the keys that it names, as where it is
+    typed. Raises ConfigError for an element that a list lacks.
     """
-    if path and isinstance(settings, list):
-        at = int(path[0])
-        below = with_value(settings[at], path[1:], value, merge=merge)
-        return [*settings[:at], below, *settings[at + 1 :]]
+    known = [*settings] if isinstance(settings, list) else []
+    is_element = isinstance(settings, list) or (settings is None and holder)
+    if path and is_element and (path[0].isdecimal() or known):
+        if not (path[0].isdecimal() and int(path[0]) < len(known)):
+            raise ConfigError(_no_element(holder, known, path, value))
+        at, key = int(path[0]), f"{holder}.{path[0]}"
+        known[at] = with_value(known[at], path[1:], value, merge=merge, holder=key)
+        return known
     above = settings if isinstance(settings, Mapping) else {}
     if path:
-        return {**above, path[0]: with_value(above.get(path[0]), path[1:], value, merge=merge)}
+        key = ".".join(filter(None, (holder, path[0])))
+        below = with_value(above.get(path[0]), path[1:], value, merge=merge, holder=key)
+        return {**above, path[0]: below}
     if not (merge and isinstance(value, Mapping)):
         return value
     named = {key: with_value(above.get(key), (), each, merge=True) for key, each in value.items()}
     return {**above, **named}
+
+
+def _no_element(key: str, known: list[Any], path: Sequence[str], value: Any) -> str:
+    """Return the error for an element that the list of `key` lacks, with the whole list to type."""
+    word = f"{key}.{'.'.join(path)}={keys.typed(value)}"
+    for name in reversed(path[1:]):
+        value = {name: value}
+    size = f"{len(known)} element{'s' * (len(known) > 1)}"
+    has = f"has {size}, counted from 0" if known else "is empty"
+    whole = keys.typed([*known, value])
+    return f"{word}: {key} {has}; write the whole list, e.g. {key}={whole}"
 
 
 def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:

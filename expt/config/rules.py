@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from expt.config import groups
 from expt.config.constraints import word
 from expt.config.keys import typed
-from expt.config.kinds import metrics_of, only_in_evaluations
+from expt.config.kinds import added_by, metrics_of, only_in_evaluations
 from expt.config.schema import problems_of_trackers
 from expt.errors import ConfigError, DataError, did_you_mean
 from expt.features import Anything
@@ -313,8 +313,8 @@ def _measured(config: RunConfig, machine: Machine) -> Problems:
     for key, (metric, known) in watched.items():
         if metric not in known:
             why = "is not measured" + ("" if key == "objective" else f" after {moments}")
-            names = ", ".join(dict.fromkeys(known))
-            yield key, why, f"use one of {names}.{did_you_mean(metric, known)}"
+            names, near = ", ".join(dict.fromkeys(known)), did_you_mean(metric, known)
+            yield key, why, f"use one of {names}.{near or added_by(config.task, metric)}"
 
 
 def _tags(config: RunConfig, splits: Iterable[str]) -> list[str]:

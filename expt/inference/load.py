@@ -89,18 +89,19 @@ def load(
 
 
 def located(
-    run: str | Path, which: str | None = None, *, trust_code: bool = False
+    run: str | Path, which: str | None = None, *, trust_code: bool = False, compared: bool = False
 ) -> tuple[Record, Path]:
     """Return the record of a run, and the file of its best or last checkpoint.
 
-    Warn and raise as `load` does.
+    Warn and raise as `load` does; if the source of its classes was `compared`, not of that.
     """
     folder, which = run_and_which(run, which)
     record, file = found(folder, which)
     if record.get("status") == FAILED:
         warn(f"{folder}: the run failed; its {which} checkpoint was saved before that")
     kept_code.find_kept(RunPaths(folder).code, trust=trust_code)
-    _warn_of_other_code(checkpoint_file.read(file)["config"], record)
+    if not compared:
+        _warn_of_other_code(checkpoint_file.read(file)["config"], record)
     return record, file
 
 
@@ -169,14 +170,9 @@ def importable_from_here(record: Record) -> Iterator[None]:
 
 
 def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
-    names = targets({"model": config["model"]})
-    others = targets({**config, "model": {}})
     if own_code.is_imported(record):
         return
     if old := own_code.older_here(targets(config), record):
         warn(f"{', '.join(old)}: changed since its import here; the run's classes are the file's")
-    if names and not others and own_code.has_other_source(record):
-        warn(
-            f"model._target_={names[0]}: its source has changed since the run; its outputs may be"
-            " others"
-        )
+    if line := own_code.other_source(record):
+        warn(line)

@@ -117,6 +117,8 @@ class Attempt:
         config, until = request.config, request.until_epoch
         earlier = read_result(self.paths) if request.resumes else Record()
         resumes = source is not None and source.rule == "resume"
+        own = own_code.own_modules(own_code.targets(config)).values()
+        provenance.warn_of_unrecorded(Path.cwd(), tuple(sorted(map(Path.absolute, own))))
         # It is still its search's when a person resumes it.
         is_same = resumes or earlier.get("identity") == request.identity.digest
         return {

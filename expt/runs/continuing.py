@@ -59,13 +59,19 @@ class Source(NamedTuple):
         """Keys that this comparison leaves out."""
         return _OF_PLAN if self.rule == "resume" else keys.varying("source")
 
-    @property
-    def instead(self) -> str:
-        """The advice where the run can't begin so."""
-        if self.rule == "resume":
-            return "start a new run"
+    def instead(self, config: RunConfig | None = None) -> str:
+        """Return the advice where the run can't begin so; `config` if only its settings forbid."""
         run = shlex.quote(str(self.checkpoint.run))
+        if config and self.rule == "resume" and not self.kept(config, "fork"):
+            return f"begin another run from there by fork={run}@{self.checkpoint.step}"
+        if self.rule == "resume" and config is None:
+            return "start a new run"
         return f"begin a new run from what fits of its weights by weights={run}@last"
+
+    def kept(self, config: RunConfig, rule: keys.Rule) -> list[str]:
+        """Return the keys that differ though `rule` forbids it."""
+        then, now = keys.flat(self.checkpoint.config), keys.flat(shown(config))
+        return [key for key in keys.differing(then, now, rule) if key not in self.exempt]
 
 
 def find(request: RunRequest) -> Source | None:
@@ -151,7 +157,7 @@ def _refuse(source: Source, request: RunRequest) -> None:
     if made.get("data") != content.get("data"):
         raise ConfigError(
             f"dataset: its files are not those that {found.run} was trained on; give these, or"
-            f" {source.instead}"
+            f" {source.instead()}"
         )
     if made.get("code") != content.get("code") or own_code.changed(record):
         _refuse_other_code(source, request)
@@ -176,16 +182,14 @@ def _refuse_other_code(source: Source, request: RunRequest) -> None:
 def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
     """Yield a problem for each setting that must be as the checkpoint's run has it."""
     found = source.checkpoint
-    then, now = keys.flat(found.config), keys.flat(shown(config))
-    for key in keys.differing(then, now, source.comparison):
-        if key in source.exempt:
-            continue
+    now = keys.flat(shown(config))
+    for key in source.kept(config, source.comparison):
         line = f"{_typed(key, shown(config))}: {found.run} has {_typed(key, found.config)}"
         if source.rule == "fork" and keys.meaning_in(now, key).fork == "epoch":
             yield f"{line}, which cannot change within an epoch, at {found}; fork an epoch's end"
         else:
             keep = f"a {source.rule} must keep that value"
-            yield f"{line}, and {keep}; type it, or {source.instead}"
+            yield f"{line}, and {keep}; type it, or {source.instead(config)}"
 
 
 def _of_fork(found: Checkpoint, config: RunConfig) -> Iterator[str]:
@@ -405,7 +409,10 @@ def record_of(given: str) -> Record:
     if record.get("version", VERSION) != VERSION:
         raise ConfigError(f"fork={given}: {OTHER_VERSION}")
     if not {"config", "identity", "seedless_identity", "content", "arguments"} <= record.keys():
-        raise ConfigError(f"fork={given}: {no_run(run)}")
+        is_file = (file := Path(given)).is_file()
+        alone = f"has no run around it; its weights alone are taken by weights={given}"
+        why = (checkpoint_file.damage_of(file) or alone) if is_file else no_run(run)
+        raise ConfigError(f"fork={given}: {why}")
     return record
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -97,6 +98,14 @@ def in_one_line(error: str, *, with_log: bool = True) -> str:
     cause = _cause(rest)
     log = next((f"  ({line})" for line in rest.splitlines() if line.startswith(LOG)), "")
     return f"{first}{': ' + cause if cause else ''}{log * with_log}"
+
+
+def alike(error: str) -> str:
+    """Return the text of an error, equal for all runs that fail by one cause.
+
+    It lacks every number but those of settings: ranks, steps, addresses, bytes.
+    """
+    return re.sub(r"(?<![=\[,\w.-])\d[\w.]*", "#", in_one_line(error, with_log=False))
 
 
 def _cause(text: str) -> str:

@@ -174,8 +174,11 @@ def _key_and_value(override: str) -> tuple[str, str]:
 
 
 def _short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Shorten `optimizer.lr` to `lr`, unless another key would be `lr` too."""
-    last = [key.rpartition(".")[2] for key in keys]
+    """Shorten `optimizer.lr` to `lr`, and `optimizer.betas.1` to `betas.1`.
+
+    A key stays whole where another would have the same name.
+    """
+    last = [re.split(r"\.(?!\d+(?:\.|$))", key)[-1] for key in keys]
     return {
         key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,16 +17,21 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from expt import machine
+from expt.errors import first_line, listed, warn
 
 PACKAGES = "torch torchvision hydra-core omegaconf tensorboard numpy pydantic pillow timm".split()
 MAX_DIFF_BYTES = 200_000
 
 
 class Provenance(TypedDict, total=False):
-    """How to make a result again; `git` is None outside a repository."""
+    """How to make a result again; `git` is None outside a repository.
+
+    `distributions` are those that a run had imported at its end, by version.
+    """
 
     command: str
     versions: dict[str, str]
+    distributions: dict[str, str]
     git: dict[str, str] | None
     hardware: dict[str, Any]
 
@@ -52,7 +59,11 @@ def of(result: Mapping[str, Any]) -> dict[str, Any]:
 def differences(then: Mapping[str, Any]) -> list[str]:
     """Return the changes since the run whose result.json is `then`, a line each."""
     now, found = describe(), list[str]()
-    known: dict[str, Mapping[str, Any]] = {"versions": versions(), "hardware": hardware()}
+    others = then.get("distributions") or {}
+    here = {key: version for key in others if (version := version_of(key))}
+    then = {**then, "versions": {**others, **(then.get("versions") or {})}}
+    known: dict[str, Mapping[str, Any]] = {}
+    known |= {"versions": {**here, **versions()}, "hardware": hardware()}
     for kind, after in known.items():
         before = then.get(kind) or {}
         pairs = {key: (before.get(key), after.get(key)) for key in sorted({*before, *after})}
@@ -64,11 +75,11 @@ def differences(then: Mapping[str, Any]) -> list[str]:
         found.append(f"git commit: {_short(was)} then, {_short(is_now)} now")
     elif was.get("diff") != is_now.get("diff"):
         found.append("git: the uncommitted changes are not those of then")
-    return found
+    return [*found, f"git: then {was['problem']}"] if "problem" in was else found
 
 
 def _short(git: Mapping[str, str]) -> str:
-    return git["commit"][:12] if git else "none"
+    return git.get("commit", "none")[:12]
 
 
 @functools.cache
@@ -110,35 +121,97 @@ def versions() -> dict[str, str]:
     from expt import __version__
 
     found = {"python": platform.python_version(), "expt": __version__}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    return found | {key: version for key in PACKAGES if (version := version_of(key))}
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed distribution."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def imported_versions() -> dict[str, str]:
+    """Return the versions of all distributions that this process has imported modules from.
+
+    The names of folders are read: importlib.metadata takes 0.8 s for it.
+    """
+    tops, found = {name.partition(".")[0] for name in sys.modules.copy()}, dict[str, str]()
+    for info in (info for at in sys.path for info in sorted(Path(at or ".").glob("*.dist-info"))):
+        name, _, version = info.stem.partition("-")
+        if {name, name.lower(), *_top_level(info)} & tops:
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
     return found
+
+
+def _top_level(info: Path) -> set[str]:
+    """Return the names of the modules and packages that a distribution has installed."""
+    for file in ("top_level.txt", "RECORD"):
+        with contextlib.suppress(OSError):
+            lines = (info / file).read_text(errors="replace").splitlines()
+            firsts = (re.match(r"(\w+)(/|\.py,|$)", line) for line in lines)
+            return {first[1] for first in firsts if first}
+    return set()
 
 
 @functools.cache
 def git_state(folder: Path) -> dict[str, str] | None:
-    """Return the commit and the uncommitted changes of `folder`; None outside a repository."""
-    commit = _git(folder, "rev-parse", "HEAD")
+    """Return the commit and the uncommitted changes of `folder`; None outside a repository.
+
+    A `problem` says which of them it lacks, and why.
+    """
+    commit, why = _git(folder, "rev-parse", "HEAD")
     if commit is None:
-        return None
-    diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
-    if len(diff) > MAX_DIFF_BYTES:
-        diff = diff[:MAX_DIFF_BYTES] + f"\n... {len(diff) - MAX_DIFF_BYTES} more characters\n"
-    return {"commit": commit.strip(), "diff": diff}
+        if not any((at / ".git").exists() for at in (folder, *folder.parents)):
+            return None
+        return {"problem": f"the commit is not recorded: {why}"}
+    options = ("--no-color", "--no-ext-diff", "--submodule=diff")
+    diff, why = _git(folder, "diff", "HEAD", *options)
+    found = {"commit": commit.strip(), "diff": diff or ""}
+    if diff is None:
+        found["problem"] = f"the uncommitted changes are not recorded: {why}"
+    elif len(diff) > MAX_DIFF_BYTES:
+        more = f"{len(diff) - MAX_DIFF_BYTES} more characters"
+        found["diff"] = f"{diff[:MAX_DIFF_BYTES]}\n... {more}\n"
+        found["problem"] = f"the uncommitted changes are not recorded whole: {more}"
+    return found
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=5,
+@functools.cache
+def warn_of_unrecorded(folder: Path, files: tuple[Path, ...]) -> None:
+    """Warn once of the source in `folder` that its state in git lacks.
+
+    `files` are a run's own modules; git may ignore them, or not track them.
+    """
+    for line in _unrecorded(folder, files):
+        warn(line)
+
+
+def _unrecorded(folder: Path, files: Sequence[Path]) -> list[str]:
+    if not (git := git_state(folder)):
+        return []
+    lines = [f"git: {git['problem']}"] if "problem" in git else []
+    inside = [file for file in files if "commit" in git and file.is_relative_to(folder)]
+    tracked, _ = _git(folder, "ls-files", "-z", "--", *map(str, inside)) if inside else (None, "")
+    known = {folder / name for name in (tracked or "").split("\0")}
+    if lacking := [str(x.relative_to(folder)) for x in inside if x not in known]:
+        lines.append(
+            f"git does not track {listed(lacking)}, and the record has hashes of source only"
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    return lines if tracked is not None or not inside else lines[:1]
+
+
+def _git(folder: Path, *arguments: str) -> tuple[str | None, str]:
+    """Return the output of a command of git's, or None and why there is none."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=5)
+    except FileNotFoundError:
+        return None, "git is not installed"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"git {arguments[0]} failed ({first_line(error)})"
+    if done.returncode != 0:
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0]
+        return None, f"git {arguments[0]} failed ({said})"
+    return done.stdout, ""

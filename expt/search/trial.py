@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from expt.config.constraints import Target
-from expt.config.kinds import metrics_of
+from expt.config.kinds import added_by, metrics_of
 from expt.config.schema import RunConfig
 from expt.errors import BAD_TRIALS, ConfigError, OutOfMemory, did_you_mean, warn
 from expt.runs import tags
@@ -262,4 +262,5 @@ def _check_tag(key: str, tag: str, config: RunConfig) -> None:
     known = [tags.metric(name, split) for name in metrics_of(config.task) for split in SPLITS]
     known += [*tags.COMPARABLE, tags.RUNNING_LOSS]
     if tag not in known:
-        raise ConfigError(f"{key}: no run has a tag {tag}.{did_you_mean(tag, known)}")
+        near = did_you_mean(tag, known) or added_by(config.task, tag)
+        raise ConfigError(f"{key}: no run has a tag {tag}.{near}")

@@ -61,7 +61,8 @@ def measure_weights(
     with sized_by("model"):
         with progress.phase("loading the checkpoint"):
             # Only rank 0 looks: the run may be under way, and ranks would find different files.
-            found = located(evaluation.run, evaluation.which) if worker.rank == 0 else None
+            run, which, is_first = evaluation.run, evaluation.which, worker.rank == 0
+            found = located(run, which, compared=True) if is_first else None
             record, file = collectives.from_rank_0(found, worker.device)
             state: Any = read_together(file, worker, lambda _: read(file))
         beat()

@@ -133,7 +133,10 @@ class Record:
         self._observer.close(complete=status == COMPLETED)
         resumable = {} if status == COMPLETED else {"resumable": True}
         spent = cost_until_now(read_result(self._paths)) if self._metrics else {}
-        self.result(status=status, **resumable, **outcome, **spent, **self._imported())
+        more: dict[str, Any] = dict(self._imported())
+        if self._metrics:
+            more["distributions"] = provenance.imported_versions()
+        self.result(status=status, **resumable, **outcome, **spent, **more)
         return status
 
     def _imported(self) -> Mapping[str, Any]:

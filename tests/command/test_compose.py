@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from expt.command import compose
 from expt.command.by_hydra import HydraTask, _value
 from expt.command.compose import Composer
-from expt.command.grammar import with_classes_added
+from expt.command.grammar import parse, readable, replaces, with_classes_added
 from expt.command.hydra_part import hydra_files, own_folders_of
 from expt.command.run import Command
 from expt.command.terminal import console
@@ -32,6 +32,7 @@ from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Objective
 from tests.composing import composer
+from tests.conftest import Typed
 from tests.facade import Patch, as_typed, run
 
 WORDS = (
@@ -187,6 +188,7 @@ def test_custom_yaml_is_found_in_several_folders(tmp_path: Path) -> None:
         ("model=mpl", "'mlp'"),
         ("experiment=char_llm", "'char_lm'"),
         ("tensorboard={imagez: true}", "'tensorboard.images'"),
+        ("modle._target_=a.B", "'model._target_'"),
     ],
 )
 def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> None:
@@ -205,6 +207,8 @@ def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> N
         ("~epohcs", "epohcs"),
         ("seed=${sede}", "sede"),
         ("recipe=a", "recipe"),
+        ("early_stop.patience=3", r"e\.g\. early_stop={"),
+        ("callbacks.x=3", "--help callbacks lists"),
         ("+recipe=a", ""),
     ],
 )
@@ -228,6 +232,12 @@ def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> N
     this = Composer([tmp_path])
     with pytest.raises(ConfigError, match=r"type \+model.breadth=3"):
         this.compose(["model=net", "model.breadth=3"])
+    with pytest.raises(
+        ConfigError, match=r"Did you mean 'model.height'\? Or type \+model.heigth=3"
+    ):
+        this.compose(["model=net", "model.heigth=3"])
+    with pytest.raises(ConfigError, match=r"Did you mean 'dataset.val_fraction'\?"):
+        this.compose(["dataset={_target_: mine.Data}", "dataset.valfraction=0.1"])
     found = this.settings(["model=net", "+model.breadth=3", "model.height=4"], sweep=False)
     assert found["model"] == {"_target_": "mine.Net", "height": 4, "breadth": 3}
 
@@ -276,3 +286,87 @@ def test_what_cannot_be_printed_is_refused_in_a_line(words: str, tmp_path: Path)
     printing = () if words == "--resolve" else ("--cfg", "job")
     done = run(*words.split(), *printing, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+
+
+ELEMENTS = {
+    "model.hidden[1]=16": [64, 16],
+    "'model.hidden[1]=16'": [64, 16],
+    '"model.hidden[1]"=16': [64, 16],
+    "model.hidden.0=16": [16, 64],
+    "++model.hidden.0=16": [16, 64],
+    "model.hidden.2=16": r"model\.hidden=\[64,64,16\]",
+    "+model.hidden[2]=16": r"model\.hidden=\[64,64,16\]",
+    "model.hidden.first=16": r"model\.hidden=\[64,64,16\]",
+    "~model.hidden.1": r"model\.hidden=\[64\]",
+    "~model.hidden[0]": r"model\.hidden=\[64\]",
+    "model.hidden[-1]=16": "counted from 0",
+    "model.hidden.-1=16": "counted from 0",
+    "model.hidden[0:1]=16": "counted from 0",
+    "send.0=mlflow": r"send=\[mlflow\]",
+}
+
+
+@pytest.mark.parametrize("word", ELEMENTS)
+def test_an_element_of_a_list_is_set_or_the_whole_list_is_named(word: str) -> None:
+    right = ELEMENTS[word]
+    if not isinstance(right, str):
+        found = composer().settings(["model.hidden=[64,64]", readable(word)], sweep=False)
+        assert found["model"]["hidden"] == right
+        return
+    with pytest.raises(ConfigError, match=right):
+        composer().compose(["model.hidden=[64,64]", readable(word)])
+
+
+def test_a_key_of_an_element_may_be_missing_in_it() -> None:
+    words = ["optimizer.groups=[{match: a},{match: b}]", readable("optimizer.groups[1].lr_scale=2")]
+    found = composer().settings(words, sweep=False)["optimizer"]["groups"]
+    assert found == [{"match": "a"}, {"match": "b", "lr_scale": 2}]
+    with pytest.raises(ConfigError, match=r"mean 'optimizer\.groups\.1\.lr_scale'"):
+        composer().compose([words[0], "optimizer.groups.1.lrscale=2"])
+    with pytest.raises(ConfigError, match=r"optimizer\.groups=\[{lr_scale:2}\]"):
+        composer().compose(["optimizer.groups.0.lr_scale=2"])
+
+
+def test_a_whole_list_replaces_an_element_typed_before() -> None:
+    element, whole = parse(["model.hidden.0=16", "model.hidden=[64,64]"])
+    assert replaces(whole, element)
+    assert not replaces(element, whole)
+    assert not replaces(*parse(["model.hid=3", "model.hidden.0=16"]))
+
+
+CHOICES = {
+    "far": "defaults:\n  - override /hydra/launcher: submitit_local\n",
+    "near": "epochs: 1\n",
+    "folder": "hydra: {sweep: {dir: mine}}\n",
+    "run": "hydra: {run: {dir: mine}, job: {env_set: {A: b}}}\n",
+    "job": "hydra: {job: {name: mine}}\n",
+    "moves": "hydra: {job: {chdir: true}}\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("-m experiment=near,far", 2, "and type hydra/launcher=submitit_local"),
+        ("-m experiment=far,near", 2, "and type hydra/launcher=submitit_local"),
+        ("-m experiment=near,folder", 2, "different values of hydra.sweep,"),
+        ("-m experiment=near,moves", 2, "hydra.job.chdir=true"),
+        ("-m experiment=run", 0, "hydra.run.dir=mine is for one run"),
+        ("-m experiment=near,job", 0, "hydra.job.name=mine has no effect"),
+        ("-m experiment=folder", 0, ""),
+        ("experiment=far", 0, ""),
+    ],
+)
+def test_keys_of_hydra_in_files_of_a_sweep(
+    words: str, code: int, says: str, tmp_path: Path, typed: Typed, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in CHOICES.items():
+        file = tmp_path / "conf" / "experiment" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# @package _global_\n{text}")
+    is_sweep = words.startswith("-m")
+    trains = "hydra.launcher.dry_run=true" if is_sweep else "hydra.run.dir=r"
+    done = typed(*words.split(), trains, "epochs=1", "world_size=1", "dataset.train_limit=64")
+    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+    assert code or ("warning" in done.stderr) == bool(says)

@@ -207,3 +207,25 @@ def test_the_best_setting_is_trained_with_all_of_its_repetitions(tmp_path: Path)
     assert "best         lr=1 (4 of 4 repetitions)  accuracy/val 0.8000" in told
     command = "python -m expt -m lr=1 dataset.folds=2 dataset.fold=0,1 seed=3,10"
     assert f"      to train it: {command}" in told
+
+
+def test_failures_of_one_cause_are_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(16):
+        text = f"rank {number % 2} of 2 raised\n\nValueError: at 0x{number}f in step {number}"
+        command = "python -m expt -m seed=range(16) hydra.sweep.dir=old"
+        run = f"seed={number}"
+        leave_run(tmp_path / "s", run, status=FAILED, error=text, command=command)
+    for rate in (3, 4):
+        text = f"lr={rate}: is too large"
+        leave_run(tmp_path / "s", f"lr={rate}", status=FAILED, error=text, command=command)
+    lines = concluded(tmp_path / "s")
+    assert sum("raised" in line for line in lines) == 1
+    assert sum("too large" in line for line in lines) == 2, "the values of settings differ"
+    assert any(" and 15 more: rank " in line for line in lines)
+    assert "  again: python -m expt -m 'seed=range(16)' hydra.sweep.dir=s" in lines
+
+
+def test_a_sweep_from_python_is_called_again(tmp_path: Path) -> None:
+    leave_run(tmp_path, "seed=0", status=FAILED, error="why", command="a.py 3")
+    assert f"  again: call expt.sweep again, with folder={str(tmp_path)!r}" in concluded(tmp_path)

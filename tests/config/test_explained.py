@@ -17,7 +17,16 @@ WRITTEN = {
     "epochs=1e1": "write epochs=10",
     'gpus="0"': "write gpus=0",
     "optimizer.lr=[0.1,0.2]": "write -m optimizer.lr=0.1,0.2",
+    "model.hidden=['64',32]": "write model.hidden=[64,32]",
+    "model.hidden=[-1]": None,
+    "model.hidden=[64,x]": None,
     "optimizer.lr=1/10": None,
+    "epochs=0x10": "write epochs=16",
+    "max_steps=None": "'None' is a text; write max_steps=null",
+    "max_steps='null'": "write max_steps=null",
+    "epochs=none": None,
+    "epochs=$N": "write 'epochs=\"${oc.decode:${oc.env:N}}\"'",
+    'epochs="${oc.decode:${oc.env:N,two}}"': "it came from ${oc.decode:${oc.env:N,two}}",
     "epochs=1.5": None,
     "epochs=0": None,
     "optimizer.lr=${seed}": "it came from ${seed}",
@@ -44,3 +53,37 @@ def test_a_variable_is_a_number_where_it_is_decoded(
 ) -> None:
     monkeypatch.setenv("LR", "0.01")
     assert configured('optimizer.lr="${oc.decode:${oc.env:LR}}"').optimizer.lr == 0.01
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("+optimzer.x=3", "optimizer"), ("+lr=3", "optimizer.lr")]
+)
+def test_a_new_key_is_a_known_one_misspelt_first(
+    word: str, meant: str, configured: Configured
+) -> None:
+    with pytest.raises(ConfigError, match=f"no such key. Did you mean '{meant}'"):
+        configured(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("objective=f1/val", "+task.metrics.f1=max"),
+        ("early_stop={metric: rmsle/val, patience: 3}", "'+task.metrics.rmsle={_target_: "),
+        ("objective=acuracy/val", "'accuracy/val'"),
+        ("objective=f1/vall", "one of"),
+    ],
+)
+def test_a_metric_that_is_not_measured_is_added(
+    word: str, fix: str, configured: Configured
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fix)) as raised:
+        configured(word)
+    assert ("Or measure it" in str(raised.value)) == fix.lstrip("'").startswith("+")
+
+
+def test_a_number_as_a_key_is_named(configured: Configured) -> None:
+    with pytest.raises(ConfigError, match=r"^optimizer\.5=null: there is no such key"):
+        configured("+optimizer={5: null}")
+    with pytest.raises(ConfigError, match=r"there is no key 'optimizer\.5'"):
+        configured("optimizer={lr: 1, 5: null}")

@@ -99,10 +99,16 @@ def test_failures_stay_where_they_are(tmp_path: Path, faulty: tuple[str, ...]) -
     assert set(causes.values()) == {
         "batch_size=63: the global batch must be a multiple of 2, for 2 workers; use 62 or 64"
     }
-    # Each was reported when it happened, and again at the end with the command that runs it alone.
+    # Each was reported when it happened, and each cause once more with a command for its first run.
+    assert [name for name in causes if name.endswith(" and 2 more")] == [*causes]
+    assert done.stdout.count("a multiple of 2, for 2 workers") == 2
+    assert done.stdout.count("  as batch_size=63,how=good did\n") == 2
     assert all(done.stdout.count(f"{name}: {cause}") == 1 for name, cause in causes.items())
     assert sum("] failed " in line for line in done.stdout.splitlines()) == 5
     commands = [line.strip().removeprefix("again: ") for line in table if "again: " in line]
+    (sweep,) = (shlex.split(command) for command in commands)
+    assert sweep == ["python", "-m", "expt", "-m", *faulty, *words]
+    commands = [line.partition("that run alone: ")[2] for line in table if " alone: " in line]
     assert len(commands) == 2, "what was refused would be refused again"
     (raising,) = (command for command in commands if "model.how=raise batch_size=64" in command)
     again = run(*shlex.split(raising)[3:], cwd=tmp_path)

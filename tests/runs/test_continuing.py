@@ -11,7 +11,7 @@ from expt.config.constraints import Target
 from expt.config.identity import VERSION
 from expt.config.schema import EarlyStop, RunConfig
 from expt.errors import CheckpointError, ConfigError
-from expt.runs import checkpoint, checkpoint_file
+from expt.runs import checkpoint, checkpoint_file, continuing
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
@@ -174,8 +174,19 @@ def test_how_it_is_trained_may(key: str, config: RunConfig, paths: RunPaths) -> 
     ["optimizer.lr=0.1", "scheduler=cosine", "model.hidden=[32]", "dataset.val_fraction=0.2"],
 )
 def test_nor_may_a_groups_settings(word: str, configured: Configured, paths: RunPaths) -> None:
-    with pytest.raises(ConfigError, match=word.partition("=")[0]):
+    with pytest.raises(ConfigError, match=word.partition("=")[0]) as refused:
         continued(configured(word), paths)
+    is_fork_s = word.startswith(("optimizer", "scheduler"))  # and a fork keeps the others
+    end = f" by fork={paths.folder}@3" if is_fork_s else f" by weights={paths.folder}@last"
+    assert str(refused.value).endswith(end)
+
+
+def test_fork_of_a_file_without_its_run(config: RunConfig, paths: RunPaths, tmp_path: Path) -> None:
+    content = {"zip": b"PK\3\4", "pickle": b"\x80\4", "no run": paths.last.read_bytes()}
+    for word, begun in content.items():
+        (tmp_path / "file").write_bytes(begun)
+        with pytest.raises(ConfigError, match=rf"^fork=\S+file: .*{word}"):
+            continuing.record_of(str(tmp_path / "file"))
 
 
 def test_custom_class_as_typed(config: RunConfig, configured: Configured, paths: RunPaths) -> None:

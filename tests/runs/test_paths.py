@@ -163,6 +163,7 @@ def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path: Path) -> None:
         ([["optimizer.lr=0.1", "seed=0"], ["optimizer.lr=0.1", "seed=1"]], ["seed=0", "seed=1"]),
         ([["b=1", "a=1"], ["b=2", "a=2"]], ["a=1,b=1", "a=2,b=2"]),
         ([["x.lr=1", "y.lr=1"], ["x.lr=2", "y.lr=2"]], ["x.lr=1,y.lr=1", "x.lr=2,y.lr=2"]),
+        ([["a.b.1=1", "a.c.0.d=1"], ["a.b.1=2", "a.c.0.d=2"]], ["b.1=1,d=1", "b.1=2,d=2"]),
         ([["+model.width=1"], ["~model.width"]], ["width=1", "width="]),
         ([["epochs=1", "seed=0"]], ["epochs=1,seed=0"]),
         ([["seed=0"], ["seed=0"]], ["seed=0", "seed=0"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shlex
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
@@ -112,6 +113,17 @@ def resume_command(paths: RunPaths, key: str = "") -> str:
     words += [f"{key}=..."] if key else []
     words += ["--json"] if "--json" in sys.argv[1:] else []
     return " ".join([provenance.program(), *words])
+
+
+def sweep_command(folder: Path, command: str) -> str:
+    """Return the command that continues the sweep in `folder`, which `command` has begun."""
+    from expt.runs.overrides import joined, quoted  # late, as above
+
+    words = shlex.split(command)
+    if words[2 * (words[:2] == ["python", "-m"]) :][:1] != ["expt"]:  # of a script or a notebook
+        return f"call expt.sweep again, with folder={str(folder)!r}"
+    kept = [word for word in words if not word.startswith("hydra.sweep.dir=")]
+    return joined([*kept, f"hydra.sweep.dir={quoted(shown_path(folder))}"])
 
 
 def duration(seconds: float) -> str:
