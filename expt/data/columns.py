@@ -41,6 +41,11 @@ _DATE = re.compile(
     r"[a-z]{3,9} \d{1,2}, ?\d{4})([ t]\d\d?:\d\d.*)?",
     re.ASCII | re.IGNORECASE,
 )
+_ZEROS = re.compile(
+    r"(?<=^\d{4}-\d\d-\d\d)[ T]00:00:00(\.0+)?$|(?<=\d\d:\d\d:\d\d)\.0+(?=$|Z$|[+-]\d\d:?\d\d$)",
+    re.ASCII,
+)
+"""Parts of a time that say nothing: midnight, and fractions of 0."""
 MOST = float.fromhex("0x1.fffffep127")
 """The largest number of float32."""
 FEW = 20
@@ -116,6 +121,8 @@ class Column:
             if not self._are_texts and _NUMBER.fullmatch(text) and not abs(float(text)) > MOST:
                 values[place] = float(text)
                 continue
+            if self._are_texts and text not in self.known and _INTEGER.fullmatch(text):
+                text = text.partition(".")[0]
             if len(self.texts) < self._most:
                 self.texts.setdefault(text, len(self.texts))
             codes[place] = self.texts.get(text, len(self.texts) - 1)
@@ -192,11 +199,18 @@ class Column:
 
 
 def _flat(cells: Any, wanted: int | None) -> tuple[Any, int]:
-    """Return the numbers in lists of one length, the `wanted` one if there is, and that length."""
+    """Return the numbers in lists of one length, the `wanted` one if there is, and that length.
+
+    A float32 that is 0.1 in a .csv is 0.1, unless it is in a list.
+    """
     import numpy as np
     import pyarrow as pa
 
     types, found, width = pa.types, cells, 1
+    if types.is_float16(cells.type):
+        return pa.array(cells.to_numpy(zero_copy_only=False).astype(str)), 1
+    if types.is_float32(cells.type):
+        return cells.cast(pa.string()), 1
     while isinstance(found.type, pa.ExtensionType) or types.is_nested(found.type):
         if isinstance(found.type, pa.ExtensionType):
             found = found.storage
@@ -251,8 +265,11 @@ def texts_of(cells: Any) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return a text without blanks around it, nor quotes that come after a blank in a .csv."""
-    text = composed(text.strip())
+    """Return a text without blanks around it, nor quotes that come after a blank in a .csv.
+
+    Times are spelled as pandas does it, without zeros that another library writes.
+    """
+    text = _ZEROS.sub("", composed(text.strip()))
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
@@ -364,12 +381,15 @@ def classes_of(path: Path, column: Column, row: Row) -> tuple[np.ndarray, tuple[
     wrong, what = list[str](), ""
     if column.known:
         wrong, what = texts[len(column.known) :], "is none of the classes that the column declares"
+        what += "; give it one of them, or remove the row"
     elif are_numbers(texts) and not any(map(_PADDED.match, texts)):
         wrong = [text for text in texts if not float(text).is_integer()]
         what = "is not a class, which is an integer or a text; fix it, or use task=regression"
         key = lambda text: (float(text), text)  # noqa: E731
         if all(map(_INTEGER.fullmatch, texts)):
             names, key = {text: str(int(text.partition(".")[0])) for text in texts}, int
+    elif {text.casefold() for text in texts} <= {"true", "false"}:  # written in several ways
+        names = {text: text.capitalize() for text in texts}
     if wrong:
         first = int((codes == texts.index(wrong[0])).argmax())
         raise DataError(f"{at}{row(first)}: {wrong[0]} {what}")
@@ -378,14 +398,16 @@ def classes_of(path: Path, column: Column, row: Row) -> tuple[np.ndarray, tuple[
     return np.array([places[names[text]] for text in texts], np.int64)[codes], tuple(found)
 
 
-def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:
+def check_learnable(
+    path: Path, name: str, classes: np.ndarray, names: Sequence[str], key: str
+) -> None:
     """Raise DataError where nothing can be learned of classes: only one, or few rows of each."""
     what = f"all rows are of one class, {names[0]}"
     if len(names) > 1:
         what = f"has {len(names):,} classes in {len(classes):,} rows, too few of each to learn one"
         what += " (of numbers: task=regression)"
     if not 1 < len(names) <= max(20, len(classes) / 2):
-        raise DataError(f"{path}: column {name}: {what}; name another by dataset.targets")
+        raise DataError(f"{path}: column {name}: {what}; name another by {key}")
 
 
 def check_labels(path: Path, column: Column, row: Row) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import re
 import zipfile
 from abc import ABC, abstractmethod
@@ -42,7 +43,10 @@ class Table(ABC):
     separator = SEPARATORS[0]
     """the character between cells"""
     classes: Mapping[str, Sequence[str]] = {}
-    """the classes of columns that declare theirs, in order"""
+    """the classes of columns of numbers that declare theirs, in order; given by their names"""
+    key_of_targets = "dataset.targets"
+    targets: Sequence[str] = ()
+    """columns in which the class -1 stays, for a message; in others it is a gap"""
     parts: Mapping[str, int] = {}
     """the number of rows in each file or split, by its name, if there are several"""
 
@@ -82,6 +86,20 @@ class Table(ABC):
 
     @abstractmethod
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]: ...
+
+    def _named(self, batch: Batch, own: Mapping[str, Sequence[str] | None]) -> Batch:
+        """Return a batch with `classes` by their names: a part may count its `own` otherwise."""
+        import pyarrow as pa
+
+        for name in {*self.classes}.intersection(batch.schema.names):
+            cells, names = batch.column(name), own.get(name) or self.classes[name]
+            known: dict[int, str | None] = dict(enumerate(names))
+            if pa.types.is_integer(cells.type):
+                known |= {} if name in self.targets else {-1: None}
+                found = [None if x is None else known.get(x, str(x)) for x in cells.to_pylist()]
+                place = batch.schema.get_field_index(name)
+                batch = batch.set_column(place, name, pa.array(found, pa.string()))
+        return batch
 
 
 def open_table(path: Path) -> Table:
@@ -193,6 +211,7 @@ class _Parquet(Table):
         schema = self._file.schema_arrow
         super().__init__(path, schema.names)
         indices = (schema.pandas_metadata or {}).get("index_columns", ())
+        self.classes = self._own = _declared(schema.metadata or {})
         self.index |= {name for name in indices if isinstance(name, str)}
         self.size = self._file.metadata.num_rows
         self._there = dict(zip(self.names, schema.names, strict=True))
@@ -200,7 +219,14 @@ class _Parquet(Table):
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         there, number = [self._there[name] for name in names], _CELLS // len(names) + 1
         for batch in self._file.iter_batches(number, columns=there):
-            yield batch.select(there).rename_columns([*names])
+            yield self._named(batch.select(there).rename_columns([*names]), self._own)
+
+
+def _declared(metadata: Mapping[bytes, bytes]) -> dict[str, Sequence[str]]:
+    """Return the classes that a Hugging Face dataset has written into a file."""
+    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    every = {name.strip(): each for name, each in features.items() if isinstance(each, dict)}
+    return {name: each["names"] for name, each in every.items() if each.get("names")}
 
 
 class _Folder(Table):
@@ -211,7 +237,7 @@ class _Folder(Table):
         first = next(iter(self._files))
         table = open_table(self._files[first])
         super().__init__(path, [*table.names, *_of_folders(first)])
-        self.index, self.separator = table.index, table.separator
+        self.index, self.separator, self.classes = table.index, table.separator, table.classes
 
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         import pyarrow as pa
@@ -219,6 +245,8 @@ class _Folder(Table):
         self.parts = parts = dict[str, int]()
         for part, file in self._files.items():
             table, constant, done = open_table(file), _of_folders(part), sum(parts.values())
+            table.classes = {x: table.classes.get(x, self.classes[x]) for x in self.classes}
+            table.targets = self.targets
             if missing := {*names} - {*table.names, *constant}:
                 raise DataError(f"{file}: has no column {min(missing)}, which other files have")
             there, wrong = [x for x in names if x not in constant], dict[int, str]()
