@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from expt.data.plain_text import composed
 from expt.data.table_files import MISSING
@@ -16,12 +16,12 @@ from expt.errors import DataError, listed
 if TYPE_CHECKING:
     import numpy as np
 
+    from expt.data.table_files import Table
+
 FIX = "give it a number, or remove the row"
 _NO_VALUE = "has no value, and had one in each row of training"
 _FILLED = {"median", "categories"}
 _TEXTS = "give it a number, or empty the cell, or if these are categories use dataset.categories"
-Row: TypeAlias = "Callable[[int], str]"
-"""How a person finds a row, by its number from 0."""
 _FLAGS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _NUMBER = re.compile(
     r"\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)\s*", re.ASCII | re.IGNORECASE
@@ -162,7 +162,7 @@ class Column:
         places = {text: float(place) for place, text in enumerate(self.categories)} or _FLAGS
         self.texts_as([places.get(x, places.get(x.casefold(), 0.0)) for x in self.texts])
 
-    def odd_rows(self, fix: str, row: Row, *, may_have_gaps: bool = False) -> str:
+    def odd_rows(self, fix: str, table: Table, *, may_have_gaps: bool = False) -> str:
         """Return which rows hold texts that are no flags, or gaps, if any do."""
         import numpy as np
 
@@ -172,24 +172,26 @@ class Column:
         codes = self.codes
         wrong = np.array([*odd, False])[codes]
         wrong |= np.isnan(self.values) & (codes < 0) & (not may_have_gaps)
-        (first, place), number = np.argwhere(wrong)[0], int(wrong.any(1).sum())
+        rows, (first, place) = np.flatnonzero(wrong.any(1)), np.argwhere(wrong)[0]
+        number = len(rows)
         text = [*self.texts, ""][codes[first, place]]
         if _COMMA.fullmatch(text):
             fix = "write a point as the decimal sign, and no sign between thousands"
         what = f"{text[:40]!r} is not a number" if text else "has no value"
-        return f", {row(first)}{f' and {number - 1} more' * (number > 1)}: {what}; {fix}"
+        fix = f"{table.lines(rows.tolist() if number <= FEW else ())}{fix}"
+        return f", {table.row(first)}{f' and {number - 1} more' * (number > 1)}: {what}; {fix}"
 
-    def problem(self, most: int | None, row: Row) -> str:
+    def problem(self, most: int | None, table: Table) -> str:
         """Return why the rows can't be features, such as more than `most` categories."""
         if len(self.parts) > 1:
-            return self.odd_rows(FIX, row)
+            return self.odd_rows(FIX, table)
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
             if all(map(_DATE.fullmatch, some)):
                 fix = "give numbers of them, such as the year, the month or the days since one"
                 return f" holds dates ({some[0]}); {fix}"
             if self.has_numbers or any(map(_AMOUNT.fullmatch, some)):
-                return self.odd_rows(_TEXTS, row, may_have_gaps=True)
+                return self.odd_rows(_TEXTS, table, may_have_gaps=True)
         if most is not None and len(self.categories) > most:
             number, is_all = len(self.texts), len(self.texts) < self._most
             there = f"{number}{' or more' * (not is_all)} different texts"
@@ -361,7 +363,7 @@ def _are_ids(values: np.ndarray) -> bool:
     )
 
 
-def classes_of(path: Path, column: Column, row: Row) -> tuple[np.ndarray, tuple[str, ...]]:
+def classes_of(path: Path, column: Column, table: Table) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the class of each row, int64 [N], and the classes' names.
 
     These are as they are known, or texts in order of the alphabet, or integers by their value.
@@ -375,8 +377,10 @@ def classes_of(path: Path, column: Column, row: Row) -> tuple[np.ndarray, tuple[
     codes, texts, at = column.codes[:, 0], [*column.texts], f"{path}: column {column.name}, "
     names = dict(zip(texts, texts, strict=True))
     if column.has_gaps:
-        fix = "give it a class, remove the row, or write another word if it is one"
-        raise DataError(f"{at}{row(int((codes < 0).argmax()))}: is empty, or NA or such; {fix}")
+        rows = np.flatnonzero(codes < 0)
+        fix = table.lines(rows.tolist() if len(rows) <= FEW else ())
+        fix += "give it a class, remove the row, or write another word if it is one"
+        raise DataError(f"{at}{table.row(int(rows[0]))}: is empty, or NA or such; {fix}")
     key: Callable[[str], Any] | None = None
     wrong, what = list[str](), ""
     if column.known:
@@ -392,7 +396,7 @@ def classes_of(path: Path, column: Column, row: Row) -> tuple[np.ndarray, tuple[
         names = {text: text.capitalize() for text in texts}
     if wrong:
         first = int((codes == texts.index(wrong[0])).argmax())
-        raise DataError(f"{at}{row(first)}: {wrong[0]} {what}")
+        raise DataError(f"{at}{table.row(first)}: {wrong[0]} {what}")
     found = column.known or sorted({*names.values()}, key=key)
     places = {each: place for place, each in enumerate(found)}
     return np.array([places[names[text]] for text in texts], np.int64)[codes], tuple(found)
@@ -410,7 +414,7 @@ def check_learnable(
         raise DataError(f"{path}: column {name}: {what}; name another by {key}")
 
 
-def check_labels(path: Path, column: Column, row: Row) -> None:
+def check_labels(path: Path, column: Column, table: Table) -> None:
     """Raise DataError for a number that is neither 0 nor 1."""
     import numpy as np
 
@@ -418,6 +422,7 @@ def check_labels(path: Path, column: Column, row: Row) -> None:
     if wrong.any():
         first, place = np.argwhere(wrong)[0]
         raise DataError(
-            f"{path}: column {column.parts[place]}, {row(first)}: {column.values[first, place]:g}"
-            " is not a label, which is 0 or 1; fix it, or use task=regression"
+            f"{path}: column {column.parts[place]}, {table.row(first)}:"
+            f" {column.values[first, place]:g} is not a label, which is 0 or 1; fix it, or use"
+            " task=regression"
         )

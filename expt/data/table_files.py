@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
+from expt.data import other_lines
 from expt.data.cache import of_content, of_files
 from expt.data.image_files import files_below
 from expt.data.plain_text import not_utf8, opened
@@ -69,11 +70,7 @@ class Table(ABC):
             for batch in self._batches(names, found):
                 if damaged is None and found:
                     row, why = min(found.items())
-                    header = ", ".join(self.names)[:60]
-                    raise DataError(
-                        f"{self.path}: {self.row(row)} {why}, which line 1 names ({header}); a"
-                        f" {self.separator!r} in a cell needs quotes, a decimal sign is a point"
-                    )
+                    raise DataError(f"{self.path}: {self.row(row)} {why}{self._fix(row, why)}")
                 yield batch
 
     def row(self, number: int) -> str:
@@ -83,6 +80,17 @@ class Table(ABC):
                 return f"row {number + 1} of {part}"
             number -= size
         return f"row {number + 1}"
+
+    def header_below(self, name: str) -> str:
+        """Return advice where a later line than the first has a column."""
+        return ""
+
+    def lines(self, rows: Sequence[int]) -> str:
+        """Return the beginning of advice that names the lines of a few wrong rows."""
+        return ""
+
+    def _fix(self, row: int, why: str) -> str:
+        return ""
 
     @abstractmethod
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]: ...
@@ -239,6 +247,16 @@ class _Folder(Table):
         super().__init__(path, [*table.names, *_of_folders(first)])
         self.index, self.separator, self.classes = table.index, table.separator, table.classes
 
+    def lines(self, rows: Sequence[int]) -> str:
+        for part, size in self.parts.items():
+            if rows and max(rows) < size:
+                return open_table(self._files[part]).lines(rows) if min(rows) >= 0 else ""
+            rows = [row - size for row in rows]
+        return ""
+
+    def header_below(self, name: str) -> str:
+        return open_table(next(iter(self._files.values()))).header_below(name)
+
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         import pyarrow as pa
 
@@ -282,8 +300,34 @@ class _Csv(Table):
         super().__init__(path, names)
         self._there = dict(zip(self.names, names, strict=True))
 
+    def header_below(self, name: str) -> str:
+        return other_lines.header_below(self.path, name, SEPARATORS)
+
+    def lines(self, rows: Sequence[int]) -> str:
+        return other_lines.named(self.path, self.separator, rows)
+
+    def _fix(self, row: int, why: str) -> str:
+        """Return advice for a row that is none, or has too few or too many cells."""
+        line, fix = other_lines.shown(self.path, self.separator, row, self.names)
+        if " cells for " not in why:
+            return f"; remove {line}"
+        named = ", ".join(self.names)[:60]
+        return f", which line 1 names ({named}); remove {line} if it is no data; {fix}"
+
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         """Yield all cells as texts: which of them are numbers is decided in `columns`."""
+        done, counted, ready = 0, self._counts, None
+        for batch in itertools.chain(self._read(names, damaged), [None]):
+            if ready is not None:
+                odd = other_lines.among(ready, self.names[0], is_last=batch is None)
+                damaged |= {done + row: why for row, why in odd.items()}
+                done += ready.num_rows
+                yield ready
+            if self._counts != counted:  # it reads from the beginning
+                done, counted = 0, self._counts
+            ready = batch
+
+    def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         import pyarrow as pa
         from pyarrow import csv
 
@@ -309,7 +353,7 @@ class _Csv(Table):
         for batch in itertools.chain(reader, [last]):
             if not self._counts and any(row.text.strip() for row in odd):
                 self._counts = True  # read it again to find the row
-                yield from self._batches(names, damaged)
+                yield from self._read(names, damaged)
                 return
             odd *= self._counts
             places: list[int | None] = [*range(batch.num_rows)] if odd else []

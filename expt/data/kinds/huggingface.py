@@ -379,6 +379,9 @@ def _of_texts(dataset: HuggingFace, files: Sequence[str]) -> Any:
     import pyarrow as pa
 
     tables = [open_table(Path(file)) for file in files]
+    for table, name in itertools.product(tables, names_of(dataset.input)):
+        if name not in table.names and (fix := table.header_below(name)):
+            raise ConfigError(f"dataset.input={name}: {table.path} has no such column.{fix}")
     names = [x for x in tables[0].names if all(x in table.names for table in tables)]
     schema = pa.schema([(name, pa.string()) for name in names])
     found = (pa.Table.from_batches(table.batches(names), schema) for table in tables)
