@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from expt.data.plain_text import composed
 from expt.data.table_files import MISSING
@@ -16,12 +16,12 @@ from expt.errors import DataError, listed
 if TYPE_CHECKING:
     import numpy as np
 
+    from expt.data.table_files import Table
+
 FIX = "give it a number, or remove the row"
 _NO_VALUE = "has no value, and had one in each row of training"
 _FILLED = {"median", "categories"}
 _TEXTS = "give it a number, or empty the cell, or if these are categories use dataset.categories"
-Row: TypeAlias = "Callable[[int], str]"
-"""How a person finds a row, by its number from 0."""
 _FLAGS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _NUMBER = re.compile(
     r"\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)\s*", re.ASCII | re.IGNORECASE
@@ -41,6 +41,11 @@ _DATE = re.compile(
     r"[a-z]{3,9} \d{1,2}, ?\d{4})([ t]\d\d?:\d\d.*)?",
     re.ASCII | re.IGNORECASE,
 )
+_ZEROS = re.compile(
+    r"(?<=^\d{4}-\d\d-\d\d)[ T]00:00:00(\.0+)?$|(?<=\d\d:\d\d:\d\d)\.0+(?=$|Z$|[+-]\d\d:?\d\d$)",
+    re.ASCII,
+)
+"""Parts of a time that say nothing: midnight, and fractions of 0."""
 MOST = float.fromhex("0x1.fffffep127")
 """The largest number of float32."""
 FEW = 20
@@ -116,6 +121,8 @@ class Column:
             if not self._are_texts and _NUMBER.fullmatch(text) and not abs(float(text)) > MOST:
                 values[place] = float(text)
                 continue
+            if self._are_texts and text not in self.known and _INTEGER.fullmatch(text):
+                text = text.partition(".")[0]
             if len(self.texts) < self._most:
                 self.texts.setdefault(text, len(self.texts))
             codes[place] = self.texts.get(text, len(self.texts) - 1)
@@ -155,7 +162,7 @@ class Column:
         places = {text: float(place) for place, text in enumerate(self.categories)} or _FLAGS
         self.texts_as([places.get(x, places.get(x.casefold(), 0.0)) for x in self.texts])
 
-    def odd_rows(self, fix: str, row: Row, *, may_have_gaps: bool = False) -> str:
+    def odd_rows(self, fix: str, table: Table, *, may_have_gaps: bool = False) -> str:
         """Return which rows hold texts that are no flags, or gaps, if any do."""
         import numpy as np
 
@@ -165,24 +172,26 @@ class Column:
         codes = self.codes
         wrong = np.array([*odd, False])[codes]
         wrong |= np.isnan(self.values) & (codes < 0) & (not may_have_gaps)
-        (first, place), number = np.argwhere(wrong)[0], int(wrong.any(1).sum())
+        rows, (first, place) = np.flatnonzero(wrong.any(1)), np.argwhere(wrong)[0]
+        number = len(rows)
         text = [*self.texts, ""][codes[first, place]]
         if _COMMA.fullmatch(text):
             fix = "write a point as the decimal sign, and no sign between thousands"
         what = f"{text[:40]!r} is not a number" if text else "has no value"
-        return f", {row(first)}{f' and {number - 1} more' * (number > 1)}: {what}; {fix}"
+        fix = f"{table.lines(rows.tolist() if number <= FEW else ())}{fix}"
+        return f", {table.row(first)}{f' and {number - 1} more' * (number > 1)}: {what}; {fix}"
 
-    def problem(self, most: int | None, row: Row) -> str:
+    def problem(self, most: int | None, table: Table) -> str:
         """Return why the rows can't be features, such as more than `most` categories."""
         if len(self.parts) > 1:
-            return self.odd_rows(FIX, row)
+            return self.odd_rows(FIX, table)
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
             if all(map(_DATE.fullmatch, some)):
                 fix = "give numbers of them, such as the year, the month or the days since one"
                 return f" holds dates ({some[0]}); {fix}"
             if self.has_numbers or any(map(_AMOUNT.fullmatch, some)):
-                return self.odd_rows(_TEXTS, row, may_have_gaps=True)
+                return self.odd_rows(_TEXTS, table, may_have_gaps=True)
         if most is not None and len(self.categories) > most:
             number, is_all = len(self.texts), len(self.texts) < self._most
             there = f"{number}{' or more' * (not is_all)} different texts"
@@ -192,11 +201,18 @@ class Column:
 
 
 def _flat(cells: Any, wanted: int | None) -> tuple[Any, int]:
-    """Return the numbers in lists of one length, the `wanted` one if there is, and that length."""
+    """Return the numbers in lists of one length, the `wanted` one if there is, and that length.
+
+    A float32 that is 0.1 in a .csv is 0.1, unless it is in a list.
+    """
     import numpy as np
     import pyarrow as pa
 
     types, found, width = pa.types, cells, 1
+    if types.is_float16(cells.type):
+        return pa.array(cells.to_numpy(zero_copy_only=False).astype(str)), 1
+    if types.is_float32(cells.type):
+        return cells.cast(pa.string()), 1
     while isinstance(found.type, pa.ExtensionType) or types.is_nested(found.type):
         if isinstance(found.type, pa.ExtensionType):
             found = found.storage
@@ -251,8 +267,11 @@ def texts_of(cells: Any) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return a text without blanks around it, nor quotes that come after a blank in a .csv."""
-    text = composed(text.strip())
+    """Return a text without blanks around it, nor quotes that come after a blank in a .csv.
+
+    Times are spelled as pandas does it, without zeros that another library writes.
+    """
+    text = _ZEROS.sub("", composed(text.strip()))
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
@@ -344,7 +363,7 @@ def _are_ids(values: np.ndarray) -> bool:
     )
 
 
-def classes_of(path: Path, column: Column, row: Row) -> tuple[np.ndarray, tuple[str, ...]]:
+def classes_of(path: Path, column: Column, table: Table) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the class of each row, int64 [N], and the classes' names.
 
     These are as they are known, or texts in order of the alphabet, or integers by their value.
@@ -358,37 +377,44 @@ def classes_of(path: Path, column: Column, row: Row) -> tuple[np.ndarray, tuple[
     codes, texts, at = column.codes[:, 0], [*column.texts], f"{path}: column {column.name}, "
     names = dict(zip(texts, texts, strict=True))
     if column.has_gaps:
-        fix = "give it a class, remove the row, or write another word if it is one"
-        raise DataError(f"{at}{row(int((codes < 0).argmax()))}: is empty, or NA or such; {fix}")
+        rows = np.flatnonzero(codes < 0)
+        fix = table.lines(rows.tolist() if len(rows) <= FEW else ())
+        fix += "give it a class, remove the row, or write another word if it is one"
+        raise DataError(f"{at}{table.row(int(rows[0]))}: is empty, or NA or such; {fix}")
     key: Callable[[str], Any] | None = None
     wrong, what = list[str](), ""
     if column.known:
         wrong, what = texts[len(column.known) :], "is none of the classes that the column declares"
+        what += "; give it one of them, or remove the row"
     elif are_numbers(texts) and not any(map(_PADDED.match, texts)):
         wrong = [text for text in texts if not float(text).is_integer()]
         what = "is not a class, which is an integer or a text; fix it, or use task=regression"
         key = lambda text: (float(text), text)  # noqa: E731
         if all(map(_INTEGER.fullmatch, texts)):
             names, key = {text: str(int(text.partition(".")[0])) for text in texts}, int
+    elif {text.casefold() for text in texts} <= {"true", "false"}:  # written in several ways
+        names = {text: text.capitalize() for text in texts}
     if wrong:
         first = int((codes == texts.index(wrong[0])).argmax())
-        raise DataError(f"{at}{row(first)}: {wrong[0]} {what}")
+        raise DataError(f"{at}{table.row(first)}: {wrong[0]} {what}")
     found = column.known or sorted({*names.values()}, key=key)
     places = {each: place for place, each in enumerate(found)}
     return np.array([places[names[text]] for text in texts], np.int64)[codes], tuple(found)
 
 
-def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:
+def check_learnable(
+    path: Path, name: str, classes: np.ndarray, names: Sequence[str], key: str
+) -> None:
     """Raise DataError where nothing can be learned of classes: only one, or few rows of each."""
     what = f"all rows are of one class, {names[0]}"
     if len(names) > 1:
         what = f"has {len(names):,} classes in {len(classes):,} rows, too few of each to learn one"
         what += " (of numbers: task=regression)"
     if not 1 < len(names) <= max(20, len(classes) / 2):
-        raise DataError(f"{path}: column {name}: {what}; name another by dataset.targets")
+        raise DataError(f"{path}: column {name}: {what}; name another by {key}")
 
 
-def check_labels(path: Path, column: Column, row: Row) -> None:
+def check_labels(path: Path, column: Column, table: Table) -> None:
     """Raise DataError for a number that is neither 0 nor 1."""
     import numpy as np
 
@@ -396,6 +422,7 @@ def check_labels(path: Path, column: Column, row: Row) -> None:
     if wrong.any():
         first, place = np.argwhere(wrong)[0]
         raise DataError(
-            f"{path}: column {column.parts[place]}, {row(first)}: {column.values[first, place]:g}"
-            " is not a label, which is 0 or 1; fix it, or use task=regression"
+            f"{path}: column {column.parts[place]}, {table.row(first)}:"
+            f" {column.values[first, place]:g} is not a label, which is 0 or 1; fix it, or use"
+            " task=regression"
         )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from expt import progress
 from expt.errors import DataError, ExptError, collected, first_line, listed, warn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from expt.data.cache import Checksums
 
+T = TypeVar("T")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "dev"),
@@ -121,10 +122,16 @@ def parts_there(root: str | Path, splits: Sequence[str] | None = None) -> dict[s
     }
     if len(found) == 1 < len(names) and not any(map(subfolders, found.values())):
         found = {}  # it is a class of that name, among others
-    found = found or {"train": Path(root)}
-    if missing := {*(splits or ())}.difference(found):
-        raise DataError(f"dataset.splits: {root} has no {missing.pop()}, only {', '.join(found)}")
-    return {part: path for part, path in found.items() if splits is None or part in splits}
+    return chosen_parts(root, found or {"train": Path(root)}, splits)
+
+
+def chosen_parts(
+    root: object, found: Mapping[str, T], splits: Sequence[str] | None
+) -> dict[str, T]:
+    """Return the parts in `splits`, or all. Raise DataError for a split that is not there."""
+    if missing := sorted({*(splits or ())}.difference(found)):
+        raise DataError(f"dataset.splits: {root} has no {missing[0]}, only {', '.join(found)}")
+    return {part: each for part, each in found.items() if splits is None or part in splits}
 
 
 def of_suffix(paths: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:

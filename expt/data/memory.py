@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import functools
 import itertools
 import math
@@ -100,7 +101,13 @@ def parts_of(number: int, test_fraction: float, how: str) -> dict[str, np.ndarra
     return {"train": train.numpy(), "test": test.numpy()}
 
 
-def of_rows(dataset: Any, rows: Rows, parts: Mapping[str, np.ndarray], opening: Opening) -> Source:
+def of_rows(
+    dataset: Any,
+    rows: Rows,
+    parts: Mapping[str, np.ndarray],
+    opening: Opening,
+    notes: Sequence[str] = (),
+) -> Source:
     """Return the rows at the indices of the parts `train`, and `val` and `test` if they are there.
 
     They are standardised by those that are trained on, or as in the record of a run.
@@ -117,7 +124,8 @@ def of_rows(dataset: Any, rows: Rows, parts: Mapping[str, np.ndarray], opening: 
             scales |= _scales(rows.features, rows.feature_names, training, encoded)
         if dataset.standardise_targets and isinstance(rows.targets, Chosen):
             scales |= _scales(rows.targets, rows.target_names, training, {})
-        return _source(rows._replace(encoded=encoded, scales=scales), takes, parts, device)
+        found = _source(rows._replace(encoded=encoded, scales=scales), takes, parts, device)
+        return dataclasses.replace(found, notes=[*notes, *found.notes])
 
     return _source(rows, takes, parts, device, fitted=fitted)
 

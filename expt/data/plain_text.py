@@ -55,7 +55,12 @@ def refuse_unreadable(path: object) -> Iterator[None]:
 def not_utf8(path: Path) -> DataError:
     """Return the error for a file that is not UTF-8: where, and a command that converts it."""
     content, encoding = path.read_bytes(), "utf-16"
-    if (at := content.find(b"\0", 0, _HEAD)) < 0:
+    at = content.find(b"\0", 0, _HEAD)
+    if at >= 0 and content.count(b"\0") < len(content) / 4:
+        line, name = content.count(b"\n", 0, at) + 1, path.name
+        fix = f"remove it, such as tr -d '\\000' < {name} > clean_{name}"
+        return DataError(f"{path}: holds a zero byte at byte {at}, in line {line}; {fix}")
+    if at < 0:
         try:
             content.decode()
         except UnicodeDecodeError as error:

@@ -16,6 +16,7 @@ from expt.data.cache import digest, filled, state_of
 from expt.data.columns import (
     FIX,
     Column,
+    are_numbers,
     base,
     check_labels,
     check_learnable,
@@ -195,11 +196,16 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     import numpy as np
 
     names, left_out = _candidates(table, wanted)
-    texts = {*wanted.categories, *(wanted.targets if wanted.takes is Classes else ())}
-    known = table.classes if wanted.takes is Classes else {}
+    table.targets = wanted.targets
+    if wanted.takes is not Classes:
+        table.classes = {x: each for x, each in table.classes.items() if x not in wanted.targets}
+    categories = {*wanted.categories, *(x for x in names if are_numbers(table.classes.get(x, "u")))}
+    texts = {*categories, *(wanted.targets if wanted.takes is Classes else ())}
     most = math.inf if wanted.limit is None else max(wanted.limit + 1, _COUNTED)
-    targets = [Column(x, are_texts=x in texts, known=known.get(x, ())) for x in wanted.targets]
-    features = [Column(x, are_texts=x in wanted.categories, most=most) for x in names]
+    targets = [
+        Column(x, are_texts=x in texts, known=table.classes.get(x, ())) for x in wanted.targets
+    ]
+    features = [Column(x, are_texts=x in categories, most=most) for x in names]
     every = [*targets, *features]
     with progress.phase(f"reading {table.path}", table.size) as here:
         for batch in table.batches([*dict.fromkeys(each.name for each in every)]):
@@ -241,7 +247,9 @@ def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]
         for name in chosen:
             if name not in names:
                 has = f"no such column, it has {listed(names)}.{did_you_mean(name, names)}"
-                raise ConfigError(f"dataset.{key}={name}: {path} has {has}")
+                raise ConfigError(
+                    f"dataset.{key}={name}: {path} has {has}{table.header_below(name)}"
+                )
     if wanted.features is not None:
         return features, {}
     index = table.index - {*targets}
@@ -262,16 +270,16 @@ def _answers(
     path = table.path
     if wanted.takes is Classes:
         (target,) = targets
-        classes, names = classes_of(path, target, table.row)
+        classes, names = classes_of(path, target, table)
         if wanted.limit is not None and wanted.features != ():
-            check_learnable(path, target.name, classes, names)
+            check_learnable(path, target.name, classes, names, table.key_of_targets)
         return classes, names
     fix = _LABELS if wanted.takes is Labels else f"{FIX}, or use task=classification for classes"
-    refuse(path, {each.name: each.odd_rows(fix, table.row) for each in targets})
+    refuse(path, {each.name: each.odd_rows(fix, table) for each in targets})
     for each in targets:
         each.number()
         if wanted.takes is Labels:
-            check_labels(path, each, table.row)
+            check_labels(path, each, table)
     return np.empty(0, np.int64), ()
 
 
@@ -281,7 +289,7 @@ def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[
     Raise where others can't be used, or there are no others.
     """
     path = table.path
-    wrong = {each.name: each.problem(wanted.limit, table.row) for each in features}
+    wrong = {each.name: each.problem(wanted.limit, table) for each in features}
     empty = [each.name for each in features if not (each.has_numbers or each.texts)]
     if wanted.features is not None:
         learns = wanted.limit is not None

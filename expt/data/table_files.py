@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import re
 import zipfile
 from abc import ABC, abstractmethod
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
+from expt.data import other_lines
 from expt.data.cache import of_content, of_files
 from expt.data.image_files import files_below
 from expt.data.plain_text import not_utf8, opened
@@ -42,7 +44,10 @@ class Table(ABC):
     separator = SEPARATORS[0]
     """the character between cells"""
     classes: Mapping[str, Sequence[str]] = {}
-    """the classes of columns that declare theirs, in order"""
+    """the classes of columns of numbers that declare theirs, in order; given by their names"""
+    key_of_targets = "dataset.targets"
+    targets: Sequence[str] = ()
+    """columns in which the class -1 stays, for a message; in others it is a gap"""
     parts: Mapping[str, int] = {}
     """the number of rows in each file or split, by its name, if there are several"""
 
@@ -65,11 +70,7 @@ class Table(ABC):
             for batch in self._batches(names, found):
                 if damaged is None and found:
                     row, why = min(found.items())
-                    header = ", ".join(self.names)[:60]
-                    raise DataError(
-                        f"{self.path}: {self.row(row)} {why}, which line 1 names ({header}); a"
-                        f" {self.separator!r} in a cell needs quotes, a decimal sign is a point"
-                    )
+                    raise DataError(f"{self.path}: {self.row(row)} {why}{self._fix(row, why)}")
                 yield batch
 
     def row(self, number: int) -> str:
@@ -80,8 +81,33 @@ class Table(ABC):
             number -= size
         return f"row {number + 1}"
 
+    def header_below(self, name: str) -> str:
+        """Return advice where a later line than the first has a column."""
+        return ""
+
+    def lines(self, rows: Sequence[int]) -> str:
+        """Return the beginning of advice that names the lines of a few wrong rows."""
+        return ""
+
+    def _fix(self, row: int, why: str) -> str:
+        return ""
+
     @abstractmethod
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]: ...
+
+    def _named(self, batch: Batch, own: Mapping[str, Sequence[str] | None]) -> Batch:
+        """Return a batch with `classes` by their names: a part may count its `own` otherwise."""
+        import pyarrow as pa
+
+        for name in {*self.classes}.intersection(batch.schema.names):
+            cells, names = batch.column(name), own.get(name) or self.classes[name]
+            known: dict[int, str | None] = dict(enumerate(names))
+            if pa.types.is_integer(cells.type):
+                known |= {} if name in self.targets else {-1: None}
+                found = [None if x is None else known.get(x, str(x)) for x in cells.to_pylist()]
+                place = batch.schema.get_field_index(name)
+                batch = batch.set_column(place, name, pa.array(found, pa.string()))
+        return batch
 
 
 def open_table(path: Path) -> Table:
@@ -193,6 +219,7 @@ class _Parquet(Table):
         schema = self._file.schema_arrow
         super().__init__(path, schema.names)
         indices = (schema.pandas_metadata or {}).get("index_columns", ())
+        self.classes = self._own = _declared(schema.metadata or {})
         self.index |= {name for name in indices if isinstance(name, str)}
         self.size = self._file.metadata.num_rows
         self._there = dict(zip(self.names, schema.names, strict=True))
@@ -200,7 +227,14 @@ class _Parquet(Table):
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         there, number = [self._there[name] for name in names], _CELLS // len(names) + 1
         for batch in self._file.iter_batches(number, columns=there):
-            yield batch.select(there).rename_columns([*names])
+            yield self._named(batch.select(there).rename_columns([*names]), self._own)
+
+
+def _declared(metadata: Mapping[bytes, bytes]) -> dict[str, Sequence[str]]:
+    """Return the classes that a Hugging Face dataset has written into a file."""
+    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    every = {name.strip(): each for name, each in features.items() if isinstance(each, dict)}
+    return {name: each["names"] for name, each in every.items() if each.get("names")}
 
 
 class _Folder(Table):
@@ -211,7 +245,17 @@ class _Folder(Table):
         first = next(iter(self._files))
         table = open_table(self._files[first])
         super().__init__(path, [*table.names, *_of_folders(first)])
-        self.index, self.separator = table.index, table.separator
+        self.index, self.separator, self.classes = table.index, table.separator, table.classes
+
+    def lines(self, rows: Sequence[int]) -> str:
+        for part, size in self.parts.items():
+            if rows and max(rows) < size:
+                return open_table(self._files[part]).lines(rows) if min(rows) >= 0 else ""
+            rows = [row - size for row in rows]
+        return ""
+
+    def header_below(self, name: str) -> str:
+        return open_table(next(iter(self._files.values()))).header_below(name)
 
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         import pyarrow as pa
@@ -219,6 +263,8 @@ class _Folder(Table):
         self.parts = parts = dict[str, int]()
         for part, file in self._files.items():
             table, constant, done = open_table(file), _of_folders(part), sum(parts.values())
+            table.classes = {x: table.classes.get(x, self.classes[x]) for x in self.classes}
+            table.targets = self.targets
             if missing := {*names} - {*table.names, *constant}:
                 raise DataError(f"{file}: has no column {min(missing)}, which other files have")
             there, wrong = [x for x in names if x not in constant], dict[int, str]()
@@ -254,8 +300,34 @@ class _Csv(Table):
         super().__init__(path, names)
         self._there = dict(zip(self.names, names, strict=True))
 
+    def header_below(self, name: str) -> str:
+        return other_lines.header_below(self.path, name, SEPARATORS)
+
+    def lines(self, rows: Sequence[int]) -> str:
+        return other_lines.named(self.path, self.separator, rows)
+
+    def _fix(self, row: int, why: str) -> str:
+        """Return advice for a row that is none, or has too few or too many cells."""
+        line, fix = other_lines.shown(self.path, self.separator, row, self.names)
+        if " cells for " not in why:
+            return f"; remove {line}"
+        named = ", ".join(self.names)[:60]
+        return f", which line 1 names ({named}); remove {line} if it is no data; {fix}"
+
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         """Yield all cells as texts: which of them are numbers is decided in `columns`."""
+        done, counted, ready = 0, self._counts, None
+        for batch in itertools.chain(self._read(names, damaged), [None]):
+            if ready is not None:
+                odd = other_lines.among(ready, self.names[0], is_last=batch is None)
+                damaged |= {done + row: why for row, why in odd.items()}
+                done += ready.num_rows
+                yield ready
+            if self._counts != counted:  # it reads from the beginning
+                done, counted = 0, self._counts
+            ready = batch
+
+    def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         import pyarrow as pa
         from pyarrow import csv
 
@@ -281,7 +353,7 @@ class _Csv(Table):
         for batch in itertools.chain(reader, [last]):
             if not self._counts and any(row.text.strip() for row in odd):
                 self._counts = True  # read it again to find the row
-                yield from self._batches(names, damaged)
+                yield from self._read(names, damaged)
                 return
             odd *= self._counts
             places: list[int | None] = [*range(batch.num_rows)] if odd else []

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 
 from expt import features
 from expt.config.schema import RunConfig
@@ -75,8 +77,35 @@ def as_images(splits: Any, folder: Path) -> None:
             row["image"].save(path)
 
 
+def as_formatted(splits: Any, folder: Path) -> None:
+    """With a format that hides the pictures."""
+    splits.set_format("torch", columns=["label"])
+    splits.save_to_disk(folder)
+
+
+def as_pandas(splits: Any, folder: Path) -> None:
+    splits.set_format("pandas")
+    splits.save_to_disk(folder)
+
+
+def as_bytes(splits: Any, folder: Path, *, are_large: bool = True) -> None:
+    """As other libraries write pictures: the content of their files, without the type of one."""
+    (folder / "data").mkdir(parents=True)
+    for name, split in splits.items():
+        table = split.cast_column("image", hf.Image(decode=False)).with_format("arrow")[:]
+        image, label = table["image"], split["label"]
+        if are_large:
+            image = pa.array([each["bytes"].as_py() for each in image], pa.large_binary())
+        found = pa.table({"image": image, "label": [NAMES[each] for each in label]})
+        parquet.write_table(found, folder / "data" / f"{name}-00000-of-00001.parquet")
+
+
+def as_pairs(splits: Any, folder: Path) -> None:
+    as_bytes(splits, folder, are_large=False)
+
+
 @pytest.mark.parametrize(
-    "write", [as_saved, as_parquet, as_images], ids=["disk", "parquet", "images"]
+    "write", [as_saved, as_parquet, as_images, as_formatted, as_pandas, as_bytes, as_pairs]
 )
 def test_each_layout_gives_its_parts(
     write: Any, chosen: Callable[..., RunConfig], tmp_path: Path

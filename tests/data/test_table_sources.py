@@ -1,5 +1,7 @@
 """The same table from each source: files, folders of parts, rows of a Hugging Face dataset."""
 
+import datetime
+import decimal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,14 +82,23 @@ def as_hub(table: pa.Table, path: Path) -> Path:
     return path
 
 
-SOURCES = [as_csv, as_csvs, as_parquet, as_hive, as_saved, as_hub]
+def as_hub_csv(table: pa.Table, path: Path) -> Path:
+    """With another separator, in a folder whose name is a pattern."""
+    place = path / "set[1] {2}*"
+    place.mkdir()
+    csv.write_csv(table, place / "train.csv", csv.WriteOptions(delimiter=";"))
+    return place
+
+
+SOURCES = [as_csv, as_csvs, as_parquet, as_hive, as_saved, as_hub, as_hub_csv]
+HUB = [as_saved, as_hub, as_hub_csv]
 Source = Callable[[pa.Table, Path], Path]
 
 
 def of(source: Source, table: pa.Table, path: Path, target: str, features: Any, **more: Any) -> Any:
     place = source(table, path)
     options = {"path": str(place), "val_fraction": 0.2, **more}
-    if source in (as_saved, as_hub):
+    if source in HUB:
         options |= {"input": features, "target": target}
         return dataset("dataset=huggingface dataset.path=x task=regression", **options)
     options |= {"features": features, "targets": target, "test_fraction": 0.0}
@@ -115,6 +126,43 @@ def test_columns_and_numbers_are_those_of_the_csv(source: Source, tmp_path: Path
     assert theirs[1].inputs.encoded["key"] == {"categories": ["007", "7", "x=y"]}
 
 
+def kinds() -> pa.Table:
+    """Columns of one content, whose types write it in several ways."""
+    r, n = np.random.default_rng(5), 60
+    x, place = r.normal(size=n), r.integers(0, 3, n)
+    days = [datetime.datetime(2024, 1, 1 + number) for number in place.tolist()]
+    table = {
+        "single": pa.array(x, pa.float32()),
+        "double": pa.array(x * 1e7),
+        "exact": pa.array([decimal.Decimal(f"{each:.3f}") for each in x], pa.decimal128(9, 3)),
+        "count": pa.array([None if row % 7 == 3 else row % 4 for row in range(n)], pa.int64()),
+        "flag": pa.array(x > 0),
+        "day": pa.array(days, pa.timestamp("us")),
+        "noon": pa.array([day.replace(hour=12) for day in days], pa.timestamp("ms")),
+        "code": pa.array([f"00{number}" for number in place]),
+    }
+    return pa.table(table)
+
+
+@pytest.mark.parametrize("source", [as_csv, as_csvs, as_saved, as_hub, as_hub_csv])
+@pytest.mark.parametrize("target", ["flag", "day", "noon", "code", "single", "double"])
+def test_numbers_and_classes_are_alike_in_each_type(
+    source: Source, target: str, tmp_path: Path
+) -> None:
+    features = tuple(x for x in ("single", "double", "exact", "count", "flag") if x != target)
+    task = NUMBER if target in ("single", "double") else CLASS
+    words: Any = (kinds(), tmp_path / "a", task, target, features)
+    mine = seen(source, *words, categories=("count",))
+    theirs = seen(as_parquet, kinds(), tmp_path / "b", *words[2:], categories=("count",))
+    assert mine[1] == theirs[1]
+    assert all(map(torch.equal, mine[0], theirs[0]))
+    if target == "flag":
+        assert mine[1].targets.names == ("False", "True")
+    if target in ("day", "noon"):
+        clock = " 12:00:00" * (target == "noon")
+        assert mine[1].targets.names == tuple(f"2024-01-0{day}{clock}" for day in (1, 2, 3))
+
+
 BAD: dict[str, tuple[Any, list[Any]]] = {
     r"column a, row 3.*: 'x y' .* use dataset.categories": (NUMBER, ["1", "2", "x y"]),
     "column a holds dates": (NUMBER, ["2024-01-31", None, "2024-02-01"]),
@@ -128,7 +176,7 @@ BAD: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("source", [as_csv, as_parquet, as_saved])
+@pytest.mark.parametrize("source", [as_csv, as_parquet, as_saved, as_hub_csv])
 @pytest.mark.parametrize("says", BAD)
 def test_refusals_are_the_same(says: str, source: Source, tmp_path: Path) -> None:
     task, cells = BAD[says]
@@ -169,3 +217,99 @@ def test_a_class_that_is_declared_keeps_its_place_and_its_name(tmp_path: Path) -
     assert samples(data.train)[1].tolist() == [2, 0, 1]
     chosen = dataset(f"{words} task=multilabel", input=("a",), target="on", val_fraction=0.0)
     assert samples(built(chosen, LABEL).train)[1].tolist() == [[1], [0], [1]]
+
+
+LABELS = {"size": ["low", "high", "none"], "grade": ["2", "10", "1"]}
+
+
+def declared(rows: int = 60, seed: int = 0, *, first: int | None = 0) -> Any:
+    """Integers that declare their classes; a size may be the `first`, which can be no class."""
+    r = np.random.default_rng(seed)
+    columns = {name: r.integers(0, 3, rows).tolist() for name in LABELS}
+    columns["size"][1] = first
+    features: Any = {name: hf.ClassLabel(names=names) for name, names in LABELS.items()}
+    features |= {"a": hf.Value("float64"), "y": hf.ClassLabel(names=["u", "v"])}
+    labels = [place % 2 for place in range(rows)]
+    columns |= {"a": r.normal(size=rows).tolist(), "y": labels}
+    return hf.Dataset.from_dict(columns, features=hf.Features(features))
+
+
+def formatted(kind: str, **more: Any) -> Callable[[Any, Path], Path]:
+    def write(found: Any, path: Path) -> Path:
+        found.set_format(kind, **more)
+        found.save_to_disk(path / "set")
+        return path / "set"
+
+    return write
+
+
+def exported(found: Any, path: Path) -> Path:
+    """Open it as a table."""
+    found.to_parquet(str(path / "t.parquet"))
+    return path / "t.parquet"
+
+
+def in_parts(found: Any, path: Path) -> Path:
+    for number, rows in ((2, range(20)), (10, range(20, len(found)))):
+        found.select(rows).to_parquet(str(path / f"part-{number}.parquet"))
+    return path
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        formatted("torch"),
+        formatted("numpy", columns=["a"]),
+        formatted("pandas"),
+        exported,
+        in_parts,
+    ],
+    ids=["torch", "numpy_some", "pandas", "parquet", "parts"],
+)
+def test_declared_classes_among_inputs_are_categories(
+    write: Callable[[Any, Path], Path], tmp_path: Path
+) -> None:
+    """Their numbers are no quantities, even if their names look like some; -1 is a gap."""
+    place, inputs = write(declared(first=-1), tmp_path), ("a", *LABELS)
+    options: dict[str, Any] = {"path": str(place), "val_fraction": 0.0, "standardise": True}
+    words = "dataset=huggingface dataset.path=x task=regression"
+    options |= {"input": inputs, "target": "y"}
+    if write in (exported, in_parts):
+        words = "task=regression dataset=table dataset.path=x dataset.targets=y"
+        options |= {"features": inputs, "targets": "y", "test_fraction": 0.0}
+        options = {key: each for key, each in options.items() if key not in ("input", "target")}
+    data = built(dataset(words, **options), CLASS, drop_last=False)
+    columns: Any = data.info.features.inputs
+    assert columns.encoded["size"] == {"categories": ["high", "low", "none", None]}
+    assert columns.encoded["grade"] == {"categories": ["1", "10", "2"]}
+    assert data.info.features.targets.names == ("u", "v")
+    plain = declared(first=-1)
+    grades = samples(data.train)[0][:, -3:]
+    names = [LABELS["grade"][each] for each in plain["grade"]]
+    assert [["1", "10", "2"][row.argmax()] for row in grades] == names
+
+
+@pytest.mark.parametrize("cell", [-1, None])
+def test_a_part_without_labels_is_left_out_by_its_name(cell: Any, tmp_path: Path) -> None:
+    test = declared(9, 1)
+    unlabelled = test.remove_columns("y").add_column("y", [cell] * 9, feature=test.features["y"])
+    hf.DatasetDict({"train": declared(), "test": unlabelled}).save_to_disk(tmp_path)
+    words = f"dataset=huggingface dataset.path={tmp_path}"
+    options: dict[str, Any] = {"input": ("a",), "target": "y"}
+    with pytest.raises(DataError, match=r"no row of test has a label.*'dataset.splits=\[train\]'"):
+        built(dataset(words, **options), CLASS)
+    data = built(dataset(words, splits=("train",), **options), CLASS)
+    assert (data.test, data.info.train_size) == (None, 54)
+    with pytest.raises(DataError, match="has no val, only train, test"):
+        built(dataset(words, splits=("train", "val"), **options), CLASS)
+
+
+def test_a_part_without_the_column_is_left_out_too(tmp_path: Path) -> None:
+    (place := tmp_path / "set").mkdir()
+    (place / "train.csv").write_text("a,y\n" + "1,u\n2,v\n" * 9)
+    (place / "test.csv").write_text("a\n1\n")
+    words = f"dataset=huggingface dataset.path={place}"
+    options: dict[str, Any] = {"input": ("a",), "target": "y"}
+    with pytest.raises(ConfigError, match=r"test has no such column.*dataset.splits"):
+        built(dataset(words, **options), CLASS)
+    assert built(dataset(words, splits=("train",), **options), CLASS).test is None

@@ -54,10 +54,8 @@ Std = Annotated[tuple[Positive, ...] | None, Key(evaluate=True)]
 Standardise = Annotated[bool, Key(evaluate=True)]
 Place = Annotated[Folder, Key(result="none")]
 """The folder of files; their content is part of the identity."""
-Splits = Annotated[
-    tuple[Literal["train", "val", "test"], ...] | None,
-    Key(evaluate=True, example="'dataset.splits=[train,test]'"),
-]
+SplitNames = tuple[Literal["train", "val", "test"], ...] | None
+Splits = Annotated[SplitNames, Key(evaluate=True, example="'dataset.splits=[train,test]'")]
 """Which parts of a folder are used; None: all that are there."""
 Readers = Annotated[Literal["auto"] | Annotated[int, Field(ge=0)], Key(result="none")]
 

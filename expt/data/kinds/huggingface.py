@@ -6,9 +6,11 @@ Nothing is fetched.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import importlib
 import importlib.util
 import io
+import itertools
 import os
 import tempfile
 import threading
@@ -21,9 +23,11 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, Size
 from expt.data.cache import cache_dir, digest, of_files
+from expt.data.columns import texts_of
 from expt.data.image_files import (
     MODES,
     PARTS,
+    chosen_parts,
     left_out,
     names_below,
     of_suffix,
@@ -31,10 +35,18 @@ from expt.data.image_files import (
     picture_suffixes,
     report_left_out,
 )
-from expt.data.kinds import Images, Opening, Place, Readers, Standardise, problems_of_masks
-from expt.data.kinds.table import names_of, problems_of_columns, wanted
+from expt.data.kinds import (
+    Images,
+    Opening,
+    Place,
+    Readers,
+    SplitNames,
+    Standardise,
+    problems_of_masks,
+)  # fmt: skip
+from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted
 from expt.data.rows import Read, Wanted, kept, read_rows, refuse_twice, rows_of
-from expt.data.table_files import Table
+from expt.data.table_files import MISSING, Table, open_table
 from expt.errors import ConfigError, DataError, first_line
 from expt.features import Anything, Classes, Labels, Mask, Numbers
 
@@ -43,6 +55,8 @@ if TYPE_CHECKING:
 
 _READ = (".arrow", ".csv", ".json", ".jsonl", ".md", ".parquet", ".tar", ".tsv", ".yaml", ".zip")
 """The suffixes of files that the library reads, apart from pictures, and of descriptions."""
+_SAVED = ("dataset_dict.json", "state.json")
+"""Files of save_to_disk."""
 _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
 
 
@@ -62,6 +76,7 @@ class HuggingFace(Images):
     channels: Literal[1, 3] | None = None
     draft: bool = True
     num_workers: Readers
+    splits: Annotated[SplitNames, Key(evaluate=True, only_if={"dataset.splits": IS_SET})] = None
 
     OFFERS = (Classes, Labels, Numbers, Mask)
 
@@ -131,10 +146,12 @@ class HuggingFace(Images):
         task, trained_on, learns = how.task, how.trained_on, how.trained_on is None
         chosen = wanted(self, self.target, [*self.input] * self.has_rows, task, trained_on)
         if self.has_rows:
-            words = digest((str(Path(self.path).resolve()), repr(chosen), str(learns)))
+            words = digest(
+                (str(Path(self.path).resolve()), repr(chosen), str(learns), repr(self.splits))
+            )
             name = f"rows-{words}.{self.fingerprint()}"
             rows = kept(name, lambda file: _read(self, _splits(self, task, learns), chosen, file))
-            return of_rows(self, rows, rows.places(), how)
+            return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
         splits = _splits(self, task, learns)
         if task.takes is Mask:
             masks = {part: _Rows(split, self, None) for part, split in splits.items()}
@@ -161,44 +178,32 @@ class HuggingFace(Images):
 
 
 class _Splits(Table):
-    """The splits of a dataset one after the other, whatever format they were saved with."""
+    """The splits of a dataset one after the other."""
 
-    def __init__(self, path: Path, splits: Mapping[str, Any], numbers: Sequence[str]) -> None:
-        """Take the classes in the columns `numbers` as their numbers."""
+    key_of_targets = "dataset.target"
+
+    def __init__(self, path: Path, splits: Mapping[str, Any]) -> None:
         self._splits = splits
         self.parts = {part: len(split) for part, split in splits.items()}
         features = next(iter(splits.values())).features
         super().__init__(path, features)
-        named = {x: getattr(features[x], "names", None) for x in features if x not in numbers}
+        named = {name: getattr(each, "names", None) for name, each in features.items()}
         self.classes = {name: names for name, names in named.items() if names}
 
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Any]:
-        import pyarrow as pa
-
         for split in self._splits.values():
             chosen = split.select_columns([*names]).with_format("arrow")
+            own = {name: getattr(each, "names", None) for name, each in split.features.items()}
             for table in chosen.iter(max(1, 2**21 // len(names))):
                 for batch in table.combine_chunks().to_batches():
-                    columns = [self._named(batch.column(x), split.features[x], x) for x in names]
-                    yield pa.record_batch(columns, [*names])
-
-    def _named(self, cells: Any, feature: Any, name: str) -> Any:
-        """Return classes by their names: a split may count them in another order."""
-        import pyarrow as pa
-
-        if name not in self.classes or not pa.types.is_integer(cells.type):
-            return cells
-        known = dict(enumerate(feature.names or self.classes[name]))
-        found = [None if x is None else known.get(x, str(x)) for x in cells.to_pylist()]
-        return pa.array(found, pa.string())
+                    yield self._named(batch.select([*names]), own)
 
 
 def _read(dataset: HuggingFace, splits: Mapping[str, Any], chosen: Wanted, file: IO[bytes]) -> Read:
     """Read rows as `rows.read_rows`. Raise DataError for a class that is not trained on."""
     import numpy as np
 
-    numbers = () if chosen.takes is Classes else chosen.targets
-    table = _Splits(Path(dataset.path), splits, numbers)
+    table = _Splits(Path(dataset.path), splits)
     about, classes = read_rows(table, chosen, file)
     if len(classes) and not table.classes.get(chosen.targets[0]) and "train" in splits:
         train = classes[: table.parts["train"]]
@@ -206,7 +211,8 @@ def _read(dataset: HuggingFace, splits: Mapping[str, Any], chosen: Wanted, file:
             row, what = int(new.argmax()), f"({new.sum()} such rows)"
             raise DataError(
                 f"dataset.target={chosen.targets[0]}: {table.row(row)} has"
-                f" {about['class_names'][classes[row]]}, which is not a class of train {what}"
+                f" {about['class_names'][classes[row]]}, which is not a class of train {what};"
+                " remove such rows, or leave their part out by dataset.splits"
             )
     return about, classes
 
@@ -253,38 +259,69 @@ class _Rows:
 
 
 def _splits(dataset: HuggingFace, task: Any, learns: bool) -> dict[str, Any]:
-    """Return those of train, val and test that there are, once their columns are checked."""
+    """Return the chosen ones of train, val and test, once their columns are checked."""
     found = _loaded(dataset)
     if not isinstance(found, Mapping):  # a single one, by save_to_disk
         found = {"train": found}
-    there = {
-        part: next((found[name] for name in names if name in found), ())
-        for part, names in PARTS.items()
-    }
-    splits: dict[str, Any] = {part: split for part, split in there.items() if len(split)}
+    # A format that it was saved with would hide columns, and give other types.
+    named = {name.lower(): split.with_format(None) for name, split in found.items() if len(split)}
+    there = {part: next(filter(None, map(named.get, names)), None) for part, names in PARTS.items()}
+    every = {part: split for part, split in there.items() if split is not None}
+    splits = chosen_parts(dataset.path, every, dataset.splits) if every else {}
     if not splits or (learns and "train" not in splits):
         what = "train on" if learns else "measure"
         raise DataError(
             f"dataset.path={dataset.path}: has no rows to {what}; its splits are {', '.join(found)}"
         )
-    features = next(iter(splits.values())).features
     chosen = {"input": names_of(dataset.input), "target": names_of(dataset.target)}
     refuse_twice(chosen)
     for key, names in chosen.items():
         wants_images = not dataset.has_rows if key == "input" else task.takes is Mask
         for column in names:
-            if lacking := [part for part, split in splits.items() if column not in split.features]:
-                raise ConfigError(
-                    f"dataset.{key}={column}: {lacking[0]} has no such column; its columns are"
-                    f" {', '.join(features)}"
+            for part, split in splits.items():
+                splits[part] = _checked(
+                    split, part, column, f"dataset.{key}={column}: ", wants_images
                 )
-            kind = type(features[column]).__name__
-            if (kind == "Image") != wants_images:
-                raise DataError(
-                    f"dataset.{key}={column}: holds {getattr(features[column], 'dtype', kind)}, and"
-                    f" is to hold {'images' if wants_images else 'numbers'}"
-                )
+                if key == "target" and part != "train" and not wants_images:
+                    _refuse_unlabelled(splits, part, column, task)
     return splits
+
+
+def _checked(split: Any, part: str, column: str, at: str, wants_images: bool) -> Any:
+    """Return a split whose `column` holds images if it is to. Raise where it holds others."""
+    if column not in split.features:
+        has = f"no such column; its columns are {', '.join(split.features)}"
+        fix = f"; or leave {part} out by dataset.splits" * (part != "train")
+        raise ConfigError(f"{at}{part} has {has}{fix}")
+    feature = split.features[column]
+    kind, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
+    if kind == "Image" or not wants_images:
+        if kind != "Image" or wants_images:
+            return split
+        raise DataError(
+            f"{at}holds images, and is to hold numbers; a column of images is named"
+            f" alone: dataset.input={column}"
+        )
+    image = importlib.import_module("datasets").Image()
+    if dtype.endswith("binary") or (isinstance(feature, dict) and "bytes" in feature):
+        return split.cast_column(column, image)
+    raise DataError(
+        f"{at}holds {dtype or kind}, and is to hold images; if these are, or their paths, save the"
+        f" dataset after dataset.cast_column({column!r}, datasets.Image())"
+    )
+
+
+def _refuse_unlabelled(splits: Mapping[str, Any], part: str, column: str, task: Any) -> None:
+    """Raise DataError where no row of a part has a label, as in the test of a competition."""
+    cells = splits[part].select_columns([column]).with_format("arrow")
+    none = {*MISSING, *["-1"] * (task.takes is not Numbers)}
+    (first,) = texts_of(cells[:1][column].combine_chunks())
+    if first in none and none.issuperset(texts_of(cells[:][column].combine_chunks())):
+        rest = ",".join(each for each in splits if each != part)
+        raise DataError(
+            f"dataset.target={column}: no row of {part} has a label, each is {first or 'empty'};"
+            f" leave it out by 'dataset.splits=[{rest}]'"
+        )
 
 
 def _loaded(dataset: HuggingFace) -> Any:
@@ -293,13 +330,59 @@ def _loaded(dataset: HuggingFace) -> Any:
     importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
     library: Any = importlib.import_module("datasets")
     library.disable_progress_bars()
-    folder = Path(dataset.path)
+    folder = os.path.realpath(dataset.path)
     try:
-        if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
-            return library.load_from_disk(str(folder))
+        if any(os.path.exists(os.path.join(folder, name)) for name in _SAVED):
+            return library.load_from_disk(folder)
+        files, place = _files(dataset, library, folder)
+        if files and dataset.has_rows and all(map(_is_text, itertools.chain(*files.values()))):
+            return {str(split): _of_texts(dataset, each) for split, each in files.items()}
+        if files:
+            place["data_files"] = {x: [*map(glob.escape, each)] for x, each in files.items()}
         # The library itself takes a file for unchanged by its time.
         kept = cache_dir() / "huggingface" / dataset.fingerprint()
-        return library.load_dataset(str(folder), cache_dir=str(kept))
+        return library.load_dataset(folder, cache_dir=str(kept), **place)
+    except ConfigError:
+        raise
     except Exception as error:  # Arrow, Pillow and the library raise many kinds
         why = first_line(error)
-        raise DataError(f"dataset.path={folder}: cannot be read as a dataset ({why})") from error
+        if "::" in folder:
+            why += "; it takes :: for several addresses: rename the folder"
+        raise DataError(
+            f"dataset.path={dataset.path}: cannot be read as a dataset ({why})"
+        ) from error
+
+
+def _files(
+    dataset: HuggingFace, library: Any, folder: str
+) -> tuple[dict[str, list[str]], dict[str, Any]]:
+    """Return the files of the chosen splits, if they need be known, and options to find all."""
+    names, pattern = dataset._names(), glob.escape(folder)
+    # The library takes the name of a folder for a pattern, but not where it looks for README.md.
+    place = {"data_dir": os.path.relpath(pattern, folder)} if pattern != folder else {}
+    if "README.md" in names or not (dataset.splits or all(map(_is_text, names))):
+        return {}, place
+    data_files = library.data_files
+    patterns = data_files.get_data_patterns(pattern)
+    found = data_files.DataFilesDict.from_patterns(patterns, base_path=pattern)
+    wanted = {name for part in dataset.splits or PARTS for name in PARTS[part]}
+    files = {x: each for x, each in found.items() if str(x).lower() in wanted}
+    return files if len(files) >= len(dataset.splits or ()) else {}, place
+
+
+def _is_text(name: str) -> bool:
+    return name.lower().endswith((".csv", ".tsv"))
+
+
+def _of_texts(dataset: HuggingFace, files: Sequence[str]) -> Any:
+    """Return texts as a table has them: for pandas 007 is 7, and a row may have few cells."""
+    import pyarrow as pa
+
+    tables = [open_table(Path(file)) for file in files]
+    for table, name in itertools.product(tables, names_of(dataset.input)):
+        if name not in table.names and (fix := table.header_below(name)):
+            raise ConfigError(f"dataset.input={name}: {table.path} has no such column.{fix}")
+    names = [x for x in tables[0].names if all(x in table.names for table in tables)]
+    schema = pa.schema([(name, pa.string()) for name in names])
+    found = (pa.Table.from_batches(table.batches(names), schema) for table in tables)
+    return importlib.import_module("datasets").Dataset(pa.concat_tables(found))

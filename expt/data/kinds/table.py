@@ -43,7 +43,7 @@ class _Table(DatasetConfig):
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; another table that is evaluated has the columns of a run."""
         if learns:
-            for note in _notes(self.load(task), are_chosen=self.features is not None):
+            for note in notes_of(self.load(task), are_chosen=self.features is not None):
                 warn_once(f"{self.path}: {note}")
         else:
             files_of(Path(self.path))
@@ -117,7 +117,7 @@ class Diabetes(_Table):
     categories, max_categories = (), 100
 
 
-def _notes(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
+def notes_of(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
     """Yield warnings of odd classes, and of odd features if nobody has chosen them."""
     texts: dict[str, Sequence[str]] = {"classes": rows.class_names}
     texts |= {f"column {name}: categories": each for name, each in rows.texts.items()}
