@@ -56,7 +56,9 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         found = _Built(dataset, parts, num_workers, task).source(first)
         is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
         notes = [*_notes(train, first, is_picture)]
-    return dataclasses.replace(found, notes=notes, is_stream=isinstance(train, IterableDataset))
+    groups = _groups(parts, dataset.group) if dataset.group else {}
+    is_stream = isinstance(train, IterableDataset)
+    return dataclasses.replace(found, notes=notes, groups=groups, is_stream=is_stream)
 
 
 def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
@@ -85,6 +87,23 @@ def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
         if size == 0:
             raise DataError(f"{key}: its {name} part has no samples")
     return parts
+
+
+def _groups(parts: Mapping[str, Dataset[Any]], name: str) -> dict[str, Tensor]:
+    """Return the groups of the parts by their attribute, which train has. Raise ConfigError."""
+    numbers, found = dict[str, int](), dict[str, Tensor]()
+    for part, each in parts.items():
+        groups, size = getattr(each, name, None), samples.size_of(each)
+        if groups is not None and len(groups) == size:
+            texts = map(str, groups.tolist() if hasattr(groups, "tolist") else groups)
+            found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in texts])
+        elif groups is not None or part == "train":
+            what = "has none" if groups is None else f"has {len(groups)} for {size} samples"
+            raise ConfigError(
+                f"dataset.group={name}: {part} {what}; let it be an attribute of the dataset, a"
+                " list of the group of each sample"
+            )
+    return found
 
 
 def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
