@@ -41,11 +41,11 @@ WITH_HYDRA = ("command.compose", "command.grammar")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 43_640, 218, 43_610
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 43_735, 218, 43_720
 MAX_LINES = {
-    "command": 5_175, "config": 3_111, "dashboards": 1_635, "data": 8_295, "features": 920,
+    "command": 5_175, "config": 3_111, "dashboards": 1_635, "data": 8_350, "features": 920,
     "inference": 1_530, "launch": 3_140, "models": 1_030, "planning": 275, "python": 675,
-    "runs": 5_320, "search": 1_550, "tasks": 1_621, "training": 3_480, "worker": 4_370,
+    "runs": 5_360, "search": 1_550, "tasks": 1_621, "training": 3_480, "worker": 4_370,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys
