@@ -15,7 +15,7 @@ from expt.config.constraints import plain
 from expt.config.keys import flat
 from expt.config.schema import RunConfig
 
-VERSION = 2
+VERSION = 3
 """Part of every identity: raise it where equal settings no longer give equal numbers."""
 
 REPEATED = keys.varying("repetition")

@@ -129,7 +129,7 @@ def objective_of(task: Any) -> str:
 
 CUSTOM_DATASET_KEYS = frozenset(
     "num_classes num_workers val_fraction val_split train_limit mean std augment folds fold"
-    " sampling shuffle".split()
+    " group sampling shuffle".split()
 )
 """Keys that every custom dataset has, named in its YAML or not."""
 

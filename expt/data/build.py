@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expt.data import indexing
+from expt.data import indexing, overlap
 from expt.data.augment import Augmentation
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig, Opening
@@ -125,6 +125,8 @@ def build(
     if given.shard.rank == 0:
         dataset.look(source)
     train_idx, val_idx = split_samples(dataset, source)
+    if given.shard.rank == 0 and source.train.size:
+        overlap.warn_of_shared(dataset, task, source, train_idx, val_idx)
     source = source.fitted(train_idx) if source.fitted else source
     if source.train.size is None:
         refuse_uncounted(dataset, given.epoch_steps, overfit_batches)
@@ -209,14 +211,19 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
     size = source.train.size
     if size is None:
         return torch.empty(0), torch.empty(0)
-    counts = dataset.folds is not None or dataset.train_limit is not None
-    strata = torch.zeros(size * counts) if source.classes is None else source.classes
+    strata, groups = source.classes, source.groups.get("train")
+    if strata is None and (dataset.folds is not None or dataset.train_limit is not None):
+        strata = torch.zeros(size)
     limited_by = None if source.in_random_order else strata
     if dataset.folds is None or dataset.fold is None:
         # The samples of a stream may come in another order in each pass.
         fraction = 0.0 if source.val or source.is_stream else dataset.val_fraction
         how = getattr(dataset, "val_split", "random")
-        return indexing.split(size, fraction, dataset.train_limit, limited_by, how=how)
+        if groups is not None and fraction:
+            check_groups(dataset, groups, 2)
+        return indexing.split(
+            size, fraction, dataset.train_limit, limited_by, how=how, groups=groups
+        )
     if source.val or source.is_stream:
         why = "the dataset has a validation split (val) already" if source.val else _NO_FOLDS
         raise ConfigError(f"dataset.folds={dataset.folds}: {why}; use dataset.folds=null")
@@ -224,7 +231,23 @@ def split_samples(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tenso
         raise ConfigError(
             f"dataset.folds={dataset.folds}: there are {size} training samples; use {size} or fewer"
         )
-    return indexing.split_fold(strata, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
+    if groups is not None:
+        check_groups(dataset, groups, dataset.folds)
+    assert strata is not None
+    return indexing.split_fold(
+        strata, dataset.folds, dataset.fold, dataset.train_limit, limited_by, groups
+    )
+
+
+def check_groups(dataset: DatasetConfig, groups: Tensor, parts: int) -> None:
+    """Raise ConfigError where the training samples are of fewer groups than `parts`."""
+    if (number := len(groups.unique())) < parts:
+        key = f"dataset.folds={dataset.folds}" if parts > 2 else "dataset.val_fraction"
+        fix = f"use {number} or fewer" if number > 1 else "use another group, or 0"
+        raise ConfigError(
+            f"{key}: the training samples are of {number} group{'s' * (number > 1)} by"
+            f" dataset.group={getattr(dataset, 'group', '')}; {fix}"
+        )
 
 
 def check_image_keys(dataset: DatasetConfig, source: Source) -> None:

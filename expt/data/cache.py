@@ -355,7 +355,7 @@ class Checksums:
 
     def of(self, path: str | Path) -> str:
         """Return the MD5 of a file, decompressed if its name ends in .gz; it is read once."""
-        key = f"{os.path.abspath(path)} "
+        key = key_of(path)
         try:
             state = state_of(path)
             if (kept := self._kept(key, state)) is not None:
@@ -372,11 +372,11 @@ class Checksums:
 
     def known(self, path: str | Path) -> str | None:
         """Return the MD5 of a file that was read before, and is unchanged."""
-        return self._kept(f"{os.path.abspath(path)} ", state_of(path))
+        return self._kept(key_of(path), state_of(path))
 
     def refuse_changed(self, path: str | Path) -> None:
         """Raise DataError for a file that holds something else than when it was read before."""
-        state, _, before = self._known.get(f"{os.path.abspath(path)} ", "").partition("|")
+        state, _, before = self._known.get(key_of(path), "").partition("|")
         if before and state != str(state_of(path)) and self.of(path) != before:
             raise DataError(f"{path} has changed since the run began; put it back")
 
@@ -391,6 +391,11 @@ class Checksums:
     def _kept(self, key: str, state: list[int]) -> str | None:
         before, _, kept = self._known.get(key, "").partition("|")
         return kept if before == str(state) else None
+
+
+def key_of(path: str | Path) -> str:
+    """Return the key of a file's checksum."""
+    return f"{os.path.abspath(path)} "
 
 
 def md5(file: IO[bytes] | gzip.GzipFile) -> str:

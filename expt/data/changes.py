@@ -7,8 +7,9 @@ import copy
 import functools
 import hashlib
 import sys
+import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,18 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from expt.config.own_code import PREFIX, is_installed, own_files
+from expt.data.seeding import preserved_generators, seed_all
 from expt.errors import listed
 
 MOST, MANY, FEW = 4096, 10_000_000, 512
 """The numbers of a tensor that are compared, and that are added up; the objects of an attribute."""
 _OF_TORCH = {name for name in vars(nn.Module()) if not name.endswith("_hooks")}
 _OF_TORCH |= {"_step_count", "_last_lr"}  # a scheduler makes new ones
+LIMIT_S = 0.2
+"""Seconds in which samples are read, to see whether that changes anything."""
+_DRAW = (
+    "draw from the global generators of torch, NumPy and Python, which are seeded for each sample"
+)
 _CODE = (type, types.BuiltinFunctionType, types.ModuleType)
 Prints = Mapping[str, Any]
 """A digest of each attribute, in containers, that stays equal while the attribute does."""
@@ -103,18 +110,39 @@ def own_code() -> dict[str, Any]:
     return found
 
 
-def unseeded(read: Callable[[], Any], objects: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning where `read`, which reads a sample, changes these objects or own code."""
+def unseeded(
+    reads: Iterable[Callable[[], Any]], objects: Mapping[str, Any], *, again: bool = True
+) -> Iterator[str]:
+    """Yield a warning where `reads`, which read samples, change these objects or own code.
+
+    Else yield one where a sample that is read `again` after the same seeds is another. As many are
+    read as can be in LIMIT_S, one at least.
+    """
     watched = {where: Watched(one, {}) for where, one in {**own_code(), **objects}.items()}
-    with contextlib.suppress(Exception):  # training reports the error
-        read()
+    ends, drew, looked = time.monotonic() + LIMIT_S, 0, 0
+    with preserved_generators():
+        for read in reads:
+            with contextlib.suppress(Exception):  # training reports the error
+                drew += len({repr(_read_seeded(read)) for _ in range(1 + again)}) > 1
+            looked += 1
+            if time.monotonic() > ends:
+                break
     lost = [f"{where}.{name}" for where, each in watched.items() for name in each.lost({})]
     if lost:
         yield (
             f"reading a sample changes {listed(lost)}, which no checkpoint holds and each reading"
-            " process has a copy of; draw from the global generators of torch, NumPy and Python,"
-            " which are seeded for each sample"
+            f" process has a copy of; {_DRAW}"
         )
+    elif drew:
+        yield (
+            f"{drew} of {looked} samples that were read twice, after the same seeds, were others"
+            f" the second time, so that no run can be repeated or resumed to the bit; {_DRAW}"
+        )
+
+
+def _read_seeded(read: Callable[[], Any]) -> Any:
+    seed_all(0)
+    return _print(read(), {}, FEW)
 
 
 def _copy(value: Any, memo: dict[int, object]) -> Any:

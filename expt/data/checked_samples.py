@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -147,6 +148,25 @@ def like(expected: Any, check: Check) -> Check:
     return also
 
 
+_LOOKED_AT = 400
+"""Samples of a dataset that are read to see whether that changes anything, if there is time."""
+
+
+def telling(size: int, classes: Tensor | None = None) -> Iterator[int]:
+    """Yield the number of the last sample, then of one of each class, then of some that are drawn.
+
+    The rarest class comes first.
+    """
+    yield size - 1
+    if classes is not None:
+        _, members, counts = classes.unique(return_inverse=True, return_counts=True)
+        places = torch.zeros(len(counts), dtype=torch.int64).scatter_(
+            0, members, torch.arange(size)
+        )
+        yield from places[counts.argsort()].tolist()
+    yield from np.random.default_rng(0).integers(0, size, _LOOKED_AT).tolist()
+
+
 Transform = Callable[[Any], Any]
 # a resize may overshoot [0, 1] by this; pixels in 0..255 and normalised ones lie further out
 _BEYOND = 0.5
@@ -181,7 +201,8 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
     def unseeded(self) -> Iterator[str]:
         """Yield a warning where reading a sample changes transforms."""
         named = {f"{self._key}.{at}": each for at, each in enumerate(self._transforms)}
-        return changes.unseeded(lambda: self[0], named)
+        reads = (functools.partial(self.__getitem__, at) for at in telling(len(self)))
+        return changes.unseeded(reads, named)
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -276,10 +276,10 @@ def _plain(text: str) -> str:
 
 
 def text_of(cell: Any) -> str:
-    """Return a cell as a .csv has it, an integer without a point."""
+    """Return a cell as a .csv has it, an integer without a point; bytes may be no UTF-8."""
     if isinstance(cell, float) and cell.is_integer() and abs(cell) < 1e16:
         return f"{cell:.0f}"
-    return cell.decode(errors="replace") if isinstance(cell, bytes) else str(cell)
+    return cell.decode(errors="backslashreplace") if isinstance(cell, bytes) else str(cell)
 
 
 def read_as_known(

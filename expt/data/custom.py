@@ -8,7 +8,8 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +29,7 @@ from expt.data.checked_samples import (
     read,
     read_all,
     structure_of,
+    telling,
     to_tensor,
 )
 from expt.data.images import stacked
@@ -56,7 +58,9 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         found = _Built(dataset, parts, num_workers, task).source(first)
         is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
         notes = [*_notes(train, first, is_picture)]
-    return dataclasses.replace(found, notes=notes, is_stream=isinstance(train, IterableDataset))
+    groups = _groups(parts, dataset.group) if dataset.group else {}
+    is_stream = isinstance(train, IterableDataset)
+    return dataclasses.replace(found, notes=notes, groups=groups, is_stream=is_stream)
 
 
 def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
@@ -87,14 +91,35 @@ def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
     return parts
 
 
+def _groups(parts: Mapping[str, Dataset[Any]], name: str) -> dict[str, Tensor]:
+    """Return the groups of the parts by their attribute, which train has. Raise ConfigError."""
+    numbers, found = dict[str, int](), dict[str, Tensor]()
+    for part, each in parts.items():
+        groups, size = getattr(each, name, None), samples.size_of(each)
+        if groups is not None and len(groups) == size:
+            texts = map(str, groups.tolist() if hasattr(groups, "tolist") else groups)
+            found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in texts])
+        elif groups is not None or part == "train":
+            what = "has none" if groups is None else f"has {len(groups)} for {size} samples"
+            raise ConfigError(
+                f"dataset.group={name}: {part} {what}; let it be an attribute of the dataset, a"
+                " list of the group of each sample"
+            )
+    return found
+
+
 def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
     """Yield warnings for the author of a dataset, whose first sample has been read."""
     with preserved_generators(), contextlib.suppress(Exception):  # training reports the error
-        if is_stream := isinstance(train, IterableDataset):  # each pass may draw again
+        is_stream, keeps = isinstance(train, IterableDataset), samples.state_of(train) is not None
+        reads: Iterable[Callable[[], Any]] = [functools.partial(_begun, train)]
+        if is_stream:  # each pass may draw again
             samples.first(train)
-        again = samples.first if is_stream else lambda part: read(part, len(part) - 1)
-        own = {"dataset": train} if samples.state_of(train) is None else {}  # its state holds them
-        yield from changes.unseeded(lambda: again(train), own)
+        else:
+            places = telling(cast(int, samples.size_of(train)), _classes_of(train))
+            reads = (functools.partial(_read_alone, train, at) for at in places)
+        own = {} if keeps else {"dataset": train}  # its state holds them
+        yield from changes.unseeded(reads, own, again=not (keeps or is_stream))
         inputs = first[0]
         if is_picture and getattr(inputs, "ndim", 0) == 2 and "float" in str(inputs.dtype):
             yield (
@@ -103,6 +128,21 @@ def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
                 " that returns torch.utils.data.default_collate(samples), or give pictures"
                 " [1, height, width]"
             )
+
+
+def _begun(train: Dataset[Any]) -> list[Any]:
+    """Return the first samples of a stream, as many as there is time for."""
+    stream, ends = samples.Stream(Reading(train)), time.monotonic() + changes.LIMIT_S
+    found = stream.take(1)
+    while len(found) < _SOME and time.monotonic() < ends and (more := stream.take(1)):
+        found += more
+    return found
+
+
+def _read_alone(train: Dataset[Any], index: int) -> Any:
+    """Return a sample, or the batch that the dataset's own `collate` makes of it."""
+    sample, own = read(train, index), getattr(train, "collate", None)
+    return samples.collated([sample], own) if own else sample
 
 
 @dataclass(frozen=True)

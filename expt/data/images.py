@@ -325,6 +325,7 @@ def of_numbers(
     *,
     scales: Scales | None = None,
     standardises: bool = False,
+    **also: Any,
 ) -> Source:
     """Return parts of pictures with numbers to predict, or labels of 0 and 1, as a task `takes`.
 
@@ -339,7 +340,7 @@ def of_numbers(
             part: replace(each, target=lambda target: scale(row(target)[None])[0].float())
             for part, each in sets.items()
         }
-        more |= {"targets_of": values.__getitem__, "target": torch.zeros_like(targets[0])}
+        more |= {"targets_of": values.__getitem__, "target": torch.zeros_like(targets[0]), **also}
         return of_sets(scaled, takes.of_columns(names, by), num_workers, **more)
 
     def fitted(chosen: Tensor) -> Source:

@@ -13,10 +13,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from expt.data.cache import cache_dir
+from expt.data.groups import folds as folds_of
+from expt.data.groups import held_out
 
 MANY = 2**20  # samples
 _SPLIT_SEED = 20_240_229  # of the validation split: one for all runs, so that their scores compare
@@ -102,34 +105,50 @@ def split(
     classes: Tensor | None = None,
     *,
     how: str = "random",
+    groups: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return indices for training and for validation, each int64 and ascending.
 
     Validation takes its fraction of all `size` samples (at least one if it is above 0, and never
-    all of them); training `limit` of the others: the first, or of each class its share where the
-    samples' `classes` [size] are given. The run's seed has no part in them. With `how="last"`
-    validation takes the last, and training the last before these.
+    all of them); training `limit` of the others, the first. Where the samples' `classes` [size] are
+    given, both are drawn, with a share of each class. The run's seed has no part in them. With
+    `how="last"` validation takes the last, and training the last before these. Samples of one of
+    the `groups` [size] are held out together.
     """
     num_val = min(max(1, round(size * val_fraction)), size - 1) if val_fraction > 0 else 0
     if how == "last":
         first = 0 if limit is None else max(0, size - num_val - limit)
         return torch.arange(first, size - num_val), torch.arange(size - num_val, size)
     val, trains = torch.empty(0, dtype=torch.int64), torch.ones(size, dtype=torch.bool)
-    if num_val:
-        val = _shuffled(size, _SPLIT_SEED)[:num_val].sort().values
+    if num_val and groups is not None:
+        trains = ~held_out(groups, classes, num_val, _SPLIT_SEED)
+        val = torch.nonzero(~trains).flatten()
+    elif num_val:
+        drawn = _shuffled(size, _SPLIT_SEED)
+        val = drawn[:num_val] if classes is None else drawn[_shares(classes[drawn], num_val)]
+        val = val.sort().values
         trains[val] = False
-    train = torch.nonzero(trains, out=numbers(size - num_val)[:, None]).flatten()
+    train = torch.nonzero(trains, out=numbers(size - len(val))[:, None]).flatten()
     return _limited(train, limit, classes), val
 
 
 def split_fold(
-    strata: Tensor, folds: int, fold: int, limit: int | None, classes: Tensor | None = None
+    strata: Tensor,
+    folds: int,
+    fold: int,
+    limit: int | None,
+    classes: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return indices as `split` does, where `fold` of `folds` validates, equal for all runs.
 
-    Each sample is in one fold. The folds' sizes differ by one sample at most, and so do their
-    samples of each class in `strata` [size].
+    Each sample is in one fold. Without `groups` the folds' sizes differ by one sample at most, and
+    so do their samples of each class in `strata` [size].
     """
+    if groups is not None:
+        validates = folds_of(groups, strata, folds, _SPLIT_SEED) == fold
+        train, val = (torch.nonzero(each).flatten() for each in (~validates, validates))
+        return _limited(train, limit, classes), val
     drawn = torch.randperm(len(strata), generator=torch.Generator().manual_seed(_SPLIT_SEED))
     by_class = drawn[torch.unique(strata[drawn], return_inverse=True)[1].argsort(stable=True)]
     val = by_class[fold::folds].sort().values
@@ -140,19 +159,27 @@ def split_fold(
 def _limited(train: Tensor, limit: int | None, classes: Tensor | None) -> Tensor:
     if limit is None or classes is None:
         return train[:limit]
-    return train[_shares(classes[train])[:limit]].sort().values
+    drawn = torch.randperm(len(train), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    return train[drawn[_shares(classes[train[drawn]], limit)]].sort().values
 
 
-def _shares(classes: Tensor) -> Tensor:
-    """Return an order whose first N samples have a share of each class, for all runs."""
-    drawn = torch.randperm(len(classes), generator=torch.Generator().manual_seed(_SPLIT_SEED))
-    members, counts = torch.unique(classes[drawn], return_inverse=True, return_counts=True)[1:]
-    by_class = members.argsort(stable=True)
-    place = torch.empty_like(drawn)  # of each sample in its class
-    place[by_class] = torch.arange(len(classes)) - (counts.cumsum(0) - counts)[members[by_class]]
+def _shares(classes: Tensor, number: int) -> Tensor:
+    """Return the places of a `number` of samples, a share of each class; more add to these."""
+    found = torch.unique(classes, return_inverse=True, return_counts=True)[1:]
+    members, counts = (each.numpy() for each in found)
+    kind = np.uint16 if len(counts) < 1 << 16 else np.int64  # the first is sorted in a tenth
+    by_class, ends = members.astype(kind).argsort(kind="stable"), counts.cumsum()
+    place = np.empty(len(classes))  # of each sample in its class
+    place[by_class] = np.arange(len(classes)) - (ends - counts)[members[by_class]]
     # The n-th of a class that has m comes when (n + 1/2) / m of all have: Sainte-Lague's way of
     # giving out seats.
-    return drawn[((place + 0.5) / counts[members]).argsort(stable=True)]
+    turns = (place + 0.5) / counts[members]
+    if number >= len(turns):
+        return torch.arange(len(turns))
+    last = np.partition(turns, number - 1)[number - 1]
+    first = np.flatnonzero(turns < last)
+    ties = np.flatnonzero(turns == last)[: number - len(first)]
+    return torch.from_numpy(np.concatenate([first, ties]))
 
 
 def num_batches(size: int, batch_size: int, drop_last: bool) -> int:

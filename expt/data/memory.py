@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.data import indexing
+from expt.data import indexing, overlap
 from expt.data.columns import unknown_texts
 from expt.data.loader import Held, Load, loading
 from expt.data.loading import MIN_EVAL_BATCH, LoaderOptions, mapped
@@ -95,10 +95,20 @@ def eval_batch_size(options: LoaderOptions) -> int | None:
     return max(share, MIN_EVAL_BATCH, min(_EVAL_TIMES * at_a_time, _GPU_EVAL_BATCH))
 
 
-def parts_of(number: int, test_fraction: float, how: str) -> dict[str, np.ndarray]:
+def parts_of(rows: Rows, test_fraction: float, how: str) -> dict[str, np.ndarray]:
     """Return the places of the rows for training and for the test, as `indexing.split` has them."""
-    train, test = indexing.split(number, test_fraction, None, how=how)
+    classes = torch.from_numpy(rows.targets) if isinstance(rows.targets, np.ndarray) else None
+    groups = None if rows.groups is None else torch.from_numpy(rows.groups)
+    number = rows.features.shape[0]
+    train, test = indexing.split(number, test_fraction, None, classes, how=how, groups=groups)
     return {"train": train.numpy(), "test": test.numpy()}
+
+
+def groups_of(rows: Rows, parts: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Return the group of each row of the parts [N], if there are groups."""
+    if rows.groups is None:
+        return {}
+    return {name: torch.from_numpy(rows.groups[index]) for name, index in parts.items()}
 
 
 def of_rows(
@@ -165,6 +175,8 @@ def _source(
         features=Features(inputs, feature),
         example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
         classes=torch.from_numpy(rows.targets[train]) if rows.class_names else None,
+        groups=groups_of(rows, parts),
+        digests=lambda name: overlap.of_rows(rows, parts[name]),
         targets_of=lambda chosen: targets(torch.from_numpy(rows.targets[train[chosen.numpy()]])),
         notes=features.notes,
         **more,

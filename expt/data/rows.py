@@ -97,6 +97,8 @@ class Rows(NamedTuple):
     """The mean and deviation that columns are standardised by."""
     parts: Mapping[str, int] = {}
     """The number of rows in train, val and test, if the table comes in parts."""
+    groups: np.ndarray | None = None
+    """The number of each row's group, int64 [N]."""
 
     def places(self) -> dict[str, np.ndarray]:
         """Return where the rows of each part are."""
@@ -118,6 +120,8 @@ class Wanted(NamedTuple):
     """columns that are texts, whatever they hold"""
     limit: int | None = None
     """the most different texts in a column; any number where a run has learned them"""
+    group: str | None = None
+    """the column that says which rows are held out together"""
 
 
 def load(path: Path, wanted: Wanted) -> Rows:
@@ -181,6 +185,8 @@ def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> R
     places, features = zip(*about["features"], strict=True) if about["features"] else ((), ())
     answers = classes if names else Chosen(numbers, target_places)
     more = {name: about[name] for name in ("left_out", "texts", "gaps", "flags", "parts")}
+    group = about["group"]
+    more["groups"] = None if group is None else numbers[:, group].astype(int)
     return Rows(Chosen(numbers, places), answers, features, targets, names, **more)
 
 
@@ -206,7 +212,10 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
         Column(x, are_texts=x in texts, known=table.classes.get(x, ())) for x in wanted.targets
     ]
     features = [Column(x, are_texts=x in categories, most=most) for x in names]
-    every = [*targets, *features]
+    # Another table that a run is evaluated on need not have it.
+    is_grouped = wanted.group and (wanted.limit is not None or wanted.group in table.names)
+    groups = [Column(wanted.group, are_texts=True)] if wanted.group and is_grouped else []
+    every = [*targets, *features, *groups]
     with progress.phase(f"reading {table.path}", table.size) as here:
         for batch in table.batches([*dict.fromkeys(each.name for each in every)]):
             found = [each.read(batch.column(each.name)) for each in every]
@@ -214,6 +223,8 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
             here.done += batch.num_rows
     if not here.done:
         raise DataError(f"{table.path}: has no rows; give it some")
+    for each in groups:
+        check_groups(table, each)
     parts = [(part, each.name) for each in every for part in each.parts]
     numbers, start = _mapped(file, (here.done, len(parts)), "r+"), 0
     for each in every:
@@ -222,11 +233,19 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     classes, class_names = _answers(table, wanted, targets)
     left_out |= _left_out(table, wanted, features)
     number = sum(len(each.parts) for each in targets)
-    places = [(place, part) for place, (part, name) in enumerate(parts) if name not in left_out]
-    about = {"shape": numbers.shape, "class_names": class_names, "left_out": left_out}
+    taken = enumerate(parts[: len(parts) - len(groups)])
+    places = [(place, part) for place, (part, name) in taken if name not in left_out]
+    about: dict[str, Any] = {
+        "shape": numbers.shape,
+        "class_names": class_names,
+        "left_out": left_out,
+    }
     about |= {"parts": table.parts, "targets": places[:number], "features": places[number:]}
     for each in features:
         each.number()
+    for each in groups:
+        each.texts_as(range(len(each.texts)))
+    about["group"] = len(parts) - 1 if groups else None
     told = [(part, each) for each in features for part in each.parts]
     about["texts"] = {part: each.categories for part, each in told if each.categories}
     about["flags"] = {part: each.flags for part, each in told if each.flags}
@@ -240,11 +259,13 @@ def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]
     # A run's features may be the columns of an array.
     features = [*dict.fromkeys(x if x in names else base(x) for x in wanted.features or ())]
     named = {"targets": targets, "features": features}
+    group = (wanted.group,) if wanted.group else ()
     if wanted.limit is not None:
-        named |= {"features": wanted.features or (), "categories": wanted.categories}
-        refuse_twice({"targets": targets, "features": wanted.features or ()})
-    for key, chosen in named.items():
-        for name in chosen:
+        chosen = {"targets": targets, "features": wanted.features or (), "group": group}
+        refuse_twice(chosen)
+        named |= {**chosen, "categories": wanted.categories}
+    for key, of_key in named.items():
+        for name in of_key:
             if name not in names:
                 has = f"no such column, it has {listed(names)}.{did_you_mean(name, names)}"
                 raise ConfigError(
@@ -252,8 +273,8 @@ def _candidates(table: Table, wanted: Wanted) -> tuple[list[str], dict[str, str]
                 )
     if wanted.features is not None:
         return features, {}
-    index = table.index - {*targets}
-    if found := [name for name in names if name not in {*index, *targets}]:
+    index = table.index - {*targets, *group}
+    if found := [name for name in names if name not in {*index, *targets, *group}]:
         return found, {name: _INDEX for name in names if name in index}
     raise ConfigError(f"dataset.features: {path} has only targets; give it other columns")
 
@@ -281,6 +302,17 @@ def _answers(
         if wanted.takes is Labels:
             check_labels(path, each, table)
     return np.empty(0, np.int64), ()
+
+
+def check_groups(table: Table, column: Column) -> None:
+    """Raise DataError for rows without a group, or if there is only one."""
+    at = f"{table.path}: column {column.name}"
+    if column.has_gaps:
+        row = table.row(int((column.codes[:, 0] < 0).argmax()))
+        raise DataError(f"{at}, {row}: has no group; give it one, or remove the row")
+    if len(column.parts) > 1 or len(column.texts) < 2:
+        what = "holds lists" if len(column.parts) > 1 else f"all rows are of {listed(column.texts)}"
+        raise DataError(f"{at}: {what}; groups are two or more; use another dataset.group")
 
 
 def _left_out(table: Table, wanted: Wanted, features: Sequence[Column]) -> dict[str, str]:

@@ -41,7 +41,8 @@ def _put_back(states: _States) -> None:
     torch.set_rng_state(states[2])
 
 
-def _seed(seed: int) -> None:
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -61,7 +62,7 @@ def preserved_generators() -> Iterator[None]:
 def seeded(seed: int) -> Iterator[None]:
     """Seed Python, NumPy and torch, and put them back: this may be the training process itself."""
     with preserved_generators():
-        _seed(seed)
+        seed_all(seed)
         yield
 
 
@@ -116,7 +117,7 @@ class Seeding:
         return found
 
     def _seeded(self, seed: int, make: Callable[[list[Any]], _Made], given: list[Any]) -> _Made:
-        _seed(seed)
+        seed_all(seed)
         before = _generators() if self._draws is None else None
         found = make(given)
         if before is not None and not _are_equal(_generators(), before):

@@ -15,6 +15,7 @@ from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig
 from expt.data.loader import Load, Loader
 from expt.data.loading import LoaderOptions
+from expt.data.overlap import Digests
 from expt.errors import ConfigError, DataError, described, listed, warn
 from expt.features import Features
 
@@ -55,6 +56,10 @@ class Source:
     test: Part | None = None
     classes: Tensor | None = None
     """of the training samples [N], where each has one"""
+    groups: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """of the samples of each part [N], where those of one are held out together"""
+    digests: Callable[[str], Digests] | None = None
+    """the digests of the samples of a part; None where they are not known"""
     in_random_order: bool = False
     """whether the training samples come in one"""
     is_stream: bool = False

@@ -6,9 +6,15 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from expt.errors import warn
 from expt.runs.paths import RunPaths, dumps
+
+NEWLINE = b"\n"
+_reported = set[tuple[Path, int | None]]()
+"""Files whose damage was reported, and the first damaged line; None: the end."""
 
 
 class Point(NamedTuple):
@@ -62,10 +68,11 @@ def of_epochs(paths: RunPaths, tag: str, *, since_step: int = 0) -> dict[int, fl
 def _of_tag(paths: RunPaths, tag: str) -> Iterator[Point]:
     word = json.dumps(tag).encode()
     try:
-        lines = paths.metrics.read_bytes().splitlines()
+        text = paths.metrics.read_bytes()
     except FileNotFoundError:
         return
-    for line in lines:
+    _report_damage(paths.metrics, text)
+    for line in text.splitlines():
         if word in line and (point := _point(line)) and point.tag == tag:
             yield point
 
@@ -78,6 +85,14 @@ def until(source: RunPaths, num_bytes: int, step: int, *, tests_later: bool = Tr
     """
     text = source.metrics.read_bytes() if source.metrics.exists() else b""
     kept, rest = text[:num_bytes], text[num_bytes:]
+    _report_damage(source.metrics, kept)
+    if len(kept) < num_bytes and (source.metrics, None) not in _reported:
+        _reported.add((source.metrics, None))
+        warn(
+            f"{source.metrics}: has lost its end: {num_bytes - len(kept)} of the {num_bytes} bytes"
+            f" that it had at step {step} ({1 - len(kept) / num_bytes:.1%}), after line"
+            f" {kept.count(NEWLINE)}; the points in them are not in the curves"
+        )
     last = kept[kept.rfind(b"\n", 0, -1) + 1 :]
     if kept[-1:] in (b"", b"\n") and next(_steps(last), 0) <= step <= next(_steps(rest), step):
         return kept
@@ -118,10 +133,35 @@ class MetricsReader:
                 text = file.read()
         except FileNotFoundError:
             return []
-        whole = text[: text.rfind(b"\n") + 1]
+        whole = text[: text.rfind(NEWLINE) + 1]
         self._offset += len(whole)
         self._before = (self._before + whole[-_REMEMBERED:])[-_REMEMBERED:]
-        return [point for line in whole.splitlines() if (point := _point(line))]
+        points = [*map(_point, whole.splitlines())]
+        if None in points:
+            _report_damage(self._path, self._path.read_bytes(), reads=True)
+        return [point for point in points if point]
+
+
+def _is_odd(line: bytes) -> bool:
+    """Return whether a line may hold no point; to read each one takes thirty times as long."""
+    is_usual = line.startswith(b'{"step": ') and line.endswith(b"}") and line.isascii()
+    return not is_usual or b"\0" in line or b"{" in line[1:]
+
+
+def _report_damage(path: Path, text: bytes, *, reads: bool = False) -> None:
+    """Warn once of lines that hold no point; the last is not looked at while it has no end.
+
+    With `reads` each line is read, else those that look odd.
+    """
+    lines = text[: text.rfind(NEWLINE) + 1].splitlines()
+    odd = [at for at, line in enumerate(lines) if (reads or _is_odd(line)) and not _point(line)]
+    if odd and (path, odd[0]) not in _reported:
+        _reported.add((path, odd[0]))
+        first = lines[odd[0]][:40].decode(errors="backslashreplace")
+        warn(
+            f"{path}: {len(odd)} of {len(lines)} lines ({len(odd) / len(lines):.1%}) are damaged,"
+            f" and their points left out, such as line {odd[0] + 1}: {first}"
+        )
 
 
 def _point(line: bytes) -> Point | None:

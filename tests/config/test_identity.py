@@ -53,7 +53,7 @@ IN_NO_IDENTITY = {
     "log_every", "threads", "eval_batch_size", "detect_anomaly",
     "activation_checkpointing", "offload", "model.size",
     "dataset.root", "dataset.path", "dataset.download", "dataset.num_workers", "dataset.cache",
-    "dataset.max_categories",
+    "dataset.max_categories", "dataset.group",  # of a folder: what the file holds counts
 }  # fmt: skip
 """With all keys below the following."""
 NO_IDENTITY_BELOW = ("checkpoint", "tensorboard", "patches", "send", *TRACKERS)
@@ -129,8 +129,9 @@ def test_a_key_that_came_later_counts_where_it_is_not_at_its_default() -> None:
         found.add(identity(config(*table, word)))
     assert len(found) == 3
     people = ("task=classification", "dataset=table", "dataset.path=a.csv", "dataset.targets=y")
-    words = ("dataset.max_categories=9", "dataset.categories=[]", "dataset.categories=[zip]")
-    assert len({identity(config(*people, *more)) for more in ((), *((x,) for x in words))}) == 2
+    words = [f"dataset.{word}" for word in ("max_categories=9", "categories=[]", "group=null")]
+    words += ["dataset.categories=[zip]", "dataset.group=house"]
+    assert len({identity(config(*people, *more)) for more in ((), *((x,) for x in words))}) == 3
     own = "dataset={_target_: a.B, num_classes: 2}"
     of_class = [config("~dataset", f"+{own}", *more) for more in ((), ("+dataset.val={a: 1}",))]
     assert len({*map(identity, of_class)}) == 2

@@ -30,22 +30,25 @@ compose: Any = Late("sklearn.compose")
 N = 300
 NAMES = ["age", "hours", "city", "smoker", "plan", "zip", "x"]
 TEXTS = ["city", "plan", "zip"]
-REST, TEST = split(N, 0.25, None)
-TRAIN, VAL = split(len(REST), 0.2, None, torch.zeros(len(REST)))
+DRAW = np.random.default_rng(4)
+AGE, SMOKER = DRAW.integers(18, 90, N).astype(float), DRAW.choice(["yes", "No"], N)
+HIGH = (AGE > 50) ^ (SMOKER == "yes")
+REST, TEST = split(N, 0.25, None, torch.from_numpy(HIGH))
+TRAIN, VAL = split(len(REST), 0.2, None, torch.from_numpy(HIGH)[REST])
 
 
 def people() -> Any:
     """An odd table: gaps, spellings, a sign in a cell, a city of the test rows only, an ID."""
     r = np.random.default_rng(3)
-    frame = pandas.DataFrame({"id": np.arange(N), "age": r.integers(18, 90, N).astype(float)})
+    frame = pandas.DataFrame({"id": np.arange(N), "age": AGE})
     frame["hours"] = r.normal(40, 8, N).round(1)
     frame["city"] = r.choice(["Paris", "Rome", "Zürich", "Oslo; N"], N)
-    frame["smoker"] = r.choice(["yes", "No"], N)
+    frame["smoker"] = SMOKER
     frame["plan"] = r.choice(["Yes", "No", "No internet service"], N)
     frame["zip"] = r.choice([10115, 20095, 80331], N)
     frame["x"] = r.choice([True, False], N)
     frame["void"] = None
-    frame["y"] = np.where((frame["age"] > 50) ^ (frame["smoker"] == "yes"), "high", "low")
+    frame["y"] = np.where(HIGH, "high", "low")
     for name, share in (("age", 0.1), ("city", 0.05)):
         frame.loc[r.random(N) < share, name] = None
     frame.loc[REST[TRAIN].numpy()[::5], "city"] = "Rome"
@@ -180,7 +183,9 @@ def test_rows_that_a_run_does_not_take(tmp_path: Path) -> None:
     assert source.train.size == 2
     (note,) = source.notes
     assert "'7', a gap" in note
-    empty = "a,b,y\n" + "".join(f"{'' if row in REST[TRAIN] else 1},{row},1\n" for row in range(N))
+    rest, _ = split(N, 0.25, None)  # of numbers: there are no classes
+    train = rest[split(len(rest), 0.2, None)[0]]
+    empty = "a,b,y\n" + "".join(f"{'' if row in train else 1},{row},1\n" for row in range(N))
     with pytest.raises(DataError, match="column a: has no value in the 180 rows"):
         built(of(written(tmp_path, empty), test_fraction=0.25, val_fraction=0.2))
 

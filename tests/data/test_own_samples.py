@@ -3,6 +3,8 @@ sample, and where.
 """
 
 import inspect
+import random
+import time
 import traceback
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
-from expt.data import custom
+from expt.data import changes, custom
 from expt.data.augment import Mixing
 from expt.data.build import keep_doubles
 from expt.data.checked_samples import structure_of
@@ -295,6 +297,60 @@ def test_what_reading_changes_is_known_by_name(what: str) -> None:
     dataset = Custom(target=f"{__name__}.Drawing", kwargs={"what": what})
     notes = custom.source(dataset, 0, REGRESSION).notes
     assert [f".{what}, " in note for note in notes] == [True] * (what != "nothing")
+
+
+class Rare(Dataset[Any]):
+    """Changes only the samples of a rare class, neither the first nor the last."""
+
+    def __init__(self, train: bool, how: str, rare: int, has_targets: bool) -> None:
+        self.rare, self.how, self.count = rare, how, 0
+        self.numpy, self.torch = np.random.default_rng(0), torch.Generator()
+        self.python = random.Random(0)
+        if has_targets:
+            self.targets = [int(self.is_rare(index)) for index in range(2000)]
+
+    def counted(self) -> list[float]:
+        self.count += 1
+        return [0.0] * 3
+
+    def is_rare(self, index: int) -> bool:
+        return index % self.rare == 2
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        ways: dict[str, Any] = {
+            "numpy": lambda: self.numpy.normal(size=3),
+            "torch": lambda: torch.rand(3, generator=self.torch),
+            "python": lambda: [self.python.random()] * 3,
+            "count": lambda: self.counted(),
+            "fresh": lambda: np.random.default_rng().normal(size=3),
+            "system": lambda: [random.SystemRandom().random()] * 3,
+            "clock": lambda: [time.perf_counter_ns() % 1009] * 3,
+            "global": lambda: np.random.normal(size=3),
+        }
+        noise = ways[self.how]() if self.is_rare(index) else [0.0] * 3
+        return torch.as_tensor(noise).float(), int(self.is_rare(index))
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        *[(name, f"dataset.{name}, which") for name in ("numpy", "torch", "python", "count")],
+        *[(name, "samples that were read twice") for name in ("fresh", "system", "clock")],
+        ("global", None),
+    ],
+)
+@pytest.mark.parametrize(("rare", "has_targets"), [(5, False), (40, False), (1500, True)])
+def test_what_reading_a_rare_class_changes_is_known(
+    how: str, told: str | None, rare: int, has_targets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "LIMIT_S", 60)
+    kwargs = {"how": how, "rare": rare, "has_targets": has_targets}
+    dataset = Custom(target=f"{__name__}.Rare", num_classes=2, num_workers=0, kwargs=kwargs)
+    notes = custom.source(dataset, 0).notes
+    assert [told in note for note in notes] == [True] if told else notes == []
 
 
 class Series(Dataset[Any]):

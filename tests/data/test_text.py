@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from expt.config.identity import digest
+from expt.data.image_files import warn_once
 from expt.data.kinds import text as text_kind
 from expt.data.kinds.text import Extent
 from expt.data.loading import Shard
@@ -266,3 +267,56 @@ def test_a_prediction_reads_lines_as_the_run_did(tokenizer: Path, tmp_path: Path
     path.write_bytes(b"the cat\n\xe9")
     with pytest.raises(DataError, match="at byte 8, in line 2"):
         [*dataset.lines(str(path))]
+
+
+def _tokenizer(library: Any, kind: str) -> Any:
+    words, models = ["the cat sat"] * 9, library.models
+    if kind == "byte":
+        made, how = library.Tokenizer(models.BPE()), library.pre_tokenizers.ByteLevel()
+        trainer = library.trainers.BpeTrainer(initial_alphabet=how.alphabet())
+    else:
+        how, unknown = library.pre_tokenizers.Whitespace(), {"special_tokens": ["[?]"]}
+        made, trainer = {
+            "bpe": (models.BPE(), library.trainers.BpeTrainer()),
+            "bpe_unknown": (models.BPE(unk_token="[?]"), library.trainers.BpeTrainer(**unknown)),
+            "word": (
+                models.WordLevel(unk_token="[?]"),
+                library.trainers.WordLevelTrainer(**unknown),
+            ),
+            "piece": (
+                models.WordPiece(unk_token="[?]"),
+                library.trainers.WordPieceTrainer(**unknown),
+            ),
+            "unigram": (
+                models.Unigram(),
+                library.trainers.UnigramTrainer(vocab_size=20, unk_token="[?]", **unknown),
+            ),
+        }[kind]
+        made = library.Tokenizer(made)
+    made.pre_tokenizer = how
+    made.train_from_iterator(words, trainer)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [("bpe", 4), ("bpe_unknown", 4), ("word", 8), ("piece", 8), ("unigram", 4), ("byte", 0)],
+)
+def test_characters_without_a_token_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, lost: int
+) -> None:
+    """Also from the cache; in a prediction, too."""
+    library = pytest.importorskip("tokenizers")
+    _tokenizer(library, kind).save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_text(
+        "the cat sat " * 93 + "cat\u65e5 s\u65e5\u65e5 \u65e5 the" + "\n" * 40
+    )
+    one = text(tmp_path / "a.txt", tokens=str(tmp_path / "t.json"))
+    for _ in range(2):
+        warn_once.cache_clear()
+        one.prepare()
+        told = capsys.readouterr().err
+        assert [f"{lost} of 1170 characters (" in told, "\u65e5" in told] == [lost > 0] * 2
+    (tmp_path / "b.txt").write_text("the cat\nsat \u65e5\n")
+    assert len([*one.lines(str(tmp_path / "b.txt"))]) == 2
+    assert ("1 of 12 characters (8.33%)" in capsys.readouterr().err) == (lost > 0)

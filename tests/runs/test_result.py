@@ -14,7 +14,7 @@ from expt.config.identity import VERSION
 from expt.errors import Diverged
 from expt.runs.failure import in_one_line, read_error, write_error
 from expt.runs.found import results, results_below
-from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point, until
+from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point, at_best, until
 from expt.runs.paths import RunPaths, at_work, write_atomically
 from expt.runs.result import COMPLETED, create_result, read_result, result_of_any, update_result
 from tests.facade import Capture, Patch, record_points
@@ -337,3 +337,59 @@ def test_checkpointed_part_of_a_rewritten_file_is_found_by_steps(tmp_path: Path)
     tested = paths.metrics.read_bytes()
     assert until(paths, sizes[2] - 1, 3) == tested[: sizes[2]], "the test comes later"
     assert until(paths, sizes[2] - 1, 3, tests_later=False) == tested
+
+
+def _lines(paths: RunPaths) -> list[bytes]:
+    writer = MetricsWriter(paths)
+    for step in range(1, 21):
+        writer.write(step, 1, {"loss/train": float(step)})
+    writer.close()
+    return paths.metrics.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda lines: [*lines[:4], b"\0" * 60 + b"\n", *lines[5:]],
+        lambda lines: [*lines[:4], lines[4][:20] + lines[5], *lines[6:]],
+        lambda lines: [*lines[:4], lines[4][:20] + b"\n", *lines[5:]],
+        lambda lines: [*lines[:4], b"\n", *lines[5:]],
+        lambda lines: [*lines[:4], lines[4].replace(b"step", b"st\xff\xfe"), *lines[5:]],
+    ],
+)
+@pytest.mark.parametrize("how", ["curve", "best", "resume"])
+def test_damaged_lines_are_reported_once(
+    paths: RunPaths, capsys: Capture, damage: Any, how: str
+) -> None:
+    lines = damage(_lines(paths))
+    ways: dict[str, Any] = {
+        "curve": lambda: MetricsReader(paths).read(),
+        "best": lambda: at_best(paths, "loss/train", {"epoch": 1}),
+        "resume": lambda: until(paths, len(b"".join(lines[:15])), 15),
+    }
+    ways[how]()
+    assert capsys.readouterr().err == ""
+    paths.metrics.write_bytes(b"".join(lines))
+    for _ in range(2):
+        ways[how]()
+    (told,) = capsys.readouterr().err.splitlines()
+    size = 15 if how == "resume" else len(lines)
+    assert f"metrics.jsonl: 1 of {size} lines ({1 / size:.1%})" in told
+    assert "such as line 5: " in told
+
+
+def test_points_that_a_file_has_lost_are_reported_at_a_resume(
+    paths: RunPaths, capsys: Capture
+) -> None:
+    lines = _lines(paths)
+    size = len(b"".join(lines[:15]))
+    paths.metrics.write_bytes(b"".join(lines)[: size - 17])
+    for _ in range(2):
+        assert until(paths, size, 15) == b"".join(lines[:14])
+    (told,) = capsys.readouterr().err.splitlines()
+    assert f"17 of the {size} bytes" in told
+    assert "after line 14" in told
+    paths.metrics.write_bytes(b"".join(lines[:14]) + lines[14][:9])  # one that is being written
+    assert len(MetricsReader(paths).read()) == 14
+    assert at_best(paths, "loss/train", {"epoch": 1}) == 14
+    assert capsys.readouterr().err == ""

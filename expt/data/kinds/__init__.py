@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Positive
+from expt.config.constraints import IS_SET, STRICT, Count, Folder, Fraction, Key, Name, Positive
 from expt.config.kinds import Augment
 from expt.data.plain_text import opened, refuse_unreadable
 from expt.errors import ConfigError
@@ -48,6 +48,11 @@ ValSplit = Annotated[
     Literal["random", "last"],
     Key(evaluate=True, varies="split", only_if={"dataset.val_split": "last"}),
 ]
+Group = Annotated[
+    Name | None,
+    Key(evaluate=True, varies="split", only_if={"dataset.group": IS_SET}),
+]
+"""The column, or such, whose samples of one value are held out together."""
 TrainLimit = Annotated[Count | None, Key(fork="epoch", evaluate=True, varies="split")]
 Mean = Annotated[tuple[float, ...] | None, Key(evaluate=True)]
 Std = Annotated[tuple[Positive, ...] | None, Key(evaluate=True)]

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import IS_SET, STRICT, DottedName, Key
 from expt.data.kinds import (
     DatasetConfig,
+    Group,
     HeldOut,
     Mean,
     Opening,
@@ -41,6 +42,7 @@ class Custom(DatasetConfig):
     num_workers: Readers = "auto"
     val_fraction: HeldOut = 0.1
     val_split: ValSplit = "random"
+    group: Group = None
     train_limit: TrainLimit = None
     mean: Mean = None
     std: Std = None

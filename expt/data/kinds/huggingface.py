@@ -22,7 +22,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, Size
-from expt.data.cache import cache_dir, digest, of_files
+from expt.data.cache import Checksums, cache_dir, digest, of_files
 from expt.data.columns import texts_of
 from expt.data.image_files import (
     MODES,
@@ -36,6 +36,7 @@ from expt.data.image_files import (
     report_left_out,
 )
 from expt.data.kinds import (
+    Group,
     Images,
     Opening,
     Place,
@@ -43,7 +44,7 @@ from expt.data.kinds import (
     SplitNames,
     Standardise,
     problems_of_masks,
-)  # fmt: skip
+)
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted
 from expt.data.rows import Read, Wanted, kept, read_rows, refuse_twice, rows_of
 from expt.data.table_files import MISSING, Table, open_table
@@ -51,6 +52,7 @@ from expt.errors import ConfigError, DataError, first_line
 from expt.features import Anything, Classes, Labels, Mask, Numbers
 
 if TYPE_CHECKING:
+    from expt.data.overlap import Digests
     from expt.data.source import Source
 
 _READ = (".arrow", ".csv", ".json", ".jsonl", ".md", ".parquet", ".tar", ".tsv", ".yaml", ".zip")
@@ -72,6 +74,7 @@ class HuggingFace(Images):
     max_categories: Annotated[Count, Key(result="none")] = 100
     standardise: Standardise = True
     standardise_targets: Standardise = False
+    group: Group = None
     image_size: Size | None
     channels: Literal[1, 3] | None = None
     draft: bool = True
@@ -152,20 +155,22 @@ class HuggingFace(Images):
             name = f"rows-{words}.{self.fingerprint()}"
             rows = kept(name, lambda file: _read(self, _splits(self, task, learns), chosen, file))
             return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
-        splits = _splits(self, task, learns)
+        splits, chosen = _splits(self, task, learns), chosen._replace(group=None)
         if task.takes is Mask:
             masks = {part: _Rows(split, self, None) for part, split in splits.items()}
-            return of_masks(masks, self, how)
+            found = of_masks(masks, self, how)
+            return dataclasses.replace(found, **_grouped(self, splits, masks, learns))
         if task.takes is Anything and isinstance(self.target, str):  # a custom task
             chosen = chosen._replace(takes=Classes)
         with tempfile.TemporaryFile() as file:
             rows = rows_of(*_read(self, splits, chosen, file), file)
         targets = {part: torch.from_numpy(rows.targets[at]) for part, at in rows.places().items()}
         pairs = {part: _Rows(split, self, targets[part]) for part, split in splits.items()}
-        pictures = pictures_of(pairs, self)
+        pictures, more = pictures_of(pairs, self), _grouped(self, splits, pairs, learns)
         if rows.class_names:
+            more["classes"] = targets.get("train")
             classes = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
-            return of_sets(pictures, classes, how.num_workers, classes=targets.get("train"))
+            return of_sets(pictures, classes, how.num_workers, **more)
         return of_numbers(
             pictures,
             task.takes,
@@ -174,7 +179,26 @@ class HuggingFace(Images):
             how.num_workers,
             scales=None if trained_on is None else trained_on.targets.scales,
             standardises=self.standardise_targets,
+            **more,
         )
+
+
+def _grouped(
+    dataset: HuggingFace, splits: Mapping[str, Any], pictures: Mapping[str, _Rows], learns: bool
+) -> dict[str, Any]:
+    """Return the `groups` and the `digests` of a source of pictures."""
+    import torch
+
+    found: dict[str, Any] = {"digests": lambda part: pictures[part].digests(dataset)}
+    name, table = dataset.group, _Splits(Path(dataset.path), splits)
+    if name is not None and (learns or name in table.names):
+        # Read as the classes of no features, which is all that groups are.
+        chosen = Wanted((name,), (), Classes, limit=1 if learns else None)
+        with tempfile.TemporaryFile() as file:
+            numbers = torch.from_numpy(read_rows(table, chosen, file)[1])
+        groups = numbers.split([*table.parts.values()])
+        found["groups"] = dict(zip(table.parts, groups, strict=True))
+    return found
 
 
 class _Splits(Table):
@@ -246,6 +270,24 @@ class _Rows:
             return image, self._targets[index]
         return image, self._source(row, self._mask)
 
+    def digests(self, dataset: HuggingFace) -> Digests:
+        """Return the digests of the pictures, of large ones by some of their bytes."""
+        import numpy as np
+
+        from expt.data.overlap import Digests, of_bytes, of_files
+
+        pictures = self._split.select_columns([self._image]).with_format("arrow")
+        found = list[Any]()
+        with Checksums.below(Path(dataset.path)) as sums:
+            for batch in pictures.iter(1000):
+                cells = batch.column(0).combine_chunks()
+                contents = cells.field("bytes")
+                if contents.null_count:
+                    found.append(of_files(cells.field("path").to_pylist(), sums).values)
+                else:
+                    found.append([of_bytes(each.as_buffer()) for each in contents])
+        return Digests(np.concatenate([np.array(each, np.uint64) for each in found]))
+
     def _source(self, row: Mapping[str, Any], column: str) -> Any:
         path, content, feature = row[column]["path"], row[column]["bytes"], self._features[column]
         in_archive, is_mask = not (content or os.path.isfile(path)), column != self._image
@@ -274,9 +316,11 @@ def _splits(dataset: HuggingFace, task: Any, learns: bool) -> dict[str, Any]:
             f"dataset.path={dataset.path}: has no rows to {what}; its splits are {', '.join(found)}"
         )
     chosen = {"input": names_of(dataset.input), "target": names_of(dataset.target)}
-    refuse_twice(chosen)
-    for key, names in chosen.items():
+    grouped = {"group": names_of(dataset.group)} if dataset.group and learns else {}
+    refuse_twice({**chosen, **grouped})
+    for key, names in {**chosen, **grouped}.items():
         wants_images = not dataset.has_rows if key == "input" else task.takes is Mask
+        wants_images &= key != "group"
         for column in names:
             for part, split in splits.items():
                 splits[part] = _checked(

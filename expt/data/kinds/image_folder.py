@@ -6,6 +6,7 @@ are decoded once, into the cache, by the first epoch.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import IS_SET, STRICT, Key, Size
+from expt.config.constraints import IS_SET, STRICT, Folder, Key, Size
 from expt.data import cache
-from expt.data.cache import Checksums, of_files, sampled
+from expt.data.cache import Checksums, of_content, of_files, sampled
+from expt.data.group_file import groups_of
 from expt.data.image_files import (
     MODES,
     files_below,
@@ -54,6 +56,7 @@ from expt.features import Classes, Mask
 from expt.machine import available_memory, usable_cpus
 
 if TYPE_CHECKING:
+    from expt.data.overlap import Digests
     from expt.data.source import Source
 
 SMALL = 1 << 24  # bytes of pictures that are read before the first epoch, which takes a second
@@ -70,6 +73,10 @@ class _Folder(DatasetConfig):
     draft: bool = True
     num_workers: Readers
     splits: Splits = None
+    group: Annotated[
+        Folder | None,
+        Key(result="none", varies="split", only_if={"dataset.group": IS_SET}),
+    ] = None  # its content is part of the identity
 
     def _samples(self) -> Mapping[str, Sequence[tuple[str, ...]]]:
         """Return the files of each sample of the parts. Raise DataError for all that is wrong."""
@@ -120,7 +127,32 @@ class _Folder(DatasetConfig):
 
     def fingerprint(self) -> str:
         samples = itertools.chain.from_iterable(self._samples().values())
-        return of_files(Path(self.root), self._names(samples))
+        found = of_files(Path(self.root), self._names(samples))
+        if self.group is None or not os.path.isfile(self.group):
+            return found
+        return cache.digest([found, of_content([Path(self.group)])])
+
+    def _groups(self, *, learns: bool) -> dict[str, list[int]]:
+        """Return the groups of the parts that have some; see `groups_of`."""
+        if self.group is None:
+            return {}
+        parts = {part: [each[0] for each in files] for part, files in self._samples().items()}
+        return groups_of(self.group, self.root, parts, learns=learns)
+
+    def _with_groups(self, found: Source, how: Opening) -> Source:
+        """Return the pictures with their groups and digests."""
+        import torch
+
+        from expt.data.overlap import of_files as digests_of
+
+        groups = self._groups(learns=how.trained_on is None)
+
+        def digests(part: str) -> Digests:
+            with Checksums.below(Path(self.root)) as sums:
+                return digests_of([each[0] for each in self._samples()[part]], sums)
+
+        tensors = {part: torch.tensor(numbers) for part, numbers in groups.items()}
+        return dataclasses.replace(found, groups=tensors, digests=digests)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's pictures; of val those of train, if it is held out."""
@@ -161,7 +193,8 @@ class ImageFolder(_Folder, Images):
         written.
         """
         warn_of_others(self.root)
-        listings = list_parts(self.root, self.splits)
+        self._groups(learns=learns)
+        listings = list_parts(self.root, self.splits, self.group)
         for part, listing in listings.items():
             listing.report(part)
         samples: Sequence[tuple[str, ...]] = [
@@ -223,7 +256,8 @@ class ImageFolder(_Folder, Images):
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
         named = Classes(names=tuple(classes), are_names=True)
-        return of_sets(pictures, named, how.num_workers, kept, classes=labels)
+        found = of_sets(pictures, named, how.num_workers, kept, classes=labels)
+        return self._with_groups(found, how)
 
 
 def is_small(files: Iterable[str]) -> bool:
@@ -251,11 +285,14 @@ class Listing(NamedTuple):
             warn_once(f"{self.folder}: {part} has no image of {names}")
 
 
-def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[str, Listing]:
+def list_parts(
+    root: str | Path, splits: Sequence[str] | None = None, groups: str | None = None
+) -> dict[str, Listing]:
     """Return the images of each part that is there, in the order of torchvision's ImageFolder.
 
-    Classes are the folders of train, or of all parts without train. Raise DataError for a folder
-    that is missing or has no images, a class that train has none of, and files that are none.
+    Classes are the folders of train, or of all parts without train. The file `groups` may lie among
+    the images. Raise DataError for a folder that is missing or has no images, a class that train
+    has none of, and files that are none.
     """
     parts = parts_there(root, splits)
     named = [parts["train"]] if "train" in parts else [*parts.values()]
@@ -275,13 +312,18 @@ def list_parts(root: str | Path, splits: Sequence[str] | None = None) -> dict[st
             if inside:
                 images.setdefault(composed(name), []).append(file)
         files = [file for several in images.values() for file in several]
-        rest = left_out(every, files)
+        rest = left_out(every, [*files, *_found_as(groups, every)])
         problems += _problems(part, folder, images, len(classes), rest)
         labels = [label for label, several in enumerate(images.values()) for _ in several]
         listings[part] = Listing(folder, files, labels, classes, rest)
     if problems:
         raise DataError(problems)
     return listings
+
+
+def _found_as(file: str | None, paths: Iterable[str]) -> list[str]:
+    """Return the paths that are the file."""
+    return [path for path in paths if file and os.path.abspath(path) == os.path.abspath(file)]
 
 
 def _problems(
@@ -336,10 +378,11 @@ class SegmentationFolder(_Folder):
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
         warn_of_others(self.root)
+        self._groups(learns=learns)
         pairs = self._samples()
         for part, folder in parts_there(self.root, self.splits).items():
             every = [*files_below(folder / "images"), *files_below(folder / "masks")]
-            taken = itertools.chain.from_iterable(pairs[part])
+            taken = [*itertools.chain.from_iterable(pairs[part]), *_found_as(self.group, every)]
             report_left_out(folder, left_out(every, taken), "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
         values = mask_of(self, task) if task else None
@@ -351,7 +394,7 @@ class SegmentationFolder(_Folder):
 
         with Checksums.below(Path(self.root)) as sums:
             pairs = {part: Unchanged(each, sums) for part, each in self._samples().items()}
-        return of_masks(pairs, self, how)
+        return self._with_groups(of_masks(pairs, self, how), how)
 
 
 def list_pairs(folder: Path) -> list[tuple[str, ...]]:

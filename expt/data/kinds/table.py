@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name
 from expt.data.columns import may_be_ids
 from expt.data.image_files import warn_once
-from expt.data.kinds import DatasetConfig, HeldOut, Opening, Place, Standardise, ValSplit
+from expt.data.kinds import DatasetConfig, Group, HeldOut, Opening, Place, Standardise, ValSplit
 from expt.data.rows import Rows, Wanted, load, word
 from expt.data.table_files import files_of, fingerprint
 from expt.errors import listed
@@ -33,6 +33,7 @@ class _Table(DatasetConfig):
         features: Any
         categories: Any
         max_categories: int
+        group: str | None
     standardise: Standardise
     standardise_targets: Standardise
     test_fraction: HeldOut
@@ -51,12 +52,13 @@ class _Table(DatasetConfig):
     def described(self, task: Any) -> str:
         rows = self.load(task)
         names, targets, features = rows.class_names, rows.target_names, rows.feature_names
+        held = f"; held out by {self.group}" if self.group else ""
         kind = f"{len(names)} classes: {listed(names)}" if names else "numbers"
         left = listed([f"{name} ({why})" for name, why in rows.left_out.items()])
         name = Path(self.path).name
         return (
             f"{name}: {rows.features.shape[0]:,} rows; target {listed(targets)} ({kind});"
-            f" features {listed(features, 12)}{left and '; left out: '}{left}"
+            f" features {listed(features, 12)}{held}{left and '; left out: '}{left}"
         )
 
     def measured(self) -> Literal["test", "all"]:
@@ -74,14 +76,14 @@ class _Table(DatasetConfig):
         from expt.data import memory
 
         table = self.load(how.task, how.trained_on)
-        parts = memory.parts_of(table.features.shape[0], self.test_fraction, self.val_split)
+        parts = memory.parts_of(table, self.test_fraction, self.val_split)
         return memory.of_rows(self, table, parts, how)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the file and the row, counted from 1."""
         from expt.data.memory import parts_of
 
-        parts = parts_of(self.load(task).features.shape[0], self.test_fraction, self.val_split)
+        parts = parts_of(self.load(task), self.test_fraction, self.val_split)
         chosen: list[int] = parts["test" if split == "test" else "train"].tolist()
         return lambda index: {"path": str(self.path), "row": chosen[index] + 1}
 
@@ -96,6 +98,7 @@ class Table(_Table):
     features: Annotated[Annotated[tuple[Name, ...], Field(min_length=1)] | None, Key(evaluate=True)]
     categories: Annotated[tuple[Name, ...], Key(only_if={"dataset.categories": IS_SET})] = ()
     max_categories: Annotated[Count, Key(result="none")] = 100
+    group: Group = None
 
     OFFERS = (Classes, Numbers, Labels)
 
@@ -114,7 +117,7 @@ class Diabetes(_Table):
 
     OFFERS = (Numbers,)
     path, targets, features = str(DIABETES), "progression", None
-    categories, max_categories = (), 100
+    categories, max_categories, group = (), 100, None
 
 
 def notes_of(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
@@ -157,6 +160,7 @@ def wanted(
         takes=getattr(task, "takes", Numbers),
         categories=tuple(texts if run else dataset.categories),
         limit=None if run else dataset.max_categories,
+        group=dataset.group,
     )
 
 

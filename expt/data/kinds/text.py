@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -13,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, Folder
 from expt.data.cache import Arrays, decoded, digest, of_content, state_of
-from expt.data.image_files import files_below, left_out, report_left_out
+from expt.data.image_files import files_below, left_out, report_left_out, warn_once
 from expt.data.kinds import DatasetConfig, HeldOut, Mean, Opening, Place, Std
 from expt.data.plain_text import head_of, opened, refuse_unreadable
 from expt.errors import ConfigError, DataError, collected, first_line
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from expt.data.source import Source
 
+_FIRST = 20
+"""Characters that are shown of a word."""
 _AT_A_TIME = 1 << 20
 """Bytes of a text that a tokenizer gets, whole lines."""
 
@@ -71,6 +74,9 @@ class Text(DatasetConfig):
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         self.extents()
+        if self.tokens != "bytes":
+            lost, seen, *first = self._read_once().labels.tolist()
+            report_lost(self.root, lost, seen, "".join(map(chr, first)))
         below = files_below(self.root)
         report_left_out(self.root, left_out(below, map(str, self.files())), "text")
 
@@ -149,7 +155,11 @@ class Text(DatasetConfig):
         import numpy as np
 
         if self.tokens != "bytes":
-            yield from super().lines(path)
+            with refuse_unreadable(path), opened(Path(path)) as text:
+                reader = _Reader(self._tokenizer())
+                for number, words in enumerate(text, 1):
+                    yield number, np.array(reader.read(words.rstrip("\r\n")), np.int64)
+            report_lost(path, reader.lost, reader.seen, reader.first)
             return
         with refuse_unreadable(path), open(path, "rb") as file:
             for number, line in enumerate(file, 1):
@@ -163,16 +173,25 @@ class Text(DatasetConfig):
 
     def _tokens(self) -> np.ndarray:
         """Return the tokens of the files [N], from the cache."""
+        return self._read_once().images
+
+    def _read_once(self) -> Arrays:
+        """Return the tokens, and the numbers of characters that were lost and seen, and a lost one.
+
+        The last is by the code points of a piece of the text.
+        """
         import numpy as np
 
         files, tokenizer = self.files(), self._tokenizer()
 
         def read() -> Arrays:
+            reader = _Reader(tokenizer)
             kind = np.uint16 if self.vocab_size() <= 1 << 16 else np.uint32
-            found = collected(lambda path: _read(path, tokenizer, kind), files)
-            return Arrays(np.concatenate([np.empty(0, kind), *found]), np.empty(0, np.int64))
+            found = collected(lambda path: _read(path, reader, kind), files)
+            about = [reader.lost, reader.seen, *map(ord, reader.first)]
+            return Arrays(np.concatenate([np.empty(0, kind), *found]), np.array(about, np.int64))
 
-        return decoded("tokens", [*files, Path(self.tokens)], read, self._kept).images
+        return decoded("text", [*files, Path(self.tokens)], read, self._kept)
 
     def _tokenizer(self) -> Any:
         file = Path(self.tokens)
@@ -204,12 +223,50 @@ def _size(path: Path) -> int:
         return path.stat().st_size
 
 
-def _read(path: Path, tokenizer: Any, kind: Any) -> np.ndarray:
+class _Reader:
+    """A tokenizer, which counts the characters that it leaves out or has no token for."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        model, self._tokenizer = tokenizer.model, tokenizer
+        named = getattr(model, "unk_token", None)
+        self._unknown = tokenizer.token_to_id(named) if named else None
+        if type(model).__name__ == "Unigram":  # its attributes have no number of it
+            self._unknown = json.loads(tokenizer.to_str())["model"]["unk_id"]
+        self.lost, self.seen, self.first = 0, 0, ""
+
+    def read(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        import numpy as np
+
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = found.ids
+        tokens, offsets = np.array(ids), np.array(found.offsets, np.int64).reshape(-1, 2)
+        bounds = np.zeros(len(text) + 1, np.int64)
+        for places, step in zip(offsets[tokens != self._unknown].T, (1, -1), strict=True):
+            np.add.at(bounds, places, step)
+        # Blanks may lie between the tokens of words.
+        lost = [at for at in np.flatnonzero(bounds.cumsum()[:-1] <= 0) if not text[at].isspace()]
+        if lost and not self.first:
+            self.first = text[lost[0] :].split(maxsplit=1)[0][:_FIRST]
+        self.lost += len(lost)
+        self.seen += len(text)
+        return ids
+
+
+def report_lost(where: object, lost: int, seen: int, first: str) -> None:
+    """Warn of characters of a text that no token stands for, if there are any."""
+    if lost:
+        warn_once(
+            f"{where}: {lost} of {seen} characters ({lost / seen:.2%}) are lost, since the"
+            f" tokenizer has no token for them, such as in {first!r}"
+        )
+
+
+def _read(path: Path, reader: _Reader, kind: Any) -> np.ndarray:
     import numpy as np
 
     found = [np.empty(0, kind)]
     with opened(path) as file:
         while lines := file.readlines(_AT_A_TIME):
-            ids = tokenizer.encode("".join(lines), add_special_tokens=False).ids
-            found.append(np.array(ids, kind))
+            found.append(np.array(reader.read("".join(lines)), kind))
     return np.concatenate(found)

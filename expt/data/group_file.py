@@ -1,0 +1,72 @@
+"""The groups of pictures in a folder, by a table that names each picture and its group."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from expt.data.columns import texts_of
+from expt.data.image_files import parts_there
+from expt.data.plain_text import composed
+from expt.data.table_files import open_table
+from expt.errors import ConfigError, DataError
+
+_COLUMNS = ("file_name", "group")
+
+
+def groups_of(
+    file: str, root: str, parts: Mapping[str, Sequence[str]], *, learns: bool
+) -> dict[str, list[int]]:
+    """Return the number of the group of each picture in the parts that `file` names whole.
+
+    It names a picture by its path below `root`, below the part's folder, or by its name if no other
+    has it. Raise ConfigError for another kind of file, DataError where it does not name all
+    pictures to learn from.
+    """
+    known = _read(file)
+    numbers = {group: place for place, group in enumerate(dict.fromkeys(known.values()))}
+    folders, found = parts_there(root), dict[str, list[int]]()
+    names = Counter(os.path.basename(path) for paths in parts.values() for path in paths)
+    for part, paths in parts.items():
+        groups, lacking = list[int](), list[str]()
+        for path in paths:
+            name = os.path.basename(path)
+            ways = [os.path.relpath(path, root), os.path.relpath(path, folders[part])]
+            ways += [name] if names[name] == 1 else []
+            if group := next((known[way] for way in map(composed, ways) if way in known), None):
+                groups.append(numbers[group])
+            else:
+                lacking.append(ways[0])
+        if not lacking:
+            found[part] = groups
+        elif part == "train" and learns:
+            raise DataError(
+                f"dataset.group={file}: has no line for {len(lacking)} of {len(paths)} training"
+                f" pictures, such as {lacking[0]}; give each one, by its path below {root}"
+            )
+    return found
+
+
+def _read(file: str) -> dict[str, str]:
+    """Return the group of each path."""
+    if not os.path.isfile(file):
+        raise ConfigError(f"dataset.group={file}: there is no such file; give a table of groups")
+    table = open_table(Path(file))
+    columns = table.names if len(table.names) == 2 else [*_COLUMNS]
+    if lacking := [name for name in columns if name not in table.names]:
+        raise ConfigError(
+            f"dataset.group={file}: has no column {lacking[0]}; call that of the pictures' paths"
+            f" {_COLUMNS[0]} and that of their groups {_COLUMNS[1]}"
+        )
+    found = dict[str, str]()
+    for batch in table.batches(columns):
+        pairs = zip(*(texts_of(batch.column(name)) for name in columns), strict=True)
+        for path, group in (
+            (os.path.normpath(path.strip()), group.strip()) for path, group in pairs
+        ):
+            if not group or found.setdefault(composed(path), group) != group:
+                what = "two groups" if group else "no group"
+                raise DataError(f"dataset.group={file}: gives {path} {what}; give it one")
+    return found

@@ -1,0 +1,187 @@
+"""Find samples, or groups of samples, that lie in two parts of a dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from expt.data.cache import Checksums, key_of
+from expt.errors import warn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expt.data.kinds import DatasetConfig
+    from expt.data.rows import Chosen, Rows
+    from expt.data.source import Source
+
+_ODD = 0x9E3779B97F4A7C15
+_PIECES, _PIECE = 32, 1024
+"""Pieces of a buffer, and their bytes."""
+_UNREAD = itertools.count()
+"""Digests of files that were not read, no two equal."""
+_SOME = 1000
+"""Rows that say how often two have equal cells."""
+_BITS = 24
+_TIMES = 10
+"""How many more rows are to be equal than would be by chance."""
+
+
+class Digests(NamedTuple):
+    """Digests of the samples of a part, which are equal where these are."""
+
+    values: np.ndarray
+    """uint64 [N]"""
+    chance: float = 0.0
+    """the probability that two samples are equal by chance"""
+    exact: Callable[[np.ndarray], np.ndarray] | None = None
+    """digests of the samples at some places, if `values` only say which may be equal"""
+
+    def at(self, index: np.ndarray) -> Digests:
+        """Return those of the samples at `index`."""
+        exact = self.exact
+        of = None if exact is None else lambda places: exact(index[places])
+        return Digests(self.values[index], self.chance, of)
+
+
+def of_files(files: Iterable[str | None], sums: Checksums) -> Digests:
+    """Return the digests of files by their checksums; one that was not read equals no other."""
+    noted = (path and sums.noted(key_of(path)) for path in files)
+    found = [int(note[-16:], 16) if note else next(_UNREAD) for note in noted]
+    return Digests(np.array(found, np.uint64))
+
+
+def of_bytes(content: Any) -> int:
+    """Return the digest of a buffer; of a large one its length and some of its bytes."""
+    view = memoryview(content)
+    found = hashlib.blake2b(str(len(view)).encode(), digest_size=8)
+    if len(view) <= _PIECES * _PIECE:
+        found.update(view)
+    else:
+        for start in range(0, len(view), len(view) // _PIECES):
+            found.update(view[start : start + _PIECE])
+    return int.from_bytes(found.digest(), "big")
+
+
+def of_rows(rows: Rows, index: np.ndarray) -> Digests:
+    """Return the digests of the rows at `index`: of their features and targets."""
+    columns = [rows.features, *([] if isinstance(rows.targets, np.ndarray) else [rows.targets])]
+    chances = [_chances(each) for each in columns]
+    few = _telling(chances[0], rows.features.shape[0])
+    chance = float(math.prod(map(np.prod, chances)))
+
+    def exact(places: np.ndarray) -> np.ndarray:
+        found = sum((_digests(each, index[places]) for each in columns), np.uint64(0))
+        if isinstance(rows.targets, np.ndarray):
+            found += rows.targets[index[places]].astype(np.uint64)
+        return found
+
+    return Digests(_digests(rows.features.columns(few), index), chance, exact)
+
+
+def _digests(columns: Chosen, index: np.ndarray) -> np.ndarray:
+    # An odd factor for each column, so that cells count by their places.
+    factors = np.arange(1, 2 * columns.shape[1], 2, dtype=np.uint64) * np.uint64(_ODD)
+    found = [np.zeros(0, np.uint64)]
+    for block in columns.blocks(index):
+        bits = np.ascontiguousarray(block).view(np.uint64) * factors
+        bits ^= bits >> np.uint64(40)
+        found.append(bits.sum(1, dtype=np.uint64) * np.uint64(_ODD))
+    return np.concatenate(found)
+
+
+def _chances(columns: Chosen) -> np.ndarray:
+    """Return how often two different rows have equal cells in each column."""
+    number = columns.shape[0]
+    some = np.unique(columns[np.arange(0, number, max(1, number // _SOME))], axis=0)
+    pairs, found = max(1, len(some) * (len(some) - 1)), list[float]()
+    for cells in some.T:
+        counts = np.unique(cells, return_counts=True)[1]
+        found.append(max(1.0, (counts * (counts - 1)).sum()) / pairs)
+    return np.array(found)
+
+
+def _telling(chances: np.ndarray, number: int) -> list[int]:
+    """Return columns in which few of a `number` of rows are equal by chance, if there are such."""
+    order = chances.argsort(kind="stable")
+    enough = int((chances[order].cumprod() * number**2 > 1).sum()) + 1
+    return sorted(order[:enough].tolist())
+
+
+def warn_of_shared(
+    dataset: DatasetConfig, task: Any, source: Source, train: Tensor, val: Tensor
+) -> None:
+    """Warn of held-out samples that are trained on, and of groups that lie in two parts.
+
+    `train` and `val` are the places of the samples to train on, and of those held out of train.
+    """
+    parts = {"train": ("train", train.numpy())}
+    for name, of_name in (("val", source.val), ("test", source.test)):
+        size = of_name.size if of_name else None
+        parts |= {name: (name, np.arange(size))} if size else {}
+    parts |= {"val": ("train", val.numpy())} if len(val) else {}
+    groups = {name: Digests(each.numpy().astype(np.uint64)) for name, each in source.groups.items()}
+    drawn = {"val": len(val) > 0, "test": hasattr(dataset, "test_fraction")}
+    for of, what, fix in (
+        (source.digests, "are trained on, too", "remove copies"),
+        (groups.get, "have their dataset.group in train, too", "move each group to one part"),
+    ):
+        known = {part: of(part) for part in {part for part, _ in parts.values()}} if of else {}
+        chosen = {
+            name: each.at(index)
+            for name, (part, index) in parts.items()
+            if (each := known.get(part))
+        }
+        if shared := _shared(chosen):
+            name, (_, *first) = next(iter(shared.items()))
+            told, such = list[str](), list[str]()
+            for part, (number, *_) in shared.items():
+                size = len(parts[part][1])
+                told.append(f"{number} of {size} samples of {part} ({number / size:.1%})")
+            for part, place in zip((name, "train"), first, strict=True):
+                origin = dataset.origin(task, part)(int(parts[part][1][place]))
+                such.append(" ".join(f"{key} {origin[key]}" for key in origin) + f" ({part})")
+            together = any(map(drawn.get, shared)) and of is source.digests
+            fix += ", or keep them together by dataset.group" * together
+            said = f"{' and '.join(told)} {what}, such as {' and '.join(such)}"
+            warn(f"{dataset.label}: {said}; {fix}")
+
+
+def _shared(parts: Mapping[str, Digests]) -> dict[str, tuple[int, int, int]]:
+    """Return how many samples of parts are in train, if more than by chance, and the first two."""
+    found = dict[str, tuple[int, int, int]]()
+    train = parts.get("train", Digests(np.empty(0, np.uint64)))
+    for name, each in parts.items():
+        least = _TIMES * each.chance * len(train.values) * len(each.values)
+        if name == "train" or least >= len(each.values):
+            continue
+        ours, theirs = _alike(each.values, train.values)
+        digests = [
+            one.exact(places) if one.exact else one.values[places]
+            for one, places in ((each, ours), (train, theirs))
+        ]
+        mine, its = _alike(*digests)
+        if len(mine) > least:
+            like = its[(digests[1][its] == digests[0][mine[0]]).argmax()]
+            found[name] = len(mine), int(ours[mine[0]]), int(theirs[like])
+    return found
+
+
+def _alike(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of digests that are in both."""
+
+    def may_be(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+        # Most differ in the first bits: to compare these takes a tenth of the time of sorting.
+        there = np.zeros(1 << _BITS, bool)
+        there[others >> (64 - _BITS)] = True
+        return np.flatnonzero(there[some >> (64 - _BITS)])
+
+    mine = may_be(ours, theirs)
+    its = may_be(theirs, ours[mine])
+    mine = mine[np.isin(ours[mine], theirs[its])]
+    return mine, its[np.isin(theirs[its], ours[mine])]
