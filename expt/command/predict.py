@@ -13,6 +13,7 @@ from typing import Any
 from expt import machine, signals
 from expt.command import terminal
 from expt.command.words import Parser
+from expt.data.table_files import SUFFIXES
 from expt.errors import ConfigError, ExptError, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Plan
@@ -23,9 +24,9 @@ from expt.runs.view.text import Console, say
 
 REPORTED = 10
 """Files that could not be read and are named; of the others the number is reported."""
-EXAMPLES = """what you can give, depending on the run's dataset
+EXAMPLES = f"""what you can give, depending on the run's dataset
   images            pictures, folders with pictures below them, or arrays (.npy, .npz) of images
-  a table           .csv, .parquet, .npz, or a .npy of features: columns by name, without targets
+  a table           {", ".join(SUFFIXES)}, or a .npy of features: columns by name, no targets
   a text            plain texts: how likely each line is
   custom samples    arrays of samples (.npy, .npz)
 

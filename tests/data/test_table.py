@@ -19,6 +19,7 @@ from expt.data.kinds import Opening, table
 from expt.data.kinds.custom import Custom
 from expt.data.loading import Batch, Shard
 from expt.data.rows import Chosen, Rows
+from expt.data.table_files import SUFFIXES
 from expt.errors import ConfigError, DataError
 from expt.features import Columns, Features, Numbers
 from expt.inference.inputs import inputs_of
@@ -335,7 +336,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     for name, content, says in (
         ("t.npz", b"PK no", r"t.npz cannot be read as a .npz \("),
         ("t.csv", b"a,y\n\xff\xfe,1\n", r"t.csv: is not UTF-8 at byte 4, in line 2"),
-        ("t.txt", b"a,y\n", r"dataset.path=.*t.txt: is no .csv, .npz, .parquet, .tsv; convert it"),
+        ("t.txt", b"a,y\n", rf"dataset.path=.*t.txt: is no {', '.join(SUFFIXES)}; convert it"),
         ("none.csv", None, r"dataset.path=.*none.csv: there is no such file"),
     ):
         if content is not None:
