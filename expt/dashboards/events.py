@@ -122,6 +122,7 @@ def _until(
 
 def _is_of_the_end(tag: str, kind: str | None, measured: Collection[str]) -> bool:
     """Return whether a curve has no such point yet; norms of layers are only in event files."""
+    tag = tag.replace(OBJECTIVE, tags.best(""), 1)
     of_layers = tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))
     return kind == "simple_value" and tag not in measured and not of_layers
 

@@ -370,7 +370,8 @@ class Pool:
         fix = f"use {instead(chosen)}" if chosen else "`expt doctor` says more"
         of = f"{len(wanted)} named" if demand.devices else len(wanted)
         left = len({*able} & {*wanted})
-        text = f"{demand.count} of {of} GPUs needed, {left} have not failed; {fix}"
+        have = "has" if left == 1 else "have"
+        text = f"{demand.count} of {of} GPUs needed, {left} {have} not failed; {fix}"
         faults = {gpu: self._faults[gpu] for gpu in wanted if gpu in {*self._faults} - {*able}}
         return DeviceLost("\n".join((text, *faults.values())), gpus=faults)
 

@@ -24,7 +24,7 @@ DOCUMENTS = (ROOT / "README.md", *PAGES)
 NO_SETTINGS = {
     *as_typed(
         "KEY device weights_only nodesplitter MASTER_PORT early_stop.metric split which folder"
-        " quiet EXPT_TRUST_CODE"
+        " quiet EXPT_TRUST_CODE sep"
     ),
     *as_typed(
         "hydra.run.dir hydra.sweep.dir hydra.mode hydra/launcher hydra/callbacks hydra/sweeper"
@@ -192,8 +192,10 @@ def test_what_a_sweep_says_runs_its_failures_again(tmp_path: Path) -> None:
     words = as_typed(f"-m model=mine {data} epochs=1 tensorboard.images=false")
     swept = run(*words, "hydra.sweep.dir=a sweep, (mine)", cwd=tmp_path)
     assert swept.returncode == 1
-    again, look = through_bash(PRINTED.findall(swept.stdout))
+    again, sweep, look = through_bash(PRINTED.findall(swept.stdout))
     assert Path(tmp_path, look[2]).is_dir()
+    continued = run(*sweep[3:], cwd=tmp_path)
+    assert (continued.returncode, "] done before" in continued.stdout) == (1, True)
     done = run(*again[3:], "--cfg", "job", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "channels: 3" in done.stdout

@@ -105,7 +105,9 @@ def test_best_of_sweep_wrong_folders(trained: Trained, tmp_path: Path, capfd: Ca
     for name, more in (("b", 0.01), ("c", 0.0)):  # of one run: what counts is what records say
         shutil.copytree(run.folder, sweep / name)
         text = (sweep / name / "result.json").read_text()
-        (sweep / name / "result.json").write_text(text.replace(str(value), str(value + more)))
+        text = text.replace(str(value), str(value + more))
+        other = text.replace('"seedless_identity": "', f'"seedless_identity": "{name}')
+        (sweep / name / "result.json").write_text(other)
     capfd.readouterr()
     evaluate.main([str(sweep), "--best", "2", "split=val", "world_size=1"])
     lines = capfd.readouterr().out.splitlines()
