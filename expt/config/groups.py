@@ -233,7 +233,7 @@ Optimizer = SGD | Adam | Muon | LBFGS | TargetOptimizer
 
 
 WarmupEpochs = Annotated[NonNegative, Key(counts="epochs")]
-PlanEpochs = Annotated[Positive | None, Key(resume=True, varies="length", counts="epochs")]
+PlanEpochs = Annotated[Positive | None, Key(resume=True, varies="length")]
 """It may change on resume where the plan ends at the same step all the same; see expt.runs."""
 
 

@@ -83,13 +83,13 @@ class Feature:
         return dataclasses.replace(self, scales={})
 
     def in_units(self, values: Tensor) -> Tensor:
-        """Return standardised values, T for each sample, in their own units."""
+        """Return standardised values, T for each sample, in their own units, as float64."""
         import torch  # late: the driver has none
 
         scales = [*self.scales.values()]
         mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
         rows = values.reshape(-1, len(scales)).double()
-        return torch.addcmul(mean, rows, deviation).reshape(values.shape).to(values.dtype)
+        return torch.addcmul(mean, rows, deviation).reshape(values.shape)
 
     @property
     def shapes(self) -> Mapping[str, Any]:

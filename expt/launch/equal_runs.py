@@ -24,7 +24,7 @@ class EqualRuns:
     def __init__(self) -> None:
         self._alike = defaultdict[str, list[Job]](list)
         self._steps_per_epoch: dict[str, int] = {}
-        """Known once a run of the group has its data."""
+        """Known once a run of the group has its data; 0 where samples are not counted."""
         self._waiting: dict[int, tuple[str, Job]] = {}
 
     def hold(self, number: int, job: Job) -> bool:
@@ -42,7 +42,8 @@ class EqualRuns:
     def released(self) -> Iterator[int]:
         """Yield the numbers of jobs that wait no longer."""
         for key in {key for key, _ in self._waiting.values()} - self._steps_per_epoch.keys():
-            if steps := next(filter(None, map(_steps_per_epoch, self._alike[key])), None):
+            known = map(_steps_per_epoch, self._alike[key])
+            if (steps := next((one for one in known if one is not None), None)) is not None:
                 self._steps_per_epoch[key] = steps
         for number, (key, job) in list(self._waiting.items()):
             first = next(self._earlier(key, job), None)
@@ -73,12 +74,15 @@ class EqualRuns:
 
 
 def _steps_per_epoch(job: Job) -> int | None:
-    is_known = job.trains or job.status == COMPLETED
-    return read_result(job.paths).get("steps_per_epoch") if is_known else None
+    if not (job.trains or job.status == COMPLETED):
+        return None
+    record = read_result(job.paths)
+    return 0 if record.get("data", {}).get("is_uncounted") else record.get("steps_per_epoch")
 
 
 def _length(job: Job, steps_per_epoch: int) -> tuple[Any, ...]:
     config = request_of(job).config
+    steps_per_epoch = steps_per_epoch or config.steps_of_uncounted or 1
     total = config.total_steps(steps_per_epoch)
     plan = planned_steps(config.scheduler, steps_per_epoch=steps_per_epoch, total_steps=total)
     return total, plan, config.max_minutes, getattr(config.scheduler, "kwargs", None)

@@ -45,6 +45,8 @@ class ExtraMetrics:
             # Its `compute` calls this in place of a collective of its own.
             part.distributed_available_fn = lambda: bool(self._everyones)
             part.dist_sync_fn = lambda state, group=None: self._everyones.get(id(state), [state])
+            if self._targets.scales:  # sums of squares far from 0 would lose their digits
+                part.set_dtype(torch.float64)
 
     @property
     def names(self) -> Sequence[str]:

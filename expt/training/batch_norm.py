@@ -27,7 +27,12 @@ Gather = Callable[[Tensor], Tensor]
 
 def is_in(module: nn.Module) -> bool:
     """Return whether `module` has a batch norm, of whatever class."""
-    return any(isinstance(layer, (*KINDS, nn.SyncBatchNorm)) for layer in module.modules())
+    return any(map(is_one, module.modules()))
+
+
+def is_one(layer: nn.Module) -> bool:
+    """Return whether `layer` is a batch norm, of whatever class."""
+    return isinstance(layer, (*KINDS, nn.SyncBatchNorm))
 
 
 def synchronise(module: nn.Module, gather: Gather) -> None:

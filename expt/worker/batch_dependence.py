@@ -24,7 +24,7 @@ from expt.training.learner import Learner
 from expt.training.strategy import in_parts
 
 SAMPLES = 8
-NEAR, ABOUT = 0.01, 0.2
+NEAR, ABOUT = 1e-3, 0.1
 """The share of the largest number by which others may differ; ABOUT in 16 bits."""
 DROPOUTS = tuple(
     one for name, one in vars(nn).items() if "Dropout" in name and isinstance(one, type)
@@ -83,12 +83,12 @@ def _check(
             " batch norm without running statistics, or a mean over dimension 0), so that metrics"
             " depend on eval_batch_size and world_size"
         )
-    norms = batch_norm.is_in(learner.module)
+    norms = any(one.training for one in learner.module.modules() if batch_norm.is_one(one))
     if number == 1 or (number == "auto" and norms):  # which reports it once it takes fewer
         return
     depends = gathers or _depends(learner, batch, trains=True)
     if norms if depends is None else depends:
-        why = "batch norms normalise over" if norms else "the model or the loss compares"
+        why = "batch norms get" if norms else "the model or the loss compares"
         share = -(-batch.global_size // worker.world_size)
         fewer = "fewer where memory lacks" if number == "auto" else f"{-(-share // number)}"
         warn(
@@ -110,6 +110,7 @@ def _depends(learner: Learner, batch: Batch, *, trains: bool) -> bool | None:
     near = ABOUT if learner.precision.dtype else NEAR
 
     def is_near(one: Tensor, other: Tensor) -> bool:
+        one, other = (each.nan_to_num(0.0, 0.0, 0.0) for each in (one, other))  # of masks
         return bool((one - other).abs().max() <= near * one.abs().max())
 
     try:
@@ -149,13 +150,14 @@ def _numbers(
 def _gathers(learner: Learner, batch: Batch, worker: Worker) -> bool:
     """Return whether workers gather as many values as each has samples; a collective.
 
-    Not where they have exchanged integers before, as to pad unequal shares.
+    Not where they have exchanged integers before, as to pad unequal shares. Samples may come in
+    pairs.
     """
-    number = min(SAMPLES, batch.global_size // worker.world_size)
-    if worker.world_size == 1 or number < 2:
+    number = min(SAMPLES, batch.global_size // worker.world_size // 2 * 2)
+    if worker.world_size == 1 or number < 4:
         return False
     try:
-        more, fewer = (_exchanged(learner, batch, each) for each in (number, number - 1))
+        more, fewer = (_exchanged(learner, batch, each) for each in (number, number - 2))
     except Exception:  # training will raise it
         return False
     pairs = enumerate(zip(more, fewer, strict=False))

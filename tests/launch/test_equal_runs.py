@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 import expt
 
 
@@ -12,6 +14,29 @@ def test_one_of_several_that_are_equally_long_is_trained(tmp_path: Path) -> None
     assert [run.record["steps"] for run in runs] == [10, 21, 21]
     assert [run.record.get("resumed_from", {}).get("step") for run in runs] == [None, None, 21]
     assert runs[1].record["metrics"] == runs[2].record["metrics"]
+
+
+STREAM = """
+import torch
+class Both(torch.utils.data.IterableDataset):
+    def __init__(self, first=0):
+        self.first = first
+    def __iter__(self):
+        return ((torch.full((1, 8, 8), (self.first + n) % 2.0), n % 2) for n in range(4000))
+"""
+
+
+def test_runs_of_a_stream_are_as_long_as_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "streams.py").write_text(STREAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    about = "_target_: streams.Both, num_classes: 2, num_workers: 0"
+    data = f"dataset={{{about}, train: {{}}, val: {{first: 1}}, test: {{first: 1}}}}"
+    runs = expt.sweep(data, "model=mlp", "epochs=1", "world_size=1", "max_steps=3,6")
+    assert [run.record["steps"] for run in runs] == [3, 6]
+    assert not any("resumed_from" in run.record for run in runs)
 
 
 def test_a_plan_of_another_length_is_another_run(tmp_path: Path) -> None:

@@ -13,11 +13,15 @@ from torch import nn
 from torch.distributed.nn.functional import all_gather
 import expt
 
+class Frozen(nn.BatchNorm1d):
+    def train(self, mode=True):
+        return super().train(False)
+
 class Net(nn.Module):
     def __init__(self, norm=None, centre=False, **sizes):
         super().__init__()
         norms = {None: nn.Identity(), "batch": nn.BatchNorm1d(64, track_running_stats=False),
-            "layer": nn.LayerNorm(64)}
+            "layer": nn.LayerNorm(64), "frozen": Frozen(64)}
         self.layers = nn.Sequential(nn.Flatten(), norms[norm], nn.Dropout(0.5), nn.Linear(64, 10))
         self.centre = centre
 
@@ -56,6 +60,7 @@ CONTRAST = "task={_target_: own_batches.Contrast, gathers: %s}"
         (["model=convnet"], []),
         (["model={_target_: own_batches.Net, norm: batch}"], [MODEL]),
         (["model={_target_: own_batches.Net, norm: layer}", "gradient_accumulation=2"], []),
+        (["model={_target_: own_batches.Net, norm: frozen}", "gradient_accumulation=2"], []),
         (
             ["model={_target_: own_batches.Net, centre: true}", "gradient_accumulation=2"],
             [MODEL, ACCUMULATION],
