@@ -1,10 +1,13 @@
 """Results that depend on how samples are batched, where pages promise equal ones."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.facade import as_typed, run
+from tests.facade import Capture, Patch, as_typed, run
+from tests.worker.conftest import TrainAlone
 
 OWN = """
 import torch
@@ -50,6 +53,20 @@ class Contrast(expt.Task):
 
 MODEL, ACCUMULATION = "model: in an evaluation", "gradient_accumulation=2: "
 CONTRAST = "task={_target_: own_batches.Contrast, gathers: %s}"
+QUICK = as_typed("epochs=1 dataset.train_limit=300 tensorboard.images=false")
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "own_batches.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def assert_said(stderr: str, begins: Sequence[str]) -> None:
+    lines = [re.sub(r"^warning: (\[rank 0\] )?", "", line) for line in stderr.splitlines()]
+    found = [line for line in lines if "the curve" in line or MODEL in line]
+    assert len(found) == len(begins)
+    assert all(map(str.startswith, found, begins))
 
 
 @pytest.mark.parametrize(
@@ -67,27 +84,29 @@ CONTRAST = "task={_target_: own_batches.Contrast, gathers: %s}"
         ),
         ([CONTRAST % "no", "gradient_accumulation=2"], [ACCUMULATION]),
         ([CONTRAST % "no"], []),
-        ([CONTRAST % "yes", "gradient_accumulation=2", "world_size=2"], [ACCUMULATION]),
-        ([CONTRAST % "padded", "drop_last=false", "world_size=2", "batch_size=100"], []),
     ],
 )
 def test_a_curve_that_is_not_the_same_is_said(
-    words: list[str], said: list[str], tmp_path: Path
+    words: list[str], said: list[str], train_alone: TrainAlone, capfd: Capture
 ) -> None:
-    (tmp_path / "own_batches.py").write_text(OWN)
-    more = as_typed("epochs=1 dataset.train_limit=300 tensorboard.images=false hydra.run.dir=run")
-    alone = [] if "world_size=2" in words else ["world_size=1"]
-    done = run(*words, *alone, *more, cwd=tmp_path)
+    train_alone(*words, *QUICK)
+    assert_said(capfd.readouterr().err, said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([CONTRAST % "yes", "gradient_accumulation=2"], [ACCUMULATION]),
+        ([CONTRAST % "padded", "drop_last=false", "batch_size=100"], []),
+    ],
+)
+def test_a_loss_may_gather(words: list[str], said: list[str], tmp_path: Path) -> None:
+    done = run(*words, *QUICK, "world_size=2", "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = [line.removeprefix("warning: ") for line in done.stderr.splitlines()]
-    about = [line.removeprefix("[rank 0] ") for line in found if "curve" in line or MODEL in line]
-    assert [line.startswith(start) for line, start in zip(about, said, strict=True)] == [
-        True for _ in said
-    ]
+    assert_said(done.stderr, said)
 
 
 def test_workers_do_not_gather_unequal_shares_of_a_last_batch(tmp_path: Path) -> None:
-    (tmp_path / "own_batches.py").write_text(OWN)
     words = as_typed("epochs=1 batch_size=100 world_size=2 hydra.run.dir=run")  # 93 are left
     done = run(*words, CONTRAST % "yes", "drop_last=false", cwd=tmp_path)
     assert done.returncode == 2, done.stderr

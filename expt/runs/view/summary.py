@@ -192,7 +192,7 @@ def _facts_of_evaluation(record: Record) -> Iterator[str]:
     speed = f"{about['samples'] / max(seconds, 1e-9):,.0f} {noun_of(record)}s/s"
     yield f"measured     {seconds:.1f} s by {_where(record)}, {speed}"
     if record["config"]["dataset"].get("standardise_targets"):
-        yield "unit         the loss is of standardised targets, and the metrics are in their own unit"
+        yield "unit         the loss is of standardised targets, metrics are in their own unit"
     then = read_result(RunPaths(Path(about["run"])))
     config, metrics, split = then.get("config") or {}, then.get("metrics") or {}, about["split"]
     # The numbers of the run for the same weights on the same samples.
