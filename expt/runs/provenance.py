@@ -140,7 +140,7 @@ def imported_versions() -> dict[str, str]:
     tops, found = {name.partition(".")[0] for name in sys.modules.copy()}, dict[str, str]()
     for info in (info for at in sys.path for info in sorted(Path(at or ".").glob("*.dist-info"))):
         name, _, version = info.stem.partition("-")
-        if {name, name.lower(), *_top_level(info)} & tops:
+        if {name, name.lower()} & tops or _top_level(info) & tops:
             found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
     return found
 
