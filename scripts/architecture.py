@@ -43,7 +43,7 @@ MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
 MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 44_640, 219, 44_450
 MAX_LINES = {
-    "command": 5_474, "config": 3_179, "dashboards": 1_645, "data": 8_674, "features": 920,
+    "command": 5_474, "config": 3_189, "dashboards": 1_645, "data": 8_674, "features": 920,
     "inference": 1_530, "launch": 3_145, "models": 1_030, "planning": 275, "python": 700,
     "runs": 5_668, "search": 1_601, "tasks": 1_623, "training": 3_484, "worker": 4_375,
 }  # fmt: skip

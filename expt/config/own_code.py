@@ -60,8 +60,18 @@ def is_installed(path: Path | str) -> bool:
 def _installed(path: tuple[str, ...]) -> tuple[str, ...]:
     expt = Path(__file__).parents[1]
     own = (os.path.dirname(os.__file__), str(expt), str(expt.with_name("hydra_plugins")))
-    of_packages = [each for each in path if each.endswith(("site-packages", "dist-packages"))]
+    of_packages = [
+        each
+        for each in path
+        if each.endswith(("site-packages", "dist-packages")) or _is_target(each)
+    ]
     return tuple(f"{folder}/" for folder in (*own, *of_packages))
+
+
+def _is_target(folder: str) -> bool:
+    """Return whether pip has installed packages into a folder, as by `pip install --target`."""
+    is_here = os.path.realpath(folder or ".") == os.getcwd()  # which may be a package's own
+    return not is_here and next(Path(folder).glob("*.dist-info"), None) is not None
 
 
 def is_of_main(target: str) -> bool:

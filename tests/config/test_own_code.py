@@ -321,3 +321,16 @@ def test_other_source_of_any_class_is_named(tmp_path: Path, monkeypatch: Patch) 
     assert not own_code.other_source({"config": config, "content": {"code": code}})
     line = own_code.other_source({"config": config, "content": {"code": "of then"}})
     assert line.startswith("other_data.Data: source code has changed")
+
+
+def test_a_folder_that_pip_has_filled_is_not_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `pip install --target`; a package's own source may lie next to such a folder too."""
+    for name in ("filled", "own"):
+        (tmp_path / name / "tool-1.0.dist-info").mkdir(parents=True)
+        monkeypatch.syspath_prepend(tmp_path / name)
+    monkeypatch.syspath_prepend(tmp_path / "plain")
+    monkeypatch.chdir(tmp_path / "own")
+    found = [own_code.is_installed(tmp_path / each / "tool.py") for each in ("filled", "own")]
+    assert (*found, own_code.is_installed(tmp_path / "plain/tool.py")) == (True, False, False)
