@@ -304,7 +304,10 @@ def _work_through(line: Connection) -> NoReturn:
         os.environ.clear()
         os.environ.update(surroundings.env)
         sys.path[:], sys.argv[:] = surroundings.path, surroundings.argv
-        print_to(work.stdout, work.stderr)
+        try:
+            print_to(work.stdout, work.stderr)
+        except OSError:  # the driver sees that the folder is gone, or that its disk is full
+            os._exit(code)
         # a worker that is killed leaves its lines
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         found = pkgutil.resolve_name(work.function)(*work.arguments)

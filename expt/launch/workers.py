@@ -262,7 +262,7 @@ class Aftermath:
             hint = " (out of memory?)" if -code == signal.SIGKILL else self._of_cpp(rank)
             return Killed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
         return RunFailed(
-            f"{who} exited with code {code} before it had completed{self._disk()}\n{log}"
+            f"{who} exited with code {code} before it had completed{self._disk(rank)}\n{log}"
         )
 
     def _gpus(self) -> dict[str, str]:
@@ -290,10 +290,14 @@ class Aftermath:
             f"where the others waited{stack}\n{self._log(first)}"
         )
 
-    def _disk(self) -> str:
-        free, folder = shutil.disk_usage(self._paths.folder).free, self._paths.folder
+    def _disk(self, rank: int) -> str:
+        folder = self._paths.folder
+        free = shutil.disk_usage(folder if folder.is_dir() else folder.absolute().parent).free
         full = f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
-        return full if free < NO_SPACE_BYTES else ""
+        if free < NO_SPACE_BYTES:
+            return full
+        moved = f"; {folder} was renamed or removed meanwhile: type the command again"
+        return "" if self._paths.stderr(self._attempt, rank).exists() else moved
 
     def _log(self, rank: int) -> str:
         return f"{LOG}{self._paths.stderr(self._attempt, rank)}"

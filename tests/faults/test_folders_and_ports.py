@@ -8,8 +8,8 @@ from pathlib import Path
 
 from expt.launch.workers import bind_free_port
 from tests.data.test_files import config, write_idx_set
-from tests.facade import Patch, RunFolder, run
-from tests.faults.running import listening
+from tests.facade import TIMEOUT_S, Patch, RunFolder, as_typed, run, start
+from tests.faults.running import listening, wait_until
 
 
 def test_twenty_runs_at_once_have_twenty_ports_on_loopback() -> None:
@@ -53,3 +53,15 @@ def test_of_two_runs_at_once_one_downloads(tmp_path: Path, monkeypatch: Patch) -
         for _ in range(3):
             threads.submit(config("mnist", tmp_path, True).prepare)
     assert fetched == ["mnist"]
+
+
+def test_a_folder_that_is_renamed_while_its_run_begins_is_named(tmp_path: Path) -> None:
+    words = as_typed("epochs=1 world_size=2 tensorboard.images=false hydra.run.dir=run")
+    process = start(*words, cwd=tmp_path)
+    folder, renamed = tmp_path / "run", tmp_path / "renamed"
+    wait_until((folder / "logs").is_dir, process)
+    folder.rename(renamed)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert "Traceback" not in stderr
+    if process.returncode:  # else its workers had opened their files
+        assert "run was renamed or removed" in stderr
