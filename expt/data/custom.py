@@ -96,16 +96,31 @@ def _groups(parts: Mapping[str, Dataset[Any]], name: str) -> dict[str, Tensor]:
     numbers, found = dict[str, int](), dict[str, Tensor]()
     for part, each in parts.items():
         groups, size = getattr(each, name, None), samples.size_of(each)
-        if groups is not None and len(groups) == size:
-            texts = map(str, groups.tolist() if hasattr(groups, "tolist") else groups)
-            found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in texts])
-        elif groups is not None or part == "train":
-            what = "has none" if groups is None else f"has {len(groups)} for {size} samples"
+        if groups is None and part != "train":
+            continue
+        texts, what = list[str](), f"has a {type(groups).__name__}"
+        if isinstance(groups, Iterable) and not isinstance(groups, Mapping | str | bytes):
+            values = groups.tolist() if hasattr(groups, "tolist") else groups
+            texts = [_as_group(one) for one in values]
+            what = f"has {len(texts)} for {size} samples"
+        if len(texts) != size or "" in texts:
+            what = "has none" if groups is None else what
+            what = f"has none for sample {texts.index('')}" if "" in texts else what
             raise ConfigError(
                 f"dataset.group={name}: {part} {what}; let it be an attribute of the dataset, a"
                 " list of the group of each sample"
             )
+        found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in texts])
     return found
+
+
+def _as_group(one: Any) -> str:
+    """Return a group's name: 7.0 is 7, and None and nan are none."""
+    one = one.item() if hasattr(one, "item") else one
+    if isinstance(one, float) and not math.isfinite(one):
+        return ""
+    is_whole = isinstance(one, float) and one.is_integer()
+    return "" if one is None else str(int(one) if is_whole else one)
 
 
 def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:

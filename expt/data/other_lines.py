@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,13 +13,15 @@ from typing import Any
 
 _COMMENT = r"^\s*(#+|//+|;|%+|!|--+|\*+)\s+\S"
 """The beginning of a comment; a name such as #1 or #id is none."""
-_RULE = re.compile(r"[-=_*+: ]{2,}")
+_RULE = re.compile(r" *([-=_*])\1{2,}[-=_*+: ]*")
 _TOTAL = re.compile(
     r"(grand |sub-?)?(totals?|sums?|means?|averages?|avg|counts?|summe|gesamt|mittelwert|somme|"
     r"moyenne|suma|media|totale|std|end|eof|end of (file|data|report))(\s*[:=.].*)?",
     re.IGNORECASE,
 )
 """A text in the last row that names a sum, or the end."""
+_SURE = re.compile(r"(grand |sub-?)?(totals?|sums?)\b|eof|end of", re.IGNORECASE)
+"""One of those that is hardly a value; media and end may be."""
 _HEAD = 200
 """The lines in which a header is looked for."""
 _FEW = 5
@@ -90,6 +93,7 @@ def among(batch: Any, first: str | None, *, is_last: bool) -> dict[int, str]:
     if first in names:
         is_comment = compute.match_substring_regex(batch.column(first), _COMMENT)
         rows = np.flatnonzero(is_comment.fill_null(False)).tolist()
+        rows = [row for row in rows if _is_comment(batch, row)]
         found |= dict.fromkeys(rows if len(rows) <= _FEW else (), "is a comment")
     if batch.num_rows and all(_RULE.fullmatch(_text(column, 0)) for column in batch.columns):
         found[0] = "is a rule"
@@ -98,18 +102,48 @@ def among(batch: Any, first: str | None, *, is_last: bool) -> dict[int, str]:
     return found
 
 
+def _is_comment(batch: Any, row: int) -> bool:
+    """Return whether a row that begins like a comment is one: -- none -- may be a value."""
+    begins = any(_text(column, row).startswith(("#", "//")) for column in batch.columns)
+    return begins or not all(_text(column, row) for column in batch.columns)
+
+
 def _total(batch: Any) -> str:
     """Return why the last row is none of data: it names a total, or has a single cell."""
     last = batch.num_rows - 1
     filled = [column for column in batch.columns if _text(column, last)]
     for column in filled:
-        text = _text(column, last)
-        if _TOTAL.fullmatch(text) and column.to_pylist().count(column[last].as_py()) == 1:
+        if not _TOTAL.fullmatch(_text(column, last)) or _occurs(column, last) > 1:
+            continue
+        is_sure = bool(_SURE.match(_text(column, last))) or len(filled) < batch.num_columns
+        if is_sure or _numbers(column[:last]) or _adds_up(batch):
             return "is a total, or an end"
     have_gaps = any(column[:last].null_count for column in batch.columns)
     if len(filled) == 1 < batch.num_columns - 1 and not have_gaps:
         return "has a single cell that is not empty, and no other row has an empty one"
     return ""
+
+
+def _occurs(column: Any, row: int) -> int:
+    """Return how often a row's cell is in its column."""
+    return int(column.to_pylist().count(column[row].as_py()))
+
+
+def _numbers(cells: Any) -> list[float]:
+    """Return the numbers of a column's cells; none where one is a text."""
+    try:
+        return [float(cell) for cell in cells.to_pylist() if (cell or "").strip()]
+    except ValueError:
+        return []
+
+
+def _adds_up(batch: Any) -> bool:
+    """Return whether the last row has the sum, or the mean, of all numbers above it."""
+    found = [numbers for column in batch.columns if len(numbers := _numbers(column)) > 2]
+    pairs = [(numbers[-1], sum(numbers[:-1]), len(numbers) - 1) for numbers in found]
+    sums = all(math.isclose(last, total, rel_tol=1e-3) for last, total, _ in pairs)
+    means = all(math.isclose(last, total / number, rel_tol=1e-3) for last, total, number in pairs)
+    return bool(pairs) and (sums or means)
 
 
 def _text(column: Any, row: int) -> str:

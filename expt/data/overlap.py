@@ -28,6 +28,10 @@ _UNREAD = itertools.count()
 _SOME = 1000
 """Rows that say how often two have equal cells."""
 _BITS = 24
+_FINE = 0.15
+"""The share of different values in some column, below which rows may be equal by chance."""
+_COPIES = 8
+"""The most equal rows in train; more are values that often occur, such as all zeros."""
 _TIMES = 10
 """How many more rows are to be equal than would be by chance."""
 
@@ -73,7 +77,9 @@ def of_rows(rows: Rows, index: np.ndarray) -> Digests:
     columns = [rows.features, *([] if isinstance(rows.targets, np.ndarray) else [rows.targets])]
     chances = [_chances(each) for each in columns]
     few = _telling(chances[0], rows.features.shape[0])
-    chance = float(math.prod(map(np.prod, chances)))
+    # Of columns that depend on one another the product says nothing.
+    is_fine = max(_share_of_values(each) for each in columns) >= _FINE
+    chance = float(math.prod(map(np.prod, chances))) if is_fine else 1.0
 
     def exact(places: np.ndarray) -> np.ndarray:
         found = sum((_digests(each, index[places]) for each in columns), np.uint64(0))
@@ -104,6 +110,13 @@ def _chances(columns: Chosen) -> np.ndarray:
         counts = np.unique(cells, return_counts=True)[1]
         found.append(max(1.0, (counts * (counts - 1)).sum()) / pairs)
     return np.array(found)
+
+
+def _share_of_values(columns: Chosen) -> float:
+    """Return the largest share of different values in a column."""
+    number = columns.shape[0]
+    some = columns[np.arange(0, number, max(1, number // _SOME))]
+    return max((len(np.unique(cells)) / len(some) for cells in some.T), default=0.0)
 
 
 def _telling(chances: np.ndarray, number: int) -> list[int]:
@@ -166,6 +179,9 @@ def _shared(parts: Mapping[str, Digests]) -> dict[str, tuple[int, int, int]]:
             for one, places in ((each, ours), (train, theirs))
         ]
         mine, its = _alike(*digests)
+        if each.exact:
+            there, counts = np.unique(digests[1], return_counts=True)
+            mine = mine[counts[np.searchsorted(there, digests[0][mine])] <= _COPIES]
         if len(mine) > least:
             like = its[(digests[1][its] == digests[0][mine[0]]).argmax()]
             found[name] = len(mine), int(ours[mine[0]]), int(theirs[like])

@@ -163,6 +163,21 @@ def test_rows_of_few_values_may_be_equal_by_chance(
     assert "trained on, too" not in capsys.readouterr().err
 
 
+def test_equal_rows_of_columns_that_depend_on_one_another_are_no_copies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(0)
+    degrees = draw.integers(-10, 40, 400).tolist()
+    rows = [
+        f"{c},{1.8 * c + 32:.1f},{c + 273.15:.2f},{'ill' if c > 20 else 'well'}" for c in degrees
+    ]
+    off = [f"{a:.4f},{b:.4f},0,{'ill' if a > 0 else 'well'}" for a, b in draw.normal(size=(200, 2))]
+    for body in (rows, [*off, *["0,0,0,well"] * 200]):
+        (tmp_path / "t.csv").write_text("\n".join(["a,b,c,y", *body]))
+        of_table(dataset(f"dataset=table dataset.path={tmp_path}/t.csv dataset.targets=y"))
+        assert "trained on, too" not in capsys.readouterr().err
+
+
 def pictures(root: Path, *, parts: tuple[str, ...] = ("train",)) -> Path:
     draw = np.random.default_rng(0)
     for part in parts:

@@ -104,6 +104,9 @@ GOOD = {
     "names of totals": texts(middle="total,sum,v", end="z,sum,u"),
     "dashes for no value": texts(middle="--,*,v", end="--,p,u"),
     "a class like its column": texts(middle="a,p,y", end="x,b,y"),
+    "a placeholder": texts(middle="-- none --,p,v", end="y,b,u"),
+    "a value that may be an end": texts(middle="y,p,v", end="z,media,u"),
+    "signs": "a,b,y\n++,--,v\n--,++,u\n" + "".join(texts().splitlines(keepends=True)[3:]),
     "a row of gaps": lines(middle="1,,v", end=",,u"),
     "pauses": texts().replace("x,", "# x,"),
 }

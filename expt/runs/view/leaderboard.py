@@ -190,11 +190,16 @@ def filtered(
 def _grouped(runs: Sequence[FoundRun]) -> list[list[FoundRun]]:
     """Return the runs of each setting; a refused one by its typed settings."""
     groups, typed = dict[str, list[FoundRun]](), dict[str, str]()
+    of_source: dict[str, dict[str, None]] = {}
     for run in runs:
         if "seedless_identity" in run.record:
             typed.setdefault(_typed_without_seed(run), without_seed(run))
+            of_source.setdefault(run.record["seedless_identity"], {})[without_seed(run)] = None
     for run in runs:
         key = without_seed(run)
+        others = [one for one in of_source.get(key, ()) if one != key]
+        # One that failed while its model was made has no hash of the source.
+        key = others[0] if len(others) == 1 and not run.record.get("imported") else key
         groups.setdefault(typed.get(key, key), []).append(run)
     return [*groups.values()]
 
