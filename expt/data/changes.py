@@ -122,7 +122,7 @@ def unseeded(
     watched = {where: Watched(one, {}) for where, one in {**own_code(), **objects}.items()}
     ends, drew, looked = time.monotonic() + LIMIT_S, 0, 0
     with preserved_generators():
-        for seed, read in enumerate(reads):  # a seed each, for a dataset may keep what it draws
+        for seed, read in enumerate(reads):  # a seed each: a dataset may keep samples
             with contextlib.suppress(Exception):  # training reports the error
                 drew += len({repr(_read_seeded(read, seed)) for _ in range(1 + again)}) > 1
             looked += 1
