@@ -62,6 +62,14 @@ def test_a_refused_repetition_belongs_to_its_setting(tmp_path: Path) -> None:
     assert table(tmp_path) == [("1", "2 of 3 completed")]
 
 
+def test_a_repetition_whose_model_could_not_be_made_belongs_to_its_setting(tmp_path: Path) -> None:
+    leave_seeds(tmp_path, 1, 0.9, 0.8, None)
+    for seed in range(2):  # the third has failed before it has recorded its source
+        ran: Any = {"net": {"file": "net.py", "hash": "a"}}
+        update_result(RunPaths(tmp_path / f"lr=1,seed={seed}"), imported=ran)
+    assert table(tmp_path) == [("1", "2 of 3 completed")]
+
+
 def test_a_damaged_record_of_the_grid_hides_nothing(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"left_out": 3, "repetitions": "x"}'):
         (tmp_path / GRID_RECORD).write_text(text)
