@@ -56,6 +56,7 @@ class _Setting:
     """One key, dotted, and how its value becomes words."""
 
     def __init__(self, key: str, sweep: bool) -> None:
+        key = re.sub(r"\[(\d+)\]", r".\1", key)  # of an element
         self._key, self._sweep = key, sweep
         self._is_group = key in GROUPS or key == "search"
         self._is_open = self._is_group or key in holders() or key.partition(".")[0] == "hydra"
