@@ -33,7 +33,7 @@ def page(sweep_of_six: Path) -> Iterator[Page]:
 
 def test_scalars(page: Page) -> None:
     browser = page.open("scalars")
-    tags = ("accuracy/train", "accuracy/val", "accuracy/test", "best/accuracy/val")
+    tags = ("(objective)/accuracy/val", "accuracy/train", "accuracy/val", "accuracy/test", "best")
     browser.wait_for_texts(
         *page.runs, *tags, "loss", "lr", "speed", "memory", "norm_weights", "norm_gradients"
     )
