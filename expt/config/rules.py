@@ -286,10 +286,8 @@ def _folds(config: RunConfig, machine: Machine) -> Problems:
         yield "dataset.fold", why, f"use 0 to {folds - 1}"
     if folds is not None and getattr(config.dataset, "val_split", "random") != "random":
         yield "dataset.val_split", "folds are drawn at random", "use dataset.folds=null"
-    if (
-        getattr(config.dataset, "group", None)
-        and getattr(config.dataset, "val_split", "") == "last"
-    ):
+    is_last = getattr(config.dataset, "val_split", "random") == "last"
+    if is_last and getattr(config.dataset, "group", None):
         yield "dataset.group", "val_split=last cuts groups", "use dataset.val_split=random"
     if config.dataset.sampling and not config.dataset.shuffle:
         why = f"dataset.sampling={config.dataset.sampling} draws the samples"

@@ -133,6 +133,8 @@ def warn_of_shared(
 
     `train` and `val` are the places of the samples to train on, and of those held out of train.
     """
+    if source.digests is None and not source.groups:
+        return
     parts = {"train": ("train", train.numpy())}
     for name, of_name in (("val", source.val), ("test", source.test)):
         size = of_name.size if of_name else None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +23,8 @@ from expt.training import batch_norm, collectives, random_state
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.training.strategy import in_parts
+from expt.worker.custom_code import SAMPLES
 
-SAMPLES = 8
 NEAR, ABOUT = 1e-3, 0.1
 """The share of the largest number by which others may differ; ABOUT in 16 bits."""
 DROPOUTS = tuple(
@@ -31,70 +32,93 @@ DROPOUTS = tuple(
 )
 
 
-def checked(
-    batches: Iterator[Batch],
-    learner: Learner,
-    config: RunConfig,
-    worker: Worker,
-    samples: int | None,
-) -> Iterator[Batch]:
-    """Yield the batches, with checks after the first step; `samples` is their number, if known.
+class BatchDependence:
+    """The checks of a run: after the first step of this process, and in its first evaluation."""
 
-    Warns where a sample's outputs depend on others of its batch, and raises ConfigError where
-    workers would gather unequal shares of the last batch. A collective.
-    """
-    first = next(batches, None)
-    if first is None:
-        return
-    lengths = {*map(len, leaves((first.inputs, first.targets)))}
-    few = None if first.weightless or len(lengths) > 1 else _cut(first, SAMPLES)
-    yield first
-    if few is not None:
-        eager = torch.compiler.set_stance("force_eager") if learner.compiled else None
-        with random_state.kept(worker.device), eager or contextlib.nullcontext():
-            _check(learner, few, config, worker, samples)
-    yield from batches
+    def __init__(self, config: RunConfig, learner: Learner, worker: Worker) -> None:
+        self._config, self._learner, self._worker = config, learner, worker
+        self._own = {one for one in ("model", "task") if isinstance(getattr(config, one), Target)}
+        number, may_copy = config.gradient_accumulation, not config.is_sharded
+        may_gather = self._own and worker.world_size > 1 and not config.drop_last
+        self._checks_steps = may_copy and bool(number != 1 or may_gather)
+        self._checks_evaluation = may_copy and "model" in self._own
+
+    def of_steps(self, batches: Iterator[Batch], samples: int | None) -> Iterator[Batch]:
+        """Return the batches of an epoch of `samples`, if their number is known; a collective.
+
+        Warns where micro-batches change the curve, and raises ConfigError where workers would
+        gather unequal shares of the last batch.
+        """
+        if not self._checks_steps:
+            return batches
+        self._checks_steps = False
+        left = 0 if self._config.drop_last else (samples or 0) % self._config.batch_size
+        return self._looked_at(batches, functools.partial(self._look_at_step, left))
+
+    def of_evaluation(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the batches, and warn where a sample's outputs depend on others of its batch."""
+        if not self._checks_evaluation:
+            return batches
+        self._checks_evaluation = False
+        return self._looked_at(batches, self._look_at_evaluation)
+
+    def _looked_at(
+        self, batches: Iterator[Batch], look: Callable[[Batch], None]
+    ) -> Iterator[Batch]:
+        """Yield the batches; `look` gets a few samples of the first one, once that is used."""
+        first = next(batches, None)
+        if first is None:
+            return
+        lengths = {*map(len, leaves((first.inputs, first.targets)))}
+        few = None if first.weightless or len(lengths) > 1 else _cut(first, SAMPLES)
+        yield first
+        if few is not None:
+            compiled = self._learner.compiled
+            eager = torch.compiler.set_stance("force_eager") if compiled else None
+            with random_state.kept(self._worker.device), eager or contextlib.nullcontext():
+                look(few)
+        yield from batches
+
+    def _look_at_step(self, left: int, few: Batch) -> None:
+        number, size = self._config.gradient_accumulation, self._worker.world_size
+        is_uneven = left % size > 0
+        may_gather = self._own and (is_uneven or number != 1)
+        gathers = bool(may_gather) and _gathers(self._learner, few, self._worker)
+        if gathers and is_uneven:
+            raise ConfigError(
+                f"drop_last=false: an epoch's last batch has {left} samples, which are unequal"
+                f" shares of {size} workers, and the model or the loss gathers them; use"
+                " drop_last=true"
+            )
+        layers = self._learner.module.modules()
+        norms = any(one.training for one in layers if batch_norm.is_one(one))
+        # Of auto with norms the strategy reports it once it takes fewer.
+        if self._worker.rank or number == 1 or (number == "auto" and norms):
+            return
+        depends = gathers or _depends(self._learner, few, trains=True)
+        if norms if depends is None else depends:
+            why = "batch norms get" if norms else "the model or the loss compares"
+            share = -(-few.global_size // size)
+            fewer = "fewer where memory lacks" if number == "auto" else f"{-(-share // number)}"
+            warn(
+                f"gradient_accumulation={number}: {why} the samples that a worker has at a time,"
+                f" {fewer} and not {share}, so that the curve is not that of"
+                " gradient_accumulation=1"
+            )
+
+    def _look_at_evaluation(self, few: Batch) -> None:
+        if self._worker.rank == 0 and _depends(self._learner, few, trains=False):
+            warn(
+                "model: in an evaluation a sample's outputs depend on the others of its batch (as"
+                " by a batch norm without running statistics, or a mean over dimension 0), so that"
+                " metrics depend on eval_batch_size and world_size"
+            )
 
 
 def _cut(batch: Batch, number: int) -> Batch:
     """Return a copy of the first samples, which a step may change."""
     inputs, targets = mapped(lambda one: one[:number].clone(), (batch.inputs, batch.targets))
     return batch._replace(inputs=inputs, targets=targets)
-
-
-def _check(
-    learner: Learner, batch: Batch, config: RunConfig, worker: Worker, samples: int | None
-) -> None:
-    number, left = config.gradient_accumulation, (samples or 0) % config.batch_size
-    parts = left % worker.world_size if not config.drop_last else 0
-    of_own = {one for one in ("model", "task") if isinstance(getattr(config, one), Target)}
-    gathers = bool(of_own and (parts or number != 1)) and _gathers(learner, batch, worker)
-    if gathers and parts:
-        raise ConfigError(
-            f"drop_last=false: an epoch's last batch has {left} samples, which are unequal shares"
-            f" of {worker.world_size} workers, and the model or the loss gathers them; use"
-            " drop_last=true"
-        )
-    if worker.rank:
-        return
-    if "model" in of_own and _depends(learner, batch, trains=False):
-        warn(
-            "model: in an evaluation a sample's outputs depend on the others of its batch (as by a"
-            " batch norm without running statistics, or a mean over dimension 0), so that metrics"
-            " depend on eval_batch_size and world_size"
-        )
-    norms = any(one.training for one in learner.module.modules() if batch_norm.is_one(one))
-    if number == 1 or (number == "auto" and norms):  # which reports it once it takes fewer
-        return
-    depends = gathers or _depends(learner, batch, trains=True)
-    if norms if depends is None else depends:
-        why = "batch norms get" if norms else "the model or the loss compares"
-        share = -(-batch.global_size // worker.world_size)
-        fewer = "fewer where memory lacks" if number == "auto" else f"{-(-share // number)}"
-        warn(
-            f"gradient_accumulation={number}: {why} the samples that a worker has at a time,"
-            f" {fewer} and not {share}, so that the curve is not that of gradient_accumulation=1"
-        )
 
 
 def _depends(learner: Learner, batch: Batch, *, trains: bool) -> bool | None:

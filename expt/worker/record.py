@@ -133,19 +133,22 @@ class Record:
         self._observer.close(complete=status == COMPLETED)
         resumable = {} if status == COMPLETED else {"resumable": True}
         spent = cost_until_now(read_result(self._paths)) if self._metrics else {}
-        more: dict[str, Any] = dict(self._imported())
-        if self._metrics:
-            more["distributions"] = provenance.imported_versions()
-        self.result(status=status, **resumable, **outcome, **spent, **more)
+        self.result(status=status, **resumable, **outcome, **spent, **self._imported())
         return status
 
     def _imported(self) -> Mapping[str, Any]:
-        """Return result.json's entry of custom modules, each by the source found first."""
-        if not (self._classes and self._metrics):
+        """Return result.json's entries of distributions, and of custom modules by first source."""
+        if not self._metrics:
             return {}
+        versions = {"distributions": provenance.imported_versions()}
+        if not self._classes:
+            return versions
         own_code.check_caches(own_code.own_files().values())  # for later runs
         found = own_code.as_imported(own_code.own_modules(self._classes))
-        return {"imported": {**found, **read_result(self._paths).get("imported", {})}}
+        return {
+            **versions,
+            "imported": {**found, **read_result(self._paths).get("imported", {})},
+        }
 
 
 class History:

@@ -80,7 +80,7 @@ def assert_said(stderr: str, begins: Sequence[str]) -> None:
         (["model={_target_: own_batches.Net, norm: frozen}", "gradient_accumulation=2"], []),
         (
             ["model={_target_: own_batches.Net, centre: true}", "gradient_accumulation=2"],
-            [MODEL, ACCUMULATION],
+            [ACCUMULATION, MODEL],
         ),
         ([CONTRAST % "no", "gradient_accumulation=2"], [ACCUMULATION]),
         ([CONTRAST % "no"], []),
