@@ -41,8 +41,8 @@ class Contrast(expt.Task):
     def training_loss(self, outputs, batch):
         every = own = nn.functional.normalize(outputs)
         if self.gathers == "padded":
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-            dist.all_gather(sizes, torch.tensor([len(own)]))
+            sizes = [own.new_zeros(1) for _ in range(dist.get_world_size())]
+            dist.all_gather(sizes, own.new_full((1,), len(own)))
             missing = own.new_zeros(max(map(int, sizes)) - len(own), own.shape[1])
             found = zip(all_gather(torch.cat((own, missing))), sizes)
             every = torch.cat([each[:int(size)] for each, size in found])
