@@ -15,13 +15,14 @@ def followed(page: Path, folder: Path) -> None:
     (folder / "work").mkdir()
     wrong = {
         answer.command.words: said
-        for answer in follow(page.read_text(), folder / "work", environment(folder), timeout_s=110)
+        for answer in follow(page.read_text(), folder / "work", environment(folder), timeout_s=280)
         if (said := answer.wrong(exact=exact))
     }
     assert not wrong
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
     followed(page, tmp_path)
