@@ -167,9 +167,10 @@ def of_labels(logits: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
 
 def of_numbers(outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
     ours, theirs = outputs.double().flatten(), targets.double().flatten()
+    error = (outputs.double() - targets.double()).reshape(len(targets), -1)
     return {
         "mae": measured.mean_absolute_error(ours, theirs),
-        "rmse": measured.mean_squared_error(ours, theirs, squared=False),
+        "rmse": error.square().mean(0).sqrt().mean(),
         "r2": measured.r2_score(
             *(each.double().reshape(len(each), -1).squeeze(1) for each in (outputs, targets))
         ),

@@ -12,7 +12,7 @@ from expt.command.words import Parser, positive
 from expt.errors import ConfigError, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import refuse_in_torchrun
-from expt.runs.found import by_objective, results
+from expt.runs.found import results, without_copies
 from expt.runs.grid import in_newest
 from expt.runs.named_checkpoint import found
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
@@ -103,13 +103,14 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
         return [folder]
     if RunPaths(folder).result.exists():
         raise ConfigError(f"--best {best}: is for a sweep, and {folder} is a run; leave it out")
-    from expt.runs.view.leaderboard import best_settings_first  # late: Rich's tables
+    from expt.search.conclusion import ranked  # late: Rich's tables
 
-    ranked = best_settings_first(in_newest(folder, [*results(folder)])[0])
-    measured = {run.folder for run in by_objective(ranked)}
-    if len({run.objective for run in ranked}) != 1:
-        raise ConfigError(f"{folder}: has no completed runs of one objective; name a run")
-    return [run.folder for run in ranked if run.folder in measured][: best or 1]
+    rows = ranked(folder, in_newest(folder, without_copies(results(folder))[0])[0])
+    if not rows:
+        raise ConfigError(
+            f"{folder}: no completed run has one objective and keeps all constraints; name a run"
+        )
+    return [run.folder for row in rows for run in row.counted][: best or 1]
 
 
 def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:

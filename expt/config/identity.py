@@ -45,7 +45,7 @@ class Identity:
 
     digest: str
     seedless: str
-    """The digest without the keys of REPEATED."""
+    """The digest without the keys of REPEATED, and what follows them by interpolation."""
     content: Content
 
     @classmethod
@@ -62,6 +62,9 @@ def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) ->
     seedless = found.pop("seedless_fork", None)
     if {*REPEATED} <= {*but}:
         found["fork"] = seedless
+        settings = _as_written(settings, config.following)
+        for key in config.following:
+            found.pop({"dataset": "data"}.get(key.partition(".")[0], key), None)
     for part, value in found.items():
         if value:
             settings.pop(part, None)  # a path: the content there counts, wherever it lies
@@ -74,9 +77,23 @@ def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) ->
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def _as_written(value: Any, texts: Mapping[str, str], path: str = "") -> Any:
+    """Return settings with interpolations in place of their values, where `texts` has them."""
+    if path in texts:
+        return texts[path]
+    if isinstance(value, Mapping):
+        named = {key: f"{path}.{key}".removeprefix(".").replace(".kwargs.", ".") for key in value}
+        return {key: _as_written(value[key], texts, named[key]) for key in value}
+    if isinstance(value, list | tuple):
+        return [_as_written(each, texts, f"{path}.{place}") for place, each in enumerate(value)]
+    return value
+
+
 def shown(config: RunConfig) -> dict[str, Any]:
     """Return the configuration as it is written to disk: without values from the environment."""
     settings = {name: value for name, value in plain(config).items() if name != "secrets"}
+    if not config.following:
+        del settings["following"]
     hidden: dict[str, Any] = secrets.hidden(settings, config.secrets)
     return hidden
 

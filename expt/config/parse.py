@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -56,9 +57,41 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> Settings:
     content = {key: contained(composed[key]) for key in own}
     secrets.remember(found, content)
     node = {**content, "secrets": found}
+    if following := _following(composed, texts):
+        node["following"] = following
     settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
     settings.texts = texts
     return settings
+
+
+def _following(composed: DictConfig, texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the interpolations whose values another seed or fold would change."""
+    from omegaconf import OmegaConf, flag_override
+
+    def values() -> dict[str, Any]:
+        return {key: _value(composed, key) for key in texts}
+
+    repeated = {key: OmegaConf.select(composed, key) for key in keys.varying("repetition")}
+    repeated = {key: value for key, value in repeated.items() if isinstance(value, int)}
+    found = values()
+    with flag_override(composed, ["struct", "readonly"], [False, False]):
+        try:
+            for key, value in repeated.items():
+                OmegaConf.update(composed, key, value + 1)
+            others = values()
+        finally:
+            for key, value in repeated.items():
+                OmegaConf.update(composed, key, value)
+    return {key: text for key, text in texts.items() if others[key] != found[key]}
+
+
+def _value(composed: DictConfig, key: str) -> Any:
+    """Return the value of a key, as its text; None for one that has none with this seed."""
+    from omegaconf import OmegaConf
+
+    with contextlib.suppress(Exception):  # of a custom resolver, too
+        return str(OmegaConf.select(composed, key))
+    return None
 
 
 def parse(settings: Mapping[str, Any], machine: Machine, *, measures: bool = False) -> RunConfig:

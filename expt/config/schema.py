@@ -253,6 +253,10 @@ class RunConfig:
     secrets: Annotated[dict[str, str], Key(result="none")] = dataclasses.field(
         default_factory=dict, repr=False
     )
+    following: Annotated[dict[str, str], Key(result="none")] = dataclasses.field(
+        default_factory=dict
+    )
+    """The interpolations, by key, whose values differ with the seed or the fold."""
 
     @property
     def num_gpus(self) -> int:

@@ -39,13 +39,13 @@ class SearchRecord(NamedTuple):
         """Return whether it has measured something that violates a limit."""
         return any(limit.violation(run) > 0 for limit in self.limits)
 
-    def best(self, runs: Sequence[FoundRun]) -> Row | None:
-        """Return the best setting by the first goal, of equal ones by the next.
+    def ranked(self, runs: Sequence[FoundRun]) -> list[Row]:
+        """Return the settings that are allowed, by the first goal, equal ones by the next.
 
         One that lacks repetitions comes after all others.
         """
-        reached = sorted(self._reached(runs), key=lambda each: not each[-1].is_whole)
-        return reached[0][-1] if reached else None
+        reached = [row for *_, row in self._reached(runs)]
+        return sorted(reached, key=lambda row: not row.is_whole)
 
     def front(self, runs: Sequence[FoundRun]) -> list[Row]:
         """Return the Pareto front of the settings, sorted by the first goal."""
@@ -96,17 +96,28 @@ def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
         return SearchRecord(goals_for(own, task), [])
 
 
-def best_of(folder: Path, runs: Sequence[FoundRun]) -> tuple[Row | None, list[Row]]:
-    """Return the best setting of a sweep, and the Pareto front of a search of several goals.
+def ranked(folder: Path, runs: Sequence[FoundRun]) -> list[Row]:
+    """Return the settings of a sweep's runs that may be the best, best first.
 
-    None where no run has completed, or they were chosen by different metrics.
+    Empty where no run has completed, or they were chosen by different metrics.
     """
-    if (search := search_in(folder, runs)) is not None:
-        return search.best(runs), search.front(runs) if len(search.goals) > 1 else []
+    return _ranked(search_in(folder, runs), runs)
+
+
+def _ranked(search: SearchRecord | None, runs: Sequence[FoundRun]) -> list[Row]:
+    if search is not None:
+        return search.ranked(runs)
     measured = by_objective(run for run in runs if run.status == COMPLETED)
     if len({run.objective for run in measured}) != 1:
-        return None, []
-    return next((row for row in rows(runs) if not math.isnan(row.mean)), None), []
+        return []
+    return [row for row in rows(runs) if not math.isnan(row.mean)]
+
+
+def best_of(folder: Path, runs: Sequence[FoundRun]) -> tuple[Row | None, list[Row]]:
+    """Return the best setting of a sweep, and the Pareto front of a search of several goals."""
+    search = search_in(folder, runs)
+    front = search.front(runs) if search and len(search.goals) > 1 else []
+    return next(iter(_ranked(search, runs)), None), front
 
 
 def bad_trials(runs: Sequence[FoundRun]) -> list[FoundRun]:
@@ -141,7 +152,7 @@ def conclude_search(
         say(console, f"Pareto       {of_all}", "bold")
         if front:
             console.print(_table(front, found))
-    best = found.best(runs)
+    best = next(iter(found.ranked(runs)), None)
     if best is None:
         say(console, "best         none yet: no run has measured all goals and kept all limits")
         return

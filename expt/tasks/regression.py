@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
@@ -81,9 +82,8 @@ class Regression(Task):
     def sums(self) -> Mapping[str, int]:
         """See Task."""
         number = len(self._origin)
-        several = {"squared_errors": number} if number > 1 else {}
-        moments = {"target": number, "squared_target": number}
-        return {"mae": 1, "squared_error": 1, **several, **moments}
+        moments = ("squared_error", "target", "squared_target")
+        return {"mae": 1, **dict.fromkeys(moments, number)}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """Return the mean over a sample's values, summed over the samples."""
@@ -100,14 +100,12 @@ class Regression(Task):
             error, targets = error * self._units[0], (targets - self._origin[0]) * self._units[0]
         else:
             error, targets = self._rows(error, targets, number)
-        found = {"mae": (error.abs().sum(), count), "squared_error": (error.square().sum(), count)}
+        moments = {"squared_error": error.square(), "target": targets}
+        moments["squared_target"] = targets.square()
+        found = {"mae": (error.abs().sum(), count)}
         if number == 1:
-            found["target"] = (targets.sum(), count)
-            found["squared_target"] = (targets.square().sum(), count)
-            return found
-        each = {"squared_errors": error.square(), "target": targets}
-        each["squared_target"] = targets.square()
-        return {**found, **{name: (values.sum(0), len(targets)) for name, values in each.items()}}
+            return found | {name: (values.sum(), count) for name, values in moments.items()}
+        return found | {name: (values.sum(0), len(targets)) for name, values in moments.items()}
 
     def _rows(self, error: Tensor, targets: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """Return both float64 [B, T] in units, the targets from their origins."""
@@ -132,12 +130,11 @@ class Regression(Task):
         return predicted, targets
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        """Return RMSE and R^2, which is nan where all values of a target are equal."""
-        names = "squared_error" if len(self._origin) == 1 else "squared_errors"
-        found = (means[name] for name in (names, "target", "squared_target"))
-        each = ((one,) if isinstance(one, float) else one for one in found)
+        """Return the targets' mean RMSE, and R^2, nan where all values of a target are equal."""
+        found = (means[name] for name in ("squared_error", "target", "squared_target"))
+        each = [(one,) if isinstance(one, float) else one for one in found]
         r2 = [_r2(*moments) for moments in zip(*each, strict=True)]
-        return {"rmse": math.sqrt(means["squared_error"]), "r2": sum(r2) / len(r2)}
+        return {"rmse": fmean(map(math.sqrt, each[0])), "r2": fmean(r2)}
 
 
 def _r2(error: float, mean: float, square: float) -> float:

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import json
+import re
 from typing import Any
 
 import pytest
 
 from expt.config.constraints import Target
-from expt.config.identity import REPEATED, digest, shown, typed_hyperparameters
+from expt.config.identity import REPEATED, Content, Identity, digest, shown, typed_hyperparameters
 from expt.config.keys import (
     Rule,
     choices_of,
@@ -18,7 +19,7 @@ from expt.config.keys import (
     flat,
     without_effect,
 )
-from expt.config.parse import parse, settings_of
+from expt.config.parse import parse, recorded, settings_of
 from expt.config.schema import TRACKERS, RunConfig
 from expt.machine import Machine
 from tests.composing import composed
@@ -295,3 +296,40 @@ def test_folds_are_other_runs_that_repeat_one_measurement() -> None:
     assert identity(first, but=("seed",)) != identity(second, but=("seed",))
     assert identity(first, but=REPEATED) == identity(second, but=REPEATED)
     assert identity(first, but=REPEATED) != identity(config("seed=0"), but=REPEATED)
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("weights=pre/s${seed}", "weights"),
+        ("model={_target_: own.Net, own: {deep: [1, '${seed}']}, twice: '${.own.deep[1]}'}", None),
+        (
+            "dataset={_target_: own.Rows, num_classes: 2, train: {noise: '${seed}'}, test: {}}",
+            "data",
+        ),
+        ("dataset.root=part${dataset.fold}", "data"),
+    ],
+)
+def test_what_follows_the_seed_or_the_fold_repeats_too(word: str, part: str | None) -> None:
+    key, words = "seed", ("model=mlp",)
+    if "fold}" in word:
+        key, words = "dataset.fold", ("dataset=mnist", "dataset.folds=5")
+    both = [config(*words, f"{key}={n}", word) for n in range(2)]
+    contents: list[Content] = [{part: str(n)} if part else {} for n in range(2)]  # type: ignore[misc]
+    one, other = map(Identity.of, both, contents)
+    assert (one.digest == other.digest, one.seedless == other.seedless) == (False, True)
+    assert Identity.of(recorded(shown(both[0])), contents[0]) == one
+    fixed = config(*words, f"{key}=0", re.sub(r"\$\{[\w.]*\}", "7", word))
+    assert Identity.of(fixed, contents[0]).seedless != one.seedless
+
+
+def test_an_interpolation_of_another_setting_repeats_nothing() -> None:
+    both = [
+        config(
+            f"optimizer.lr={lr}",
+            "optimizer.weight_decay=${optimizer.lr}",
+        )
+        for lr in (0.1, 0.2)
+    ]
+    assert both[0].following == {}
+    assert identity(both[0], but=REPEATED) != identity(both[1], but=REPEATED)

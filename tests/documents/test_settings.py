@@ -11,7 +11,7 @@ from expt.config.schema import RunConfig
 from scripts.documents import settings
 from scripts.documents.settings import Setting
 
-INTERNAL = {"name", "target", "kwargs", "secrets"}
+INTERNAL = {"name", "target", "kwargs", "secrets", "following"}
 """Fields that nobody types."""
 
 

@@ -106,12 +106,23 @@ def test_best_of_sweep_wrong_folders(trained: Trained, tmp_path: Path, capfd: Ca
         shutil.copytree(run.folder, sweep / name)
         text = (sweep / name / "result.json").read_text()
         text = text.replace(str(value), str(value + more))
-        other = text.replace('"seedless_identity": "', f'"seedless_identity": "{name}')
+        other = text.replace('identity": "', f'identity": "{name}')
         (sweep / name / "result.json").write_text(other)
+    shutil.copytree(sweep / "b", sweep / "z")
     capfd.readouterr()
     evaluate.main([str(sweep), "--best", "2", "split=val", "world_size=1"])
     lines = capfd.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["b", "val"], ["a", "val"]]
+    shutil.rmtree(sweep / "z")
+    (sweep / "multirun.yaml").write_text(
+        f"search: {{constraints: ['accuracy/val<{value + 1e-3}']}}"
+    )
+    text = (sweep / "c" / "result.json").read_text()
+    (sweep / "c" / "result.json").write_text(text.replace("{", '{"search": {"number": 2},', 1))
+    evaluate.main([str(sweep), "--best", "3", "split=val", "world_size=1"])
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == ["a", "c"], "b breaks the limit"
+    (sweep / "multirun.yaml").unlink()
     (sweep / "c" / "checkpoints" / "best.safetensors").unlink()
     for words, said in (
         ([str(sweep)], "holds 3 runs; name one"),

@@ -67,7 +67,7 @@ def test_the_best_of_equal_first_goals_is_one_that_no_other_beats() -> None:
     ]
     assert best(alike[::-1], goals) == found, "of equal ones the first point"
     record = SearchRecord(goals, [])
-    first = record.best(runs)
+    first = record.ranked(runs)[0]
     assert first is not None
     assert first.runs == (runs[1],)
     assert [row.runs for row in record.front(runs)] == [(runs[1],), (runs[2],)], "it is the first"

@@ -185,7 +185,7 @@ def test_metrics_of_standardised_targets_are_in_their_own_units(names: tuple[str
             sums.add(task.loss(batch.inputs, batch), batch.inputs, batch)
         found = sums.averages(sums.values).values
         assert found["mae"] == pytest.approx(float(error.abs().mean()))
-        assert found["rmse"] == pytest.approx(float(error.square().mean().sqrt()))
+        assert found["rmse"] == pytest.approx(float(error.square().mean(0).sqrt().mean()))
         r2 = 1 - error.square().sum(0) / (truth - truth.mean(0)).square().sum(0)
         assert found["r2"] == pytest.approx(float(r2.mean()))
         assert found["loss"] == pytest.approx(float((error / deviation).square().mean()), rel=1e-5)

@@ -158,6 +158,7 @@ CASES = {
         normal(2) + torch.tensor([0, FAR]),
         lambda ours, theirs: {
             **of_numbers(ours, theirs),
+            "rmse": metrics.root_mean_squared_error(theirs.astype(float), ours.astype(float)),
             "r2": metrics.r2_score(theirs.astype(float), ours.astype(float)),
         },
     ),

@@ -167,11 +167,6 @@ def settings_of(runs: Sequence[FoundRun], among: Sequence[FoundRun] | None = Non
     ]
 
 
-def best_settings_first(runs: Sequence[FoundRun]) -> list[FoundRun]:
-    """Return the completed runs in the order of their settings, whose repetitions keep theirs."""
-    return [run for row in rows(runs) for run in row.runs if run.status == COMPLETED]
-
-
 def filtered(
     runs: Sequence[FoundRun], filters: Sequence[str]
 ) -> tuple[list[FoundRun], list[FoundRun]]:
@@ -257,6 +252,8 @@ def shown_setting(run: FoundRun, key: str) -> Any:
         return content[key]
     if key == _LAST_RESORT:
         return without_seed(run)
+    if key in (following := (run.config or {}).get("following", {})):
+        return following[key]
     if key in run.typed:
         typed = run.typed[key]
         # A custom class is shown by its name and arguments, an interpolation by its value.
