@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from hydra.errors import OverrideParseException
 
 from expt.config import keys
+from expt.config.constraints import plain
 from expt.config.groups import GROUPS
 from expt.config.parse import with_value
 from expt.errors import ConfigError, first_line
@@ -33,6 +34,10 @@ lock = threading.RLock()
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
+_NESTED = r"\$\{[^'\"]*\$\{[^'\"]*\}\s*\}"
+"""An interpolation in an interpolation, which Hydra's grammar takes in quotes."""
+
+
 def readable(word: str) -> str:
     """Return the word with quotes around each text, by its key, that Hydra would read otherwise.
 
@@ -47,6 +52,9 @@ def readable(word: str) -> str:
         return word
     home = os.path.expanduser("~")
     value = re.sub(r"""(?<![^,])(["']?)~(?=/|\1(,|$))""", lambda found: found[1] + home, value)
+    if value[:1] not in ("[", "{"):
+        parts = re.split(r",(?![^{}]*\})", value)
+        value = ",".join(quoted(x) if re.fullmatch(_NESTED, x) else x for x in parts)
     changed, name = f"{key}={value}", key.lstrip("+~")
     if key in FOLDERS and value[:1] not in ("'", '"'):
         return f"{key}={quoted(value)}"
@@ -182,9 +190,16 @@ def about_run(name: str, words: Sequence[str], config: object = None) -> Record:
 
 
 def _of_kind(config: Any, key: str, value: Any) -> Any:
-    """Return 1 as 1.0 where the key has that: typed as 1 or 1.0 it is one setting."""
+    """Return 1 as 1.0 where the key has that: typed as 1 or 1.0 it is one setting.
+
+    An interpolation is the value that it gave, unless that may be a secret.
+    """
+    if isinstance(value, str) and "${" in value and key in getattr(config, "secrets", ()):
+        return value
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    if isinstance(value, str) and "${" in value:
+        return value if config is None else plain(config)
     return config if type(value) is int and type(config) is float and config == value else value
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from expt.command.conf_files import groups, keys, keys_of, options
 from expt.config.keys import all_keys, example_of
 from expt.errors import ConfigError, did_you_mean, first_line
-from expt.runs.overrides import key_of
+from expt.runs.overrides import key_of, unquoted
 
 ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "base_lr"), "optimizer.lr"),
@@ -41,7 +41,7 @@ def as_config_error(
         return ConfigError(unknown_option(group, name, known))
     unknown = re.match(r"Could not override '(.*?)'", str(error))
     key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
-    word = next((each for each in reversed(words) if key_of(each) == key), key)
+    word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
     if unknown:
         return ConfigError(unknown_key(word, key, ""))
     if type(error).__name__ == "MissingMandatoryValue":
@@ -55,6 +55,8 @@ def as_config_error(
         where = folders if isinstance(error, UnicodeDecodeError) else words
         text = f"{' '.join(map(str, where))}: {text}"
     cause = first_line(error.__cause__ or error)
+    if "is not Optional" in text and "sweeper.params" in text:
+        cause += "; write null in quotes"
     return ConfigError(text if cause in text else f"{text}: {cause}")
 
 

@@ -158,7 +158,7 @@ def _holders(holder: Any, path: list[str]) -> Iterator[Any]:
 
 @functools.cache
 def resumable() -> frozenset[str]:
-    """Return the keys, besides those of the length, in which runs may differ and prove equal.
+    """Return the keys other than those of the length in which runs may differ and prove equal.
 
     One is the other, resumed at its end.
     """
