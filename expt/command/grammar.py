@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
@@ -17,7 +17,7 @@ from expt.config import keys
 from expt.config.constraints import plain
 from expt.config.groups import GROUPS
 from expt.config.parse import with_value
-from expt.errors import ConfigError, first_line
+from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import NAMES_A_RUN, quoted, values_of
 from expt.runs.result import Record
 
@@ -117,8 +117,20 @@ def parse_one(word: str) -> Override:
         try:
             return _parser().parse_overrides([word])[0]
         except OverrideParseException as error:
-            fix = "quote each text in it: \"key=['a (b)',c]\""
-            raise ConfigError(f"{word}: {first_line(error)}; {fix}") from error
+            raise ConfigError(f"{word}: {_unreadable(word, error)}") from error
+
+
+def _unreadable(word: str, error: Exception) -> str:
+    """Return why the grammar has no reading for a word, and how it is written."""
+    if "=" not in word and not word.startswith("~"):
+        return "is not of the form key=value; write both in one word, without spaces"
+    known = create_functions().functions
+    called = re.findall(r"[=,(]\s*([A-Za-z_]\w*)\(", re.sub(r"'[^']*'|\"[^\"]*\"", "", word))
+    if unknown := next((name for name in called if name not in known), None):
+        hint = did_you_mean(unknown, known)
+        axes = "choice(a,b), range(a,b), interval(a,b) or tag(log,interval(a,b))"
+        return f"there is no {unknown}(...).{hint} An axis is {axes}; quote a text"
+    return f"{first_line(error)}; quote each text in it: \"key=['a (b)',c]\""
 
 
 def is_readable(word: str) -> bool:

@@ -84,12 +84,27 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
         example = example_of(above.split("."))
         return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
     by_end = {name.rpartition(".")[2]: name for name in reversed(keys())}  # lr: optimizer.lr
+    if choice and above == group and last not in (*ELSEWHERE, *by_end) and not near:
+        return f"{word}: {_no_such(group, choice, last)}"
     meant = ELSEWHERE.get(last) or by_end.get(last, key)
     known = [name for name in (*keys(), *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
     known += [f"{each}.{last}" for each in groups() if above and group not in keys()]
     hint = did_you_mean(key, near) or did_you_mean(meant, known)
     listed = f" --help {group} lists its keys" * (not hint and group in keys())
     return f"{word}: there is no key '{key}'.{hint}{listed}"
+
+
+def _no_such(group: str, choice: str, last: str) -> str:
+    """Return the error of a key that no choice of a group has, with the nearest, or those it has.
+
+    Only the last parts of keys are compared: the first is the same in all.
+    """
+    own = keys_of(group, choice) if choice in options(group) else []
+    others = [key for name in options(group) for key in keys_of(group, name)]
+    ends = {key.rpartition(".")[2]: key for key in [*others, *own]}
+    hint = re.sub(r"'(\w+)'", lambda found: f"'{ends[found[1]]}'", did_you_mean(last, ends))
+    hint = hint or f" It has {', '.join(own)}." * bool(own)
+    return f"{group}={choice} has no key '{group}.{last}'.{hint}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:

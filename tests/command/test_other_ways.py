@@ -9,6 +9,7 @@ from expt.command.grammar import about_run, readable
 from expt.command.hydra_part import named_axes
 from expt.command.search_space import space_of
 from expt.command.sweep import Grid
+from expt.command.sweep_folder import SweepFolder
 from expt.command.words import options_of
 from expt.config.identity import shown
 from expt.config.parse import parse
@@ -49,6 +50,16 @@ def test_a_number_of_a_variable_is_recorded_as_it_is() -> None:
     config = parse(settings, HERE)
     assert shown(config)["optimizer"]["lr"] == 0.0175
     assert about_run("x", words[:1], config)["overrides"] == {"optimizer.lr": 0.0175}
+
+
+def test_a_run_of_a_sweep_is_named_by_the_value(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "sweep", composer(), HERE)
+    keys = ("optimizer.lr", "mlflow.experiment")
+    words = [readable(f"optimizer.lr={LR}"), "mlflow.experiment=${oc.env:EXPT_BAD}"]
+    name = folder.run(words, 0, keys).job.name
+    assert "lr=0.0175" in name
+    assert "fast" not in name
+    assert folder.run(["optimizer.lr=${oc.env:EXPT_NONE}"], 1, keys).job.error is not None
 
 
 def test_a_text_of_a_variable_stays_secret() -> None:
