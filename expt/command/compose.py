@@ -211,7 +211,7 @@ class _Base:
         self.own: dict[str, Any] = {key: own[key] for key in own if key != "hydra"}
         """The settings, interpolations as they are written."""
         self.has_environment = bool(composed.hydra.job.env_set)
-        self.choices = composed.hydra.runtime.choices
+        self.choices = {str(key): name for key, name in composed.hydra.runtime.choices.items()}
 
     def with_value(self, own: dict[str, Any], word: Override) -> Any:
         """Return settings with the value of an override. Raises ConfigError for an unknown key."""
@@ -293,7 +293,8 @@ def settings_of(composed: DictConfig, *, sweep: bool = False) -> Settings:
         settings, hydra = plain(composed, sweep=sweep), composed.hydra
         places = [str(each) for each in hydra.searchpath or () if str(each).startswith("file://")]
         own = [Path(os.path.relpath(place.removeprefix("file://"))) for place in places]
-        return _with_files(settings, own, hydra.runtime.choices, typed_in(hydra))
+        choices = {str(key): name for key, name in hydra.runtime.choices.items()}
+        return _with_files(settings, own, choices, typed_in(hydra))
 
 
 def _with_files(

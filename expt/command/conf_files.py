@@ -138,7 +138,7 @@ def written_in(
         content = read_yaml(path)
         is_global = "# @package _global_" in path.read_text(encoding="utf-8")
         nested = content if is_global else {path.parent.name: content}
-        if isinstance(content, dict) and key in flat(nested):
+        if isinstance(content, dict) and re.split(r"\.\d+\b", key)[0] in flat(nested):
             found = str(path), key.rpartition(".")[2]
         if f"hydra.sweeper.params.{key}" in flat(content if isinstance(content, dict) else {}):
             return str(path), key

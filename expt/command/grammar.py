@@ -34,7 +34,7 @@ lock = threading.RLock()
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
-_NESTED = r"\$\{[^'\"]*\$\{[^'\"]*\}\s*\}"
+_NESTED = re.compile(r"(?<![^,:\[])\$\{[^{}]*\$\{(?:[^{}]|\$\{[^{}]*\})*\}[^{}]*\}(?=[],}]|$)")
 """An interpolation in an interpolation, which Hydra's grammar takes in quotes."""
 
 
@@ -52,9 +52,8 @@ def readable(word: str) -> str:
         return word
     home = os.path.expanduser("~")
     value = re.sub(r"""(?<![^,])(["']?)~(?=/|\1(,|$))""", lambda found: found[1] + home, value)
-    if value[:1] not in ("[", "{"):
-        parts = re.split(r",(?![^{}]*\})", value)
-        value = ",".join(quoted(x) if re.fullmatch(_NESTED, x) else x for x in parts)
+    if "'" not in value and '"' not in value:
+        value = _NESTED.sub(lambda found: quoted(found[0]), value)
     changed, name = f"{key}={value}", key.lstrip("+~")
     if key in FOLDERS and value[:1] not in ("'", '"'):
         return f"{key}={quoted(value)}"

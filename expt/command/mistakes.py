@@ -103,8 +103,8 @@ def _no_such(group: str, choice: str, last: str) -> str:
     others = [key for name in options(group) for key in keys_of(group, name)]
     ends = {key.rpartition(".")[2]: key for key in [*others, *own]}
     hint = re.sub(r"'(\w+)'", lambda found: f"'{ends[found[1]]}'", did_you_mean(last, ends))
-    hint = hint or f" It has {', '.join(own)}." * bool(own)
-    return f"{group}={choice} has no key '{group}.{last}'.{hint}"
+    hint = hint or f" {group}={choice} has {', '.join(own)}." * bool(own)
+    return f"there is no key '{group}.{last}'.{hint}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from filelock import FileLock, Timeout
@@ -41,8 +42,6 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record
 from expt.runs.view.text import sweep_command
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from expt.command.run import Command
     from expt.launch.submitit_jobs import Queue
     from expt.runs.view.text import Console
@@ -369,7 +368,7 @@ class Grid:
             for end in (0, -1):
                 tried = [word if at == n else several[end] for n, several in enumerate(self._lists)]
                 try:
-                    settings = self._composer.settings(tried, sweep=True)
+                    settings = self._composer.settings(tried, sweep=True, folder=Path())
                     value = value_at(settings, path)
                     wrong = wrong_values(settings, {".".join(path): [value]}, machine)
                 except ConfigError as error:

@@ -18,6 +18,7 @@ from expt.command.command_line import Parents
 from expt.command.grammar import about_run, parse_one
 from expt.command.hydra_part import environment_of, hydra_files
 from expt.config import kept_code, own_code
+from expt.config.constraints import kind
 from expt.config.explained import value_at
 from expt.config.identity import LENGTH, Content, Identity, digest
 from expt.config.parse import parse, recorded
@@ -125,13 +126,10 @@ class SweepFolder:
         with contextlib.suppress(ConfigError):  # it is refused in its turn
             settings = self._composer.settings(words, sweep=True)
         for at, word in enumerate(map(parse_one, words)):
-            if (
-                settings
-                and "${" in str(word.value())
-                and word.key_or_group not in settings["secrets"]
-            ):
-                value = value_at(settings, word.key_or_group.split("."))
-                found[at] = f"{word.key_or_group}={literal(value)}"
+            key, hides = word.key_or_group, settings.get("secrets", ())
+            if settings and "${" in str(word.value()) and key not in hides:
+                value = value_at(settings, key.split("."))
+                found[at] = f"{key}={kind(value) or literal(value)}"
         return found
 
     def corrected(self, asked: Sequence[SweepRun], keys: Sequence[str]) -> list[str]:

@@ -252,14 +252,19 @@ def beyond_the_end(config: groups.Scheduler, length: Length) -> Unreached:
             schedule.step(*[1.0] * looks)
         return found
 
+    def are_idle(name: str, other: Any) -> bool:
+        with contextlib.suppress(ValueError, TypeError):
+            return rates({name: other}) == rates({})
+        return False
+
     found: dict[str, tuple[Unit, Any]] = {}
     for name, value in config.kwargs.items():
-        several = isinstance(value, list) and all(type(each) is int for each in value)
-        if (type(value) is int and value > 1) or (several and value):
-            other = value[:-1] if isinstance(value, list) else value + 1
-            with contextlib.suppress(ValueError, TypeError):
-                if rates({name: other}) == rates({}):
-                    found[f"scheduler.{name}"] = unit, value
+        if type(value) is int and value > 1 and are_idle(name, value + 1):
+            found[f"scheduler.{name}"] = unit, value
+        elif isinstance(value, list) and all(type(each) is int for each in value):
+            ends = range(len(value))
+            if (left := next((n for n in ends if are_idle(name, value[:n])), None)) is not None:
+                found[f"scheduler.{name}"] = unit, value[left:]
     return found
 
 

@@ -35,7 +35,7 @@ MEANT = {
     "-m optimizer.lr=loguniform(0.1,1)": "interval(a,b)",
     "-m optimizer.lr=intervall(0.1,1)": "'interval'",
     "model.hidden=[layer(1),2]": "quote",
-    "scheduler=cosine scheduler.T_max=10": "scheduler.epochs",
+    "scheduler=cosine scheduler.T_max=10": "scheduler=cosine has scheduler.warmup",
     "optimizer.beta=0.9": "'optimizer.betas'",
     "report run/file": "is a file",
 }

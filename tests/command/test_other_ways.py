@@ -52,7 +52,7 @@ def test_a_number_of_a_variable_is_recorded_as_it_is() -> None:
     assert about_run("x", words[:1], config)["overrides"] == {"optimizer.lr": 0.0175}
 
 
-def test_a_run_of_a_sweep_is_named_by_the_value(tmp_path: Path) -> None:
+def test_a_run_of_a_sweep_is_named_by_the_value(tmp_path: Path, monkeypatch: Patch) -> None:
     folder = SweepFolder(tmp_path / "sweep", composer(), HERE)
     keys = ("optimizer.lr", "mlflow.experiment")
     words = [readable(f"optimizer.lr={LR}"), "mlflow.experiment=${oc.env:EXPT_BAD}"]
@@ -60,6 +60,21 @@ def test_a_run_of_a_sweep_is_named_by_the_value(tmp_path: Path) -> None:
     assert "lr=0.0175" in name
     assert "fast" not in name
     assert folder.run(["optimizer.lr=${oc.env:EXPT_NONE}"], 1, keys).job.error is not None
+    monkeypatch.setenv("EXPT_BAD", "adam")
+    chosen = folder.run(["optimizer=${oc.env:EXPT_BAD}"], 2, ("optimizer",))
+    assert chosen.job.name == "optimizer=adam"
+
+
+def test_an_interpolation_in_another_needs_no_quotes() -> None:
+    for value, meant in {
+        f"{LR},0.1": f"'{LR}',0.1",
+        f"[{LR},0.1]": f"['{LR}',0.1]",
+        f"{{a:{LR}}}": f"{{a:'{LR}'}}",
+        f'"{LR}"': f'"{LR}"',
+        "${seed},1": "${seed},1",
+        f"a{LR}": f"a{LR}",
+    }.items():
+        assert readable(f"model.x={value}") == f"model.x={meant}"
 
 
 def test_a_text_of_a_variable_stays_secret() -> None:
@@ -108,6 +123,8 @@ def test_an_interpolation_of_a_grid_is_looked_at_first(word: str, said: str) -> 
         ["model=convnet,mlp", "eval_batch_size=32,${model.hidden.0}"],
         ["batch_size=32,64", "eval_batch_size=32,${batch_size}"],
         ["optimizer.lr=0.1,${optimizer.momentum}"],
+        ["+mlflow.tags.place=${hydra:runtime.output_dir},here"],
+        ["mlflow.experiment=${hydra:runtime.output_dir},here"],
     ],
 )
 def test_one_that_some_runs_can_have_is_left_to_them(words: list[str]) -> None:
@@ -120,6 +137,10 @@ def test_one_that_some_runs_can_have_is_left_to_them(words: list[str]) -> None:
         ("optimizer: {lr: '0.1'}", "write lr: 0.1 in conf/experiment/one.yaml"),
         ("optimizer:\n  lr: ${oc.env:EXPT_LR}", f"write lr: {LR} in conf/experiment/one.yaml"),
         ("amp: 'on'", "write amp: true in conf"),
+        (
+            "optimizer: {groups: [{match: a, lr_scale: '2'}]}",
+            "write lr_scale: 2 in conf/experiment/one.yaml",
+        ),
         ("optimizer: {lr: [0.1, 0.2]}", "below hydra.sweeper.params in conf"),
         ("optimizer: {lr: '0.1,0.2'}", "below hydra.sweeper.params in conf"),
         ("max_steps: 'null'", "write max_steps: null in conf"),

@@ -117,15 +117,16 @@ def test_a_profile_counts_the_steps_that_are_left(configured: Configured) -> Non
 
 
 SCHEDULES = {
-    "MultiStepLR, milestones: [3, 8]": ["scheduler.milestones"],
-    "MultiStepLR, milestones: [3, 5]": ["scheduler.milestones"],  # at the end
+    "MultiStepLR, milestones: [3, 8]": ["scheduler.milestones=[8]"],
+    "MultiStepLR, milestones: [3, 5]": ["scheduler.milestones=[5]"],  # at the end
+    "MultiStepLR, milestones: [6, 8]": ["scheduler.milestones=[6, 8]"],
     "MultiStepLR, milestones: [3, 4]": [],
-    "StepLR, step_size: 5": ["scheduler.step_size"],
+    "StepLR, step_size: 5": ["scheduler.step_size=5"],
     "StepLR, step_size: 4": [],
     "StepLR, step_size: 30, interval: step": [],
     "CosineAnnealingLR, T_max: 50": [],
-    "CosineAnnealingWarmRestarts, T_0: 5, T_mult: 2": ["scheduler.T_mult"],
-    "ReduceLROnPlateau, patience: 3": ["scheduler.patience"],
+    "CosineAnnealingWarmRestarts, T_0: 5, T_mult: 2": ["scheduler.T_mult=2"],
+    "ReduceLROnPlateau, patience: 3": ["scheduler.patience=3"],
     "ReduceLROnPlateau, patience: 2": [],
     "LinearLR, total_iters: 9": [],
     "OneCycleLR, max_lr: 1": [],
@@ -136,7 +137,8 @@ SCHEDULES = {
 def test_numbers_of_a_schedule_of_torch_s_are_compared(text: str, configured: Configured) -> None:
     named = f"scheduler={{_target_: torch.optim.lr_scheduler.{text}}}"
     config = configured("epochs=5", named)
-    assert [*optim.beyond_the_end(config.scheduler, Length.of(config, STEPS))] == SCHEDULES[text]
+    found = optim.beyond_the_end(config.scheduler, Length.of(config, STEPS))
+    assert [f"{key}={value}" for key, (_, value) in found.items()] == SCHEDULES[text]
 
 
 EQUAL = (
