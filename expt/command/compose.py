@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import re
@@ -23,13 +24,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.conf_files import groups, refuse_misread
+from expt.command.conf_files import groups, refuse_misread, written_in
 from expt.command.grammar import lock, parse_one, with_classes_added
 from expt.command.mistakes import as_config_error, unknown_key
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.keys import all_keys, names_around, typed
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
-from expt.config.parse import plain, with_value
+from expt.config.parse import Settings, plain, with_value
 from expt.errors import ConfigError
 from expt.runs.overrides import quoted, run_name
 from expt.runs.paths import make_unused_folder
@@ -58,6 +59,8 @@ class Composer:
         if own:
             urls = (quoted(f"file://{folder.resolve()}") for folder in own)
             self._hydra_words.append(f"hydra.searchpath=[{','.join(urls)}]")
+        self.typed: Sequence[str] = ()
+        """The words of the command, next to which YAML has set others."""
         self._bases, self._options = ({}, {}) if self._hydra_words else _OF_EXPT
         self._first: DictConfig | None = None
 
@@ -87,20 +90,22 @@ class Composer:
 
     def settings(
         self, words: Sequence[str], *, sweep: bool, folder: Path | None = None, number: int = 0
-    ) -> dict[str, Any]:
+    ) -> Settings:
         """Return the settings of a run, as plain containers, interpolations resolved.
 
         Raises ConfigError where it has none.
         """
         with lock, self.explained(words):
-            _, own = self._updated(words)
+            base, own = self._updated(words)
             if not re.search(r"\$\{|\?\?\?", repr(own)):  # as it is written
-                settings = {**own, "secrets": {}}
-                return fill_auto_of_a_sweep(settings) if sweep else settings
-            composed = self.compose(words)
-            if folder is not None:  # `${hydra:...}` may ask for it
-                place(composed, folder, number)
-            return settings_of(composed, sweep=sweep)
+                node = {**own, "secrets": {}}
+                settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
+            else:
+                composed = self.compose(words)
+                if folder is not None:  # `${hydra:...}` may ask for it
+                    place(composed, folder, number)
+                settings = settings_of(composed, sweep=sweep)
+            return _with_files(settings, self.own, base.choices, self.typed)
 
     def options(self, group: str) -> list[str]:
         """Return the choices of a group; nothing for a key that is none."""
@@ -206,7 +211,7 @@ class _Base:
         self.own: dict[str, Any] = {key: own[key] for key in own if key != "hydra"}
         """The settings, interpolations as they are written."""
         self.has_environment = bool(composed.hydra.job.env_set)
-        self._choices = composed.hydra.runtime.choices
+        self.choices = {str(key): name for key, name in composed.hydra.runtime.choices.items()}
 
     def with_value(self, own: dict[str, Any], word: Override) -> Any:
         """Return settings with the value of an override. Raises ConfigError for an unknown key."""
@@ -219,7 +224,7 @@ class _Base:
         may_add = is_custom and group == "dataset" and {*path[1:2]} & CUSTOM_DATASET_KEYS
         is_added = may_add or word.type != OverrideType.CHANGE
         if not is_added and (unknown := _unknown(own, path, value)):
-            choice = None if is_custom else str(self._choices.get(group) or "")
+            choice = None if is_custom else str(self.choices.get(group) or "")
             more = [f"{group}.{key}" for key in CUSTOM_DATASET_KEYS if group == "dataset"]
             near = [*_around(own, unknown.split(".")), *more] if is_custom else []
             if re.search(r"\.\d+\.", unknown):  # in an element of a list
@@ -282,10 +287,23 @@ _OF_EXPT: tuple[dict[tuple[str, ...], _Base], dict[str, list[str]]] = {}, {}
 """Bases and options of groups by expt's own YAML alone: a further `expt.run` has them at once."""
 
 
-def settings_of(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
+def settings_of(composed: DictConfig, *, sweep: bool = False) -> Settings:
     """Return the settings of a configuration, as plain containers, interpolations resolved."""
     with resolving(composed):
-        return plain(composed, sweep=sweep)
+        settings, hydra = plain(composed, sweep=sweep), composed.hydra
+        places = [str(each) for each in hydra.searchpath or () if str(each).startswith("file://")]
+        own = [Path(os.path.relpath(place.removeprefix("file://"))) for place in places]
+        choices = {str(key): name for key, name in hydra.runtime.choices.items()}
+        return _with_files(settings, own, choices, typed_in(hydra))
+
+
+def _with_files(
+    settings: Settings, own: Sequence[Path], choices: Any, words: Sequence[str]
+) -> Settings:
+    """Return the settings with the files that have set those of them that no word has."""
+    yaml = functools.partial(written_in, own, choices, words)
+    settings.origin = settings.origin._replace(yaml=yaml)
+    return settings
 
 
 def place(composed: DictConfig, folder: Path, number: int | None = None) -> None:

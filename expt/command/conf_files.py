@@ -14,6 +14,7 @@ import yaml
 from expt.config.keys import flat, typed
 from expt.config.kinds import conf_dir
 from expt.errors import ConfigError
+from expt.runs.overrides import key_of
 
 Row: TypeAlias = tuple[str, str]
 """A setting as `key=value`, and its meaning."""
@@ -99,9 +100,8 @@ def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | Non
 
     Of the files in `folders` those count that are chosen, by group.
     """
-    for folder, (group, name) in itertools.product(folders, chosen.items()):
-        path = Path(folder, group.partition("@")[0], f"{name}.yaml")
-        for token in yaml.scan(path.read_bytes()) if path.is_file() else ():
+    for path in _chosen(folders, chosen):
+        for token in yaml.scan(path.read_bytes()):
             text = token.value if isinstance(token, yaml.ScalarToken) and token.plain else ""
             found = yaml.safe_load(text) if re.match(r"[-+]?\d", text) else None
             is_decimal = re.fullmatch(r"[-+]?(0|[1-9][\d_]*)([.eE].*)?", text)
@@ -111,13 +111,46 @@ def refuse_misread(folders: Iterable[str | Path], chosen: Mapping[str, str | Non
                 raise ConfigError(f"{place}: {text}: {fix}")
 
 
+def _chosen(folders: Iterable[str | Path], chosen: Mapping[str, str | None]) -> Iterator[Path]:
+    """Yield each file in `folders` that is chosen, by group."""
+    for folder, (group, name) in itertools.product(folders, chosen.items()):
+        path = Path(folder, group.partition("@")[0], f"{name}.yaml")
+        if path.is_file():
+            yield path
+
+
+def written_in(
+    folders: Iterable[str | Path],
+    chosen: Mapping[str, str | None],
+    typed: Iterable[str],
+    key: str,
+) -> tuple[str, str] | None:
+    """Return the chosen file in `folders` that sets a key, and the key as it stands there.
+
+    None where it is among the `typed` words, or in no such file.
+    """
+    for word in typed:
+        holds = f"{key}.".startswith(f"{key_of(word)}.") and "={" in word
+        if holds or f"{key_of(word)}.".startswith(f"{key}."):
+            return None
+    found = None
+    for path in _chosen(folders, chosen):
+        content = read_yaml(path)
+        is_global = "# @package _global_" in path.read_text(encoding="utf-8")
+        nested = content if is_global else {path.parent.name: content}
+        if isinstance(content, dict) and re.split(r"\.\d+\b", key)[0] in flat(nested):
+            found = str(path), key.rpartition(".")[2]
+        if f"hydra.sweeper.params.{key}" in flat(content if isinstance(content, dict) else {}):
+            return str(path), key
+    return found
+
+
 def hydra_words(
     folders: Iterable[str | Path], chosen: Mapping[str, str | None]
 ) -> Iterator[tuple[Path, str]]:
     """Yield each of Hydra's keys, with its value, that a chosen file in `folders` sets."""
-    for folder, (group, name) in itertools.product(folders, chosen.items()):
-        path = Path(folder, group.partition("@")[0], f"{name}.yaml")
-        content = read_yaml(path) if path.is_file() else None
+    for path in _chosen(folders, chosen):
+        content = read_yaml(path)
         if not isinstance(content, dict):
             continue
         for entry in content.get("defaults") or ():

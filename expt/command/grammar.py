@@ -9,14 +9,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
 from expt.config import keys
+from expt.config.constraints import plain
 from expt.config.groups import GROUPS
 from expt.config.parse import with_value
-from expt.errors import ConfigError, first_line
+from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.overrides import NAMES_A_RUN, quoted, values_of
 from expt.runs.result import Record
 
@@ -33,6 +34,10 @@ lock = threading.RLock()
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
+_NESTED = re.compile(r"(?<![^,:\[])\$\{[^{}]*\$\{(?:[^{}]|\$\{[^{}]*\})*\}[^{}]*\}(?=[],}]|$)")
+"""An interpolation in an interpolation, which Hydra's grammar takes in quotes."""
+
+
 def readable(word: str) -> str:
     """Return the word with quotes around each text, by its key, that Hydra would read otherwise.
 
@@ -47,6 +52,8 @@ def readable(word: str) -> str:
         return word
     home = os.path.expanduser("~")
     value = re.sub(r"""(?<![^,])(["']?)~(?=/|\1(,|$))""", lambda found: found[1] + home, value)
+    if "'" not in value and '"' not in value:
+        value = _NESTED.sub(lambda found: quoted(found[0]), value)
     changed, name = f"{key}={value}", key.lstrip("+~")
     if key in FOLDERS and value[:1] not in ("'", '"'):
         return f"{key}={quoted(value)}"
@@ -109,8 +116,20 @@ def parse_one(word: str) -> Override:
         try:
             return _parser().parse_overrides([word])[0]
         except OverrideParseException as error:
-            fix = "quote each text in it: \"key=['a (b)',c]\""
-            raise ConfigError(f"{word}: {first_line(error)}; {fix}") from error
+            raise ConfigError(f"{word}: {_unreadable(word, error)}") from error
+
+
+def _unreadable(word: str, error: Exception) -> str:
+    """Return why the grammar has no reading for a word, and how it is written."""
+    if "=" not in word and not word.startswith("~"):
+        return "is not of the form key=value; write both in one word, without spaces"
+    known = create_functions().functions
+    called = re.findall(r"[=,(]\s*([A-Za-z_]\w*)\(", re.sub(r"'[^']*'|\"[^\"]*\"", "", word))
+    if unknown := next((name for name in called if name not in known), None):
+        hint = did_you_mean(unknown, known)
+        axes = "choice(a,b), range(a,b), interval(a,b) or tag(log,interval(a,b))"
+        return f"there is no {unknown}(...).{hint} An axis is {axes}; quote a text"
+    return f"{first_line(error)}; quote each text in it: \"key=['a (b)',c]\""
 
 
 def is_readable(word: str) -> bool:
@@ -182,9 +201,16 @@ def about_run(name: str, words: Sequence[str], config: object = None) -> Record:
 
 
 def _of_kind(config: Any, key: str, value: Any) -> Any:
-    """Return 1 as 1.0 where the key has that: typed as 1 or 1.0 it is one setting."""
+    """Return 1 as 1.0 where the key has that: typed as 1 or 1.0 it is one setting.
+
+    An interpolation is the value that it gave, unless that may be a secret.
+    """
+    if isinstance(value, str) and "${" in value and key in getattr(config, "secrets", ()):
+        return value
     for name in key.split("."):
         config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    if isinstance(value, str) and "${" in value:
+        return value if config is None else plain(config)
     return config if type(value) is int and type(config) is float and config == value else value
 
 

@@ -11,6 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from expt.command.compose import resolving
 from expt.command.conf_files import hydra_words
+from expt.command.grammar import readable
+from expt.config.keys import typed
 from expt.errors import ConfigError, warn
 
 OF_SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweep.")
@@ -29,8 +31,15 @@ def is_sweep(composed: DictConfig) -> bool:
 
 
 def named_axes(composed: DictConfig) -> list[str]:
-    """Return the axes of a named grid, as words."""
-    return [f"{key}={value}" for key, value in (composed.hydra.sweeper.params or {}).items()]
+    """Return the axes of a named grid, as words. Raises ConfigError for one that is no text."""
+    found = list[str]()
+    for key, value in (composed.hydra.sweeper.params or {}).items():
+        if OmegaConf.is_dict(value):
+            example = ", ".join(f"{key}.{name}: {below}" for name, below in value.items())
+            raise ConfigError(f"hydra.sweeper.params.{key}: a key of it is dotted; write {example}")
+        text = typed(OmegaConf.to_container(value)) if OmegaConf.is_list(value) else value
+        found.append(readable(f"{key}={text}"))
+    return found
 
 
 def of_all_runs(composed: DictConfig) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def _read(options: Options, how: Launcher | ExternalWorker) -> _Asked:
         axes.append(override)
         if composer.is_group(override.key_or_group):
             fixed.append(composer.values(override)[0])
+    composer.typed = words
     return _Asked(words, of_hydra, fixed, axes, composer)
 
 

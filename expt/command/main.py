@@ -75,6 +75,20 @@ def _reported(arguments: Sequence[str], typed_at: float) -> int:
         return 1
 
 
+def _meant(first: str, others: Sequence[str]) -> str:
+    """Return the command that was meant by one that begins with a bare word; "" if none is near."""
+    if os.path.isdir(first):
+        return f" A folder comes after a command, e.g. report {first}"
+    if near := did_you_mean(first, WORDS):
+        return near
+    value = next((each for each in others if each != "="), None)
+    if value is None:
+        return ""
+    if "=" in value:
+        return " A run has no command: leave it out."
+    return f" Write {first.rstrip(':')}={value}, without spaces."
+
+
 def _do(arguments: Sequence[str], typed_at: float) -> int:
     refuse_undecoded(arguments)
     if not {"--help", "-h", "help", "--version"} & {*arguments}:
@@ -88,10 +102,10 @@ def _do(arguments: Sequence[str], typed_at: float) -> int:
         print(f"expt {__version__}")
         return 0
     options = options_of(arguments)
-    if re.fullmatch(r"[A-Za-z][\w-]*", first):
+    if re.fullmatch(r"[A-Za-z][\w.-]*:?", first):
         raise ConfigError(
             f"{first}: neither a command ({', '.join(WORDS)}) nor of the form key=value."
-            f"{did_you_mean(first, WORDS)}"
+            f"{_meant(first, arguments[1:])}"
         )
     adopt(os.environ)
     several = options.sweep or any(word.startswith("sweep=") for word in options.settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 from expt.command.conf_files import groups, keys, keys_of, options
 from expt.config.keys import all_keys, example_of
 from expt.errors import ConfigError, did_you_mean, first_line
-from expt.runs.overrides import key_of
+from expt.runs.overrides import key_of, unquoted
 
 ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "base_lr"), "optimizer.lr"),
@@ -41,7 +41,7 @@ def as_config_error(
         return ConfigError(unknown_option(group, name, known))
     unknown = re.match(r"Could not override '(.*?)'", str(error))
     key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
-    word = next((each for each in reversed(words) if key_of(each) == key), key)
+    word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))
     if unknown:
         return ConfigError(unknown_key(word, key, ""))
     if type(error).__name__ == "MissingMandatoryValue":
@@ -55,6 +55,8 @@ def as_config_error(
         where = folders if isinstance(error, UnicodeDecodeError) else words
         text = f"{' '.join(map(str, where))}: {text}"
     cause = first_line(error.__cause__ or error)
+    if "is not Optional" in text and "sweeper.params" in text:
+        cause += "; write null in quotes"
     return ConfigError(text if cause in text else f"{text}: {cause}")
 
 
@@ -82,12 +84,27 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
         example = example_of(above.split("."))
         return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
     by_end = {name.rpartition(".")[2]: name for name in reversed(keys())}  # lr: optimizer.lr
+    if choice and above == group and last not in (*ELSEWHERE, *by_end) and not near:
+        return f"{word}: {_no_such(group, choice, last)}"
     meant = ELSEWHERE.get(last) or by_end.get(last, key)
     known = [name for name in (*keys(), *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
     known += [f"{each}.{last}" for each in groups() if above and group not in keys()]
     hint = did_you_mean(key, near) or did_you_mean(meant, known)
     listed = f" --help {group} lists its keys" * (not hint and group in keys())
     return f"{word}: there is no key '{key}'.{hint}{listed}"
+
+
+def _no_such(group: str, choice: str, last: str) -> str:
+    """Return the error of a key that no choice of a group has, with the nearest, or those it has.
+
+    Only the last parts of keys are compared: the first is the same in all.
+    """
+    own = keys_of(group, choice) if choice in options(group) else []
+    others = [key for name in options(group) for key in keys_of(group, name)]
+    ends = {key.rpartition(".")[2]: key for key in [*others, *own]}
+    hint = re.sub(r"'(\w+)'", lambda found: f"'{ends[found[1]]}'", did_you_mean(last, ends))
+    hint = hint or f" {group}={choice} has {', '.join(own)}." * bool(own)
+    return f"there is no key '{group}.{last}'.{hint}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:

@@ -20,8 +20,10 @@ from expt.command.grammar import (
     key_of,
     parse,
     parse_one,
+    readable,
 )
 from expt.config import keys
+from expt.config.explained import value_at
 from expt.config.identity import REPEATED, digest
 from expt.config.parse import wrong_values
 from expt.config.schema import RunConfig
@@ -109,7 +111,7 @@ def _condition(text: str) -> Condition:
     if not colon or not equals:
         example = "'model=mlp: model.hidden=[32],[64]'"
         raise ConfigError(f"{word}: write 'KEY=CHOICE: AXIS', such as {example}")
-    if not (override := parse_one(axis.strip())).is_sweep_override():
+    if not (override := parse_one(readable(axis.strip()))).is_sweep_override():
         raise ConfigError(
             f"{word}: {axis.strip()} has only one value; give several, or an interval"
         )
@@ -202,6 +204,10 @@ class _Reader:
         if self._composer.is_group(parameter.name):
             return parameter
         words = _choosing(space, space.requires(parameter))
+        if "${" in str(parameter.meant):
+            resolved = [self._settings_of([*words, parameter.word(x)]) for x in parameter.choices]
+            path = parameter.name.split(".")
+            parameter = replace(parameter, meant=tuple(value_at(each, path) for each in resolved))
         self._settings_of([*words, parameter.word(parameter.at(0))])  # else there is no such key
         settings = self._settings_of(words)
 

@@ -8,6 +8,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from filelock import FileLock, Timeout
@@ -21,6 +22,7 @@ from expt.command.preflight import preflight
 from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_folder import SweepFolder, SweepRun
+from expt.config.explained import value_at
 from expt.config.groups import GROUPS
 from expt.config.identity import REPEATED, shown, typed_hyperparameters
 from expt.config.parse import wrong_values
@@ -40,8 +42,6 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record
 from expt.runs.view.text import sweep_command
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from expt.command.run import Command
     from expt.launch.submitit_jobs import Queue
     from expt.runs.view.text import Console
@@ -348,6 +348,8 @@ class Grid:
                 found: list[object] = [each.value() for each in parse(values[:MAX_VALUES])]
                 known = [each for each in found if "${" not in str(each)]
                 chosen[override.key_or_group] = known
+                pairs = zip(values, found, strict=False)
+                self._resolve(at, [word for word, value in pairs if "${" in str(value)], machine)
         self._composer.compose(first)
         try:
             settings = self._composer.settings(first, sweep=True)
@@ -355,6 +357,26 @@ class Grid:
             return
         if wrong := wrong_values(settings, chosen, machine):
             raise ConfigError(wrong)
+
+    def _resolve(self, at: int, words: Sequence[str], machine: Machine) -> None:
+        """Raise ConfigError for an interpolation that gives no value, or a wrong one.
+
+        It is tried with the first and with the last of all other axes.
+        """
+        for word in words:
+            wrong, path = list[str](), parse_one(word).key_or_group.split(".")
+            for end in (0, -1):
+                tried = [word if at == n else several[end] for n, several in enumerate(self._lists)]
+                try:
+                    settings = self._composer.settings(tried, sweep=True, folder=Path())
+                    value = value_at(settings, path)
+                    wrong = wrong_values(settings, {".".join(path): [value]}, machine)
+                except ConfigError as error:
+                    wrong = [*error.problems]
+                if not wrong:
+                    break
+            if wrong:
+                raise ConfigError(wrong)
 
     def _chooses(self, override: Override) -> bool:
         return self._composer.is_group(override.key_or_group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -14,9 +15,11 @@ from omegaconf import DictConfig
 
 from expt.command import compose
 from expt.command.command_line import Parents
-from expt.command.grammar import about_run
+from expt.command.grammar import about_run, parse_one
 from expt.command.hydra_part import environment_of, hydra_files
 from expt.config import kept_code, own_code
+from expt.config.constraints import kind
+from expt.config.explained import value_at
 from expt.config.identity import LENGTH, Content, Identity, digest
 from expt.config.parse import parse, recorded
 from expt.config.schema import RunConfig
@@ -26,7 +29,7 @@ from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs import continuing
 from expt.runs.found import FoundRun, results
-from expt.runs.overrides import folder_names
+from expt.runs.overrides import folder_names, literal
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, RUNNING, Objective, Record
@@ -108,12 +111,26 @@ class SweepFolder:
 
         `more` are fields of its record.
         """
-        (name,) = folder_names([words], keys)
+        (name,) = folder_names([self._resolved(words)], keys)
         words = self.parents.with_words(words)
         job = self._job(words, number, name, more)
         about: Record = {**about_run(job.name, words), **more}  # type: ignore[typeddict-item]
         about = job.request.about if job.request else about
         return SweepRun(number, list(words), job, about, self._composer)
+
+    def _resolved(self, words: Sequence[str]) -> Sequence[str]:
+        """Return the words with values in place of interpolations, unless those may be secrets."""
+        if not any("$" in word for word in words):
+            return words
+        found, settings = [*words], dict[str, Any]()
+        with contextlib.suppress(ConfigError):  # it is refused in its turn
+            settings = self._composer.settings(words, sweep=True)
+        for at, word in enumerate(map(parse_one, words)):
+            key, hides = word.key_or_group, settings.get("secrets", ())
+            if settings and "${" in str(word.value()) and key not in hides:
+                value = value_at(settings, key.split("."))
+                found[at] = f"{key}={kind(value) or literal(value)}"
+        return found
 
     def corrected(self, asked: Sequence[SweepRun], keys: Sequence[str]) -> list[str]:
         """Return the names of earlier runs that a grid, with all that are `asked`, corrects.

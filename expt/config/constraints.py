@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -49,6 +49,9 @@ IS_GIVEN = "is given"
 """A condition of `Key.only_if`: the key is not null, and may be 0."""
 
 
+Unit = Literal["steps", "further steps", "epochs", "evaluations", "minutes", "batches"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Key:
     """The meaning of a setting, as an annotation at its field; expt.config.keys reads it.
@@ -76,8 +79,12 @@ class Key:
     longer, with other samples held out, or begun elsewhere."""
     cost: bool | None = None
     """True (the default) if it changes a step's time or memory."""
-    counts: Literal["steps", "epochs", "evaluations", "minutes", "batches"] | None = None
+    counts: Unit | None = None
     """The unit in which it counts from the start of a run, or of an epoch; see config.length."""
+    at: Callable[[Any], float] | None = None
+    """The count at which it acts, by the dataclass that has it; by default its value."""
+    later: bool = False
+    """True if it changes only steps after that count, and nothing in a run that ends there."""
     own_machine: bool = False
     """True if each of several machines has a value of its own."""
     example: str | None = None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expt.config import auto, keys
 from expt.config.constraints import kind
@@ -24,17 +23,42 @@ _INSTEAD = {"a valid array": "a list", "a valid boolean": "true or false", "an o
 """YAML's words for pydantic's."""
 
 
-def explain(
-    error: ValidationError,
-    node: Mapping[str, Any],
-    root: Any = RunConfig,
-    *,
-    texts: Mapping[str, str] = MappingProxyType({}),
-) -> list[str]:
-    """Return a line for each wrong key: the key, its value, the rule, the nearest valid name.
+def _nowhere(key: str) -> None:
+    """Return None: no file sets the key."""
 
-    `texts` are the interpolations that gave values.
-    """
+
+class Origin(NamedTuple):
+    """The places that settings came from."""
+
+    texts: Mapping[str, str] = {}
+    """The interpolations that gave values, such as `${oc.env:LR}`, by key."""
+    yaml: Callable[[str], tuple[str, str] | None] = _nowhere
+    """Return the custom file that sets a key, and the key as it stands there; None if none does."""
+
+    def fix(self, key: str, value: str) -> str:
+        """Return how a value is written where the key stands."""
+        if (place := self.yaml(key)) is None:
+            quotes = ("'", '"') if "${" in value else ("", "")
+            return f"write {quotes[0]}{key}={quotes[1]}{value}{quotes[1]}{quotes[0]}"
+        return f"write {place[1]}: {value} in {place[0]}"
+
+    def several(self, key: str, values: str) -> str:
+        """Return how several values of a key are written."""
+        if (place := self.yaml(key)) is None:
+            return f"for a run of each write -m {key}={values}"
+        if place[1] == key:
+            return f"for a run of each write {key}: {values} in {place[0]}"
+        params = f"{key}: {values} below hydra.sweeper.params in {place[0]}"
+        return f"for a run of each type -m {key}={values}, or write {params}"
+
+
+TYPED = Origin()
+
+
+def explain(
+    error: ValidationError, node: Mapping[str, Any], root: Any = RunConfig, origin: Origin = TYPED
+) -> list[str]:
+    """Return a line for each wrong key: the key, its value, the rule, the nearest valid name."""
     lines: dict[str, list[str]] = {}
     lists = set[str]()
     for problem in error.errors():
@@ -49,7 +73,7 @@ def explain(
         if "there is no such key" in text and (meant := re.search(r"Did you mean '(\w+)'", text)):
             lines.pop(".".join([*path[:-1], meant[1]]), None)  # is missing under its right name
     return [
-        f"{(line := _joined(key, several))}{_origin(key, line, node, texts.get(key), lists)}"
+        f"{(line := _joined(key, several))}{_fix(key, line, node, origin, lists)}"
         for key, several in lines.items()
     ]
 
@@ -57,9 +81,11 @@ def explain(
 def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], root: Any) -> str:
     key, rule, value = ".".join(path), problem["type"], problem["input"]
     if isinstance(problem["loc"][-1], int) and path[-1] != str(problem["loc"][-1]):
-        value = _value_at(node, path)  # the whole list, not one of its elements
+        value = value_at(node, path)  # the whole list, not one of its elements
     shown = repr(value) if isinstance(value, float) else keys.typed(value)  # 1.0 is no integer
     if rule == "unexpected_keyword_argument":
+        if whole := _as_nested(path, value, node):
+            return f"{key}={shown}: a key of YAML is one name; write {whole}"
         near = did_you_mean(path[-1], keys.names_around(path, node, root))
         if below := [each for each in keys.all_keys() if each.endswith(f".{key}")]:
             near = f" Did you mean '{below[0]}'?"  # lr: optimizer.lr
@@ -91,6 +117,24 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
     return f"{key}={shown}: {_pydantic_s(problem)}"
 
 
+def _as_nested(path: list[str], value: Any, node: Mapping[str, Any]) -> str:
+    """Return how a dotted key, or an element of a list, is written in YAML; "" for other keys."""
+    *above, last = path
+    names = re.sub(r"\[\s*(\d+)\s*\]", r".\1", last).split(".")
+    if len(names) == 1 or not all(re.fullmatch(r"\w+", name) for name in names):
+        return ""
+    known: Any = value_at(node, above)
+    for at, name in enumerate(names):
+        if isinstance(known, list) and name.isdecimal() and int(name) < len(known):
+            value, names = [*known[: int(name)], value, *known[int(name) + 1 :]], names[:at]
+            break
+        known = known.get(name) if isinstance(known, Mapping) else None
+    text = keys.typed(value)
+    for name in reversed(names[1:]):
+        text = f"{{{name}: {text}}}"
+    return f"{names[0]}: {text}"
+
+
 def _pydantic_s(problem: ErrorDetails) -> str:
     text = problem["msg"].removeprefix("Value error, ")
     for theirs, ours in _INSTEAD.items():
@@ -112,8 +156,8 @@ _NULLS = ("None", "none", "null", "NULL", "Null", "~", "")
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def _origin(
-    key: str, line: str, node: Mapping[str, Any], text: str | None, lists: Collection[str]
+def _fix(
+    key: str, line: str, node: Mapping[str, Any], origin: Origin, lists: Collection[str]
 ) -> str:
     """Return where a value of another type came from, and how it is written.
 
@@ -121,26 +165,29 @@ def _origin(
     """
     if "input should be" not in line:
         return ""
-    value = _value_at(node, key.split("."))
+    value, text = value_at(node, key.split(".")), origin.texts.get(key)
     if text is not None:
         if not isinstance(value, str) or "oc.env:" not in text or "oc.decode:" in text:
             return f"; it came from {text}"
         decoded = f"{text.replace('${oc.env:', '${oc.decode:${oc.env:', 1)}}}"
-        fix = f"'{key}=\"{decoded}\"'"
-        return f"; it came from {text}, and variables are texts; write {fix}"
+        return f"; it came from {text}, and variables are texts; {origin.fix(key, decoded)}"
     if isinstance(value, list) and key in lists:
         right = [each if (meant := _meant(each, line)) is None else meant for each in value]
-        return f"; write {key}={keys.typed(right)}" if right != value else ""
+        return f"; {origin.fix(key, keys.typed(right))}" if right != value else ""
     if isinstance(value, list) and "a list" not in line:
         several = ",".join(map(keys.typed, value))
-        return f"; a list is one value; for a run of each write -m {key}={several}"
+        return f"; a list is one value; {origin.several(key, several)}"
     if isinstance(value, str) and (variable := re.fullmatch(r"\$\{?(\w+)\}?", value)):
-        return f"; write '{key}=\"${{oc.decode:${{oc.env:{variable[1]}}}}}\"' for that variable"
+        decoded = f"${{oc.decode:${{oc.env:{variable[1]}}}}}"
+        return f"; {origin.fix(key, decoded)} for that variable"
     if value in _NULLS and keys.takes_null(key):
-        return f"; {value!r} is a text; write {key}=null"
+        return f"; {value!r} is a text; {origin.fix(key, 'null')}"
+    if isinstance(value, str) and "," in value:
+        right = [_meant(each.strip(), line) for each in value.split(",")]
+        return "" if None in right else f"; {value!r} is a text; {origin.several(key, value)}"
     meant = _meant(value, line)
     what = f"{value!r} is a text; " * isinstance(value, str)
-    return "" if meant is None else f"; {what}write {key}={keys.typed(meant)}"
+    return "" if meant is None else f"; {what}{origin.fix(key, keys.typed(meant))}"
 
 
 def _meant(value: Any, line: str) -> float | bool | None:
@@ -160,7 +207,8 @@ def _meant(value: Any, line: str) -> float | bool | None:
     return number if math.isfinite(number) and "a valid number" in line else None
 
 
-def _value_at(node: Any, path: list[str]) -> Any:
+def value_at(node: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path of keys and of numbers of elements."""
     for part in path:
         node = node[int(part) if isinstance(node, list) else part]
     return node
@@ -173,7 +221,7 @@ def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
         is_there = part in node if isinstance(node, Mapping) else isinstance(part, int)
         if is_there and isinstance(node, Mapping | list):
             path.append(str(part))
-            node = _value_at(node, [str(part)])
+            node = value_at(node, [str(part)])
     last = str(loc[-1])
     is_key = isinstance(node, Mapping) and (last in map(str, node) or last.isidentifier())
     return [*path, last] if is_key and last not in ("bool", "int", "float", "str") else path

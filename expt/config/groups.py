@@ -156,7 +156,7 @@ class ParameterGroup:
     match: Regex
     lr_scale: Positive = 1.0  # times the optimiser's
     weight_decay: NonNegative | None = None  # None: the optimiser's
-    epochs: Annotated[Positive | None, Key(counts="epochs")] = None
+    epochs: Annotated[Positive | None, Key(counts="epochs", later=True)] = None
     """after which its learning rate is 0; None: trained to the end"""
 
 
@@ -255,7 +255,7 @@ class Cosine:
 class Step:
     name: Literal["step"]
     warmup_epochs: WarmupEpochs
-    every_epochs: Annotated[Positive, Key(counts="epochs")]
+    every_epochs: Annotated[Positive, Key(counts="epochs", later=True)]
     gamma: Positive
 
 
@@ -272,9 +272,20 @@ class Plateau:
     name: Literal["plateau"]
     metric: str
     factor: Annotated[float, Field(gt=0, lt=1)]
-    patience: Annotated[int, Field(ge=0), Key(counts="evaluations")]
+    # Of N evaluations the first is compared with, and more than `patience` must be no better.
+    patience: Annotated[
+        int, Field(ge=0), Key(counts="evaluations", at=lambda its: its.patience + 2, later=True)
+    ]
     min_delta: NonNegative
-    cooldown: Annotated[int, Field(ge=0), Key(counts="evaluations")]
+    cooldown: Annotated[
+        int,
+        Field(ge=0),
+        Key(
+            counts="evaluations",
+            at=lambda its: its.cooldown and max(2 * its.patience + 3, its.cooldown),
+            later=True,
+        ),
+    ]
     min_lr: NonNegative
 
 

@@ -202,6 +202,15 @@ def takes_text(key: str) -> bool:
     return bool(found) and found <= _TEXT
 
 
+@functools.cache
+def may_be_text(key: str) -> bool:
+    """Return whether a setting, or an element of it, may be any text, as a secret is."""
+    path = re.sub(r"(\.\d+)+$", "", key).split(".")
+    found = {leaf for hint in _hints_at(path) for leaf in _leaves(hint)}
+    literals = {leaf for leaf in found if typing.get_origin(leaf) is typing.Literal}
+    return not found or not found - literals <= {bool, int, float, types.NoneType, Ellipsis}
+
+
 _TEXT = {str, types.NoneType, Ellipsis}
 
 

@@ -5,78 +5,166 @@ The length is known once the data is. Free of torch.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 from expt.config import keys
-from expt.config.constraints import kind
+from expt.config.constraints import Key, Unit, kind
 from expt.config.groups import GROUPS
 from expt.config.kinds import conf_dir
 from expt.config.schema import RunConfig
 from expt.errors import listed
 
 
-def beyond_the_end(config: RunConfig, steps_per_epoch: int, offset: int = 0) -> str | None:
-    """Return a line that names the settings which the run never reaches; None if there are none.
+class Length(NamedTuple):
+    """The length of a run, in all units in which settings count."""
 
-    Settings at expt's own defaults are left out. A fork may have `offset` more steps.
+    steps: int
+    per_epoch: int
+    per_evaluation: int
+    """The steps between two evaluations; 0 if a clock tells when to evaluate."""
+    minutes: float
+    evaluations: float
+    done: int = 0
+    """The steps that were done before this attempt."""
+    offset: int = 0
+    """The steps that a fork has done more than its epochs take at their present length."""
+
+    @classmethod
+    def of(cls, config: RunConfig, per_epoch: int, offset: int = 0, done: int = 0) -> Length:
+        """Return the length of a run with these settings."""
+        steps, minutes = config.total_steps(per_epoch, offset), config.max_minutes or math.inf
+        each = config.eval_every_steps or per_epoch
+        evaluations = steps / each
+        if config.eval_every_minutes is not None:
+            each, evaluations = 0, minutes / config.eval_every_minutes
+        whole = math.inf if math.isinf(evaluations) else math.ceil(evaluations)
+        return cls(steps, per_epoch, each, minutes, whole, done, offset)
+
+    def has(self, unit: Unit) -> float:
+        """Return the run's length in a unit, as it is shown."""
+        return {
+            "steps": self.steps,
+            "further steps": self.steps - self.done,
+            "epochs": round(self.steps / self.per_epoch, 2),
+            "evaluations": self.evaluations,
+            "minutes": self.minutes,
+            "batches": self.per_epoch,
+        }[unit]
+
+    def least(self, unit: Unit, count: float, *, later: bool) -> float:
+        """Return the steps of the shortest run that gets to a count, or `later` beyond it.
+
+        0 for counts of something else than steps.
+        """
+        size, begin = {
+            "steps": (1, 0),
+            "further steps": (1, self.done),
+            "epochs": (self.per_epoch, self.offset),
+            "evaluations": (self.per_evaluation, 0),
+        }.get(unit, (0, 0))
+        return math.floor(count * size + 1e-9) + begin + later if size else 0
+
+    def reaches(self, unit: Unit, count: float, *, later: bool) -> bool:
+        """Return whether the run gets to a count, or `later` beyond it."""
+        if unit in ("evaluations", "minutes", "batches"):
+            return count + later <= self.has(unit)
+        return self.least(unit, count, later=later) <= self.steps
+
+
+Unreached: TypeAlias = Mapping[str, tuple[Unit, Any]]
+"""The unit and the value of settings without effect in so short a run."""
+NONE: Unreached = MappingProxyType({})
+
+
+def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NONE) -> str | None:
+    """Return a line that names the settings without effect in so short a run; None without any.
+
+    Those `of_classes` are settings of custom classes. Those at expt's own defaults are left out.
     """
-    steps = config.total_steps(steps_per_epoch, offset)
-    every = config.eval_every_steps or steps_per_epoch
-    has: dict[str, float] = {
-        "steps": steps,
-        "epochs": round(steps / steps_per_epoch, 2),
-        "evaluations": math.inf if config.eval_every_minutes else math.ceil(steps / every),
-        "minutes": config.max_minutes or math.inf,
-        "batches": steps_per_epoch,
-    }
-    size = {"steps": 1, "epochs": steps_per_epoch, "evaluations": every}
-    found, need, units = list[str](), 0.0, dict[str, None]()
-    for key, unit, value in _counting(config):
-        least = value + (unit == "evaluations")  # the others are compared with the first
-        if least > has[unit] and value != _default(config, key):
-            found.append(f"{key}={keys.typed(value)}")
-            units[unit] = None
-            need = max(need, least * size.get(unit, 0))
+    found = [f"{key}={keys.typed(value)}" for key, (_, value) in of_classes.items()]
+    need, units = 0.0, dict.fromkeys(unit for unit, _ in of_classes.values())
+    for key, meant, value, count in _counting(config):
+        assert meant.counts is not None
+        if length.reaches(meant.counts, count, later=meant.later) or value == _default(config, key):
+            continue
+        found.append(f"{key}={keys.typed(value)}")
+        units[meant.counts] = None
+        need = max(need, length.least(meant.counts, count, later=meant.later))
     if not found:
         return None
-    length = listed([_amount(has[unit], unit) for unit in units])
-    return f"the run has {length}, and never reaches {listed(found)}{_fix(config, need, has)}"
+    has = listed([_amount(length.has(unit), unit) for unit in units])
+    fix = _fix(config, need, length)
+    return f"the run has {has}, too few for {listed(found)} to have an effect{fix}"
 
 
-def _amount(number: float, unit: str) -> str:
+def effective(config: RunConfig, steps_per_epoch: int) -> dict[str, float]:
+    """Return the settings that count and that a resume may change, as far as they are reached.
+
+    Two runs of one length that differ in others of these settings only are the same. A metric that
+    is nan is no better than none, so patience may end one evaluation sooner than it should.
+    """
+    length, found = Length.of(config, steps_per_epoch), dict[str, float]()
+    for key, meant, value, count in _counting(config):
+        assert meant.counts is not None
+        if key in resumable():
+            count -= meant.counts == "evaluations"
+            found[key] = value if length.reaches(meant.counts, count, later=False) else math.inf
+    if config.eval_every_steps is not None:  # the end is evaluated in any case
+        found["eval_every_steps"] = min(config.eval_every_steps, length.steps)
+    return found
+
+
+def _amount(number: float, unit: Unit) -> str:
     words = f"{number:g} {unit.removesuffix('s') if number == 1 and unit != 'batches' else unit}"
     return f"{words} an epoch" if unit == "batches" else words
 
 
-def _fix(config: RunConfig, need: float, has: dict[str, float]) -> str:
+def _fix(config: RunConfig, need: float, length: Length) -> str:
     """Return the settings of a run of at least `need` steps."""
-    if need <= has["steps"]:
+    if need <= length.steps:
         return ""
-    epochs = math.ceil(need / has["batches"])
+    epochs = math.ceil((need - length.offset) / length.per_epoch)
     if epochs <= config.epochs:
         return f"; use less, or max_steps={math.ceil(need)}"
     is_limited = config.max_steps is not None and config.max_steps < need
     return f"; use less, or epochs={epochs}{' max_steps=null' * is_limited}"
 
 
-def _counting(config: RunConfig) -> Iterator[tuple[str, str, float]]:
-    """Yield each setting that counts from the run's start: its key, unit and value."""
+def _counting(config: RunConfig) -> Iterator[tuple[str, Key, Any, float]]:
+    """Yield each setting that counts: its key with its meaning, its value, when it acts."""
     for key, meant in keys.all_keys().items():
         if meant.counts is not None:
-            for value in _values(config, key.split(".")):
-                yield key, meant.counts, value
+            *path, name = key.split(".")
+            for holder in _holders(config, path):
+                value = getattr(holder, name, None)
+                if value is not None:
+                    yield key, meant, value, meant.at(holder) if meant.at else value
 
 
-def _values(holder: Any, path: list[str]) -> Iterator[float]:
+def _holders(holder: Any, path: list[str]) -> Iterator[Any]:
+    """Yield each dataclass at a path, of a list each element."""
     if isinstance(holder, tuple):
         for each in holder:
-            yield from _values(each, path)
+            yield from _holders(each, path)
     elif not path:
-        yield from () if holder is None else (holder,)
+        yield holder
     elif hasattr(holder, path[0]):
-        yield from _values(getattr(holder, path[0]), path[1:])
+        yield from _holders(getattr(holder, path[0]), path[1:])
+
+
+@functools.cache
+def resumable() -> frozenset[str]:
+    """Return the keys other than those of the length in which runs may differ and prove equal.
+
+    One is the other, resumed at its end.
+    """
+    every = keys.all_keys().items()
+    changing = {key: each for key, each in every if each.counts and each.result == "changes"}
+    return frozenset(key for key, each in changing.items() if each.resume and not each.varies)
 
 
 def _default(config: RunConfig, key: str) -> Any:

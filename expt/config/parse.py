@@ -18,7 +18,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from expt.config import keys, rules, secrets
 from expt.config.auto import fill_auto, fill_auto_of_a_sweep
 from expt.config.constraints import Target
-from expt.config.explained import explain
+from expt.config.explained import TYPED, Origin, explain
 from expt.config.groups import GROUPS
 from expt.config.kinds import TargetMetric
 from expt.config.schema import RunConfig
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 class Settings(dict[str, Any]):
     """Settings as plain containers, without Hydra's own part."""
 
-    texts: Mapping[str, str] = MappingProxyType({})
-    """The interpolations that gave values, such as `${oc.env:LR}`, by key."""
+    origin: Origin = TYPED
 
 
 def plain(composed: DictConfig, *, sweep: bool = False) -> Settings:
@@ -50,9 +49,14 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> Settings:
 
     own = [str(key) for key in composed if key != "hydra"]
     unresolved: Any = OmegaConf.to_container(composed, resolve=False)
-    leaves = secrets.leaves({key: unresolved[key] for key in own})
-    texts = {key: text for key, text in leaves if isinstance(text, str) and "${" in text}
-    found = dict(secrets.interpolations(texts))
+    leaves = dict(secrets.leaves({key: unresolved[key] for key in own}))
+    texts = {key: text for key, text in leaves.items() if isinstance(text, str) and "${" in text}
+    of_environment = dict(secrets.interpolations(texts))
+    found = {
+        key: text
+        for key, text in of_environment.items()
+        if keys.may_be_text(key) or f"{key.partition('.')[0]}._target_" in leaves
+    }
     secrets.remember(found)  # first, for an error may show them
     content = {key: contained(composed[key]) for key in own}
     secrets.remember(found, content)
@@ -60,7 +64,7 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> Settings:
     if following := _following(composed, texts):
         node["following"] = following
     settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
-    settings.texts = texts
+    settings.origin = Origin(texts)
     return settings
 
 
@@ -100,7 +104,7 @@ def parse(settings: Mapping[str, Any], machine: Machine, *, measures: bool = Fal
     Where the run only `measures`, nothing of training is checked. Raises ConfigError with every
     problem found: unknown keys, wrong types, values out of range, combinations that cannot run.
     """
-    config = _typed(_complete(settings, machine), getattr(settings, "texts", {}))
+    config = _typed(_complete(settings, machine), getattr(settings, "origin", TYPED))
     if problems := (rules.unmeasurable if measures else rules.impossible)(config, machine):
         raise ConfigError(problems)
     return config
@@ -113,12 +117,13 @@ def wrong_values(
 
     `composed` has the other settings. Combinations are not checked.
     """
-    found = list[str]()
+    found, origin = list[str](), getattr(composed, "origin", TYPED)
     for key, several in values.items():
         of_list = re.sub(r"(\.\d+)+$", "", key)  # an element is shown with its whole list
         for value in several:
             try:
-                _typed(_complete(with_value(composed, key.split("."), value, merge=True), machine))
+                node = with_value(composed, key.split("."), value, merge=True)
+                _typed(_complete(node, machine), origin)
             except ConfigError as error:
                 begins = (f"{key}=", f"{key}.", f"{of_list}=")
                 found += [line for line in error.problems if line.startswith(begins)]
@@ -193,12 +198,12 @@ def recorded(shown: Mapping[str, Any]) -> RunConfig:
     return _typed(settings_of(shown))
 
 
-def _typed(node: dict[str, Any], texts: Mapping[str, str] = MappingProxyType({})) -> RunConfig:
+def _typed(node: dict[str, Any], origin: Origin = TYPED) -> RunConfig:
     try:
         # JSON, because pydantic then takes a list for a tuple and is strict all the same.
         return _adapter().validate_json(_as_json(node))
     except ValidationError as error:
-        raise ConfigError(explain(error, node, texts=texts)) from None
+        raise ConfigError(explain(error, node, origin=origin)) from None
 
 
 @functools.cache  # takes 45 ms to make

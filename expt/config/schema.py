@@ -27,6 +27,8 @@ from expt.config.constraints import (
 from expt.config.groups import GROUPS
 
 SHARDED = ("fsdp", "hsdp")
+UNPROFILED_STEPS = 5
+"""The steps that warm up before `profile` traces some."""
 TrackerName = Literal["mlflow", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
@@ -118,7 +120,10 @@ class Checkpoint:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class EarlyStop:
     metric: str
-    patience: Annotated[Count | None, Key(counts="evaluations")] = None
+    patience: Annotated[
+        Count | None,
+        Key(counts="evaluations", at=lambda its: its.patience + 1, later=True),
+    ] = None
     min_delta: NonNegative = 0.0
     threshold: Annotated[
         Annotated[float, Field(allow_inf_nan=False)] | None,
@@ -242,7 +247,15 @@ class RunConfig:
     on_nan: Annotated[Literal["stop", "skip"], Key(resume=True)]
     max_restarts: Annotated[int, Field(ge=0), Key(result="none", evaluated_as="0")]
     timeout_s: Annotated[Positive, Key(result="none", evaluate=True)]
-    profile: Annotated[bool, Key(result="none", evaluated_as="false")]
+    profile: Annotated[
+        bool,
+        Key(
+            result="none",
+            evaluated_as="false",
+            counts="further steps",
+            at=lambda its, steps=UNPROFILED_STEPS: steps * its.profile,
+        ),
+    ]
     overfit_batches: Annotated[
         Count | None,
         Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET}, counts="batches"),

@@ -14,6 +14,7 @@ from typing import Any
 
 from expt.config.groups import planned_steps
 from expt.config.identity import LENGTH, digest
+from expt.config.length import effective, resumable
 from expt.launch.job import QUEUED, Job, request_of
 from expt.runs.result import COMPLETED, RUNNING, read_result
 
@@ -33,7 +34,8 @@ class EqualRuns:
         is_plain = request.config.fork is None and request.config.resume in (None, "auto")
         if job.is_trial or request.instead or not is_plain:
             return False
-        key = digest(request.config, request.identity.content, but=LENGTH)
+        but = (*LENGTH, *resumable())
+        key = digest(request.config, request.identity.content, but=but)
         self._alike[key].append(job)
         if next(self._earlier(key, job), None) is not None:
             self._waiting[number] = key, job
@@ -85,4 +87,5 @@ def _length(job: Job, steps_per_epoch: int) -> tuple[Any, ...]:
     steps_per_epoch = steps_per_epoch or config.steps_of_uncounted or 1
     total = config.total_steps(steps_per_epoch)
     plan = planned_steps(config.scheduler, steps_per_epoch=steps_per_epoch, total_steps=total)
-    return total, plan, config.max_minutes, getattr(config.scheduler, "kwargs", None)
+    counts = effective(config, steps_per_epoch)
+    return total, plan, config.max_minutes, counts, getattr(config.scheduler, "kwargs", None)

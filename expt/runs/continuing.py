@@ -63,10 +63,24 @@ class Source(NamedTuple):
         """Return the advice where the run can't begin so; `config` if only its settings forbid."""
         run = shlex.quote(str(self.checkpoint.run))
         if config and self.rule == "resume" and not self.kept(config, "fork"):
-            return f"begin another run from there by fork={run}@{self.checkpoint.step}"
+            fork = self._replace(rule="fork")
+            words = [f"fork={run}@{self.checkpoint.step}", *fork.longer(config)]
+            return f"begin another run from there by {' '.join(words)}"
         if self.rule == "resume" and config is None:
             return "start a new run"
         return f"begin a new run from what fits of its weights by weights={run}@last"
+
+    def longer(self, config: RunConfig) -> list[str]:
+        """Return the settings of a run that has steps left to train, where this one has none."""
+        found, is_fork = self.checkpoint, self.rule == "fork"
+        done = {"epochs": found.epochs_done if is_fork else found.epoch, "max_steps": found.step}
+        least = {key: number + is_fork for key, number in done.items()}
+        asked = {key: getattr(config, key) for key in least}
+        return [
+            f"{key}={number}"
+            for key, number in least.items()
+            if asked[key] is not None and asked[key] < number
+        ]
 
     def kept(self, config: RunConfig, rule: keys.Rule) -> list[str]:
         """Return the keys that differ though `rule` forbids it."""
@@ -217,16 +231,14 @@ def _typed(key: str, config: Mapping[str, Any]) -> str:
 def _of_length(source: Source, config: RunConfig) -> Iterator[str]:
     """Yield a problem where more is trained than asked for, or nothing is left for a fork."""
     rule, found = source
-    epochs, more = (found.epochs_done, 1) if rule == "fork" else (found.epoch, 0)
-    for key, asked, done in (
-        ("epochs", config.epochs, epochs),
-        ("max_steps", config.max_steps, found.step),
-    ):
-        if asked is not None and asked < done + more:
-            yield (
-                f"{key}={asked}: {found.run} has reached {found} already; give {key}={done + more}"
-                " or more, or an earlier checkpoint"
-            )
+    if not (words := source.longer(config)):
+        return
+    asked = [f"{key}={getattr(config, key)}" for key in (word.partition("=")[0] for word in words)]
+    fix = f"give {' '.join(words)} or more"
+    if rule == "fork":
+        fix = f"a fork trains further; {fix} ({joined([f'fork={config.fork}', *words])})"
+    reached = f"{found.run} has reached {found} already"
+    yield f"{' '.join(asked)}: {reached}; {fix}, or an earlier checkpoint"
 
 
 def _refuse_other_fork(

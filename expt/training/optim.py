@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.config import groups, user_class
+from expt.config.constraints import Unit
 from expt.config.kinds import Better
+from expt.config.length import Length, Unreached
 from expt.errors import ConfigError
 from expt.training.parameter_groups import (
     LR_SCALE,
@@ -95,6 +98,10 @@ def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], rati
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
     for group in optimizer.param_groups:
         group["lr"] *= factor
+
+
+MAX_TRIED = 2_000
+"""Steps of the longest schedule that is tried; each takes 10 us."""
 
 
 def build_scheduler(
@@ -218,6 +225,47 @@ def _step_counts(
     parameters = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
     open_ = {name for name, one in parameters.items() if one.default in (one.empty, None)}
     return {key: known[key] for key in known if key in open_ and not known.keys() & config.kwargs}
+
+
+def beyond_the_end(config: groups.Scheduler, length: Length) -> Unreached:
+    """Return the numbers by which one of torch's schedules changes no rate of so short a run.
+
+    The schedule is tried with other numbers, on an optimizer of its own.
+    """
+    if not isinstance(config, groups.TargetScheduler):
+        return {}
+    cls = user_class.resolve(config.target, LRScheduler)
+    looks = issubclass(cls, ReduceLROnPlateau)
+    unit: Unit = "evaluations" if looks else "epochs" if config.interval == "epoch" else "steps"
+    times = math.ceil(min(length.has(unit), MAX_TRIED + 1))
+    if cls.__module__ != LRScheduler.__module__ or times > MAX_TRIED:
+        return {}
+    counts = _step_counts(config, steps_per_epoch=length.per_epoch, total_steps=length.steps)
+
+    def rates(changed: Mapping[str, Any]) -> list[Any]:
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
+        schedule: Any = cls(optimizer, **{**counts, **config.kwargs, **changed})
+        found = []
+        for _ in range(times):
+            found.append({**optimizer.param_groups[0], "params": ()})
+            optimizer.step()
+            schedule.step(*[1.0] * looks)
+        return found
+
+    def are_idle(name: str, other: Any) -> bool:
+        with contextlib.suppress(ValueError, TypeError):
+            return rates({name: other}) == rates({})
+        return False
+
+    found: dict[str, tuple[Unit, Any]] = {}
+    for name, value in config.kwargs.items():
+        if type(value) is int and value > 1 and are_idle(name, value + 1):
+            found[f"scheduler.{name}"] = unit, value
+        elif isinstance(value, list) and all(type(each) is int for each in value):
+            ends = range(len(value))
+            if (left := next((n for n in ends if are_idle(name, value[:n])), None)) is not None:
+                found[f"scheduler.{name}"] = unit, value[left:]
+    return found
 
 
 def plan(config: groups.Scheduler, **length: int) -> int | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from expt.config import secrets, user_class
 from expt.config.constraints import Target
+from expt.config.length import Unreached
 from expt.config.own_code import own_frame
 from expt.errors import ConfigError, ExptError, RunFailed, did_you_mean, warn
 from expt.runs import checkpoint, tags
@@ -55,6 +56,11 @@ class Callbacks:
             f"callbacks.{index}: {type(callback).__name__}.every_steps={every!r}: on_step_end needs"
             " a whole number of steps from 1; give every_steps one, in the class or in __init__"
         )
+
+    def beyond(self, total_steps: int) -> Unreached:
+        """Return the intervals of callbacks that are called after no step of so short a run."""
+        every = enumerate(self._every)
+        return {f"callbacks.{at}.every_steps": ("steps", n) for at, n in every if n > total_steps}
 
     @property
     def are_due(self) -> bool:

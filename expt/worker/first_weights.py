@@ -77,8 +77,10 @@ def _fitting(module: nn.Module, given: str) -> tuple[dict[str, Tensor], State, S
     fitting, misfits = {name: state[name] for name in fit.loaded}, fit.misfits()
     trained = {name for name, _ in module.named_parameters()}
     if not trained & {*fit.loaded}:
+        of = content.get("config", {}).get("model") if is_of_run(content) else None
+        fix = f"it is of model={of.get('target', of['name'])}; choose that, or" if of else "give"
         raise ConfigError(
-            f"weights={given}: {file} fits this model nowhere ({misfits}); give other weights"
+            f"weights={given}: {file} fits this model nowhere ({misfits}); {fix} other weights"
         )
     right = (name for name, one in fitting.items() if _is_right(one, own[name], name in trained))
     if bad := fitting.keys() - {*right}:

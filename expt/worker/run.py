@@ -17,7 +17,7 @@ from expt import progress
 from expt.config import constraints, own_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
-from expt.config.length import beyond_the_end
+from expt.config.length import Length, beyond_the_end
 from expt.dashboards.tensorboard import Dashboard
 from expt.data.loader import StreamLoader
 from expt.data.loading import TimedBatches
@@ -118,8 +118,8 @@ class Run:
                     self.data.train.catch_up()
         self.snapshot.refuse_unreadable()
         self._has_probed = position.step > 0
-        writes, length = worker.rank == 0, (position.steps_per_epoch, position.offset)
-        if writes and (unreached := beyond_the_end(config, *length)):
+        writes = worker.rank == 0
+        if writes and (unreached := self._unreached()):
             warn(unreached)
         events = build.build_events(config, self.paths, position, self.is_done) if writes else None
         self.observer = observe(config, events, self.data, self.learner, position)
@@ -146,6 +146,14 @@ class Run:
         if self.is_pruned:
             return self.record.end(PRUNED, self._outcome())
         return self.record.end(INTERRUPTED, self.history.reached)
+
+    def _unreached(self) -> str | None:
+        """Return a line about settings without effect in so short a run; None without any."""
+        config, position = self.config, self.position
+        length = Length.of(config, position.steps_per_epoch, position.offset, position.step)
+        of_callbacks = self.callbacks.beyond(position.total_steps)
+        of_schedule = optim.beyond_the_end(config.scheduler, length)
+        return beyond_the_end(config, length, {**of_callbacks, **of_schedule})
 
     @property
     def is_done(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from expt import progress, signals
-from expt.config.schema import RunConfig
+from expt.config.schema import UNPROFILED_STEPS, RunConfig
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
@@ -148,12 +148,12 @@ class Agreement:
         return wishes
 
 
-WARMUP_STEPS, TRACED_STEPS = 5, 5
+TRACED_STEPS = 5
 OPERATORS = 10
 
 
 class StepProfiler:
-    """A trace of TRACED_STEPS steps after WARMUP_STEPS, and torch's table of operators."""
+    """A trace of TRACED_STEPS steps after UNPROFILED_STEPS, and torch's table of operators."""
 
     def __init__(self, trace: Path, table: Path, device: torch.device) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule
@@ -163,7 +163,7 @@ class StepProfiler:
         self._device = device.type
         self._profiler: Any = profile(
             activities=[ProfilerActivity.CPU, *on_gpu],
-            schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=TRACED_STEPS, repeat=1),
+            schedule=schedule(wait=0, warmup=UNPROFILED_STEPS, active=TRACED_STEPS, repeat=1),
             on_trace_ready=self._write,
         )
         self._profiler.start()

@@ -24,6 +24,36 @@ def _here(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
+MEANT = {
+    "train epochs=1": "leave it out",
+    "epochs 3": "epochs=3",
+    "epochs = 3": "epochs=3",
+    "epochs: 3": "epochs=3",
+    "optimizer.lr 0.1": "optimizer.lr=0.1",
+    "seed=1 epochs 3": "without spaces",
+    "run": "report run",
+    "-m optimizer.lr=loguniform(0.1,1)": "interval(a,b)",
+    "-m optimizer.lr=intervall(0.1,1)": "'interval'",
+    "model.hidden=[layer(1),2]": "quote",
+    "scheduler=cosine scheduler.T_max=10": "scheduler=cosine has scheduler.warmup",
+    "optimizer.beta=0.9": "'optimizer.betas'",
+    "report run/file": "is a file",
+}
+
+
+@pytest.mark.parametrize("words", MEANT)
+def test_a_mistake_names_what_was_meant(
+    words: str, typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    done = typed(*words.split(" "))
+    assert done.returncode == 2
+    assert MEANT[words] in done.stderr
+    assert "gamma" not in done.stderr
+
+
 @pytest.mark.parametrize("word", WORDS)
 def test_each_subcommand_has_help_of_its_own(word: str, typed: Typed) -> None:
     done = typed(word, "--help")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from expt.config import keys
-from expt.config.length import beyond_the_end
+from expt.config.length import Length, beyond_the_end, effective
+from expt.config.schema import RunConfig
+from expt.training import optim
 from tests.conftest import Configured
 from tests.facade import run
 
@@ -31,10 +33,29 @@ BEYOND = {
     "log_every=100": "40 steps",
     "print_every=120 log_every=40": "40 steps",
     "overfit_batches=21": "20 batches an epoch",
+    "epochs=2 max_steps=39": "1.95 epochs",
+    # changes only what comes after
+    "early_stop={metric: loss/val, patience: 1}": "2 evaluations",
+    "early_stop={metric: loss/val, patience: 3} epochs=4": "4 evaluations",
+    "early_stop={metric: loss/val, patience: 5} eval_every_minutes=1 max_minutes=6": "6 eval",
+    "scheduler=step scheduler.every_epochs=2": "2 epochs",
+    "scheduler=plateau scheduler.patience=0": "2 evaluations",
+    "scheduler=plateau scheduler.patience=2 epochs=4": "4 evaluations",
+    "scheduler=plateau scheduler.cooldown=1 scheduler.patience=0 epochs=3": "3 evaluations",
+    "optimizer.groups=[{match: a, epochs: 2}]": "2 epochs",
+    "profile=true max_steps=4 epochs=10": "4 further steps",
 }
 REACHED = (
-    *("max_steps=40", "epochs=2 max_steps=40", "eval_every_steps=40"),
-    *("early_stop={metric: loss/val, patience: 1}", "scheduler=step scheduler.every_epochs=2"),
+    *("max_steps=40", "epochs=2 max_steps=40", "eval_every_steps=40", "checkpoint.every_epochs=2"),
+    "early_stop={metric: loss/val, patience: 2} epochs=4",
+    "early_stop={metric: loss/val, patience: 4} eval_every_minutes=1 max_minutes=6",
+    "early_stop={metric: loss/val, threshold: 0.1}",
+    "scheduler=step scheduler.every_epochs=1.9",
+    "scheduler=plateau scheduler.patience=1 epochs=4",
+    "scheduler=plateau scheduler.cooldown=1 scheduler.patience=0 epochs=4",
+    "scheduler=plateau scheduler.cooldown=0 scheduler.patience=0 epochs=3",
+    "optimizer.groups=[{match: a, epochs: 1.9}]",
+    *("profile=true max_steps=5 epochs=10", "profile=false max_steps=1 epochs=10"),
     *(
         "log_every=40",
         "scheduler=cosine scheduler.epochs=3",
@@ -42,8 +63,12 @@ REACHED = (
         "overfit_batches=20",
         "max_minutes=1",
     ),
-    *("early_stop={metric: loss/val, patience: 3} eval_every_steps=10", "scheduler=step"),
+    *("early_stop={metric: loss/val, patience: 2} eval_every_steps=10", "scheduler=step"),
 )
+
+
+def beyond(config: RunConfig) -> str | None:
+    return beyond_the_end(config, Length.of(config, STEPS))
 
 
 def words(text: str) -> list[str]:
@@ -52,7 +77,7 @@ def words(text: str) -> list[str]:
 
 @pytest.mark.parametrize("text", BEYOND)
 def test_a_setting_that_is_never_reached_is_named(text: str, configured: Configured) -> None:
-    line = beyond_the_end(configured(*words(text)), STEPS)
+    line = beyond(configured(*words(text)))
     assert line is not None
     assert f"the run has {BEYOND[text]}" in line
     key, _, value = words(text)[1].partition("=")
@@ -61,12 +86,12 @@ def test_a_setting_that_is_never_reached_is_named(text: str, configured: Configu
 
 @pytest.mark.parametrize("text", REACHED)
 def test_a_setting_that_is_reached_is_not(text: str, configured: Configured) -> None:
-    assert beyond_the_end(configured(*words(text)), STEPS) is None
+    assert beyond(configured(*words(text))) is None
 
 
 def test_a_default_is_not(configured: Configured) -> None:
     """As in a try of a few steps."""
-    assert beyond_the_end(configured("max_steps=1"), STEPS) is None
+    assert beyond(configured("max_steps=1")) is None
 
 
 def test_a_longer_run_that_reaches_it_is_advised(configured: Configured) -> None:
@@ -74,12 +99,63 @@ def test_a_longer_run_that_reaches_it_is_advised(configured: Configured) -> None
         "max_steps=1000": "epochs=50",
         "checkpoint.every_steps=50 max_steps=40": "epochs=3 max_steps=null",
         "log_every=30 max_steps=20": "max_steps=40",
-        "early_stop={metric: loss/val, patience: 10}": "epochs=11",
+        "early_stop={metric: loss/val, patience: 10}": "epochs=12",
+        "scheduler=step scheduler.every_epochs=2": "epochs=3",
+        "scheduler=plateau scheduler.patience=2": "epochs=5",
+        "early_stop={metric: loss/val, patience: 4} eval_every_steps=10": "epochs=3",
+        "profile=true max_steps=4 epochs=10": "max_steps=5",
     }.items():
         given = words(text)
-        line = str(beyond_the_end(configured(*given), STEPS))
+        line = str(beyond(configured(*given)))
         assert line.endswith(f", or {fix}")
-        assert beyond_the_end(configured(*given, *fix.split()), STEPS) is None
+        assert beyond(configured(*given, *fix.split())) is None
+
+
+def test_a_profile_counts_the_steps_that_are_left(configured: Configured) -> None:
+    config = configured("epochs=2", "profile=true")
+    assert "2 further steps" in str(beyond_the_end(config, Length.of(config, STEPS, done=38)))
+
+
+SCHEDULES = {
+    "MultiStepLR, milestones: [3, 8]": ["scheduler.milestones=[8]"],
+    "MultiStepLR, milestones: [3, 5]": ["scheduler.milestones=[5]"],  # at the end
+    "MultiStepLR, milestones: [6, 8]": ["scheduler.milestones=[6, 8]"],
+    "MultiStepLR, milestones: [3, 4]": [],
+    "StepLR, step_size: 5": ["scheduler.step_size=5"],
+    "StepLR, step_size: 4": [],
+    "StepLR, step_size: 30, interval: step": [],
+    "CosineAnnealingLR, T_max: 50": [],
+    "CosineAnnealingWarmRestarts, T_0: 5, T_mult: 2": ["scheduler.T_mult=2"],
+    "ReduceLROnPlateau, patience: 3": ["scheduler.patience=3"],
+    "ReduceLROnPlateau, patience: 2": [],
+    "LinearLR, total_iters: 9": [],
+    "OneCycleLR, max_lr: 1": [],
+}
+
+
+@pytest.mark.parametrize("text", SCHEDULES)
+def test_numbers_of_a_schedule_of_torch_s_are_compared(text: str, configured: Configured) -> None:
+    named = f"scheduler={{_target_: torch.optim.lr_scheduler.{text}}}"
+    config = configured("epochs=5", named)
+    found = optim.beyond_the_end(config.scheduler, Length.of(config, STEPS))
+    assert [f"{key}={value}" for key, (_, value) in found.items()] == SCHEDULES[text]
+
+
+EQUAL = (
+    *("eval_every_steps=40 eval_every_steps=50", "eval_every_steps=50 eval_every_steps=1000"),
+    "early_stop={metric: loss/val, patience: 3} early_stop={metric: loss/val, patience: 9}",
+)
+UNEQUAL = (
+    *("eval_every_steps=39 eval_every_steps=40", "eval_every_steps=40 eval_every_steps=null"),
+    "eval_every_minutes=9 eval_every_minutes=null",
+    "early_stop={metric: loss/val, patience: 2} early_stop={metric: loss/val, patience: 3}",
+)
+
+
+@pytest.mark.parametrize("text", EQUAL + UNEQUAL)
+def test_settings_that_are_never_reached_are_equal(text: str, configured: Configured) -> None:
+    one, other = (effective(configured("epochs=2", word), STEPS) for word in words(text)[1:])
+    assert (one == other) == (text in EQUAL)
 
 
 def test_every_key_that_counts_says_what() -> None:

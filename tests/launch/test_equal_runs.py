@@ -39,6 +39,16 @@ def test_runs_of_a_stream_are_as_long_as_their_steps(
     assert not any("resumed_from" in run.record for run in runs)
 
 
+def test_runs_that_differ_beyond_their_end_are_one(tmp_path: Path) -> None:
+    """Of 4 steps: evaluations each 6 and 9 come at the end alone, each 3 after the third too."""
+    given = ("model=mlp", "epochs=1", "max_steps=4", "world_size=1", "eval_every_steps=6,3,9")
+    stop = "early_stop={metric: loss/val, patience: 9}, {metric: loss/val, patience: 10}"
+    runs = expt.sweep(*given, stop, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    trained = [run for run in runs if "resumed_from" not in run.record]
+    assert [run.config["eval_every_steps"] for run in trained] == [6, 3]
+    assert len(runs) == 6
+
+
 def test_a_plan_of_another_length_is_another_run(tmp_path: Path) -> None:
     given = ("model=mlp", "max_steps=5", "world_size=1", "scheduler=cosine", "epochs=2")
     runs = expt.sweep(*given, "scheduler.epochs=1,3", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")

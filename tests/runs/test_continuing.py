@@ -181,6 +181,15 @@ def test_nor_may_a_groups_settings(word: str, configured: Configured, paths: Run
     assert str(refused.value).endswith(end)
 
 
+def test_a_fork_that_needs_more_epochs_is_advised_so(
+    configured: Configured, paths: RunPaths
+) -> None:
+    with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 epochs=2$"):
+        continued(configured("epochs=1", "optimizer.lr=0.1"), paths)
+    with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 max_steps=4$"):
+        continued(configured("max_steps=3", "optimizer.lr=0.1"), paths)
+
+
 def test_fork_of_a_file_without_its_run(config: RunConfig, paths: RunPaths, tmp_path: Path) -> None:
     content = {"zip": b"PK\3\4", "pickle": b"\x80\4", "no run": paths.last.read_bytes()}
     for word, begun in content.items():

@@ -38,6 +38,8 @@ def test_called_every_few_steps(train_alone: TrainAlone, train_together: TrainTo
     others = [point for point in values(done) if not point["tag"].startswith("mine/")]
     assert others == values(plain), "no number depends on it"
     assert "callbacks" not in plain.state()
+    assert done.run.callbacks.beyond(3) == done.run.callbacks.beyond(4) == {}
+    assert done.run.callbacks.beyond(2) == {"callbacks.0.every_steps": ("steps", 3)}
     assert values(stopped_and_resumed(train_alone, *noisy, step=12)) == values(done)
 
 

@@ -170,6 +170,15 @@ def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path,
         first_weights.load_weights(net(), str(path), ALONE)
 
 
+def test_weights_of_another_model_name_it(tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    config = {"model": {"name": "unet", "widths": [8]}}
+    state = {"a.weight": torch.ones(1)}
+    checkpoint.save(path, {"model": state, "position": {}, "config": config})
+    with pytest.raises(ConfigError, match=r"nowhere .*; it is of model=unet"):
+        first_weights.load_weights(net(), str(path), ALONE)
+
+
 def test_frozen_parameters_stay_also_when_resumed(tmp_path: Path, train_alone: TrainAlone) -> None:
     few = ("model.hidden=[8]", "epochs=2", "dataset.train_limit=256", "optimizer.weight_decay=0.1")
     train_alone(*few, "epochs=1", name="first")

@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a step without a checkpoint": ("fork=parent@41", "fork=parent@41: "),
     "no checkpoint's name": ("fork=parent@lst", "fork=parent@lst: "),
     "no run": ("fork=parant@20", "Did you mean 'parent'"),
-    "its end": ("fork=parent", "epochs=3: .* give epochs=4 or more"),
+    "its end": ("fork=parent", r"epochs=3: .* give epochs=4 or more \(fork=parent epochs=4\)"),
     "another model": ("fork=parent@20 model.hidden=[9]", r"model.hidden=\[9\]: .* must keep"),
     "other data": (
         "fork=parent@20 dataset.folds=5 dataset.fold=0",

@@ -38,6 +38,8 @@ _COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operato
 def runs_below(folder: Path) -> list[FoundRun]:
     """Return every run below `folder`. Raises ConfigError where there is no such folder."""
     if not folder.is_dir():
+        if folder.is_file():
+            raise ConfigError(f"{folder}: is a file; name its folder, {folder.parent}")
         raise ConfigError(f"{folder}: there is no such folder; name one, e.g. expt report .")
     return without_copies(results_below(folder))[0]  # copies such as those in MLflow's folder
 
