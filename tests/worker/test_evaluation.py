@@ -323,7 +323,9 @@ def test_other_samples_need_no_groups(train: TrainAlone, tmp_path: Path) -> None
     trained_on = photos(tmp_path / "one", {"black": 0, "white": 240})
     groups = tmp_path / "groups.csv"
     files = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.png")]
-    groups.write_text("\n".join(["file_name,group", *(f"{x},{x.parent}{x.stem[0]}" for x in files)]))
+    groups.write_text(
+        "\n".join(["file_name,group", *(f"{x},{x.parent}{x.stem[0]}" for x in files)])
+    )
     few = as_typed("model=mlp model.hidden=[4] batch_size=2 epochs=1 dataset.num_workers=0")
     size = ("dataset.image_size=[8,8]", "dataset.val_fraction=0.3", f"dataset.group={groups}")
     folder = train("dataset=image_folder", trained_on, *size, *few, *QUIET).folder
