@@ -198,7 +198,7 @@ def _without_groups(config: RunConfig) -> RunConfig:
     """Return settings without the groups of the run's samples, which say nothing of others."""
     if getattr(config.dataset, "group", None) is None:
         return config
-    return dataclasses.replace(config, dataset=dataclasses.replace(config.dataset, group=None))  # type: ignore[call-arg]
+    return dataclasses.replace(config, dataset=dataclasses.replace(config.dataset, group=None))
 
 
 def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:

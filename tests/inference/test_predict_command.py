@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -283,7 +284,7 @@ def test_columns_may_be_called_as_any_prediction_is(
     texts, targets = [*NAMES_OF_ANSWERS, "p_a", "class_2", "row"], ["y"]
     if kind != "classification":
         texts, targets = ["id", "p_top", "target_top"], [*NAMES_OF_ANSWERS, "target_row", "row"]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"x": row, **{x: f"{x}{row}" for x in texts}, **dict.fromkeys(targets, row % 2)}
         for row in range(24)
     ]
@@ -299,8 +300,8 @@ def test_columns_may_be_called_as_any_prediction_is(
     )
     for chosen in ([str(data)], ["--split", "test"]):
         given, is_file = [str(made.folder), *chosen], "--split" not in chosen
-        plan = Plan(made.folder, [data]) if is_file else Plan(made.folder, split="test")
-        found = expt.predict(made.folder, plan.inputs.files, split=plan.split)
+        files = [data] if is_file else []
+        found = expt.predict(made.folder, files, split=None if is_file else "test")
         for name in ("o.csv", "o.jsonl", "o.npz"):
             predict.main([*given, "--output", str(tmp_path / name), "--force"])
         lines = (tmp_path / "o.jsonl").read_text().splitlines()
@@ -333,7 +334,7 @@ def test_a_task_of_ones_own_may_call_its_outputs_as_others_do(tmp_path: Path) ->
     names = [*NAMES_OF_ANSWERS, "allow_pickle", "index"]
     form = Anything()
     predicted = {name: torch.arange(4.0).reshape(2, 2) + at for at, name in enumerate(names)}
-    about = [{"index": 3, "top": "a"}, {"index": 4, "top": "b"}]
+    about: list[dict[str, str | int]] = [{"index": 3, "top": "a"}, {"index": 4, "top": "b"}]
     answers = form.named_apart(Answers(about, *form.decoded(predicted, None)))
     printed = list[str]()
     writing.to_terminal(printed.append)(answers, form)
