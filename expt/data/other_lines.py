@@ -29,7 +29,7 @@ _MARK = re.compile(
     r"(?P<min>min(imum)?)|(?P<max>max(imum)?)|(over)?all",
     re.IGNORECASE,
 )
-"""A text that names a statistic, or a value: only the numbers beside it tell."""
+"""A text that names a statistic, or is a value: only the numbers in its row tell."""
 _QUANTILES = {"min": 0.0, "low": 0.25, "median": 0.5, "high": 0.75, "max": 1.0}
 _SURE = re.compile(r"(grand |sub-?)?(totals?|sums?)\b|eof|end of", re.IGNORECASE)
 """One of those that is hardly a value; media and end may be."""
@@ -38,7 +38,7 @@ _HEAD = 200
 _TAIL = 1 << 16
 """Bytes in which the last line is looked for."""
 _MANY = 10
-"""The least rows of which a last one without a word is the sum, and not by chance."""
+"""The least number of rows whose sum is not equal to the last row by chance."""
 _FEW = 5
 """The most lines that may be named, and the most comments; more are data."""
 
@@ -194,15 +194,18 @@ def _numbers(cells: Any) -> np.ndarray:
 
 
 def _is_statistic(batch: Any, above: Any, text: str) -> bool:
-    """Return whether the last row has what a word names, of each column of numbers `above` it.
+    """Return whether the last row has the statistic that a word names, of all columns of numbers.
 
-    Where that may be a value, two columns have it to their digits, and no row above is like it.
+    If the word may be a value, two columns have it to their digits, and no row `above` is like it.
     """
     import numpy as np
 
     last, mark = batch.num_rows - 1, _MARK.fullmatch(text)
-    known = [(_numbers(above[name]), _text(batch[name], last)) for name in batch.schema.names]
-    pairs = [(x, cell) for x, cell in known if len(x) > 2 and _is_number(cell)]
+    pairs = [
+        (numbers, _text(batch[name], last))
+        for name in batch.schema.names
+        if len(numbers := _numbers(above[name])) > 2 and len(_numbers(batch[name][last:]))
+    ]
     if not pairs or (mark and (len(pairs) < 2 or len({len(x) for x, _ in pairs}) > 1)):
         return False
     ways: list[Any] = [np.sum, np.mean]
@@ -212,25 +215,15 @@ def _is_statistic(batch: Any, above: Any, text: str) -> bool:
         ways = [len, functools.partial(np.std, ddof=1)]
     if mark and np.all([x == float(cell) for x, cell in pairs], axis=0).any():
         return False
-    equal = _rounds_to if mark else _is_near
-    return any(all(equal(way(x), cell) for x, cell in pairs) for way in ways)
+    near = (1e-6, 1.001) if mark else (1e-3, 0.0)
+    return any(all(_is_near(way(x), cell, *near) for x, cell in pairs) for way in ways)
 
 
-def _is_number(text: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return math.isfinite(float(text))
-    return False
-
-
-def _is_near(number: float, text: str) -> bool:
-    return math.isclose(number, float(text), rel_tol=1e-3)
-
-
-def _rounds_to(number: float, text: str) -> bool:
-    """Return whether a text is this number, to its digits."""
-    digits = len(text.lower().partition("e")[0].partition(".")[2])
-    step = 0.0 if "e" in text.lower() else 0.5 * 10.0**-digits
-    return math.isclose(number, float(text), rel_tol=1e-6, abs_tol=step * 1.001)
+def _is_near(number: float, text: str, share: float, halves: float) -> bool:
+    """Return whether a text is a number but for a share of it, or for halves of its last digit."""
+    digits = len(text.partition(".")[2])
+    half = 0.0 if "e" in text.lower() else 0.5 * 10.0**-digits
+    return math.isclose(number, float(text), rel_tol=share, abs_tol=halves * half)
 
 
 def _is_sum(batch: Any) -> bool:
