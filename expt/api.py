@@ -174,7 +174,7 @@ def predict(
     found = Predictions(
         record for answers in predictor for record in predictor.form.answers(answers)
     )
-    found.skipped = predictor.skipped
+    found.skipped, found.form = predictor.skipped, predictor.form
     for line in found.skipped:
         warn(line)
     return found

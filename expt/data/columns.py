@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -41,11 +42,13 @@ _DATE = re.compile(
     r"[a-z]{3,9} \d{1,2}, ?\d{4})([ t]\d\d?:\d\d.*)?",
     re.ASCII | re.IGNORECASE,
 )
-_ZEROS = re.compile(
-    r"(?<=^\d{4}-\d\d-\d\d)[ T]00:00:00(\.0+)?$|(?<=\d\d:\d\d:\d\d)\.0+(?=$|Z$|[+-]\d\d:?\d\d$)",
-    re.ASCII,
+_TIME = re.compile(
+    r"(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d:\d\d)(?:\.(\d+))? ?(Z|[+-]\d\d(?::?\d\d)?|)", re.ASCII
 )
-"""Parts of a time that say nothing: midnight, and fractions of 0."""
+"""A time with its day, its fraction of a second and its offset, if it has them."""
+_SPAN = re.compile(r"-?\d+ days \+?\d\d:\d\d:\d\d(\.\d+)?", re.ASCII)
+"""A duration as pandas writes it."""
+_OF_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 MOST = float.fromhex("0x1.fffffep127")
 """The largest number of float32."""
 FEW = 20
@@ -155,12 +158,13 @@ class Column:
     @property
     def categories(self) -> list[str]:
         """The texts in order of the alphabet, or as they were known, unless they are flags."""
-        return [] if self.flags else self.known or sorted(self.texts)
+        return [] if self.flags else self.known or sorted({*_booleans(self.texts).values()})
 
     def number(self) -> None:
         """Write 1 and 0 in place of flags, and of other texts their places among `categories`."""
         places = {text: float(place) for place, text in enumerate(self.categories)} or _FLAGS
-        self.texts_as([places.get(x, places.get(x.casefold(), 0.0)) for x in self.texts])
+        names = {x: x for x in self.texts} if self.known else _booleans(self.texts)
+        self.texts_as([places.get(names[x], places.get(x.casefold(), 0.0)) for x in self.texts])
 
     def odd_rows(self, fix: str, table: Table, *, may_have_gaps: bool = False) -> str:
         """Return which rows hold texts that are no flags, or gaps, if any do."""
@@ -187,9 +191,12 @@ class Column:
             return self.odd_rows(FIX, table)
         some = self.categories[:_HEAD]
         if some and not self._are_texts:
-            if all(map(_DATE.fullmatch, some)):
-                fix = "give numbers of them, such as the year, the month or the days since one"
-                return f" holds dates ({some[0]}); {fix}"
+            for what, one, numbers in (
+                ("dates", _DATE, "the year, the month or the days since one"),
+                ("durations", _SPAN, "the seconds"),
+            ):
+                if all(map(one.fullmatch, some)):
+                    return f" holds {what} ({some[0]}); give numbers of them, such as {numbers}"
             if self.has_numbers or any(map(_AMOUNT.fullmatch, some)):
                 return self.odd_rows(_TEXTS, table, may_have_gaps=True)
         if most is not None and len(self.categories) > most:
@@ -253,11 +260,23 @@ def _different(cells: Any) -> tuple[list[str], np.ndarray]:
         cells = pa.array(texts, pa.string())
     elif pa.types.is_dictionary(cells.type):
         cells = cells.dictionary_decode()
+    found, text = cells, text_of
+    if pa.types.is_duration(cells.type):
+        found, text = cells.cast(pa.int64()), functools.partial(_span, cells.type.unit)
     elif pa.types.is_null(cells.type) or pa.types.is_temporal(cells.type):
-        cells = cells.cast(pa.string())
-    found = cells.dictionary_encode()
+        found = cells.cast(pa.string())
+    found = found.dictionary_encode()
     rows: np.ndarray = found.indices.fill_null(-1).to_numpy()
-    return [*map(text_of, found.dictionary.to_pylist())], rows
+    return [*map(text, found.dictionary.to_pylist())], rows
+
+
+def _span(unit: str, number: int) -> str:
+    """Return a duration as pandas writes it."""
+    seconds, part = divmod(number, _OF_SECOND[unit])
+    days, seconds = divmod(seconds, 24 * 3600)
+    clock = f"{'+' * (days < 0)}{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    fraction = f".{part * 10**9 // _OF_SECOND[unit]:09}" if part else ""
+    return f"{days} days {clock}{fraction}"
 
 
 def texts_of(cells: Any) -> list[str]:
@@ -269,10 +288,35 @@ def texts_of(cells: Any) -> list[str]:
 def _plain(text: str) -> str:
     """Return a text without blanks around it, nor quotes that come after a blank in a .csv.
 
-    Times are spelled as pandas does it, without zeros that another library writes.
+    Times are spelled in one way, whichever program has written them.
     """
-    text = _ZEROS.sub("", composed(text.strip()))
+    text = composed(text.strip())
+    if found := _TIME.fullmatch(text):
+        return _spelled(*found.groups(""))
+    if _SPAN.fullmatch(text) and "." in text:
+        text = text.rstrip("0").rstrip(".")
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+
+
+def _boolean(text: str) -> str:
+    return text.capitalize() if text.casefold() in ("true", "false") else text
+
+
+def _booleans(texts: Iterable[str]) -> dict[str, str]:
+    """Return how texts are written: if all are booleans as pandas does it, True also for true."""
+    names = {text: _boolean(text) for text in texts}
+    return names if {*names.values()} <= {"True", "False"} else {text: text for text in names}
+
+
+def _spelled(day: str, time: str, fraction: str, offset: str) -> str:
+    """Return a time as pandas writes it, without zeros at its end: midnight is a date."""
+    fraction = fraction.rstrip("0")
+    if day and time == "00:00:00" and not fraction + offset:
+        return day
+    if offset:
+        digits = "+0000" if offset == "Z" else offset.replace(":", "").ljust(5, "0")
+        offset = f"{digits[:3]}:{digits[3:]}"
+    return f"{day} {time}{'.' * bool(fraction)}{fraction}{offset}".strip()
 
 
 def text_of(cell: Any) -> str:
@@ -300,7 +344,8 @@ def read_as_known(
         codes, texts = column.codes, [*column.texts, ""]
         if "categories" in how:
             known = {text: float(place) for place, text in enumerate(how["categories"])}
-            column.texts_as([known.get(text, -1.0) for text in column.texts])
+            names = (_boolean(x) if x not in known else x for x in column.texts)
+            column.texts_as([known.get(name, -1.0) for name in names])
             if (new := codes[column.values == -1]).size:
                 unknown[name] = Counter(map(texts.__getitem__, new.tolist()))
             if None not in how["categories"] and column.has_gaps:
@@ -392,8 +437,8 @@ def classes_of(path: Path, column: Column, table: Table) -> tuple[np.ndarray, tu
         key = lambda text: (float(text), text)  # noqa: E731
         if all(map(_INTEGER.fullmatch, texts)):
             names, key = {text: str(int(text.partition(".")[0])) for text in texts}, int
-    elif {text.casefold() for text in texts} <= {"true", "false"}:  # written in several ways
-        names = {text: text.capitalize() for text in texts}
+    else:
+        names = _booleans(texts)
     if wrong:
         first = int((codes == texts.index(wrong[0])).argmax())
         raise DataError(f"{at}{table.row(first)}: {wrong[0]} {what}")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _COMMENT = r"^\s*(#+|//+|;|%+|!|--+|\*+)\s+\S"
 """The beginning of a comment; a name such as #1 or #id is none."""
@@ -20,10 +24,21 @@ _TOTAL = re.compile(
     re.IGNORECASE,
 )
 """A text in the last row that names a sum, or the end."""
+_MARK = re.compile(
+    r"(?P<median>median|50 ?%)|(?P<low>25 ?%)|(?P<high>75 ?%)|"
+    r"(?P<min>min(imum)?)|(?P<max>max(imum)?)|(over)?all",
+    re.IGNORECASE,
+)
+"""A text that names a statistic, or is a value: only the numbers in its row tell."""
+_QUANTILES = {"min": 0.0, "low": 0.25, "median": 0.5, "high": 0.75, "max": 1.0}
 _SURE = re.compile(r"(grand |sub-?)?(totals?|sums?)\b|eof|end of", re.IGNORECASE)
 """One of those that is hardly a value; media and end may be."""
 _HEAD = 200
 """The lines in which a header is looked for."""
+_TAIL = 1 << 16
+"""Bytes in which the last line is looked for."""
+_MANY = 10
+"""The least number of rows whose sum is not equal to the last row by chance."""
 _FEW = 5
 """The most lines that may be named, and the most comments; more are data."""
 
@@ -73,10 +88,11 @@ def header_below(path: Path, name: str, separators: str) -> str:
     return ""
 
 
-def among(batch: Any, first: str | None, *, is_last: bool) -> dict[int, str]:
+def among(batch: Any, first: str | None, read: Sequence[str], *, is_last: bool) -> dict[int, str]:
     """Return why rows of texts are no data, by their place in the batch.
 
-    The table's `first` column may have comments, the last row of all may be a total.
+    The table's `first` column may have comments, the last row of all may be a total: of the columns
+    that are `read`, or of another, which names it.
     """
     import numpy as np
     from pyarrow import compute as pc
@@ -97,9 +113,24 @@ def among(batch: Any, first: str | None, *, is_last: bool) -> dict[int, str]:
         found |= dict.fromkeys(rows if len(rows) <= _FEW else (), "is a comment")
     if batch.num_rows and all(_RULE.fullmatch(_text(column, 0)) for column in batch.columns):
         found[0] = "is a rule"
-    if is_last and batch.num_rows > 1 and (why := _total(batch)):
-        found[batch.num_rows - 1] = why
+    if is_last and batch.num_rows > 1:
+        found |= _totals(batch, read)
     return found
+
+
+def ends(path: Path, separator: str, names: Sequence[str]) -> list[str]:
+    """Return which columns have a text in the last line that may name a total or a statistic."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        lines = file.read().decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip(f" \t\r{separator}")), "")
+    cells = next(csv.reader([last], delimiter=separator), [])
+    pairs = zip(names, cells, strict=True) if len(cells) == len(names) else ()
+    return [name for name, cell in pairs if _is_word(cell.strip())]
+
+
+def _is_word(text: str) -> bool:
+    return bool(_TOTAL.fullmatch(text) or _MARK.fullmatch(text))
 
 
 def _is_comment(batch: Any, row: int) -> bool:
@@ -108,42 +139,106 @@ def _is_comment(batch: Any, row: int) -> bool:
     return begins or not all(_text(column, row) for column in batch.columns)
 
 
-def _total(batch: Any) -> str:
-    """Return why the last row is none of data: it names a total, or has a single cell."""
+def _totals(batch: Any, read: Sequence[str]) -> dict[int, str]:
+    """Return why the last rows are none of data, by their places: they are totals or statistics."""
     last = batch.num_rows - 1
-    filled = [column for column in batch.columns if _text(column, last)]
-    for column in filled:
-        if not _TOTAL.fullmatch(_text(column, last)) or _occurs(column, last) > 1:
+    filled = [name for name in batch.schema.names if _text(batch[name], last)]
+    gaps = [name for name in read if name not in filled and not batch[name][:last].null_count]
+    for name in filled:
+        text = _text(batch[name], last)
+        if not _is_word(text) or not (size := _named(batch[name])):
             continue
-        is_sure = bool(_SURE.match(_text(column, last))) or len(filled) < batch.num_columns
-        if is_sure or _numbers(column[:last]) or _adds_up(batch):
-            return "is a total, or an end"
+        above = batch.slice(0, batch.num_rows - size)
+        is_end = name in read and bool(_TOTAL.fullmatch(text))
+        if (
+            _SURE.match(text)
+            or (is_end and (gaps or len(_numbers(above[name]))))
+            or _counts(_numbers(above[name]))
+            or _is_statistic(batch, above, text)
+        ):
+            more = f", and so {'is' if size == 2 else 'are'} the {size - 1} below it" * (size > 1)
+            rows = range(above.num_rows, batch.num_rows)
+            return dict.fromkeys(rows, f"is a total, or an end{more}")
     have_gaps = any(column[:last].null_count for column in batch.columns)
     if len(filled) == 1 < batch.num_columns - 1 and not have_gaps:
-        return "has a single cell that is not empty, and no other row has an empty one"
-    return ""
+        return {last: "has a single cell that is not empty, and no other row has an empty one"}
+    return {last: "is the sum of the rows above it"} if last >= _MANY and _is_sum(batch) else {}
 
 
-def _occurs(column: Any, row: int) -> int:
-    """Return how often a row's cell is in its column."""
-    return int(column.to_pylist().count(column[row].as_py()))
+def _counts(numbers: np.ndarray) -> bool:
+    """Return whether numbers count the rows, as an index does."""
+    return len(numbers) > 1 and bool((numbers[1:] == numbers[:-1] + 1).all())
 
 
-def _numbers(cells: Any) -> list[float]:
+def _named(column: Any) -> int:
+    """Return how many last rows name totals or statistics, each in a word of its own."""
+    cells = [(text or "").strip() for text in column.to_pylist()]
+    for size, text in enumerate(reversed(cells)):
+        if not _is_word(text) or cells.count(text) > 1:
+            return size
+    return 0
+
+
+def _numbers(cells: Any) -> np.ndarray:
     """Return the numbers of a column's cells; none where one is a text."""
-    try:
-        return [float(cell) for cell in cells.to_pylist() if (cell or "").strip()]
-    except ValueError:
-        return []
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import compute as pc
+
+    compute: Any = pc
+    texts = compute.utf8_trim_whitespace(cells).drop_null()
+    with contextlib.suppress(pa.ArrowInvalid):
+        found: np.ndarray = texts.filter(compute.not_equal(texts, "")).cast(pa.float64()).to_numpy()
+        return found
+    return np.empty(0)
 
 
-def _adds_up(batch: Any) -> bool:
-    """Return whether the last row has the sum, or the mean, of all numbers above it."""
-    found = [numbers for column in batch.columns if len(numbers := _numbers(column)) > 2]
-    pairs = [(numbers[-1], sum(numbers[:-1]), len(numbers) - 1) for numbers in found]
-    sums = all(math.isclose(last, total, rel_tol=1e-3) for last, total, _ in pairs)
-    means = all(math.isclose(last, total / number, rel_tol=1e-3) for last, total, number in pairs)
-    return bool(pairs) and (sums or means)
+def _is_statistic(batch: Any, above: Any, text: str) -> bool:
+    """Return whether the last row has the statistic that a word names, of all columns of numbers.
+
+    If the word may be a value, two columns have it to their digits, and no row `above` is like it.
+    """
+    import numpy as np
+
+    last, mark = batch.num_rows - 1, _MARK.fullmatch(text)
+    pairs = [
+        (numbers, _text(batch[name], last))
+        for name in batch.schema.names
+        if len(numbers := _numbers(above[name])) > 2 and len(_numbers(batch[name][last:]))
+    ]
+    if not pairs or (mark and (len(pairs) < 2 or len({len(x) for x, _ in pairs}) > 1)):
+        return False
+    ways: list[Any] = [np.sum, np.mean]
+    if mark and mark.lastgroup:
+        ways = [functools.partial(np.quantile, q=_QUANTILES[mark.lastgroup])]
+    elif text.lower().startswith(("count", "std")):
+        ways = [len, functools.partial(np.std, ddof=1)]
+    if mark and np.all([x == float(cell) for x, cell in pairs], axis=0).any():
+        return False
+    near = (1e-6, 1.001) if mark else (1e-3, 0.0)
+    return any(all(_is_near(way(x), cell, *near) for x, cell in pairs) for way in ways)
+
+
+def _is_near(number: float, text: str, share: float, halves: float) -> bool:
+    """Return whether a text is a number but for a share of it, or for halves of its last digit."""
+    digits = len(text.partition(".")[2])
+    half = 0.0 if "e" in text.lower() else 0.5 * 10.0**-digits
+    return math.isclose(number, float(text), rel_tol=share, abs_tol=halves * half)
+
+
+def _is_sum(batch: Any) -> bool:
+    """Return whether the last row is the sum of those above in all columns of numbers.
+
+    In two of them it is out of their range, so that it is no row like others.
+    """
+    last, outside = batch.num_rows - 1, 0
+    for column in batch.columns:
+        value = _numbers(column[last:])
+        if len(value) and len(above := _numbers(column[:last])):
+            if not math.isclose(above.sum(), value[0], rel_tol=1e-6, abs_tol=1e-9):
+                return False
+            outside += not above.min() <= value[0] <= above.max()
+    return outside > 1
 
 
 def _text(column: Any, row: int) -> str:

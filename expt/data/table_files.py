@@ -317,12 +317,14 @@ class _Csv(Table):
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         """Yield all cells as texts: which of them are numbers is decided in `columns`."""
         done, counted, ready = 0, self._counts, None
-        for batch in itertools.chain(self._read(names, damaged), [None]):
+        every = dict.fromkeys(names)  # a total may be named in another column, such as an index
+        every |= dict.fromkeys(other_lines.ends(self.path, self.separator, self.names))
+        for batch in itertools.chain(self._read([*every], damaged), [None]):
             if ready is not None:
-                odd = other_lines.among(ready, self.names[0], is_last=batch is None)
+                odd = other_lines.among(ready, self.names[0], names, is_last=batch is None)
                 damaged |= {done + row: why for row, why in odd.items()}
                 done += ready.num_rows
-                yield ready
+                yield ready.select([*names])
             if self._counts != counted:  # it reads from the beginning
                 done, counted = 0, self._counts
             ready = batch

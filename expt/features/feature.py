@@ -192,6 +192,27 @@ class Feature:
         lists = {name: _short(array) for name, array in given.arrays.items()}
         return ({**about, **self.answer(lists, place)} for place, about in enumerate(given.about))
 
+    def cells(self, answer: Record) -> Record:
+        """Return one of `answers` as the cells of a table, those of other columns as they are.
+
+        A cell's name is no other's.
+        """
+        return spread(answer, {})
+
+    def line(self, answer: Record) -> str:
+        """Return the prediction for one sample in a line."""
+        cells = self.cells(answer).items()
+        return "  ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in cells)
+
+    def named_apart(self, given: Answers) -> Answers:
+        """Return answers in which no column of a sample's origin is called as a prediction is."""
+        one = {name: array[:1] for name, array in given.arrays.items()}
+        (answer,) = self.answers(given._replace(about=[{}], arrays=one))
+        own = {*given.arrays, *given.beside, *answer, *self.cells(answer)}
+        names = new_names(given.about[0], own)
+        about = [{names[name]: each[name] for name in each} for each in given.about]
+        return given._replace(about=about)
+
     def joined(self, several: Iterable[Answers]) -> Iterator[Answers]:
         """Yield the answers, those of one sample together."""
         yield from several
@@ -251,7 +272,7 @@ class Anything(Feature):
             raise ConfigError(f"the task predicts a {kind}; give tensors [B, ...]")
         names = [f"output_{place}" for place in range(len(found))] if len(found) > 1 else ["output"]
         if isinstance(predicted, Mapping) and len(predicted) == len(found):
-            names = [apart(name) if name == "target" else name for name in map(str, predicted)]
+            names = [*map(apart, map(str, predicted))]
         several = dict(zip(names, found, strict=True))
         if isinstance(targets, Tensor) and targets.dim() and targets.numel() == len(targets):
             several["target"] = as_array(targets.flatten())
@@ -259,10 +280,7 @@ class Anything(Feature):
 
     def answer(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
         """Return its part of each tensor."""
-        return {
-            name if name == "target" else apart(name): several[place]
-            for name, several in arrays.items()
-        }
+        return {name: several[place] for name, several in arrays.items()}
 
 
 class Features(NamedTuple):
@@ -325,6 +343,35 @@ def like_targets(targets: Any, predicted: Tensor) -> dict[str, Tensor]:
     if isinstance(targets, Tensor) and targets.numel() == predicted.numel():
         return {"target": at_least_single(targets.reshape(predicted.shape))}
     return {}
+
+
+def spread(answer: Record, prefixes: Mapping[str, str]) -> Record:
+    """Return an answer with a cell for each entry of its mappings, under one of `prefixes`.
+
+    Where that is the name of another cell, it ends with a `_` more.
+    """
+    found: Record = {}
+    for key, value in answer.items():
+        if key not in prefixes or not isinstance(value, Mapping):  # another column may be so called
+            found[key] = value
+            continue
+        for name, each in value.items():
+            cell = f"{prefixes[key]}{name}"
+            while cell in found or cell in answer:
+                cell += "_"
+            found[cell] = each
+    return found
+
+
+def new_names(names: Collection[str], taken: Collection[str]) -> dict[str, str]:
+    """Return a name for each column of a table that is not `taken`: its own, or `table.NAME`."""
+    found = dict[str, str]()
+    for name in names:
+        new = name
+        while new in taken or (new != name and new in names):
+            new = f"table.{new}"
+        found[name] = new
+    return found
 
 
 def apart(name: str) -> str:

@@ -19,6 +19,7 @@ from expt.features.feature import (
     at_least_single,
     labelled,
     like_targets,
+    spread,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 # Deviations from 0, beyond which a variance from sums of squares loses more than four digits.
 _FAR = 100.0
+_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,28 @@ class Classes(Feature):
             found["probabilities"] = {name(each): of for each, of in enumerate(chances)}
         return found | ({"target": name(arrays["target"][place])} if "target" in arrays else {})
 
+    def cells(self, answer: Record) -> Record:
+        """Return `p_NAME` for probabilities, or `class_2` and on for the next likeliest."""
+        if self.top:
+            others = enumerate(answer["top"][1:], 2)
+            cells = {f"{key}_{place}": each[key] for place, each in others for key in each}
+            answer = {**answer, "top": cells}
+        return spread(answer, {"top": "", "probabilities": "p_"})
+
+    def line(self, answer: Record) -> str:
+        """Return the likeliest classes."""
+        if self.top:
+            chances = {each["class"]: each["probability"] for each in answer["top"]}
+        else:
+            several = sorted(answer["probabilities"].items(), key=lambda each: -each[1])
+            chances = dict(several[:_SHOWN])
+        return _in_words(chances, answer.get("target"))
+
+
+def _in_words(chances: Mapping[str, float], truth: str | None) -> str:
+    words = ", ".join(f"{name} {chance:.4f}" for name, chance in chances.items()) or "none"
+    return words if truth is None else f"{words}  target {truth or 'none'}"
+
 
 def _are_numbers(names: Sequence[str]) -> bool:
     """Return whether these are the names of classes that have none."""
@@ -195,6 +219,16 @@ class Labels(Feature):
             pairs = zip(self.names, arrays["target"][place], strict=True)
             found["target"] = [name for name, on in pairs if on > 0.5]
         return found
+
+    def cells(self, answer: Record) -> Record:
+        """Return labels with a `;` between them, and `p_NAME` for probabilities."""
+        cells = spread(answer, {"probabilities": "p_"})
+        return {key: ";".join(x) if isinstance(x, list) else x for key, x in cells.items()}
+
+    def line(self, answer: Record) -> str:
+        chances = {name: answer["probabilities"][name] for name in answer["labels"]}
+        truth = answer.get("target")
+        return _in_words(chances, truth if truth is None else ", ".join(truth))
 
 
 def _number_of(targets: Any) -> int:
@@ -271,6 +305,10 @@ class Numbers(Feature):
         if "target" in arrays:
             found["target"] = dict(zip(names, arrays["target"][place], strict=True))
         return found
+
+    def cells(self, answer: Record) -> Record:
+        """Return numbers, and `target_NAME` for the truth."""
+        return spread(answer, {"target": "target_"})
 
 
 def _near(values: Tensor) -> float:

@@ -32,6 +32,7 @@ from expt.data.kinds import DatasetConfig
 from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
 from expt.errors import ConfigError, DataError, did_you_mean, listed, warn
 from expt.features import NO_TARGET, Columns, Feature, Features, Image, Tokens
+from expt.features.feature import new_names
 from expt.inference.arrays import are_arrays, array_of, as_tensor, samples_of
 from expt.machine import usable_cpus
 
@@ -44,8 +45,6 @@ Sample: TypeAlias = Any
 batch's dimension.
 """
 ARRAYS = (".npy", ".npz")
-OURS = ("path", "row", "class", "probability", "labels", "target")
-"""Columns of predictions, which those of a table do not take the place of."""
 _AHEAD = 2  # batches of pictures that are read while one is computed
 _NUMBERS, _MOST = 10_000_000, 1024
 """The inputs and the samples of a batch whose size nobody chose: 40 MB of float32."""
@@ -399,13 +398,14 @@ class Rows(Inputs):
         new, damaged = collections.defaultdict[str, Counter[str]](Counter), dict[int, str]()
         (table, taken, order), done = opened, 0
         others = [name for name in table.names if name not in (*taken, *self.targets.columns)]
+        own = new_names(others, ("path", "row"))
         for batch in table.batches([*taken, *others], damaged):
             columns = {name: batch.column(name) for name in taken}
             values, wrong, unknown = read_as_known(columns, self.feature.encoded)
             values = values[:, order]
             for name, counted in unknown.items():
                 new[name] += counted
-            told = {f"table.{x}" if x in OURS else x: texts_of(batch.column(x)) for x in others}
+            told = {own[x]: texts_of(batch.column(x)) for x in others}
             wrong |= {row - done: why for row, why in damaged.items() if row >= done}
             for start in range(0, batch.num_rows, size):
                 places = range(start, min(start + size, batch.num_rows))

@@ -57,7 +57,7 @@ class Predictor:
 
         Raise ConfigError for samples that can't be read or do not fit the model.
         """
-        return self.form.joined(self._answers())
+        return map(self.form.named_apart, self.form.joined(self._answers()))
 
     def _answers(self) -> Iterator[Answers]:
         with (

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 Write: TypeAlias = "Callable[[Answers, Feature], None]"
 """Takes answers as they come."""
-_SHOWN = 3
 
 
 def check(output: Path, *, masks: bool, force: bool) -> None:
@@ -77,7 +77,7 @@ def to_csv(file: IO[bytes]) -> Iterator[Write]:
     writer, keys = csv.writer(text, lineterminator="\n"), list[str]()
 
     def write(answers: Answers, form: Feature) -> None:
-        rows = [flat(record) for record in form.answers(answers)]
+        rows = [flat(form, record) for record in form.answers(answers)]
         if rows and not keys:
             keys.extend(rows[0])
             writer.writerow(map(in_csv, keys))
@@ -109,14 +109,16 @@ def _to_npz(file: IO[bytes]) -> Iterator[Write]:
     def write(answers: Answers, form: Feature) -> None:
         names.update({name: np.array(each) for name, each in answers.beside.items()})
         for name in answers.about[0]:
-            if name not in answers.arrays:
-                parts[name].append(np.array([about[name] for about in answers.about]))
+            parts[name].append(np.array([about[name] for about in answers.about]))
         for name, array in answers.arrays.items():
             parts[name].append(array)
 
     yield write
     whole = {name: np.concatenate(several) for name, several in parts.items()}
-    np.savez(file, **(whole | names))
+    with zipfile.ZipFile(file, "w") as archive:  # savez has keywords that may be a column's name
+        for name, array in (whole | names).items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 FILES = {".csv": to_csv, ".jsonl": _to_jsonl, ".npz": _to_npz}
@@ -129,45 +131,19 @@ def to_terminal(print_line: Callable[[str], None]) -> Write:
         for about, record in zip(answers.about, form.answers(answers), strict=True):
             place = (str(v) if name == "path" else f"{name} {v}" for name, v in about.items())
             predicted = {key: value for key, value in record.items() if key not in about}
-            print_line(f"{' '.join(place)}  {_in_words(predicted)}")
+            print_line(f"{' '.join(place)}  {form.line(predicted)}")
 
     return write
 
 
-def _in_words(predicted: Record) -> str:
-    chances = predicted.get("probabilities", {})
-    if "top" in predicted:
-        chances = {each["class"]: each["probability"] for each in predicted["top"]}
-    elif "labels" in predicted:
-        chances = {name: chances[name] for name in predicted["labels"]}
-    else:
-        chances = dict(sorted(chances.items(), key=lambda each: -each[1])[:_SHOWN])
-    if chances or "labels" in predicted:
-        words = ", ".join(f"{name} {chance:.4f}" for name, chance in chances.items()) or "none"
-        target = predicted.get("target", "")
-        truth = ", ".join(target) if isinstance(target, list) else target
-        return f"{words}  target {truth or 'none'}" if "target" in predicted else words
-    cells = flat(predicted).items()
-    return "  ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in cells)
-
-
-def flat(record: Record) -> dict[str, Any]:
-    """Return one cell for each number.
-
-    `p_NAME` are probabilities, `class_2` and on the next likeliest, `target` the truth.
-    """
-    cells: dict[str, Any] = {}
-    for key, value in record.items():
-        if key == "top":
-            for place, each in enumerate(value[1:], 2):
-                cells |= {f"{name}_{place}": each[name] for name in ("class", "probability")}
-        elif isinstance(value, dict):
-            prefix = {"probabilities": "p_", "target": "target_"}.get(key, f"{key}_")
-            cells |= {f"{prefix}{name}": each for name, each in value.items()}
-        elif isinstance(value, list):
-            cells[key] = ";".join(value) if key in ("labels", "target") else dumps(value)
-        else:
-            cells[key] = "" if isinstance(value, float) and math.isnan(value) else value
+def flat(form: Feature, answer: Record) -> dict[str, Any]:
+    """Return a number or a text for each cell of an answer: a list as JSON, nan as an empty one."""
+    cells = form.cells(answer)
+    for key, value in cells.items():
+        if isinstance(value, list):
+            cells[key] = dumps(value)
+        elif isinstance(value, float) and math.isnan(value):
+            cells[key] = ""
     return cells
 
 

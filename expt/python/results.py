@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+    from expt.features import Feature
     from expt.inference.load import TrainedModel
 
 
@@ -265,6 +266,8 @@ class Predictions(list[dict[str, Any]]):
 
     skipped: Sequence[str] = ()
     """Runs that could not be read, a line each; the list leaves them out."""
+    form: Feature
+    """The feature of the targets, which gives an answer its cells."""
 
     def __repr__(self) -> str:
         lines = [f"expt.Predictions of {len(self):,} samples", *(f"  {each}" for each in self[:3])]
@@ -277,4 +280,4 @@ class Predictions(list[dict[str, Any]]):
 
         from expt.inference.writing import flat
 
-        return DataFrame([flat(record) for record in self])
+        return DataFrame([flat(self.form, record) for record in self])

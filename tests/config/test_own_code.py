@@ -270,6 +270,27 @@ def test_a_new_module_in_a_package_that_a_run_has_searched_is_seen(
     assert own_code.changed(record) == [], "the project may have moved"
 
 
+def test_a_module_of_a_file_is_seen_where_it_is_among_the_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/own.md says it: one that is not there is not seen."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("registered_one", "hidden_one"):
+        (file := tmp_path / f"{name}.py").write_text("X = 1\n")
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        if name == "registered_one":
+            monkeypatch.setitem(sys.modules, name, module)
+        assert spec.loader is not None
+        spec.loader.exec_module(module)
+    found = own_code.as_imported()
+    assert found["registered_one"]["file"] == "registered_one.py"
+    assert "hidden_one" not in found
+    (tmp_path / "registered_one.py").write_text("X = 2\n")
+    assert own_code.changed({"imported": found}) == ["registered_one"]
+
+
 def test_what_is_imported_anew_is_looked_at_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

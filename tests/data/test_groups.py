@@ -275,5 +275,14 @@ def test_a_hugging_face_dataset_has_its_groups_in_a_column(
     copies, groups = told
     assert "of 4 samples of test (" in copies
     assert "have their dataset.group in train" in groups
-    with pytest.raises(ConfigError, match=r"dataset.group=wo"):
+    with pytest.raises(ConfigError, match=r"dataset.group=wo: train has no such column"):
+        built(dataset(words, group="wo", **more), task)
+    parts["test"] = parts["test"].remove_columns("who")  # nothing is held out of it
+    library.DatasetDict(parts).save_to_disk(str(tmp_path / "e"))
+    words = words.replace("/d", "/e")
+    again = built(dataset(words, group="who", folds=5, fold=1, **more), task, batch_size=4)
+    assert (again.info.val_size, again.info.test_size) == (8, 4)
+    told = [line for line in capsys.readouterr().err.splitlines() if " too, such as " in line]
+    assert len(told) == 1, told
+    with pytest.raises(ConfigError, match=r"dataset.group=wo: train has no such column"):
         built(dataset(words, group="wo", **more), task)

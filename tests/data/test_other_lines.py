@@ -118,6 +118,92 @@ def test_a_row_like_others_is_data(name: str, tmp_path: Path) -> None:
     assert rows.features.shape[0] in (40, 41, 42)
 
 
+NUMBERS = np.random.default_rng(1).normal(size=(40, 3)).round(3)
+STATISTICS = {
+    "count": [40] * 3,
+    "mean": NUMBERS.mean(0),
+    "std": NUMBERS.std(0, ddof=1),
+    "min": NUMBERS.min(0),
+    "25%": np.quantile(NUMBERS, 0.25, axis=0).round(4),
+    "50%": np.quantile(NUMBERS, 0.5, axis=0),
+    "75%": np.quantile(NUMBERS, 0.75, axis=0),
+    "max": NUMBERS.max(0),
+    "Median": np.median(NUMBERS, 0).round(2),
+    "All": NUMBERS.sum(0),
+    "Total": NUMBERS.sum(0),
+}
+
+
+def numbers(*last: tuple[str, Any], names: Any = range(40), head: str = "") -> str:
+    """A table of numbers with an index, whose last rows are others."""
+    rows = [*zip(names, NUMBERS, strict=True), *last]
+    lines = [",".join([str(name), *map(str, row)]) for name, row in rows]
+    return "\n".join([f"{head},a,b,y", *lines])
+
+
+def described(*words: str, **how: Any) -> str:
+    return numbers(*((word, STATISTICS[word]) for word in words), **how)
+
+
+PEOPLE = [f"p{number}" for number in range(40)]
+AGGREGATES = {
+    **{word: described(word) for word in STATISTICS},
+    **{f"{word}, names": described(word, names=PEOPLE) for word in STATISTICS if word != "count"},
+    "describe": described(*[*STATISTICS][:8]),
+    "describe, names": described(*[*STATISTICS][:8], names=PEOPLE),
+    "no word": numbers(("40", NUMBERS.sum(0))),
+    "tabs": described("Total").replace(",", "\t"),
+}
+
+
+@pytest.mark.parametrize("features", [None, ("a", "b")])
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_sums_and_statistics_of_the_rows_are_none_of_them(
+    name: str, features: Any, tmp_path: Path
+) -> None:
+    """The index that names them is not read."""
+    path = tmp_path / ("t.tsv" if name == "tabs" else "t.csv")
+    path.write_text(AGGREGATES[name] + "\n")
+    says = r"row 41 is (a total|the sum).*; remove line 42 \("
+    with pytest.raises(ConfigError, match=says) as caught:
+        of(path, features=features).load(NUMBER)
+    assert ("and so are the 7 below it" in str(caught.value)) == name.startswith("describe")
+
+
+def kinds(last: str, row: Any = NUMBERS[-1], others: str = "low") -> str:
+    return numbers((last, row), names=[others] * 40, head="kind")
+
+
+SORTED = np.sort(NUMBERS, 0)
+LIKE_OTHERS = {
+    **{f"kind {word}": kinds(word) for word in ("max", "min", "all", "Median", "25%")},
+    "the largest, sorted": kinds("max", SORTED[-1] + 1),
+    "the least, as another row": kinds("min", NUMBERS.min(0)).replace(
+        ",".join(map(str, NUMBERS[3])), ",".join(map(str, NUMBERS.min(0)))
+    ),
+    "imputed by means": numbers(("40", NUMBERS.mean(0))),
+    "a name": numbers(("max", NUMBERS[0]), names=PEOPLE),
+    "cumulated": "\n".join(["a,b,y", *(",".join(map(str, x)) for x in NUMBERS.cumsum(0))]),
+    "doubled": "\n".join(["a,b,y", *(f"{2.0**x},{x},{2.0**x}" for x in range(20))]),
+    "a limit": numbers(("max", NUMBERS[0]), names=range(0, 400, 10), head="limit"),
+    "a note, and a gap": numbers(("end", ["", 1, 2]), names=["", "x"] * 20, head="note"),
+    "an end, and gaps": kinds("end", ["", 1, 2]).replace(str(NUMBERS[2][0]), "", 1),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_OTHERS)
+def test_a_word_is_a_value_if_its_numbers_are_like_others(name: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(LIKE_OTHERS[name] + "\n")
+    rows = of(tmp_path / "t.csv", features=("a", "b")).load(NUMBER)
+    assert rows.features.shape[0] == LIKE_OTHERS[name].count("\n")
+
+
+@pytest.mark.parametrize("name", ["kind max", "kind all", "kind Median"])
+def test_so_it_is_in_a_column_of_categories(name: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(LIKE_OTHERS[name] + "\n")
+    assert len(of(tmp_path / "t.csv", features=("kind", "a")).load(NUMBER).texts["kind"]) == 2
+
+
 def test_the_line_is_that_of_its_part(tmp_path: Path) -> None:
     head, rows = "a,b,y\n", [line.rpartition(",")[0] for line in ROWS]
     for number, few in ((2, rows[:20]), (10, rows[20:])):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pyarrow import csv, parquet
 
+from expt.data.columns import Column
 from expt.data.kinds import Opening
 from expt.errors import ConfigError, DataError
 from tests.data.test_table import CLASS, CPU, LABEL, NUMBER, built, samples
@@ -19,6 +20,7 @@ from tests.facade import dataset
 from tests.late import Late
 
 hf: Any = Late("datasets")
+UNITS = ("s", "ms", "us", "ns")
 FEATURES = ("age", "city", "plan", "smoker", "key", "pair")
 
 
@@ -139,21 +141,23 @@ def kinds() -> pa.Table:
         "flag": pa.array(x > 0),
         "day": pa.array(days, pa.timestamp("us")),
         "noon": pa.array([day.replace(hour=12) for day in days], pa.timestamp("ms")),
+        "zoned": pa.array([day.replace(hour=9) for day in days], pa.timestamp("us", "Asia/Tokyo")),
         "code": pa.array([f"00{number}" for number in place]),
     }
     return pa.table(table)
 
 
 @pytest.mark.parametrize("source", [as_csv, as_csvs, as_saved, as_hub, as_hub_csv])
-@pytest.mark.parametrize("target", ["flag", "day", "noon", "code", "single", "double"])
+@pytest.mark.parametrize("target", ["flag", "day", "noon", "zoned", "code", "single", "double"])
 def test_numbers_and_classes_are_alike_in_each_type(
     source: Source, target: str, tmp_path: Path
 ) -> None:
     features = tuple(x for x in ("single", "double", "exact", "count", "flag") if x != target)
     task = NUMBER if target in ("single", "double") else CLASS
     words: Any = (kinds(), tmp_path / "a", task, target, features)
-    mine = seen(source, *words, categories=("count",))
-    theirs = seen(as_parquet, kinds(), tmp_path / "b", *words[2:], categories=("count",))
+    texts = tuple(x for x in ("count", "flag") if x in features)
+    mine = seen(source, *words, categories=texts)
+    theirs = seen(as_parquet, kinds(), tmp_path / "b", *words[2:], categories=texts)
     assert mine[1] == theirs[1]
     assert all(map(torch.equal, mine[0], theirs[0]))
     if target == "flag":
@@ -161,6 +165,60 @@ def test_numbers_and_classes_are_alike_in_each_type(
     if target in ("day", "noon"):
         clock = " 12:00:00" * (target == "noon")
         assert mine[1].targets.names == tuple(f"2024-01-0{day}{clock}" for day in (1, 2, 3))
+    if target == "zoned":
+        assert mine[1].targets.names[0] == "2024-01-01 18:00:00+09:00"
+
+
+HOUR = datetime.timedelta(hours=1)
+SPELLED: dict[str, list[Any]] = {
+    "2024-01-31 10:00:00+00:00": [
+        *["2024-01-31T10:00:00Z", "2024-01-31 10:00:00.000Z", "2024-01-31 10:00:00+0000"],
+        *["2024-01-31 10:00:00 +00", "2024-01-31T10:00:00.000000+00:00"],
+        *(pa.scalar(datetime.datetime(2024, 1, 31, 10), pa.timestamp(x, "UTC")) for x in UNITS),
+    ],
+    "2024-01-31 10:00:00.25": [
+        *["2024-01-31T10:00:00.250", "2024-01-31 10:00:00.250000000"],
+        pa.scalar(datetime.datetime(2024, 1, 31, 10, microsecond=250_000), pa.timestamp("us")),
+    ],
+    "2024-01-31": ["2024-01-31T00:00:00.0", datetime.date(2024, 1, 31)],
+    "2024-01-31 00:00:00+02:00": ["2024-01-31T00:00:00+0200", "2024-01-31 00:00:00+02"],
+    "10:00:00": ["10:00:00.000000", datetime.time(10)],
+    "1 days 10:00:00": [
+        *["1 days 10:00:00.000", *(pa.scalar(34 * HOUR, pa.duration(x)) for x in UNITS)],
+    ],
+    "-1 days +14:00:00.5": [
+        "-1 days +14:00:00.500000", pa.scalar(HOUR / 7200 - 10 * HOUR, pa.duration("ms"))
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wanted", SPELLED)
+def test_a_time_is_the_same_whichever_program_wrote_it(wanted: str) -> None:
+    for cell in [wanted, *SPELLED[wanted]]:
+        column = Column("t", are_texts=True)
+        column.read(
+            pa.array([cell.as_py()], cell.type) if hasattr(cell, "as_py") else pa.array([cell])
+        )
+        assert column.categories == [wanted], cell
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["10:00", "2024-01-31T10:00", "2024-01-31 10:00:00 PM", "v1.2.30", "1 days", "T10:00:00Z"],
+)
+def test_other_texts_stay_as_they_are(text: str) -> None:
+    column = Column("t", are_texts=True)
+    column.read(pa.array([text, "true", "x"]))
+    assert column.categories == sorted([text, "true", "x"])
+
+
+def test_durations_are_refused_by_any_door(tmp_path: Path) -> None:
+    spans = pa.array([HOUR * each for each in (1, 2, 3)], pa.duration("us"))
+    for number, cells in enumerate((spans, pa.array(["0 days 01:00:00", None, "1 days 02:00:00"]))):
+        (path := tmp_path / str(number)).mkdir()
+        chosen = of(as_parquet, pa.table({"y": [0, 1, 0], "a": cells}), path, "y", ("a",))
+        with pytest.raises(DataError, match=r"column a holds durations .*the seconds"):
+            chosen.open(Opening(NUMBER, CPU, 0))
 
 
 BAD: dict[str, tuple[Any, list[Any]]] = {

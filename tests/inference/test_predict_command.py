@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from PIL import Image
 import expt
 from expt.command import predict
 from expt.errors import ConfigError, ExptError
-from expt.features import Answers
+from expt.features import Answers, Anything
 from expt.inference import writing
 from expt.inference.plan import Plan
 from expt.inference.predict import Predictor
-from tests.facade import run
-from tests.inference.conftest import CLASSES, Made
+from tests.conftest import Configured
+from tests.facade import Capture, run
+from tests.inference.conftest import CLASSES, Made, Make
+from tests.inference.test_load import FEW
 
 
 def told(*words: object) -> str:
@@ -268,3 +271,80 @@ def test_a_link_that_leads_back_adds_no_file(photos: Made, tmp_path: Path) -> No
     assert Plan(photos.folder, [tmp_path / "in"]).inputs.files == [
         str(tmp_path / "in" / "below" / "a.png")
     ]
+
+
+NAMES_OF_ANSWERS = ("top", "probabilities", "labels", "class", "target", "values", "path", "file")
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification", "multilabel"])
+def test_columns_may_be_called_as_any_prediction_is(
+    kind: str, make: Make, configured: Configured, tmp_path: Path, capsys: Capture
+) -> None:
+    """Targets of a regression and labels, and columns that only say where a row is from."""
+    texts, targets = [*NAMES_OF_ANSWERS, "p_a", "class_2", "row"], ["y"]
+    if kind != "classification":
+        texts, targets = ["id", "p_top", "target_top"], [*NAMES_OF_ANSWERS, "target_row", "row"]
+    rows: list[dict[str, Any]] = [
+        {"x": row, **{x: f"{x}{row}" for x in texts}, **dict.fromkeys(targets, row % 2)}
+        for row in range(24)
+    ]
+    data = tmp_path / "t.csv"
+    with data.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows({**row, "y": "ab"[row["x"] % 2]} if "y" in row else row for row in rows)
+    words = f"dataset=table dataset.path={data} dataset.targets=[{','.join(targets)}]"
+    words = words.replace("[y]", "y") + f" dataset.features=[x] task={kind}"
+    made = make(
+        kind, configured(*FEW[:2], *words.split(), "model.hidden=[3]", "batch_size=8"), data
+    )
+    for chosen in ([str(data)], ["--split", "test"]):
+        given, is_file = [str(made.folder), *chosen], "--split" not in chosen
+        files = [data] if is_file else []
+        found = expt.predict(made.folder, files, split=None if is_file else "test")
+        for name in ("o.csv", "o.jsonl", "o.npz"):
+            predict.main([*given, "--output", str(tmp_path / name), "--force"])
+        lines = (tmp_path / "o.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == found
+        with (tmp_path / "o.csv").open() as file:
+            header, *cells = csv.reader(file)
+        assert len({*header}) == len(header) == len(found.to_pandas().columns)
+        assert len(cells) == len(found)
+        with np.load(tmp_path / "o.npz") as arrays:
+            assert len(arrays["row"]) == len(found)
+            several = {name: arrays[name] for name in arrays.files}
+        capsys.readouterr()
+        predict.main(given)
+        assert len(capsys.readouterr().out.splitlines()) == len(found)
+        if is_file:
+            for x in texts:
+                place = header.index(f"table.{x}" if f"table.{x}" in header else x)
+                assert [line[place] for line in cells] == [f"{x}{row}" for row in range(24)]
+                kept = several[f"table.{x}" if f"table.{x}" in several else x]
+                assert kept.tolist() == [f"{x}{row}" for row in range(24)]
+        if kind == "regression":
+            by_name = dict(zip(several["target_names"], several["values"].T, strict=True))
+            for name, values in by_name.items():
+                key = f"{name} predicted" if name in ("path", "target", "row") else name
+                assert [record[key] for record in found] == values.tolist()
+                assert [float(line[header.index(key)]) for line in cells] == values.tolist()
+
+
+def test_a_task_of_ones_own_may_call_its_outputs_as_others_do(tmp_path: Path) -> None:
+    names = [*NAMES_OF_ANSWERS, "allow_pickle", "index"]
+    form = Anything()
+    predicted = {name: torch.arange(4.0).reshape(2, 2) + at for at, name in enumerate(names)}
+    about: list[dict[str, str | int]] = [{"index": 3, "top": "a"}, {"index": 4, "top": "b"}]
+    answers = form.named_apart(Answers(about, *form.decoded(predicted, None)))
+    printed = list[str]()
+    writing.to_terminal(printed.append)(answers, form)
+    assert len(printed) == 2
+    for name in ("o.csv", "o.jsonl", "o.npz"):
+        with writing.to_file(tmp_path / name, force=False) as write:
+            write(answers, form)
+    first = json.loads((tmp_path / "o.jsonl").read_text().splitlines()[0])
+    assert (first["index"], first["table.top"], first["top"]) == (3, "a", [0.0, 1.0])
+    (row, _) = csv.DictReader((tmp_path / "o.csv").read_text().splitlines())
+    assert (row["table.top"], row["labels"]) == ("a", "[2.0, 3.0]")
+    with np.load(tmp_path / "o.npz") as arrays:
+        assert {*arrays.files} == {*first}

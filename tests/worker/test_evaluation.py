@@ -318,6 +318,28 @@ def test_other_pictures_take_the_size_that_the_run_was_trained_on(
     assert found["evaluation_of"]["samples"] == 8
 
 
+def test_other_samples_need_no_groups(train: TrainAlone, tmp_path: Path) -> None:
+    """The file of a folder's groups is gone; those of other pictures are not known at all."""
+    trained_on = photos(tmp_path / "one", {"black": 0, "white": 240})
+    groups = tmp_path / "groups.csv"
+    files = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.png")]
+    groups.write_text(
+        "\n".join(["file_name,group", *(f"{x},{x.parent}{x.stem[0]}" for x in files)])
+    )
+    few = as_typed("model=mlp model.hidden=[4] batch_size=2 epochs=1 dataset.num_workers=0")
+    size = ("dataset.image_size=[8,8]", "dataset.val_fraction=0.3", f"dataset.group={groups}")
+    folder = train("dataset=image_folder", trained_on, *size, *few, *QUIET).folder
+    other = photos(tmp_path / "two", {"white": 240, "black": 0})
+    before = metrics(folder, other)
+    groups.rename(tmp_path / "away.csv")
+    assert metrics(folder, other) == before
+    assert metrics(folder, "dataset=image_folder", other, "dataset.num_workers=0") == before
+    with pytest.raises(ConfigError, match=r"dataset.group=.*: there is no such file"):
+        metrics(folder, "split=val")  # of the run's own pictures they say which are val
+    with pytest.raises(ConfigError, match=r"dataset.group=none.csv: there is no such file"):
+        metrics(folder, other, "dataset.group=none.csv")
+
+
 def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_path: Path) -> None:
     trained_on = photos(tmp_path / "one", {"black": 0, "grey": 120, "white": 240})
     small = as_typed(

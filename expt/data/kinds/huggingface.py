@@ -315,6 +315,10 @@ def _splits(dataset: HuggingFace, task: Any, learns: bool) -> dict[str, Any]:
         raise DataError(
             f"dataset.path={dataset.path}: has no rows to {what}; its splits are {', '.join(found)}"
         )
+    for part, split in splits.items():
+        if dataset.group and part != "train" and dataset.group not in split.features:
+            own = [f"{part}\0{row}" for row in range(len(split))]  # nothing is held out of it
+            splits[part] = split.add_column(dataset.group, own)
     chosen = {"input": names_of(dataset.input), "target": names_of(dataset.target)}
     grouped = {"group": names_of(dataset.group)} if dataset.group and learns else {}
     refuse_twice({**chosen, **grouped})
