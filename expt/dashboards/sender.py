@@ -281,6 +281,7 @@ class _Process:
     def __init__(self, name: str, folder: Path) -> None:
         self._name, self._folder = name, folder
         self._said: list[str] = []
+        self._is_told = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", "expt.dashboards.sender", name, str(folder.absolute())],
             stdin=subprocess.PIPE,
@@ -302,8 +303,11 @@ class _Process:
                     warn(line.removeprefix(WARNING).rstrip("\n"))
                 else:
                     self._said.append(line.rstrip("\n"))
+        if not self._is_told:  # it would wait for the end
+            warn(f"{self._name}: the process that sends runs has died; runs train on")
 
     def tell_end(self, patience_s: float) -> None:
+        self._is_told = True
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has died
             self._process.stdin.write(f"{patience_s}")

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -67,8 +68,10 @@ class MLflowCopy(Copy):
         # Give up soon: the sender tries again later, and asks which points have arrived.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient, get_tracking_uri
 
+        if problem := _unusable(settings.tracking_uri or get_tracking_uri()):
+            raise OSError(problem)
         self._settings, self._client = settings, MlflowClient(tracking_uri=settings.tracking_uri)
         name = settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "expt"
         experiment = self._client.get_experiment_by_name(name)
@@ -154,6 +157,18 @@ class MLflowCopy(Copy):
         if run.sweep is not None:
             status = _STATUS.get(sweep_status, "RUNNING")
             self._client.update_run(self._sweep.info.run_id, status=status)
+
+
+def _unusable(uri: str) -> str:
+    """Return why a file of SQLite can't be used, which MLflow would try for minutes."""
+    kind, _, path = uri.partition(":///")
+    if kind == "sqlite" and path:
+        try:
+            with contextlib.closing(sqlite3.connect(path.partition("?")[0])) as database:
+                database.execute("PRAGMA schema_version")
+        except sqlite3.Error as error:
+            return f"{uri}: {error}"
+    return ""
 
 
 _Named = Sequence[tuple[str, Any]]

@@ -49,6 +49,7 @@ _SOME = 8  # samples, whose targets say where all are
 
 def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     """Return its parts; the first sample gives the shapes, the `task` the kind of targets."""
+    before = threading.active_count()
     parts, threads = _parts(dataset), threading.active_count()
     train = parts["train"]
     with samples.left_as_it_was(train):
@@ -57,7 +58,8 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
             num_workers = 0
         found = _Built(dataset, parts, num_workers, task).source(first)
         is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
-        notes = [*_notes(train, first, is_picture)]
+        forks = threading.active_count() == before
+        notes = [*_notes(train, first, is_picture, forks=forks)]
     groups = _groups(parts, dataset.group) if dataset.group else {}
     is_stream = isinstance(train, IterableDataset)
     return dataclasses.replace(found, notes=notes, groups=groups, is_stream=is_stream)
@@ -123,7 +125,7 @@ def _as_group(one: Any) -> str:
     return "" if one is None else str(int(one) if is_whole else one)
 
 
-def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
+def _notes(train: Dataset[Any], first: Any, is_picture: bool, *, forks: bool) -> Iterator[str]:
     """Yield warnings for the author of a dataset, whose first sample has been read."""
     with preserved_generators(), contextlib.suppress(Exception):  # training reports the error
         is_stream, keeps = isinstance(train, IterableDataset), samples.state_of(train) is not None
@@ -134,7 +136,7 @@ def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
             places = telling(cast(int, samples.size_of(train)), _classes_of(train))
             reads = (functools.partial(_read_alone, train, at) for at in places)
         own = {} if keeps else {"dataset": train}  # its state holds them
-        yield from changes.unseeded(reads, own, again=not (keeps or is_stream))
+        yield from changes.unseeded(reads, own, again=not (keeps or is_stream), forks=forks)
         inputs = first[0]
         if is_picture and getattr(inputs, "ndim", 0) == 2 and "float" in str(inputs.dtype):
             yield (
@@ -147,7 +149,7 @@ def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
 
 def _begun(train: Dataset[Any]) -> list[Any]:
     """Return the first samples of a stream, as many as there is time for."""
-    stream, ends = samples.Stream(Reading(train)), time.monotonic() + changes.LIMIT_S
+    stream, ends = samples.Stream(Reading(train)), time.monotonic() + changes.LIMIT_S / 3
     found = stream.take(1)
     while len(found) < _SOME and time.monotonic() < ends and (more := stream.take(1)):
         found += more

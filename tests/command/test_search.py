@@ -267,6 +267,19 @@ def test_choices_that_differ_by_their_seed_are_repetitions(tmp_path: Path) -> No
     assert expt.sweep("experiment=a,c", "optimizer.lr=interval(0.1,1)", *words) == []
 
 
+SCORING = """
+import expt
+from torch.nn.functional import cross_entropy
+
+class Scored(expt.Task):
+    def loss(self, outputs, batch):
+        return cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
+
+    def measure(self, outputs, batch):
+        return {"score": (outputs.sum(), len(outputs))}
+"""
+
+
 def test_a_warm_start_of_another_question_says_so(tmp_path: Path, capfd: Capture) -> None:
     table = tmp_path / "table.csv"
     table.write_text("a,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(40)))
@@ -287,8 +300,30 @@ def test_a_warm_start_of_another_question_says_so(tmp_path: Path, capfd: Capture
     assert said("epochs=2") == "epochs=1 there, 2 here"
     assert said("objective=loss/val") == "objective=accuracy/val there, loss/val here"
     assert said("optimizer.momentum=0.5", "dataset.val_fraction=0.25").startswith("dataset.val_f")
+    assert said("dataset.val_split=last").startswith("dataset.val_split=")
+    assert said("task=regression").startswith("objective=accuracy/val there")
+    assert said("dataset.train_limit=20").startswith("dataset.train_limit=")
     table.write_text(table.read_text() + "3,0\n")
     assert said("epochs=2") == "its data has changed since"
+
+
+def test_a_warm_start_of_the_other_direction_says_so(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scoring.py").write_text(SCORING)
+    monkeypatch.syspath_prepend(tmp_path)
+    search = ("search=tpe", "search.runs=1", "optimizer.lr=interval(0.1,1)", "objective=score/val")
+    shared = (*search, "epochs=1", "dataset.train_limit=64")
+    task = "task={_target_: scoring.Scored, metrics: {score: %s}}"
+    source = tmp_path / "before"
+    expt.sweep(task % "max", *shared, folder=source, quiet=True)
+    for way, expected in {"max": "", "min": "the highest score/val is best there"}.items():
+        capfd.readouterr()
+        more = (f"search.warm_start=[{source}]", "hydra.launcher.dry_run=true")
+        expt.sweep(task % way, *shared, *more, folder=tmp_path / way, quiet=True)
+        said = capfd.readouterr().err
+        assert ("another question" in said) is bool(expected)
+        assert expected in said
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from expt.dashboards import sender
+from expt.dashboards import sender, trackers
 from expt.dashboards.sender import Sending
 from expt.dashboards.trackers import TrackioCopy, WandbCopy
 from expt.errors import ConfigError
@@ -69,6 +69,27 @@ def test_a_client_that_fails_is_told_of_in_a_line(
     assert "noise" not in said.out + said.err
     assert said.err.count("\n") == 1
     assert "warning: mlflow: not all could be sent (cannot import name 'MlflowClient'" in said.err
+
+
+def test_a_process_that_dies_is_reported_at_once(
+    package: Path, tmp_path: Path, configured: Configured, capfd: Capture
+) -> None:
+    package.write_text("import os; os.kill(os.getpid(), 9)")
+    each = follow(tmp_path / "run", configured)
+    each._processes["mlflow"]._reader.join()
+    assert capfd.readouterr().err.startswith("warning: mlflow: the process that sends runs has")
+    each.close()
+    each.wait()
+    assert "(its process has died)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("store", ["folder", "text", "missing/file", "file"])
+def test_a_file_of_sqlite_that_cannot_be_used_is_named_at_once(store: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("no database, but a text that somebody wrote\n" * 20)
+    uri = f"sqlite:///{tmp_path / store}"
+    assert trackers._unusable(uri).startswith(f"{uri}: ") is (store != "file")
+    assert not any(map(trackers._unusable, ("http://127.0.0.1:5000", "sqlite://", "./mlruns")))
 
 
 def test_nothing_is_started_where_nothing_is_sent(tmp_path: Path, configured: Configured) -> None:

@@ -262,6 +262,25 @@ def test_folders_that_are_no_tables(tmp_path: Path) -> None:
     refused(r"holds \.csv and \.parquet")
 
 
+def test_files_that_are_no_part_of_a_table_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "table"
+    for name in ("1.csv", "2.csv", "key=1/3.csv"):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text("a,y\n1,u\n2,v\n")
+    (folder / "_delta_log").mkdir()
+    for name in ("_SUCCESS", ".1.csv.crc", "_delta_log/0.json"):  # about it
+        (folder / name).touch()
+    words = f"dataset=table dataset.path={folder} dataset.targets=y dataset.features=[a]"
+    dataset(words).prepare(CLASS)
+    assert "left out what" not in capsys.readouterr().err
+    for name in ("4.csv.gz", "5.xlsx", "key=1/6.xlsx"):
+        (folder / name).touch()
+    dataset(words).prepare(CLASS)
+    assert "part of the table: 3 (.xlsx 2, .gz 1)" in capsys.readouterr().err
+
+
 def test_a_class_that_is_declared_keeps_its_place_and_its_name(tmp_path: Path) -> None:
     names = ["None", "b", "a"]
     label = hf.ClassLabel(names=names), hf.ClassLabel(names=names[:2])

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name
 from expt.data.columns import may_be_ids
-from expt.data.image_files import warn_once
+from expt.data.image_files import files_below, left_out, report_left_out, warn_once
 from expt.data.kinds import DatasetConfig, Group, HeldOut, Opening, Place, Standardise, ValSplit
 from expt.data.rows import Rows, Wanted, load, word
 from expt.data.table_files import files_of, fingerprint
@@ -43,11 +43,16 @@ class _Table(DatasetConfig):
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; another table that is evaluated has the columns of a run."""
+        if (path := Path(self.path)).is_dir():
+            every = [
+                each for each in files_below(path) if not _is_about(Path(each).relative_to(path))
+            ]
+            report_left_out(path, left_out(every, map(str, files_of(path))), "part of the table")
         if learns:
             for note in notes_of(self.load(task), are_chosen=self.features is not None):
                 warn_once(f"{self.path}: {note}")
         else:
-            files_of(Path(self.path))
+            files_of(path)
 
     def described(self, task: Any) -> str:
         rows = self.load(task)
@@ -185,3 +190,8 @@ def problems_of_columns(
             " task=regression"
         )
     return problems
+
+
+def _is_about(path: Path) -> bool:
+    """Return whether a file is about a table, as `_SUCCESS` or one in `_delta_log`."""
+    return any(part.startswith("_") and "=" not in part for part in path.parts)
