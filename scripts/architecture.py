@@ -41,11 +41,11 @@ WITH_HYDRA = ("command.compose", "command.grammar")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 45_020, 220, 44_720
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 46_500, 220, 46_500
 MAX_LINES = {
-    "command": 5_474, "config": 3_189, "dashboards": 1_665, "data": 8_890, "features": 920,
-    "inference": 1_530, "launch": 3_152, "models": 1_030, "planning": 275, "python": 701,
-    "runs": 5_674, "search": 1_601, "tasks": 1_623, "training": 3_496, "worker": 4_516,
+    "command": 5_648, "config": 3_422, "dashboards": 1_665, "data": 9_034, "features": 1_005,
+    "inference": 1_530, "launch": 3_155, "models": 1_030, "planning": 275, "python": 704,
+    "runs": 5_685, "search": 1_612, "tasks": 1_623, "training": 3_544, "worker": 4_531,
 }  # fmt: skip
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
 WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/ explains the keys

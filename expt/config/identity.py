@@ -45,7 +45,7 @@ class Identity:
 
     digest: str
     seedless: str
-    """The digest without the keys of REPEATED, and what follows them by interpolation."""
+    """The digest without the keys of REPEATED, and without values that follow them by interpolation."""
     content: Content
 
     @classmethod
