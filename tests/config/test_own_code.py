@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +268,65 @@ def test_a_new_module_in_a_package_that_a_run_has_searched_is_seen(
     folder.rename(tmp_path / "lib/plugins")
     monkeypatch.syspath_prepend("lib")
     assert own_code.changed(record) == [], "the project may have moved"
+
+
+EARLY = """
+import dataclasses, enum, functools
+from os.path import join
+class Net:
+    width = 3
+    def forward(self, x): return x
+    @property
+    def size(self): return [n for n in range(3)]
+    @classmethod
+    def made(cls): return cls()
+    @functools.cache
+    def kept(self): return 1
+    same = forward
+@dataclasses.dataclass
+class Row:
+    x: float = float("nan")
+class Kind(enum.Enum):
+    A = 1
+def decorated(function):
+    @functools.wraps(function)
+    def call(): return function()
+    return call
+@decorated
+def one(): return -0.0
+two = lambda: one
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "is_seen"),
+    [
+        (lambda text: text.replace("return x", "return -x"), True),
+        (lambda text: text.replace("return cls()", "return None"), True),
+        (lambda text: text.replace("lambda: one", "lambda: two"), True),
+        (lambda text: text.replace("width = 3", "width = 4"), False),
+        (lambda text: text + "def three(: pass", True),
+        (lambda text: text + "# the end", False),
+        (lambda text: text, False),
+    ],
+)
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_an_edit_before_the_first_look_is_seen_by_the_functions(
+    tmp_path: Path, monkeypatch: Patch, edit: Callable[[str], str], is_seen: bool, is_cached: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", not is_cached)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (file := tmp_path / "early.py").write_text(EARLY)
+    net = importlib.import_module("early").Net
+    monkeypatch.setattr(net, "kept", lambda: 3)  # by someone else
+    file.write_text(edit(EARLY))
+    os.utime(file, (1, 1))
+    assert own_code.older_here(["early.Net"]) == ["early.py"] * is_seen
+    with own_code.as_on_disk():
+        if "def three(" not in file.read_text():
+            importlib.import_module("early")
+            assert own_code.older_here(["early.Net"]) == []
 
 
 def test_what_is_imported_anew_is_looked_at_anew(
