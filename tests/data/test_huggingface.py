@@ -134,11 +134,7 @@ def test_each_layout_gives_its_parts(
         torch.testing.assert_close(images, expected)
     assert content is not None
     assert content_of(chosen())["data"] == content, "to read it leaves it as it is"
-    file = next(
-        path
-        for path in folder.rglob("*")
-        if path.suffix in (".arrow", ".parquet", ".png")
-    )
+    file = next(path for path in folder.rglob("*") if path.suffix in (".arrow", ".parquet", ".png"))
     file.write_bytes(file.read_bytes() + b"\0")
     assert content_of(chosen())["data"] != content
 
