@@ -4,6 +4,7 @@ import io
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,7 +233,8 @@ class Net(nn.Sequential):
 
 def of_other_source(folder: Path) -> None:
     """Have the record say that another process trained the run, with other classes."""
-    config, content = expt.load(folder, "last").config, {"data": None, "code": "of then"}
+    config: Any = expt.load(folder, "last").config
+    content: Any = {"data": None, "code": "of then"}
     update_result(RunPaths(folder), config=config, content=content, imported={})
 
 
