@@ -258,7 +258,7 @@ def as_imported(named: Collection[str] = ()) -> dict[str, Imported]:
 
 def _is_as_now(module: ModuleType, spec: ModuleSpec) -> bool:
     """Return whether the functions of a module, and of its classes, are those of its file now."""
-    load: Any = getattr(spec.loader, "get_code", None)  # a loader may rewrite what it loads
+    load: Any = getattr(spec.loader, "get_code", None)  # others may rewrite their source
     try:
         if (now := load(spec.name) if load else None) is None:
             return True
