@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -258,10 +258,10 @@ def as_imported(named: Collection[str] = ()) -> dict[str, Imported]:
 
 def _is_as_now(module: ModuleType, spec: ModuleSpec) -> bool:
     """Return whether the functions of a module, and of its classes, are those of its file now."""
-    load: Any = getattr(spec.loader, "get_code", None)  # others may rewrite their source
+    if type(spec.loader) is not SourceFileLoader:  # others may rewrite their source
+        return True
     try:
-        if (now := load(spec.name) if load else None) is None:
-            return True
+        now: Any = spec.loader.get_code(spec.name)
     except (ImportError, OSError, SyntaxError, ValueError):
         return False
     known, own = {*_codes(now)}, [vars(module).copy()]

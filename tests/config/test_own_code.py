@@ -1,5 +1,6 @@
 """A person's own source is known by what it says, without running it."""
 
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -327,6 +328,25 @@ def test_an_edit_before_the_first_look_is_seen_by_the_functions(
         if "def three(" not in file.read_text():
             importlib.import_module("early")
             assert own_code.older_here(["early.Net"]) == []
+
+
+class Rewriting(importlib.machinery.SourceFileLoader):
+    """Runs something else than its file says, as those of type checkers do."""
+
+    def exec_module(self, module: Any) -> None:
+        exec(compile("def f(): return 2", str(self.path), "exec"), vars(module))
+
+
+def test_a_module_whose_loader_rewrites_it_is_not_said_to_be_edited(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    (file := tmp_path / "rewritten.py").write_text("def f(): return 1")
+    spec: Any = importlib.util.spec_from_loader("rewritten", Rewriting("rewritten", str(file)))
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "rewritten", module)
+    spec.loader.exec_module(module)
+    assert module.f() == 2
+    assert own_code.as_imported()["rewritten"]["hash"] == own_code.hash_now(str(file))
 
 
 def test_what_is_imported_anew_is_looked_at_anew(
