@@ -41,7 +41,7 @@ WITH_HYDRA = ("command.compose", "command.grammar")
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 500, 60, 15
 MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
-MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 44_760, 219, 44_591
+MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 44_760, 219, 44_642
 MAX_LINES = {
     "command": 5_478, "config": 3_210, "dashboards": 1_645, "data": 8_744, "features": 920,
     "inference": 1_530, "launch": 3_152, "models": 1_030, "planning": 275, "python": 701,
