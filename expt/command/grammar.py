@@ -58,7 +58,8 @@ def readable(word: str) -> str:
     if key in FOLDERS and value[:1] not in ("'", '"'):
         return f"{key}={quoted(value)}"
     if not (keys.takes_text(name) or name in TEXTS):
-        return changed
+        is_nested = value.startswith("${") and not is_readable(changed)  # ${oc.decode:${oc.env:X}}
+        return f"{key}={quoted(value)}" if is_nested else changed
     if listed := re.fullmatch(r"\[([^][{}]*)\]", value):
         parts = re.findall(r"\s*'[^']*'|\s*\"[^\"]*\"|[^,]+", listed[1])
     elif re.match(r"['\"[{]|\w+\(.*\)$", value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -89,7 +90,9 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
     meant = ELSEWHERE.get(last) or by_end.get(last, key)
     known = [name for name in (*keys(), *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
     known += [f"{each}.{last}" for each in groups() if above and group not in keys()]
-    hint = did_you_mean(key, near) or did_you_mean(meant, known)
+    beside = {name.rpartition(".")[2]: name for name in keys() if name.startswith(f"{above}.")}
+    close = difflib.get_close_matches(last, beside, n=1, cutoff=0.8)  # groups: dataset.group
+    hint = did_you_mean(key, near or [beside[each] for each in close]) or did_you_mean(meant, known)
     listed = f" --help {group} lists its keys" * (not hint and group in keys())
     return f"{word}: there is no key '{key}'.{hint}{listed}"
 

@@ -20,9 +20,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
@@ -237,16 +237,16 @@ def own_files() -> dict[str, str]:
 def as_imported(named: Collection[str] = ()) -> dict[str, Imported]:
     """Return the person's own modules, by name, each with its file and the hash of its source.
 
-    That is the source as this function has first found it. A package that was searched for its
-    modules, as by pkgutil.iter_modules, also has the hash of their list: all of them are imported,
-    and import statements name only those in `named`. A file is relative where it is below the
-    current folder.
+    That is the source as this function has first found it; an empty hash if the module's functions
+    are not that source's, which was edited before. A package that was searched for its modules, as
+    by pkgutil.iter_modules, also has the hash of their list: all of them are imported, and import
+    statements name only those in `named`. A file is relative where it is below the current folder.
     """
     here, found = os.getcwd() + os.sep, dict[str, Imported]()
     for name, file in own_files().items():
-        spec = getattr(sys.modules.get(name), "__spec__", None)
-        if id(spec) not in _seen:
-            _seen[id(spec)] = spec, hash_now(file) or ""
+        module, spec = sys.modules[name], sys.modules[name].__spec__
+        if spec and id(spec) not in _seen:
+            _seen[id(spec)] = spec, (_is_as_now(module, spec) and hash_now(file)) or ""
         found[name] = {"file": file.removeprefix(here), "hash": _seen[id(spec)][1]}
     for package in {name.rpartition(".")[0] for name in found.keys() - {*named}}:
         for folder in getattr(sys.modules.get(package), "__path__", ()):
@@ -254,6 +254,29 @@ def as_imported(named: Collection[str] = ()) -> dict[str, Imported]:
                 listed = hash_now(folder) or ""
                 found[package + _PACKAGE] = {"file": folder.removeprefix(here), "hash": listed}
     return found
+
+
+def _is_as_now(module: ModuleType, spec: ModuleSpec) -> bool:
+    """Return whether the functions of a module, and of its classes, are those of its file now."""
+    if type(spec.loader) is not SourceFileLoader:  # others may rewrite their source
+        return True
+    try:
+        now: Any = spec.loader.get_code(spec.name)
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return False
+    known, own = {*_codes(now)}, [vars(module).copy()]
+    own += [{**vars(each)} for each in own[0].values()
+            if isinstance(each, type) and each.__module__ == spec.name]  # fmt: skip
+    functions = (getattr(each, "__func__", each) for part in own for each in part.values())
+    codes = (each.__code__ for each in functions if isinstance(each, FunctionType))
+    return all(each in known for each in codes if each.co_filename == now.co_filename)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
 
 
 @contextlib.contextmanager

@@ -226,6 +226,20 @@ def test_a_key_of_another_option_is_told_with_the_one_that_is_meant() -> None:
         composer().compose(["dataset=table", "dataset.target=y"])
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("dataset.groups", "dataset.group"),
+        ("optimizer.group", "optimizer.groups"),
+        ("model.lr", "optimizer.lr"),
+        ("dataset.batch_size", "batch_size"),
+    ],
+)
+def test_a_misspelt_key_is_meant_in_its_group_first(typed: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"Did you mean '{meant}'"):
+        composer().compose([f"{typed}=1"])
+
+
 def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/net.yaml").write_text("_target_: mine.Net\nheight: 3\n")

@@ -1,5 +1,6 @@
 """A person's own source is known by what it says, without running it."""
 
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -7,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,84 @@ def test_a_module_of_a_file_is_seen_where_it_is_among_the_modules(
     assert "hidden_one" not in found
     (tmp_path / "registered_one.py").write_text("X = 2\n")
     assert own_code.changed({"imported": found}) == ["registered_one"]
+
+
+EARLY = """
+import dataclasses, enum, functools
+from os.path import join
+class Net:
+    width = 3
+    def forward(self, x): return x
+    @property
+    def size(self): return [n for n in range(3)]
+    @classmethod
+    def made(cls): return cls()
+    @functools.cache
+    def kept(self): return 1
+    same = forward
+@dataclasses.dataclass
+class Row:
+    x: float = float("nan")
+class Kind(enum.Enum):
+    A = 1
+def decorated(function):
+    @functools.wraps(function)
+    def call(): return function()
+    return call
+@decorated
+def one(): return -0.0
+two = lambda: one
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "is_seen"),
+    [
+        (lambda text: text.replace("return x", "return -x"), True),
+        (lambda text: text.replace("return cls()", "return None"), True),
+        (lambda text: text.replace("lambda: one", "lambda: two"), True),
+        (lambda text: text.replace("width = 3", "width = 4"), False),
+        (lambda text: text + "def three(: pass", True),
+        (lambda text: text + "# the end", False),
+        (lambda text: text, False),
+    ],
+)
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_an_edit_before_the_first_look_is_seen_by_the_functions(
+    tmp_path: Path, monkeypatch: Patch, edit: Callable[[str], str], is_seen: bool, is_cached: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", not is_cached)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (file := tmp_path / "early.py").write_text(EARLY)
+    net = importlib.import_module("early").Net
+    monkeypatch.setattr(net, "kept", lambda: 3)  # by someone else
+    file.write_text(edit(EARLY))
+    os.utime(file, (1, 1))
+    assert own_code.older_here(["early.Net"]) == ["early.py"] * is_seen
+    with own_code.as_on_disk():
+        if "def three(" not in file.read_text():
+            importlib.import_module("early")
+            assert own_code.older_here(["early.Net"]) == []
+
+
+class Rewriting(importlib.machinery.SourceFileLoader):
+    """Runs something else than its file says, as those of type checkers do."""
+
+    def exec_module(self, module: Any) -> None:
+        exec(compile("def f(): return 2", str(self.path), "exec"), vars(module))
+
+
+def test_a_module_whose_loader_rewrites_it_is_not_said_to_be_edited(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    (file := tmp_path / "rewritten.py").write_text("def f(): return 1")
+    spec: Any = importlib.util.spec_from_loader("rewritten", Rewriting("rewritten", str(file)))
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "rewritten", module)
+    spec.loader.exec_module(module)
+    assert module.f() == 2
+    assert own_code.as_imported()["rewritten"]["hash"] == own_code.hash_now(str(file))
 
 
 def test_what_is_imported_anew_is_looked_at_anew(

@@ -1,5 +1,6 @@
 """Hugging Face datasets in folders that the library itself has written here."""
 
+import functools
 import importlib
 import os
 import re
@@ -110,8 +111,11 @@ def as_pairs(splits: Any, folder: Path) -> None:
 def test_each_layout_gives_its_parts(
     write: Any, chosen: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
+    """The folder's name would be a pattern of other folders."""
     splits = hf.DatasetDict({"train": rows(12), "validation": rows(6, 100), "test": rows(3, 200)})
-    write(splits, tmp_path / "set")
+    folder = tmp_path / "set[1] {2}*"
+    write(splits, folder)
+    chosen = functools.partial(chosen, f"dataset.path='{folder}'")
     content = content_of(chosen())["data"]
     data = build_data(chosen(), ALONE)
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (12, 6, 3)
@@ -130,11 +134,7 @@ def test_each_layout_gives_its_parts(
         torch.testing.assert_close(images, expected)
     assert content is not None
     assert content_of(chosen())["data"] == content, "to read it leaves it as it is"
-    file = next(
-        path
-        for path in (tmp_path / "set").rglob("*")
-        if path.suffix in (".arrow", ".parquet", ".png")
-    )
+    file = next(path for path in folder.rglob("*") if path.suffix in (".arrow", ".parquet", ".png"))
     file.write_bytes(file.read_bytes() + b"\0")
     assert content_of(chosen())["data"] != content
 

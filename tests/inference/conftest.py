@@ -75,7 +75,7 @@ Make = Callable[[str, RunConfig, Path], Made]
 @pytest.fixture(scope="session")
 def photos(make: Make, configured: Configured, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Of two classes, one of which a spreadsheet would take for a formula."""
-    root = tmp_path_factory.mktemp("photos")
+    root = tmp_path_factory.mktemp("photos[1]")
     for part, number in (("train", 4), ("test", 3)):
         for place, name in enumerate(CLASSES):
             (root / part / name).mkdir(parents=True)
@@ -85,14 +85,14 @@ def photos(make: Make, configured: Configured, tmp_path_factory: pytest.TempPath
                 )
                 Image.fromarray(pixels).save(root / part / name / f"{index}.png")
     folder = (
-        *as_typed(f"dataset=image_folder dataset.root={root} dataset.image_size=[12,16]"),
+        *as_typed(f"dataset=image_folder dataset.root='{root}' dataset.image_size=[12,16]"),
         "dataset.cache=false",
     )
     normalised = (f"dataset.mean={list(MEAN)}", f"dataset.std={list(STD)}")
     config = configured(
         *SHORT, *folder, *normalised, "batch_size=2", "model=mlp", "model.hidden=[5]", "amp=false"
     )
-    return make("photo_run", config, root)
+    return make("photo_run[1]", config, root)
 
 
 @pytest.fixture(scope="session")

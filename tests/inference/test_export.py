@@ -16,7 +16,7 @@ from expt.command import export as command
 from expt.errors import ConfigError, RunFailed
 from expt.inference import export as exporter
 from expt.inference.load import located, read, rebuilt
-from tests.inference.test_load import FEW, IMAGES
+from tests.inference.test_load import FEW, IMAGES, of_other_source
 from tests.inference.test_load import train as train  # the fixture
 from tests.worker.conftest import TrainAlone
 from tests.worker.conftest import train_alone as train_alone  # the fixture
@@ -146,16 +146,22 @@ class Net(nn.Sequential):
 
 
 def test_a_model_that_cannot_be_exported_is_told(
-    train: TrainAlone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainAlone,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Of other source than the run's, too."""
     (tmp_path / "unexportable.py").write_text(UNEXPORTABLE)
     monkeypatch.syspath_prepend(tmp_path)
     folder = train(
         *FEW, "+model._target_=unexportable.Net", "~model.hidden", "~model.dropout"
     ).folder
+    of_other_source(folder)
     with pytest.raises(RunFailed, match=r"the model cannot be exported \(\w+: ") as raised:
         command.main([str(folder), "--format", "torch_export", "--which", "last"])
     assert "\n" not in str(raised.value)
+    assert "warning: unexportable.Net: source code has changed" in capsys.readouterr().err
     assert "model.pt2" not in left_in(folder)
 
 

@@ -4,6 +4,7 @@ import io
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from expt.errors import CheckpointError, ConfigError
 from expt.features import Anything, Columns, Features, Numbers
 from expt.inference.inputs import inputs_of
 from expt.runs import checkpoint, checkpoint_file
+from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from expt.worker.run import Run
-from tests.facade import as_typed, dataset, python
+from tests.facade import Capture, as_typed, dataset, python
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
@@ -229,8 +231,15 @@ class Net(nn.Sequential):
 """
 
 
+def of_other_source(folder: Path) -> None:
+    """Have the record say that another process trained the run, with other classes."""
+    config: Any = expt.load(folder, "last").config
+    content: Any = {"data": None, "code": "of then"}
+    update_result(RunPaths(folder), config=config, content=content, imported={})
+
+
 def test_a_class_of_ones_own_in_a_process_that_has_never_trained(
-    train: TrainAlone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: TrainAlone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     (tmp_path / "mine.py").write_text(NET)
     monkeypatch.syspath_prepend(tmp_path)
@@ -244,7 +253,13 @@ def test_a_class_of_ones_own_in_a_process_that_has_never_trained(
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
         outputs = trained.run.learner.module.cpu().eval()(torch.ones(1, 1, 8, 8))
-    assert done.stdout.strip() == str(outputs.tolist())
+    assert (done.stdout.strip(), done.stderr) == (str(outputs.tolist()), "")
+    of_other_source(trained.folder)
+    capsys.readouterr()  # of training
+    expt.load(trained.folder, "last")
+    assert len([*expt.predict(trained.folder, split="test", which="last")]) == 360
+    told = [line.partition(" code ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["warning: mine.Net: source"] * 2
 
 
 def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:

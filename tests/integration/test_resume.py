@@ -122,6 +122,8 @@ def test_damaged_is_skipped(damage: str, few: RunFolder, trained: Trained, capfd
     content[content.index(weight.numpy().tobytes())] ^= 1
     last.unlink()
     last.write_bytes(content if damage == "flipped" else b"x" * 99)
+    with run.paths.metrics.open("ab") as curve:
+        curve.write(b"\0" * 300)  # as after a power cut
     resumed = trained("resume=auto")
     assert f"set aside as {last}.corrupt" in capfd.readouterr().err
     assert resumed.result["resumed_from"]["checkpoint"].endswith("last-1.safetensors")

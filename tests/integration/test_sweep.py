@@ -24,6 +24,9 @@ SMALL = ("epochs=1", "dataset.train_limit=320")
 GRID = ("model=mlp,convnet", "optimizer.lr=0.1,0.01", "world_size=1", *SMALL)
 NAMES = {f"lr={lr},model={model}" for lr in ("0.1", "0.01") for model in ("mlp", "convnet")}
 
+SWEEP = "sweep[1]"
+"""A folder whose name would be a pattern of others."""
+
 RECORDER = """
 from pathlib import Path
 from hydra.experimental.callback import Callback
@@ -73,7 +76,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_conf" / "hydra" / "callbacks" / "mine.yaml").write_text(
         "mine:\n  _target_: recorder.Recorder\n"
     )
-    own = ("--config-dir", "my_conf", "hydra/callbacks=mine", "hydra.sweep.dir=sweep")
+    own = ("--config-dir", "my_conf", "hydra/callbacks=mine", f"hydra.sweep.dir='{SWEEP}'")
     done = run("-m", *own, *GRID, cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "stdout.txt").write_text(done.stdout)
@@ -81,17 +84,17 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_folders_say_what_differs_and_the_summary_holds_every_run(grid: Path) -> None:
-    found = results(grid / "sweep")
+    found = results(grid / SWEEP)
     assert found.keys() == NAMES
     assert {result["status"] for result in found.values()} == {"completed"}
-    with (grid / "sweep" / "summary.csv").open() as file:
+    with (grid / SWEEP / "summary.csv").open() as file:
         rows = {row["run"]: row for row in csv.DictReader(file)}
     assert rows.keys() == NAMES
     for name, row in rows.items():
         assert f"lr={row['optimizer.lr']},model={row['model']}" == name
         assert float(row["objective"]) == pytest.approx(found[name]["objective"]["value"], rel=1e-5)
-        assert (grid / "sweep" / name / ".hydra" / "overrides.yaml").exists()
-    markdown = (grid / "sweep" / "summary.md").read_text().splitlines()
+        assert (grid / SWEEP / name / ".hydra" / "overrides.yaml").exists()
+    markdown = (grid / SWEEP / "summary.md").read_text().splitlines()
     values = [float(line.split("|")[3]) for line in markdown[2:]]
     assert values == sorted(values, reverse=True)
     lines = (grid / "stdout.txt").read_text().splitlines()
@@ -113,7 +116,7 @@ def test_hydras_own_launcher_gives_the_same_numbers(grid: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     found = {(result["overrides"]["model"], result["overrides"]["optimizer.lr"]): result
              for result in results(tmp_path / "sweep").values()}  # fmt: skip
-    for result in results(grid / "sweep").values():
+    for result in results(grid / SWEEP).values():
         other = found[result["overrides"]["model"], result["overrides"]["optimizer.lr"]]
         assert other["identity"] == result["identity"]
         assert other["objective"] == result["objective"]
