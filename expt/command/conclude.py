@@ -53,6 +53,8 @@ def conclude(
     runs, hidden = (every, []) if all_runs else in_newest(folder, every)
     _put(folder, runs, sort, hidden)
     if not runs:
+        if hidden:
+            say(console, describe_hidden(folder, hidden))
         for note in notes:  # of a budget that no run could begin within, maybe
             say(console, note)
         return

@@ -177,12 +177,10 @@ def _refuse_unequal(asked: _Asked, composed: DictConfig) -> None:
 
 def _conclude(this: Command) -> None:
     from expt.command.conclude import conclude  # late: tables
-    from expt.runs.view import leaderboard
 
-    console = this.console if this.console.quiet else leaderboard.wide_console()
     folder, outcome = this.outcome.sweep_folder, this.outcome
     assert folder is not None
-    conclude(console, folder, notes=outcome.notes)
+    conclude(this.console, folder, notes=outcome.notes)
 
 
 def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -140,7 +141,7 @@ def _help(arguments: Sequence[str]) -> int:
     from expt.command.help import print_help
     from expt.runs.view.text import Console
 
-    print_help(Console(), arguments)
+    print_help(Console(width=shutil.get_terminal_size().columns), arguments)
     return 0
 
 

@@ -14,7 +14,6 @@ from expt.command import terminal
 from expt.command.words import Parser, positive
 from expt.config.constraints import word
 from expt.errors import ConfigError
-from expt.runs.view.leaderboard import wide_console
 from expt.runs.view.text import Console, cells, plain_table, say
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     found = planned(config, vocabulary)
     plans = [dataclasses.asdict(plan) | {"total": plan.total} for plan in found.plans]
     terminal.put(plan={**found._asdict(), "plans": plans, "workers": config.world_size})
-    _show(wide_console(), config, found)
+    _show(Console(), config, found)
     return 0
 
 

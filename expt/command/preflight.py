@@ -19,7 +19,6 @@ from expt.launch.one_run import Tried, together_s, try_out
 from expt.machine import Machine
 from expt.runs.failure import in_one_line
 from expt.runs.result import COMPLETED
-from expt.runs.view.leaderboard import wide_console
 from expt.runs.view.text import Console, about, brief, cells, mebibytes, plain_table, say
 
 
@@ -46,7 +45,7 @@ def preflight(
     refused |= {job: each.error for equal, each in tried if each.error for job in equal}
     if len(jobs) == 1 and refused:
         raise refused[jobs[0]]
-    console = wide_console()
+    console = Console()
     if rows := [(equal, each) for equal, each in tried if not each.error]:
         count = "runs" if total is None else "tried"
         console.print(_table(rows, of_sweep=len(jobs) > 1, count=count))

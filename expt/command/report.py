@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from expt import machine, progress
 from expt.command import terminal
@@ -19,7 +20,7 @@ from expt.runs.grid import in_newest
 from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, FAILED, LOST
 from expt.runs.view import verdict
-from expt.runs.view.leaderboard import filtered, leaderboard, read_runs, wide_console
+from expt.runs.view.leaderboard import filtered, leaderboard, read_runs
 from expt.runs.view.listing import (
     check_key,
     chosen,
@@ -59,20 +60,89 @@ def main(words: Sequence[str]) -> int:
     Raises ConfigError for an option that there is not, and where there is no run.
     """
     asked = parse(words)
-    folder, *others = asked.folders
+    folder = asked.folders[0]
+    of_sweep = _is_of_sweep(asked)
     if asked.optuna:
-        _write_study(asked)
-    if asked.verdict:
-        _judge(asked)
-    elif asked.importance:
-        _weigh(asked)
-    elif not others and is_sweep(folder) and asked.csv != "-" and asked.filter:
-        _filtered_leaderboard(folder, asked)
-    elif not others and is_sweep(folder) and not (asked.filter or asked.csv or asked.plot):
+        _write_study(asked, Found.below(asked))
+    asks_more = asked.verdict or asked.importance or asked.filter or asked.csv or asked.plot
+    if of_sweep and not asks_more:
         _leaderboard(folder, asked)
+        return 0
+    found = Found.below(asked)
+    if asked.verdict:
+        _judge(asked, found)
+    elif asked.importance:
+        _weigh(asked, found)
+    elif of_sweep and asked.filter and asked.csv != "-":
+        _filtered_leaderboard(folder, asked, found)
     else:
-        report(wide_console(), asked)
+        report(Console(), asked, found)
+    found.tell_hidden(Console(stderr=asked.csv == "-"))
     return 0
+
+
+def _is_of_sweep(asked: argparse.Namespace) -> bool:
+    folder, *others = asked.folders
+    return not others and is_sweep(folder)
+
+
+class Found(NamedTuple):
+    """The runs of a report: all forms of it are of the same."""
+
+    runs: list[FoundRun]
+    hidden: dict[Path, list[FoundRun]]
+    """By sweep the runs that its newest grid corrects; no form of the report has them."""
+
+    @classmethod
+    def below(cls, asked: argparse.Namespace) -> Found:
+        """Return the runs below the folders; with `--all`, or named one by one, none is hidden."""
+        runs = [run for folder in asked.folders for run in _below(folder)]
+        of_sweep: dict[Path, list[FoundRun]] = {}
+        for run in runs if not asked.all else ():
+            if run.folder not in asked.folders:
+                of_sweep.setdefault(run.folder.parent, []).append(run)
+        hidden = {sweep: in_newest(sweep, own)[1] for sweep, own in of_sweep.items()}
+        left_out = {run.folder for each in hidden.values() for run in each}
+        shown = [run for run in runs if run.folder not in left_out]
+        return cls(shown, {sweep: each for sweep, each in hidden.items() if each})
+
+    def tell_hidden(self, console: Console) -> None:
+        """Print how many runs each sweep hides."""
+        terminal.put(hidden=[str(run.folder.absolute()) for run in self._left_out])
+        for sweep, runs in self.hidden.items():
+            say(console, describe_hidden(sweep, runs))
+
+    @contextlib.contextmanager
+    def naming(self, option: str = "") -> Iterator[None]:
+        """Add the option to an error of the body, and that runs are hidden, which may have it."""
+        try:
+            yield
+        except ConfigError as error:
+            number = len(self._left_out)
+            more = f"; {number} more are hidden, as the newest grid no longer names them: add --all"
+            raise ConfigError(f"{option} {error}{more * bool(number)}".strip()) from None
+
+    def passing(
+        self, filters: Sequence[str], *, by_run: bool = False
+    ) -> tuple[list[FoundRun], list[FoundRun]]:
+        """Return the runs that pass, and the table that they are of, as `filtered` does.
+
+        Raises ConfigError where none passes.
+        """
+        with self.naming("--filter"):
+            if by_run:
+                kept, among = chosen(self.runs, filters), self.runs
+            else:
+                kept, among = filtered(self.runs, filters)
+        with self.naming():
+            if not kept:
+                wanted = " and ".join(filters) or "a place in a newest grid"
+                raise ConfigError(f"none of {len(self.runs)} runs has {wanted}")
+        return kept, among
+
+    @property
+    def _left_out(self) -> list[FoundRun]:
+        return [run for runs in self.hidden.values() for run in runs]
 
 
 def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
@@ -80,72 +150,58 @@ def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
     if not runs:
         raise ConfigError(f"{folder}: this sweep holds no run yet")
     if asked.sort is not None:
-        with _naming("--sort"):
+        with Found(runs, {}).naming("--sort"):
             check_key(asked.sort, runs)
-    conclude(wide_console(), folder, runs, asked.sort, all_runs=asked.all)
-    print_forks(wide_console(), without_copies(runs)[0])
+    conclude(Console(), folder, runs, asked.sort, all_runs=asked.all)
+    print_forks(Console(), without_copies(runs)[0])
 
 
-def _filtered_leaderboard(folder: Path, asked: argparse.Namespace) -> None:
+def _filtered_leaderboard(folder: Path, asked: argparse.Namespace, found: Found) -> None:
     """Print the rows of a sweep's leaderboard that pass the filters, as they are in the whole."""
-    every, hidden = _of_newest(folder, asked)
-    with _naming("--filter"):
-        kept, among = filtered(every, asked.filter)
-    if not kept:
-        raise ConfigError(f"none of {len(every)} runs has {' and '.join(asked.filter)}")
+    kept, among = found.passing(asked.filter)
     if asked.sort is not None:
-        with _naming("--sort"):
-            check_key(asked.sort, every)
+        with found.naming("--sort"):
+            check_key(asked.sort, found.runs)
     best, _ = best_of(folder, kept)
     terminal.put_runs((run.folder, run.record) for run in in_order(kept, asked.sort or "started"))
     terminal.put(best=best and best.as_record)
-    console, old = wide_console(), stale(kept)
+    console, old = Console(), stale(kept)
     written = _write_files(kept, asked)
     console.print(leaderboard(kept, asked.sort, stale=old, among=among))
     print_stale(console, old)
-    say(console, f"shown        {len(kept)} of {len(every)} runs: {' and '.join(asked.filter)}")
-    if hidden:
-        say(console, describe_hidden(folder, hidden))
+    of_all = f"{len(kept)} of {len(found.runs)} runs"
+    say(console, f"shown        {of_all}: {' and '.join(asked.filter)}")
     for what, file in written.items():
         say(console, f"{what:<13}{file}")
 
 
-def _judge(asked: argparse.Namespace) -> None:
+def _judge(asked: argparse.Namespace, found: Found) -> None:
     """Print whether the settings of the runs differ by more than chance."""
-    records = _records(asked)
+    records, _ = found.passing(asked.filter)
     if asked.metric is not None:
-        with _naming("--metric"):
+        with found.naming("--metric"):
             check_key(asked.metric, records)
     kept = _within_limits(records)
     notes = list[str]()
     if left_out := len(records) - len(kept):
         notes.append(f"left out: {left_out} completed, for search.constraints")
     try:
-        found = verdict.verdicts(kept, asked.metric)
+        judged = verdict.verdicts(kept, asked.metric)
     except ConfigError as error:
         raise ConfigError("; ".join([str(error), *notes])) from None
-    others = [{**one._asdict(), "other": one.other.settings} for one in found.others]
-    terminal.put(verdict={"best": found.best.settings, "others": others})
-    console = wide_console()
-    console.print(verdict.verdict_table(found))
-    for line in (*found.notes, *notes):
+    others = [{**one._asdict(), "other": one.other.settings} for one in judged.others]
+    terminal.put(verdict={"best": judged.best.settings, "others": others})
+    console = Console()
+    console.print(verdict.verdict_table(judged))
+    for line in (*judged.notes, *notes):
         say(console, line)
-    for folder in asked.folders:
-        if hidden := _of_newest(folder, asked)[1]:
-            say(console, describe_hidden(folder, hidden))
 
 
-def _records(asked: argparse.Namespace) -> list[FoundRun]:
-    runs = [run for folder in asked.folders for run in _of_newest(folder, asked)[0]]
-    with _naming("--filter"):
-        return filtered(runs, asked.filter)[0]
-
-
-def _weigh(asked: argparse.Namespace) -> None:
+def _weigh(asked: argparse.Namespace, found: Found) -> None:
     """Print how much each setting mattered for the objective."""
-    console, found = wide_console(), importance(asked.folders[0], _records(asked))
-    terminal.put(importance=found)
-    for tag, by in found.items():
+    console, weights = Console(), importance(asked.folders[0], found.passing(asked.filter)[0])
+    terminal.put(importance=weights)
+    for tag, by in weights.items():
         table = plain_table((f"importance for {tag}", *by), left=[f"importance for {tag}"])
         for key in next(iter(by.values())):
             table.add_row(*cells(key, *(f"{each.get(key, 0.0):.3f}" for each in by.values())))
@@ -153,15 +209,15 @@ def _weigh(asked: argparse.Namespace) -> None:
     say(console, "ped_anova: by what the best runs have in common; fanova: by the variance of all")
 
 
-def _write_study(asked: argparse.Namespace) -> None:
+def _write_study(asked: argparse.Namespace, found: Found) -> None:
     """Write the runs as a journal of Optuna's, which optuna-dashboard opens."""
     try:
         if asked.optuna.exists():
             raise ConfigError(f"--optuna {asked.optuna}: is there already; choose another name")
-        study_of(asked.folders[0], _records(asked), asked.optuna)
+        study_of(asked.folders[0], found.passing(asked.filter)[0], asked.optuna)
     except OSError as error:
         raise ConfigError(f"--optuna {asked.optuna}: {error.strerror}") from None
-    say(wide_console(), f"study        {asked.optuna}; look at it: optuna-dashboard {asked.optuna}")
+    say(Console(), f"study        {asked.optuna}; look at it: optuna-dashboard {asked.optuna}")
 
 
 def _within_limits(runs: Sequence[FoundRun]) -> list[FoundRun]:
@@ -199,15 +255,19 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return found
 
 
-def report(console: Console, asked: argparse.Namespace) -> None:
+def report(console: Console, asked: argparse.Namespace, found: Found) -> None:
     """Print a list of runs, or two side by side, and write the table and the curves.
 
     Raises ConfigError where a folder holds no run, or a key or a format is not known.
     """
-    runs = [run for folder in asked.folders for run in _below(folder)]
     is_plain = not (asked.sort or asked.filter or asked.csv or asked.plot)
-    are_two = len(asked.folders) == len(runs) == 2 and is_plain
-    runs = runs if are_two else _asked_for(runs, asked)
+    are_two = len(asked.folders) == len(found.runs) == 2 and is_plain
+    runs = found.runs
+    if not are_two:
+        runs = found.passing(asked.filter, by_run=not _is_of_sweep(asked))[0]
+        with found.naming("--sort"):
+            check_key(asked.sort or "started", found.runs)
+        runs = in_order(runs, asked.sort or "started")
     terminal.put_runs((run.folder, run.record) for run in runs)
     if asked.csv == "-":
         sys.stdout.write(listing_csv(runs))
@@ -237,8 +297,10 @@ def _write_files(runs: Sequence[FoundRun], asked: argparse.Namespace) -> dict[st
     if asked.plot:
         from expt.runs.view import curves  # late: matplotlib, an extra
 
-        with _naming("--plot"):
+        try:
             curves.learning_curves(runs, asked.plot)
+        except ConfigError as error:
+            raise ConfigError(f"--plot {error}") from None
     return {what: file for what, file in (("table", asked.csv), ("curves", asked.plot)) if file}
 
 
@@ -247,27 +309,3 @@ def _below(folder: Path) -> list[FoundRun]:
     if not runs:
         raise ConfigError(f"{folder}: holds no run; start one with python -m expt")
     return runs
-
-
-def _of_newest(folder: Path, asked: argparse.Namespace) -> tuple[list[FoundRun], list[FoundRun]]:
-    """Return the runs below a folder, and those that the newest grid of a sweep corrects."""
-    runs = _below(folder)
-    return (runs, []) if asked.all or not is_sweep(folder) else in_newest(folder, runs)
-
-
-def _asked_for(runs: Sequence[FoundRun], asked: argparse.Namespace) -> list[FoundRun]:
-    with _naming("--filter"):
-        left = chosen(runs, asked.filter)
-    if not left:
-        raise ConfigError(f"none of {len(runs)} runs has {' and '.join(asked.filter)}")
-    with _naming("--sort"):
-        check_key(asked.sort or "started", runs)
-    return in_order(left, asked.sort or "started")
-
-
-@contextlib.contextmanager
-def _naming(option: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{option} {error}") from None

@@ -27,8 +27,7 @@ from expt.launch.submitit_jobs import Queue
 from expt.runs.grid import GridRecord, write_grid
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PRUNED, OfSearch, Record
-from expt.runs.view import leaderboard
-from expt.runs.view.text import say
+from expt.runs.view.text import Console, say
 from expt.search import sampler
 from expt.search.rungs import rungs_of
 from expt.search.search import Budget, Search
@@ -85,7 +84,7 @@ class SearchCommand:
             show_dry_run([self._run(*found)])
         what = "no further trial" if found is None else f"trial {search.count + 1}"
         before = f"; {len(search.unfinished)} continue first" if search.unfinished else ""
-        say(leaderboard.wide_console(), f"{what} of {self._settings.runs}{before}")
+        say(Console(), f"{what} of {self._settings.runs}{before}")
 
     def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the overrides that all trials share, and the axes."""

@@ -21,7 +21,6 @@ from expt.launch.job import Job, Observer, request_of
 from expt.runs import tags
 from expt.runs.failure import alike, in_one_line
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PRUNED, read_result
-from expt.runs.view import leaderboard
 from expt.runs.view.progress import REFRESH_S, Printed, RunState, show_printed, waiting_for
 from expt.runs.view.summary import epochs_done
 from expt.runs.view.text import Console, cells, duration, plain_table, say
@@ -263,7 +262,7 @@ def show_dry_run(runs: Iterable[SweepRun]) -> None:
         table.add_row(*cells(place, *row))
         listed.append(dict(zip(columns[1:], row, strict=True)))
     terminal.put(dry_run=listed)
-    leaderboard.wide_console().print(table)
+    Console().print(table)
 
 
 def _begin(job: Job) -> str:

@@ -33,6 +33,8 @@ class FoundRun:
 
     folder: Path
     record: Record
+    is_chosen_repetition: bool = False
+    """True if it was chosen by its seed or fold: others of its setting are not missing."""
 
     @classmethod
     def at(cls, folder: Path) -> FoundRun:

@@ -19,7 +19,6 @@ from expt.errors import ConfigError
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, update_result
-from expt.runs.view import leaderboard
 from expt.runs.view.text import Console
 from tests.dashboards.folders import record
 from tests.facade import Capture, Patch, environment, record_points
@@ -171,9 +170,9 @@ def test_what_is_wrong_is_said_in_one_line(outputs: Path) -> None:
         ("--csv", "nowhere/runs.csv"): r"^--csv nowhere/runs\.csv: No such file or directory$",
     }.items():
         with pytest.raises(ConfigError, match=message):
-            report_command.report(leaderboard.wide_console(), parse(words))
+            report_command.report(Console(), parse(words))
     with pytest.raises(ConfigError, match="no such folder"):
-        report_command.report(leaderboard.wide_console(), parse(["nowhere"]))
+        report_command.report(Console(), parse(["nowhere"]))
 
 
 def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:
@@ -215,7 +214,7 @@ SPLITS = ("train", "val", "test")
 def test_missing_matplotlib_is_told(outputs: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'expt\[plot\]'"):
-        report_command.report(leaderboard.wide_console(), parse(["--plot", "x.png"]))
+        report_command.report(Console(), parse(["--plot", "x.png"]))
     assert capsys.readouterr().out == "", "before anything else is printed"
 
 

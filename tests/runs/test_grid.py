@@ -1,18 +1,24 @@
 """The newest grid of a sweep's folder: the repetitions of a setting, and runs that it corrects."""
 
+import contextlib
+import csv
+import io
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import expt
-from expt.command import report
+from expt.command import report, terminal
+from expt.errors import ConfigError
 from expt.runs.grid import read_grid
 from expt.runs.paths import GRID_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
 from expt.runs.view import leaderboard
 from expt.search.conclusion import best_of
-from tests.facade import Capture
+from tests.facade import Capture, Patch
 from tests.runs.test_leaderboard import leave_run
 
 
@@ -104,6 +110,72 @@ def test_runs_that_a_corrected_grid_does_not_name_are_hidden(
     assert not {"lr=0.1,seed=0", "lr=100,seed=1"} & {*read_grid(tmp_path)["left_out"]}
 
 
+def leave_corrected(folder: Path) -> None:
+    """A sweep whose newest grid has lr=1 and lr=3 with two seeds each, and no longer lr=2."""
+    for lr, value in ((1, 0.9), (2, 0.95), (3, 0.5)):
+        leave_seeds(folder, lr, value, value - 0.02, value - 0.03)
+    left_out = ["lr=1,seed=2", *(f"lr=2,seed={seed}" for seed in range(3)), "lr=3,seed=2"]
+    (folder / GRID_RECORD).write_text(json.dumps({"repetitions": 2, "left_out": left_out}))
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ((), 4),
+        (("--csv", "-"), 4),
+        (("--csv", "x.csv"), 4),
+        (("--plot", "x.svg"), 4),
+        (("--filter", "lr>1"), 2),
+        (("--filter", "lr>1", "--csv", "-"), 2),
+        (("--filter", "lr>1", "--csv", "x.csv"), 2),
+        (("--verdict",), None),
+        (("--optuna", "x.log", "--verdict"), None),
+        (("--sort", "lr"), 4),
+    ],
+)
+@pytest.mark.parametrize("folder", ["s", "."])
+def test_no_form_of_a_report_has_hidden_runs(
+    folder: str, words: tuple[str, ...], number: int | None, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    for extra in ("matplotlib",) if "--plot" in words else ():
+        pytest.importorskip(extra)
+    monkeypatch.chdir(tmp_path)
+    leave_corrected(tmp_path / "s")
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        report.main([folder, *words])
+    told, printed = (error if words[-2:] == ("--csv", "-") else out).getvalue(), out.getvalue()
+    assert "hidden       5 runs" in told
+    assert told.count("to see them: python -m expt report s --all") == 1
+    table = Path("x.csv").read_text() if "x.csv" in words else printed
+    if "-" in words or "x.csv" in words:
+        runs = [row["run"] for row in csv.DictReader(io.StringIO(table))]
+        assert len(runs) == number
+        assert not any("lr=2" in run for run in runs)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        for file in ("x.csv", "x.svg", "x.log"):
+            Path(file).unlink(missing_ok=True)
+        told = out.getvalue() + error.getvalue()
+        report.main([folder, *words, "--all"])
+    assert (out.getvalue() + error.getvalue()).count("hidden ") == told.count("hidden "), "--all"
+
+
+def test_a_hidden_run_is_found_by_its_name_and_named_where_it_could_be_meant(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    leave_corrected(tmp_path)
+    with pytest.raises(ConfigError, match=r"none of 4 runs has lr=2; 5 more are hidden.* --all"):
+        report.main([str(tmp_path), "--filter", "lr=2"])
+    assert report.main([str(tmp_path), "--filter", "lr=2", "--all"]) == 0
+    report.main([str(tmp_path / "lr=2,seed=0")])
+    shown = capfd.readouterr().out
+    assert "lr=2,seed=0" in shown
+    with terminal.document(wanted=True):
+        report.main([str(tmp_path), "--filter", "lr=3", "--csv", str(tmp_path / "x.csv")])
+    document = json.loads(capfd.readouterr().out)
+    assert [len(document[name]) for name in ("runs", "hidden")] == [2, 5]
+
+
 @pytest.mark.parametrize(("tag", "choose"), [("accuracy/val", max), ("loss/val", min)])
 def test_a_failed_run_is_never_the_best(tmp_path: Path, tag: str, choose: Any) -> None:
     leave_run(tmp_path, "lr=0", status=FAILED, error="refused", config={}, objective=tag)
@@ -120,6 +192,31 @@ def test_a_failed_run_is_never_the_best(tmp_path: Path, tag: str, choose: Any) -
         assert choose(ordered, key=lambda run: run.objective).folder.name == "lr=1"
     assert runs.best.folder.name == "lr=1"
     assert runs.best.repetitions[0].folder.name == "lr=1"
+
+
+@pytest.mark.parametrize("repetitions", [1, 3, 4])
+def test_of_seeds_that_a_filter_chooses_no_other_is_missing(
+    tmp_path: Path, repetitions: int, capfd: Capture
+) -> None:
+    leave_seeds(tmp_path, 1, 0.9, 0.3, 0.3)
+    leave_seeds(tmp_path, 2, 0.5, None, 0.5)
+    (tmp_path / GRID_RECORD).write_text(json.dumps({"repetitions": repetitions}))
+
+    def statuses(*filters: str) -> list[str]:
+        words = [word for each in filters for word in ("--filter", each)]
+        report.main([str(tmp_path), *words])
+        lines = capfd.readouterr().out.splitlines()[1:3]
+        return [re.split(r"\s{2,}", line)[2] for line in lines]
+
+    assert statuses("seed=0") == [COMPLETED, COMPLETED]
+    assert statuses("seed!=2") == [COMPLETED, "1 of 2 completed"], "one has failed"
+    of = max(repetitions, 3)
+    expected = [COMPLETED if of == 3 else "3 of 4 completed", f"2 of {of} completed"]
+    assert statuses("accuracy/val>0") == expected, "which chooses whole settings"
+    with terminal.document(wanted=True):
+        report.main([str(tmp_path), "--filter", "seed=0"])
+    best = json.loads(capfd.readouterr().out)["best"]
+    assert (best["mean"], best["counted"], best["repetitions"]) == (0.9, 1, 1)
 
 
 def test_a_filter_keeps_columns_means_and_order(tmp_path: Path, capfd: Capture) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,56 @@ def test_a_console_prints_texts_as_they_are() -> None:
     with progress._progress_bar(console) as bar:
         bar.add_task(TEXT, text=TEXT)
     assert console.file.getvalue().count(TEXT) == 7  # type: ignore[attr-defined]
+
+
+NAMES = ("loss", "mae", "rmse", "r2", "explained_variance", "mse", "of epoch")
+
+
+def table_of(rows: Sequence[Sequence[str]], left: Sequence[str] = ("",)) -> Table:
+    table = text.plain_table(("", *NAMES), left=left)
+    for row in rows:
+        table.add_row(*text.cells(*row))
+    return table
+
+
+@pytest.mark.parametrize("width", [None, 1000, 120, 80, 60, 30, 5])
+def test_a_table_shows_every_heading_and_number_whole(width: int | None) -> None:
+    numbers = [f"{place}{10**place}.1234" for place in range(len(NAMES) - 1)]
+    rows = [(split, *numbers, f"{split} {split}") for split in ("train", "val")]
+    how = {"width": width} if width else {}
+    console = text.Console(file=io.StringIO(), **how)
+    console.print(table_of(rows))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = printed.splitlines()
+    for word in (*NAMES[:-1], "of epoch"):
+        assert len(re.findall(rf"(?<!\S){word}(?!\S)", printed)) == 1, word
+    for number in numbers:
+        assert len(re.findall(rf"(?<!\S){re.escape(number)}(?!\S)", printed)) == 2, number
+    parts = printed.count("\n\n") + 1
+    assert [line.split()[0] for line in lines if line.startswith(("train", "val"))] == [
+        *("train", "val") * parts
+    ], "each part has the rows' names"
+    assert len(lines) == 3 * parts + parts - 1
+    if width in (None, 1000):
+        assert parts == 1
+    elif width and width > len("explained_variance") + 7:
+        assert max(map(len, lines)) <= width, "so the terminal need not wrap any"
+
+
+def test_texts_are_folded_before_columns_are_parted() -> None:
+    row = ("a_long_name_" * 4, *(str(place) for place in range(len(NAMES) - 1)), "2, the last")
+    lines = {}
+    for width in (80, 200):
+        console = text.Console(file=io.StringIO(), width=width)
+        console.print(table_of([row]))
+        lines[width] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines[80])) <= 80
+    assert "".join(line.split()[0] for line in lines[80][1:]) == row[0]
+    assert len(lines[80]) > len(lines[200]) == 2
+    console = text.Console(file=io.StringIO(), width=40)
+    typed = [("-1.23456789012e-10", "2", *"34567", "8")]
+    console.print(table_of(typed, left=("", *NAMES)))
+    assert typed[0][0] in console.file.getvalue(), "a number is not folded"  # type: ignore[attr-defined]
 
 
 def test_there_is_no_other_console() -> None:

@@ -96,6 +96,26 @@ def test_only_seeds_that_both_have_completed_are_compared() -> None:
     assert only.lead == pytest.approx(-(0.0 + 0.03 + 0.02 + 0.01) / 4)
 
 
+@pytest.mark.parametrize(("failed", "best"), [((0,), "b"), ((0, 5), "a")])
+def test_repetitions_that_failed_are_said(
+    tmp_path: Path, failed: tuple[int, ...], best: str
+) -> None:
+    runs = [FoundRun(tmp_path / run.folder, run.record) for run in runs_of(a=A, b=B, c=C)]
+    (tmp_path / "multirun.yaml").touch()
+    for number in (*failed, *range(10, 15)):
+        runs[number].record["status"] = FAILED
+    found = verdict.verdicts(runs)
+    assert found.best.settings["model"] == best
+    (incomplete,) = (note for note in found.notes if note.startswith("incomplete: "))
+    for number in (0, 5):
+        name = f"model={'ab'[number == 5]} (4 of 5 repetitions)"
+        assert (name in incomplete) == (number in failed)
+    assert any("not compared: model=c (0 of 5 repetitions)" in note for note in found.notes)
+    unequal = [note for note in found.notes if "unequal seeds" in note]
+    assert len(unequal) == (len(failed) == 1)
+    assert all("of the rows with all repetitions" in note for note in unequal)
+
+
 def test_of_unequal_seeds_those_count_that_both_have() -> None:
     runs = runs_of(a=[0.980, 0.981, 0.983], b=[0.990, 0.992, 0.993, 0.98], c=[0.995])
     found = verdict.verdicts(runs)

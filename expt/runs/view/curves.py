@@ -26,6 +26,8 @@ PANELS = 4
 """The largest number of metrics that are drawn."""
 _LEGEND = 24
 """The largest number of runs or settings that a legend names."""
+_CYCLE = 10
+"""The number of colours that matplotlib has without a map."""
 _STYLES = {"train": "--", "val": "-", "test": "o"}
 
 
@@ -130,7 +132,7 @@ def learning_curves(runs: Sequence[FoundRun], file: Path) -> None:
     shown = best_first(runs)[0]
     panels = dict(zip(("loss", shown), drawing.subplots(1, 2), strict=False))
     names, drawn = _names(runs), dict[str, Any]()
-    colours = {name: f"C{number % 10}" for number, name in enumerate(dict.fromkeys(names))}
+    colours = _colours([*dict.fromkeys(names)])
     for name, run in zip(names, runs, strict=True):
         points = MetricsReader(run.paths).read()
         for metric, axes in panels.items():
@@ -154,6 +156,16 @@ def learning_curves(runs: Sequence[FoundRun], file: Path) -> None:
         drawing.savefig(file)
     except (ValueError, OSError) as error:
         raise ConfigError(f"{file}: {error}") from None
+
+
+def _colours(names: Sequence[str]) -> dict[str, Any]:
+    """Return a colour for each name, no two of them equal."""
+    from matplotlib import colormaps
+
+    if len(names) <= _CYCLE:
+        return {name: f"C{number}" for number, name in enumerate(names)}
+    every = colormaps["turbo"].resampled(len(names))
+    return {name: every(number) for number, name in enumerate(names)}
 
 
 def _names(runs: Sequence[FoundRun]) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
 import math
 import statistics
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, PRUNED, device_s
 from expt.runs.view.listing import best_first, chosen, falls, filtered_key, ordered
 from expt.runs.view.summary import epochs_done
-from expt.runs.view.text import STALE, Console, as_csv, cells, elapsed, plain_table, setting
+from expt.runs.view.text import STALE, as_csv, cells, elapsed, plain_table, setting
 
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
@@ -178,6 +178,8 @@ def filtered(
     """
     by_run = [text for text in filters if filtered_key(text, runs) in REPEATED]
     passed, among = {run.folder for run in chosen(runs, filters)}, chosen(runs, by_run)
+    if by_run:
+        among = [dataclasses.replace(run, is_chosen_repetition=True) for run in among]
     kept = [group for group in _grouped(among) if passed & {run.folder for run in group}]
     return [run for group in kept for run in group], among
 
@@ -201,8 +203,10 @@ def _grouped(runs: Sequence[FoundRun]) -> list[list[FoundRun]]:
 
 def _repetitions(groups: Sequence[Sequence[FoundRun]]) -> dict[Path, int]:
     """Return how many repetitions a setting of the grid of each folder has."""
-    most = {run.folder.parent: 1 for group in groups for run in group}
-    most = {folder: read_grid(folder).get("repetitions", 1) for folder in most}
+    runs = [run for group in groups for run in group]
+    most = {run.folder.parent: 1 for run in runs}
+    planned = {run.folder.parent for run in runs if not run.is_chosen_repetition}
+    most |= {folder: read_grid(folder).get("repetitions", 1) for folder in planned}
     for group in groups:
         found: dict[Path, set[tuple[Any, ...]]] = {}
         for run in group:
@@ -281,11 +285,6 @@ def _columns(runs: Sequence[FoundRun]) -> list[str]:
         if apart == len(runs):
             break
     return keys
-
-
-def wide_console() -> Console:
-    """Return the terminal; without one, lines are as long as their text."""
-    return Console() if sys.stdout.isatty() else Console(width=1000)
 
 
 def leaderboard(

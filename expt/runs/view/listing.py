@@ -19,6 +19,7 @@ from expt.runs.found import FoundRun, results_below, without_copies
 from expt.runs.overrides import unquoted
 from expt.runs.view.text import (
     STALE,
+    UNLIMITED,
     Console,
     as_csv,
     cells,
@@ -195,7 +196,7 @@ def print_listing(console: Console, runs: Sequence[FoundRun], stale: Collection[
                 elapsed(run.trained_s) if run.trained_s else "",
             )
         )
-    table.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    table.width = UNLIMITED
     console.print(table, soft_wrap=True)
 
 

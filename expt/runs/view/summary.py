@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         shares = (_number(share) if metric == "accuracy" else "" for metric in metrics)
         table.add_row(*cells("majority", *shares, f"the share of {name} in train"))
     console.print(table)
+    _say_undefined(console, values)
     for line in _facts(result):
         say(console, line)
     if stopped := result.get("stopped_early"):
@@ -96,6 +98,15 @@ def _longer(paths: RunPaths, result: Record) -> str:
 def _number(value: Any) -> str:
     """Return nothing for a value that was not measured; a nan is null in the record."""
     return f"{value:.4f}" if isinstance(value, int | float) else "nan" if value is None else ""
+
+
+def _say_undefined(console: Console, values: Mapping[str, float | None]) -> None:
+    """Print which metrics are nan though the loss of the same samples is a number."""
+    undefined = [tag for tag, value in values.items() if value is None or math.isnan(value)]
+    defined = {tag for tag in values if tag not in undefined}
+    if tags := [tag for tag in undefined if f"loss/{tag.rpartition('/')[2]}" in defined]:
+        why = "these samples do not define them, e.g. as all have one value of a target"
+        say(console, f"nan          {', '.join(tags)}: {why}")
 
 
 def _quoted(path: Path) -> str:
@@ -164,6 +175,8 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
         samples = f"{about['samples']:,}"
         table.add_row(*cells(*name, dataset + about["split"], *numbers, samples, epoch))
     console.print(table)
+    for _, record in records:
+        _say_undefined(console, record["metrics"])
     paths, record = records[0]
     run = paths.folder.parents[1]
     if not several:

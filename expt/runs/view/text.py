@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import rich.console
+from rich.cells import cell_len
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -24,18 +27,93 @@ STALE = "stale"
 """The mark of a run whose custom classes have other source now."""
 
 
+UNLIMITED = 100_000
+"""The width of a file or a pipe [characters]."""
+_FOLDED = 18
+"""The least width to which texts are folded; no number among them is longer."""
+_GAP = 2
+"""The space between columns."""
+
+
 class Console(rich.console.Console):
     """A terminal that prints texts as they are: `[a]` is no markup, and `:key:` no picture.
 
-    It raises BrokenPipeError, where Rich's own ends the process without a word.
+    Nothing is cut: a file or a pipe has no width, and what is too wide for a terminal is wrapped by
+    it. It raises BrokenPipeError, where Rich's own ends the process without a word.
     """
 
     def __init__(self, **how: Any) -> None:
         super().__init__(markup=False, emoji=False, **how)
+        if "width" not in how and not getattr(self.file, "isatty", bool)():
+            self.width = UNLIMITED
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Print as Rich does, but whole lines."""
+        super().print(*objects, **{"crop": False, **how})
 
     def on_broken_pipe(self) -> None:
         """Raise the error that is being handled."""
         raise
+
+
+class PlainTable(Table):
+    """A table without lines, in which every heading and number is whole.
+
+    In a narrow terminal texts are folded, and columns that still have no room follow below, next to
+    the first ones again.
+    """
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> rich.console.RenderResult:
+        for number, part in enumerate(self._parts(self.width or options.max_width)):
+            if number:
+                yield Segment.line()
+            yield from Table.__rich_console__(part, console, options.update(max_width=UNLIMITED))
+
+    def _parts(self, room: int) -> Iterator[Table]:
+        """Yield tables of at most `room` characters, where their columns can be so narrow."""
+        whole, least = list[int](), list[int]()
+        for column in self.columns:
+            lines = [line for cell in column.cells for line in str(cell).splitlines()]
+            heading = cell_len(str(column.header))
+            whole.append(max(heading, *map(cell_len, lines), 0))
+            folded = max(_FOLDED, heading)
+            least.append(whole[-1] if column.no_wrap else min(whole[-1], folded))
+
+        def needs(part: Sequence[int]) -> int:
+            return sum(least[at] for at in part) + _GAP * (len(part) - 1)
+
+        every = range(len(self.columns))
+        first = [*itertools.takewhile(lambda at: not self.columns[at].no_wrap, every)]
+        while len(first) > 1 and needs(first) > room // 2:
+            first.pop()
+        parts = [first]
+        for at in every[len(first) :]:
+            if parts[-1] != first and needs([*parts[-1], at]) > room:
+                parts.append(first)
+            parts[-1] = [*parts[-1], at]
+        for part in parts:
+            spare, widths = max(0, room - needs(part)), dict[int, int]()
+            for at in part:
+                widths[at] = min(whole[at], least[at] + spare)
+                spare -= widths[at] - least[at]
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            for at, width in widths.items():
+                column, is_whole = self.columns[at], width == whole[at]
+                table.add_column(
+                    column.header,
+                    justify=column.justify,
+                    overflow="fold",
+                    no_wrap=is_whole,
+                    max_width=None if is_whole else width,
+                )
+            texts = (self.columns[at].cells for at in part)
+            for row in zip(*texts, strict=True):
+                table.add_row(*row)
+            if part is parts[-1]:
+                table.caption, table.caption_justify = self.caption, self.caption_justify
+            yield table
 
 
 def gpus_named(devices: Sequence[str] | None) -> str:
@@ -50,16 +128,11 @@ def cells(*values: object) -> list[Text]:
 
 
 def plain_table(columns: Iterable[str], left: Collection[str] = ()) -> Table:
-    """Return a table without lines, whose columns are at the right and whole but those of `left`.
-
-    In a narrow terminal the text of these is folded.
-    """
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    """Return a table whose columns are numbers, at the right, but those of `left` texts."""
+    table = PlainTable()
     for column in columns:
         side: Any = "left" if column in left else "right"
-        table.add_column(
-            cells(column)[0], justify=side, overflow="fold", no_wrap=column not in left
-        )
+        table.add_column(cells(column)[0], justify=side, no_wrap=column not in left)
     return table
 
 

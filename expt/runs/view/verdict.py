@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
 
-from expt.errors import ConfigError, require
+from expt.errors import ConfigError, listed, require
 from expt.runs.found import FoundRun
 from expt.runs.result import COMPLETED
 from expt.runs.view.leaderboard import Row, objective_name, rows, seed_and_fold
 from expt.runs.view.listing import falls
 from expt.runs.view.text import cells, plain_table, setting
 
+NAMED = 3
+"""The largest number of settings that a line names."""
 LEVEL = 0.05
 ROUNDING = 1e-6
 """The relative error of a value; differences within it are equal."""
@@ -98,8 +100,8 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
         "lead and interval compare each row with the best, by runs of the same seed; p is of a"
         f" paired t-test, corrected (Holm) for {known} comparison{'s' * (known != 1)}"
     ]
-    if len({frozenset(each) for each in finite if each}) > 1:
-        notes.append("the rows have unequal seeds: the best is that by the mean of its own")
+    is_unequal = len({frozenset(each) for each in finite if each}) > 1
+    notes += _of_repetitions(found, seeds, found[best], is_unequal=is_unequal)
     if best:
         notes.append(_other_first_row(found[0], seeds[0], metric))
     completed = sum(run.status == COMPLETED for run in runs)
@@ -108,6 +110,21 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     if any(run.config.get("dataset", {}).get("folds") for run in runs):
         notes.append("folds share training samples: differences are less sure than this says")
     return Verdicts(found[best], seeds[best], tuple(others), tuple(notes))
+
+
+def _of_repetitions(
+    found: Sequence[Row], seeds: Sequence[int], best: Row, *, is_unequal: bool
+) -> Iterator[str]:
+    """Yield how the best was found among unequal seeds, and the rows without all repetitions."""
+    compared = [row for row, number in zip(found, seeds, strict=True) if number]
+    incomplete = [row.name for row in compared if len(row.counted) < row.total]
+    among = "of the rows with all repetitions " if incomplete and best.is_whole else ""
+    if is_unequal:
+        yield f"the rows have unequal seeds: {among}the best is that by the mean of its own"
+    if incomplete:
+        yield f"incomplete: {listed(incomplete, NAMED)}; what is missing may be the worst"
+    if without := [row.name for row, number in zip(found, seeds, strict=True) if not number]:
+        yield f"not compared: {listed(without, NAMED)}: no completed run has measured it"
 
 
 def _other_first_row(row: Row, seeds: int, metric: str) -> str:
