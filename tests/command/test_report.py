@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 
 from expt.command import report as report_command
-from expt.command.report import main, parse
+from expt.command.report import Found, main, parse
 from expt.errors import ConfigError
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, update_result
+from expt.runs.view import curves
 from expt.runs.view.text import Console
 from tests.dashboards.folders import record
 from tests.facade import Capture, Patch, environment, record_points
@@ -101,8 +103,9 @@ def test_a_line_says_what_a_person_looks_for(outputs: Path, told: Told) -> None:
 
 def test_lines_are_whole_in_a_narrow_terminal(outputs: Path) -> None:
     wide, narrow = io.StringIO(), io.StringIO()
-    report_command.report(Console(file=wide, width=1000), parse([]))
-    report_command.report(Console(file=narrow, width=40), parse([]))
+    found = Found.below(parse([]))
+    report_command.report(Console(file=wide, width=1000), parse([]), found)
+    report_command.report(Console(file=narrow, width=40), parse([]), found)
     assert narrow.getvalue() == wide.getvalue()
 
 
@@ -170,9 +173,9 @@ def test_what_is_wrong_is_said_in_one_line(outputs: Path) -> None:
         ("--csv", "nowhere/runs.csv"): r"^--csv nowhere/runs\.csv: No such file or directory$",
     }.items():
         with pytest.raises(ConfigError, match=message):
-            report_command.report(Console(), parse(words))
+            main(words)
     with pytest.raises(ConfigError, match="no such folder"):
-        report_command.report(Console(), parse(["nowhere"]))
+        main(["nowhere"])
 
 
 def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:
@@ -193,9 +196,24 @@ def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:
     assert text.count("stroke-dasharray: 4.44,1.92") == 2 * 2 + 2, "of train: 2 runs, 2 panels"
 
 
-def test_a_legend_names_settings_of_a_sweep(tmp_path: Path, told: Told) -> None:
+@pytest.mark.parametrize("number", [2, 10, 11, 12, 24, 300])
+def test_each_setting_has_a_colour_of_its_own(number: int) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    names = [f"lr={number}" for number in range(number)]
+    colours = curves._colours(names)
+    assert [*colours] == names
+    to_hex = matplotlib.colors.to_hex
+    assert len({to_hex(matplotlib.colors.to_rgba(each)) for each in colours.values()}) >= min(
+        number, 250
+    )
+    if number <= 10:
+        assert [*colours.values()] == [f"C{place}" for place in range(number)], "as ever"
+
+
+def test_a_legend_names_settings_of_a_sweep(tmp_path: Path, told: Told, monkeypatch: Patch) -> None:
     """Also of many runs, and of those that are evaluated only."""
     matplotlib = pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
     for lr, seed in itertools.product(range(30), range(2)):
         leave_run(tmp_path, f"lr={lr},seed={seed}", 0.25, seedless_identity=f"{lr}")
         points = ((step, step, {"accuracy/val": 0.5}) for step in (1, 2))
@@ -206,6 +224,8 @@ def test_a_legend_names_settings_of_a_sweep(tmp_path: Path, told: Told) -> None:
     text = Path("curves.svg").read_text()
     assert text.count(">lr=") == 24
     assert text.count(">and 6 more<") == text.count(">lr=3<") == 1
+    in_legend = {*re.findall(r"stroke: (#\w+); stroke-width: 1.2", text)}
+    assert len(in_legend) == 30, "a colour for each setting, which its seeds share"
 
 
 SPLITS = ("train", "val", "test")
@@ -214,7 +234,7 @@ SPLITS = ("train", "val", "test")
 def test_missing_matplotlib_is_told(outputs: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'expt\[plot\]'"):
-        report_command.report(Console(), parse(["--plot", "x.png"]))
+        main(["--plot", "x.png"])
     assert capsys.readouterr().out == "", "before anything else is printed"
 
 
