@@ -91,7 +91,7 @@ class Found(NamedTuple):
 
     runs: list[FoundRun]
     hidden: dict[Path, list[FoundRun]]
-    """By sweep the runs that its newest grid corrects; no form of the report has them."""
+    """Those that the newest grid of each sweep corrects; no form of the report has them."""
 
     @classmethod
     def below(cls, asked: argparse.Namespace) -> Found:

@@ -38,8 +38,8 @@ _GAP = 2
 class Console(rich.console.Console):
     """A terminal that prints texts as they are: `[a]` is no markup, and `:key:` no picture.
 
-    Nothing is cut: a file or a pipe has no width, and what is too wide for a terminal is wrapped by
-    it. It raises BrokenPipeError, where Rich's own ends the process without a word.
+    Nothing is cut: a file or a pipe has no width, and a terminal wraps lines that are too wide. It
+    raises BrokenPipeError, where Rich's own ends the process without a word.
     """
 
     def __init__(self, **how: Any) -> None:
