@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import expt
-from expt.command.report import parse, report
+from expt.command.report import Found, parse, report
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
@@ -211,7 +211,8 @@ def test_killed_fork_of_a_deleted_parent_resumes(tmp_path: Path, trained: Traine
     again = trained(f"fork={whole.folder}@20", "optimizer.lr=0.03", name="again")
     assert again.result["config"]["epochs"] == 4
     console = Console(file=io.StringIO(), width=200)
-    report(console, parse([str(tmp_path)]))
+    asked = parse([str(tmp_path)])
+    report(console, asked, Found.below(asked))
     tree = console.file.getvalue().partition("forks ")[2]  # type: ignore[attr-defined]
     assert tree.lstrip().startswith(f"{tmp_path}/copied  accuracy/val"), "the parent, by identity"
     assert f"├── {tmp_path}/killed  at step 10: epochs 3 -> 4, optimizer.lr 0.002 -> 0.01" in tree

@@ -100,13 +100,16 @@ def _number(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, int | float) else "nan" if value is None else ""
 
 
-def _say_undefined(console: Console, values: Mapping[str, float | None]) -> None:
+def _say_undefined(console: Console, *several: Mapping[str, float | None]) -> None:
     """Print which metrics are nan though the loss of the same samples is a number."""
-    undefined = [tag for tag, value in values.items() if value is None or math.isnan(value)]
-    defined = {tag for tag in values if tag not in undefined}
-    if tags := [tag for tag in undefined if f"loss/{tag.rpartition('/')[2]}" in defined]:
+    found = dict[str, None]()
+    for values in several:
+        are_nan = [tag for tag, value in values.items() if value is None or math.isnan(value)]
+        losses = {tag for tag in values if tag not in are_nan}
+        found |= dict.fromkeys(x for x in are_nan if f"loss/{x.rpartition('/')[2]}" in losses)
+    if found:
         why = "these samples do not define them, e.g. as all have one value of a target"
-        say(console, f"nan          {', '.join(tags)}: {why}")
+        say(console, f"nan          {', '.join(found)}: {why}")
 
 
 def _quoted(path: Path) -> str:
@@ -175,8 +178,7 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
         samples = f"{about['samples']:,}"
         table.add_row(*cells(*name, dataset + about["split"], *numbers, samples, epoch))
     console.print(table)
-    for _, record in records:
-        _say_undefined(console, record["metrics"])
+    _say_undefined(console, *(record["metrics"] for _, record in records))
     paths, record = records[0]
     run = paths.folder.parents[1]
     if not several:
