@@ -89,12 +89,7 @@ class Feature:
         scales = [*self.scales.values()]
         mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
         rows = values.reshape(-1, len(scales)).double()
-        found = torch.addcmul(mean, rows, deviation)
-        if values.dtype != torch.float64:  # without digits that float32 has not kept: 0 stays 0
-            apart = rows * deviation
-            last = torch.exp2(torch.frexp(apart).exponent.double() - 23)
-            found = torch.where(apart == 0, found, (found / last).round() * last + 0.0)
-        return found.reshape(values.shape)
+        return torch.addcmul(mean, rows, deviation).reshape(values.shape)
 
     @property
     def shapes(self) -> Mapping[str, Any]:

@@ -196,28 +196,6 @@ def test_metrics_of_standardised_targets_are_in_their_own_units(names: tuple[str
         assert values_of(either, batches, measured) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
-def test_a_target_that_is_a_whole_number_stays_one(scale: float) -> None:
-    made = torch.Generator().manual_seed(0)
-    truth = torch.randn(1000, 2, generator=made, dtype=torch.float64)
-    truth = torch.stack([truth[:, 0] * scale, (truth[:, 1] * 100).round()], 1)
-    truth[::2] = 0.0
-    mean, deviation = truth.mean(0), truth.std(0)
-    scales = {
-        "a": (mean[0].item(), deviation[0].item()),
-        "b": (mean[1].item(), deviation[1].item()),
-    }
-    standardised = ((truth - mean) / deviation).float()
-    found = Numbers(names=("a", "b"), shape=(2,), scales=scales).in_units(standardised)
-    assert found[::2].eq(0).all()
-    assert not found[::2].signbit().any()
-    assert found[:, 1].equal(truth[:, 1])
-    assert ((found - truth).abs() <= 1e-6 * deviation).all()
-    middle = Numbers(names=("a",), shape=(1,), scales={"a": (0.1, 1.0)})
-    assert middle.in_units(torch.zeros(3, 1)).tolist() == [[0.1]] * 3
-    assert middle.in_units(torch.full((1, 1), 1e-12).double()).item() == 0.1 + 1e-12
-
-
 def test_a_metric_in_deviations_and_one_that_is_nan_are_said_once(capfd: Capture) -> None:
     targets = Numbers(names=("price",), shape=(1,), scales={"price": (5.0, 4.0)})
     both = torch.tensor([[1.0], [-2.0]])
