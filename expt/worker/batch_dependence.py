@@ -46,7 +46,6 @@ class BatchDependence:
         self._checks_evaluation = may_copy and "model" in self._own
         # A compiled model would not be compiled within such a mode.
         self._watches = may_gather and not learner.compiled
-        self._watches_evaluation = self._watches
         self._first = _Exchanges(1)
 
     def of_steps(self, batches: Iterator[Batch], samples: int | None) -> Iterator[Batch]:
@@ -71,7 +70,7 @@ class BatchDependence:
         if self._checks_evaluation:
             self._checks_evaluation = False
             batches = self._looked_at(batches, self._look_at_evaluation)
-        return self._shared_out_in_evaluation(batches) if self._watches_evaluation else batches
+        return self._shared_out_in_evaluation(batches) if self._watches else batches
 
     def _shared_out(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of an epoch; watches the gathering of those in unequal shares."""
@@ -87,11 +86,7 @@ class BatchDependence:
         for batch in batches:
             with shares:
                 yield batch
-            if not shares.are_used:  # by the first batch of the first evaluation
-                break
         shares.end()
-        self._watches_evaluation = shares.are_used
-        yield from batches
 
     def _looked_at(
         self, batches: Iterator[Batch], look: Callable[[Batch], None]
@@ -319,13 +314,11 @@ class _Shares(TorchDispatchMode):
     def __init__(self, names: str, where: str, fix: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names, self._where, self._fix = re.compile(names), where, fix
-        self.are_used = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if "c10d" in func.name() and self._names.search(func.name()):
-            self.are_used = True
             given = [found for found in map(_shapes, args) if found]
             outputs = given[0] if len(given) > 1 else None  # workers may expect unequal ones
             if (group := collectives.group_of(args)) is not None:
