@@ -149,7 +149,7 @@ def _notes(train: Dataset[Any], first: Any, is_picture: bool, *, forks: bool) ->
 
 def _begun(train: Dataset[Any]) -> list[Any]:
     """Return the first samples of a stream, as many as there is time for."""
-    stream, ends = samples.Stream(Reading(train)), time.monotonic() + changes.LIMIT_S / 3
+    stream, ends = samples.Stream(Reading(train)), time.monotonic() + changes.LIMIT_S
     found = stream.take(1)
     while len(found) < _SOME and time.monotonic() < ends and (more := stream.take(1)):
         found += more
