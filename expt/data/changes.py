@@ -7,14 +7,11 @@ import copy
 import functools
 import hashlib
 import itertools
-import math
-import operator
-import random
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +19,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from expt.config.own_code import PREFIX, is_installed, own_files
-from expt.data import forked
 from expt.data.seeding import preserved_generators, seed_all
 from expt.errors import listed
 
@@ -35,7 +31,6 @@ LIMIT_S = 0.2
 _DRAW = (
     "draw from the global generators of torch, NumPy and Python, which are seeded for each sample"
 )
-_DRAWS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _CODE = (type, types.BuiltinFunctionType, types.ModuleType)
 Prints = Mapping[str, Any]
 """A digest of each attribute, in containers, that stays equal while the attribute does."""
@@ -87,10 +82,6 @@ class Watched:
         copied, memo = attributes(one) if methods else {}, dict(known)
         self._copies = {name: _copy(each, memo) for name, each in copied.items()}
 
-    def now(self, name: str) -> Any:
-        """Return an attribute as it is."""
-        return attributes(self._one).get(name)
-
     def lost(self, known: Mapping[int, object]) -> list[str]:
         """Return the attributes that have changed, and that a saved state does not bring back."""
         now = _prints(self._one, dict(known))
@@ -121,97 +112,38 @@ def own_code() -> dict[str, Any]:
 
 
 def unseeded(
-    reads: Iterable[Callable[[], Any]],
-    objects: Mapping[str, Any],
-    *,
-    again: bool = True,
-    forks: bool = True,
+    reads: Iterable[Callable[[], Any]], objects: Mapping[str, Any], *, again: bool = True
 ) -> Iterator[str]:
     """Yield a warning where `reads`, which read samples, change these objects or own code.
 
-    Else yield one where a sample that is read `again` after the same seeds is another. A process
-    reads as many as it can in LIMIT_S, one at least; a second one reads them twice. An attribute
-    that is then the same in both depends on the last samples only, such as their index, and is not
-    named where samples are the same. The processes are forked, where `forks`, so that a dataset
-    keeps none of the samples.
+    Else yield one where a sample that is read `again` after the same seeds is another. As many are
+    read as can be in LIMIT_S, one at least.
     """
-    reads = [*reads]
-    call = forked.in_fork if forks and forked.can_fork() else _called
-    first = call(functools.partial(_pass, reads, objects))
-    if first is None:
-        return
-    some = reads[: len(first.samples)]
-    second = call(functools.partial(_pass, some, objects, before=True))
-    if second is None:
-        return
-    drew = sum(map(operator.ne, first.samples, second.samples))
-    moved = [
-        name
-        for name, found in second.lost.items()
-        if drew or found.draws or first.lost.get(name) != found
-    ]
-    if moved:
+    watched = {where: Watched(one, {}) for where, one in {**own_code(), **objects}.items()}
+    ends, drew, looked = time.monotonic() + LIMIT_S, 0, 0
+    with preserved_generators():
+        for seed, read in enumerate(reads):  # a seed each: a dataset may keep samples
+            with contextlib.suppress(Exception):  # training reports the error
+                drew += len({repr(_read_seeded(read, seed)) for _ in range(1 + again)}) > 1
+            looked += 1
+            if time.monotonic() > ends:
+                break
+    lost = [f"{where}.{name}" for where, each in watched.items() for name in each.lost({})]
+    if lost:
         yield (
-            f"reading a sample changes {listed(moved)}, which no checkpoint holds and each reading"
+            f"reading a sample changes {listed(lost)}, which no checkpoint holds and each reading"
             f" process has a copy of; {_DRAW}"
         )
-    elif again and drew:
+    elif drew:
         yield (
-            f"{drew} of {len(some)} samples that were read twice, after the same seeds, were others"
+            f"{drew} of {looked} samples that were read twice, after the same seeds, were others"
             f" the second time, so that no run can be repeated or resumed to the bit; {_DRAW}"
         )
 
 
-class _Lost(NamedTuple):
-    """An attribute that reading has changed."""
-
-    print: Any
-    draws: bool
-    """True if it is, or holds, a random number generator."""
-
-
-class _Pass(NamedTuple):
-    """Samples that a process has read, one after another."""
-
-    samples: list[str]
-    lost: dict[str, _Lost]
-
-
-def _called(function: Callable[[], _Pass]) -> _Pass | None:
-    return function()
-
-
-def _pass(
-    reads: Sequence[Callable[[], Any]], objects: Mapping[str, Any], *, before: bool = False
-) -> _Pass:
-    """Read samples, each after a seed; with `before` first in reverse, after other seeds."""
-    watched = {where: Watched(one, {}) for where, one in {**own_code(), **objects}.items()}
-    samples = list[str]()
-    with preserved_generators():
-        if before:
-            for seed, read in reversed([*enumerate(reads, MOST)]):
-                _read_seeded(read, seed)
-        ends = math.inf if before else time.monotonic() + LIMIT_S
-        for seed, read in enumerate(reads):
-            samples.append(repr(_read_seeded(read, seed)))
-            if time.monotonic() > ends:
-                break
-    lost = dict[str, _Lost]()
-    for where, one in watched.items():
-        lost |= {f"{where}.{name}": _lost(one.now(name)) for name in one.lost({})}
-    return _Pass(samples, lost)
-
-
-def _lost(value: Any) -> _Lost:
-    seen: dict[int, object] = {}
-    return _Lost(repr(_print(value, seen, FEW)), any(isinstance(x, _DRAWS) for x in seen.values()))
-
-
 def _read_seeded(read: Callable[[], Any], seed: int) -> Any:
     seed_all(seed)
-    with contextlib.suppress(Exception):  # training reports the error
-        return _print(read(), {}, FEW)
-    return None
+    return _print(read(), {}, FEW)
 
 
 def _copy(value: Any, memo: dict[int, object]) -> Any:

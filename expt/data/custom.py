@@ -49,7 +49,6 @@ _SOME = 8  # samples, whose targets say where all are
 
 def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
     """Return its parts; the first sample gives the shapes, the `task` the kind of targets."""
-    before = threading.active_count()
     parts, threads = _parts(dataset), threading.active_count()
     train = parts["train"]
     with samples.left_as_it_was(train):
@@ -58,8 +57,7 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
             num_workers = 0
         found = _Built(dataset, parts, num_workers, task).source(first)
         is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
-        forks = threading.active_count() == before
-        notes = [*_notes(train, first, is_picture, forks=forks)]
+        notes = [*_notes(train, first, is_picture)]
     groups = _groups(parts, dataset.group) if dataset.group else {}
     is_stream = isinstance(train, IterableDataset)
     return dataclasses.replace(found, notes=notes, groups=groups, is_stream=is_stream)
@@ -125,7 +123,7 @@ def _as_group(one: Any) -> str:
     return "" if one is None else str(int(one) if is_whole else one)
 
 
-def _notes(train: Dataset[Any], first: Any, is_picture: bool, *, forks: bool) -> Iterator[str]:
+def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
     """Yield warnings for the author of a dataset, whose first sample has been read."""
     with preserved_generators(), contextlib.suppress(Exception):  # training reports the error
         is_stream, keeps = isinstance(train, IterableDataset), samples.state_of(train) is not None
@@ -136,7 +134,7 @@ def _notes(train: Dataset[Any], first: Any, is_picture: bool, *, forks: bool) ->
             places = telling(cast(int, samples.size_of(train)), _classes_of(train))
             reads = (functools.partial(_read_alone, train, at) for at in places)
         own = {} if keeps else {"dataset": train}  # its state holds them
-        yield from changes.unseeded(reads, own, again=not (keeps or is_stream), forks=forks)
+        yield from changes.unseeded(reads, own, again=not (keeps or is_stream))
         inputs = first[0]
         if is_picture and getattr(inputs, "ndim", 0) == 2 and "float" in str(inputs.dtype):
             yield (

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import functools
 import itertools
 import math
 import multiprocessing
 import os
+import signal
+import stat
 import statistics
 import sys
 import tempfile
@@ -31,9 +34,9 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from expt import signals
 from expt.config import secrets
 from expt.config.own_code import own_frame
-from expt.data import forked
 from expt.data.checked_samples import (
     Check,
     as_it_is,
@@ -375,7 +378,11 @@ def _processes(device: torch.device, num_workers: int) -> dict[str, Any]:
 
 
 def _start_process(_worker: int, parent: int | None) -> None:
-    forked.begin(parent)
+    # Ctrl-C reaches the whole group; the worker decides on it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux" and parent is not None:
+        signals.die_with_parent(parent)
+        _open_anew()
 
 
 @functools.cache
@@ -392,3 +399,23 @@ def _refuse_unsendable() -> None:
             f" sockets in TMPDIR={folder} ({len(folder)} characters), which fails: {error}; set"
             " TMPDIR to a short path that can be written, or use dataset.num_workers=0"
         ) from None
+
+
+def _open_anew() -> None:
+    """Open the regular files of the parent again in this process, at the same places.
+
+    A descriptor shares its place in the file with all processes that were forked with it: a custom
+    dataset that reads by it would get the bytes of another process.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder's own; files that may not be opened again
+            number = int(name)
+            if number <= 2 or not stat.S_ISREG(os.fstat(number).st_mode):
+                continue
+            flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+            if flags & os.O_ACCMODE == os.O_WRONLY:  # such as a log: all write to its end
+                continue
+            anew = os.open(f"/proc/self/fd/{number}", flags | os.O_CLOEXEC)
+            os.lseek(anew, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(anew, number, inheritable=os.get_inheritable(number))
+            os.close(anew)

@@ -93,18 +93,6 @@ def alone() -> Iterator[None]:
         dist.group.WORLD = everyone
 
 
-def group_of(args: Sequence[object]) -> dist.ProcessGroup | None:
-    """Return the group among the arguments of an operation of torch.distributed, where known."""
-    everyone = dist.group.WORLD
-    for one in args:
-        if isinstance(one, str) and everyone and one == everyone.group_name:
-            return everyone
-        if isinstance(one, torch.ScriptObject):  # the group, or how to reduce
-            with contextlib.suppress(RuntimeError):
-                return dist.ProcessGroup.unbox(one)
-    return None
-
-
 def sum_across_workers(values: torch.Tensor, largest: int = 0) -> torch.Tensor:
     """Return the sum of all workers' `values`, a new tensor; the maximum of the last `largest`."""
     if not dist.is_initialized():

@@ -4,7 +4,6 @@ sample, and where.
 
 import inspect
 import random
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -352,57 +351,6 @@ def test_what_reading_a_rare_class_changes_is_known(
     dataset = Custom(target=f"{__name__}.Rare", num_classes=2, num_workers=0, kwargs=kwargs)
     notes = custom.source(dataset, 0).notes
     assert [told in note for note in notes] == [True] if told else notes == []
-
-
-BUILT: list[Any] = []
-
-
-class Keeping(Dataset[Any]):
-    """Keeps drawn samples, or how it read the last ones."""
-
-    def __init__(self, train: bool, how: str) -> None:
-        BUILT.append(self)
-        self.how, self.kept = how, dict[int, Any]()
-        self.index, self.latest, self.rows = 0, list[int](), torch.rand(64, 3)
-        self.buffer, self.started = torch.zeros(3), threading.Event()
-        if how == "thread":
-            thread = threading.Thread(target=self.started.wait, daemon=True)
-            thread.start()
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> Any:
-        row = self.rows[index]
-        if self.how == "drawn":
-            row = self.kept.setdefault(index, row + torch.rand(3))
-        elif self.how == "kept":
-            row = self.kept.setdefault(index, row.clone()) + torch.rand(3)
-        elif self.how == "last":
-            self.index, self.latest = index, [*self.latest, index][-4:]
-            self.buffer.copy_(row)
-        elif self.how == "drifts":
-            self.index += 1
-            row = row + self.index
-        return row, torch.zeros(())
-
-
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        ("drawn", "samples that were read twice"),
-        ("drifts", "dataset.index, which"),
-        *[(name, "") for name in ("kept", "last", "thread")],
-    ],
-)
-def test_what_a_look_at_samples_reports_and_leaves(how: str, told: str) -> None:
-    dataset = Custom(target=f"{__name__}.Keeping", kwargs={"how": how}, num_workers=0)
-    BUILT.clear()
-    notes = custom.source(dataset, 0, REGRESSION).notes
-    assert [told in note for note in notes] == [True] * bool(told)
-    assert all(one.kept.keys() <= {0} for one in BUILT)  # the first sample says what all are
-    for one in BUILT:
-        one.started.set()
 
 
 class Series(Dataset[Any]):
