@@ -49,7 +49,7 @@ IS_GIVEN = "is given"
 """A condition of `Key.only_if`: the key is not null, and may be 0."""
 
 
-Unit = Literal["steps", "further steps", "epochs", "evaluations", "minutes", "batches"]
+Unit = Literal["steps", "further steps", "epochs", "evaluations", "minutes"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

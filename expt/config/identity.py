@@ -45,7 +45,7 @@ class Identity:
 
     digest: str
     seedless: str
-    """The digest without the keys of REPEATED, and without values that follow them by interpolation."""
+    """The digest without the keys of REPEATED, and the values that follow them."""
     content: Content
 
     @classmethod

@@ -52,7 +52,6 @@ class Length(NamedTuple):
             "epochs": round(self.steps / self.per_epoch, 2),
             "evaluations": self.evaluations,
             "minutes": self.minutes,
-            "batches": self.per_epoch,
         }[unit]
 
     def least(self, unit: Unit, count: float, *, later: bool) -> float:
@@ -70,7 +69,7 @@ class Length(NamedTuple):
 
     def reaches(self, unit: Unit, count: float, *, later: bool) -> bool:
         """Return whether the run gets to a count, or `later` beyond it."""
-        if unit in ("evaluations", "minutes", "batches"):
+        if unit in ("evaluations", "minutes"):
             return count + later <= self.has(unit)
         return self.least(unit, count, later=later) <= self.steps
 
@@ -113,14 +112,11 @@ def effective(config: RunConfig, steps_per_epoch: int) -> dict[str, float]:
         if key in resumable():
             count -= meant.counts == "evaluations"
             found[key] = value if length.reaches(meant.counts, count, later=False) else math.inf
-    if config.eval_every_steps is not None:  # the end is evaluated in any case
-        found["eval_every_steps"] = min(config.eval_every_steps, length.steps)
     return found
 
 
 def _amount(number: float, unit: Unit) -> str:
-    words = f"{number:g} {unit.removesuffix('s') if number == 1 and unit != 'batches' else unit}"
-    return f"{words} an epoch" if unit == "batches" else words
+    return f"{number:g} {unit.removesuffix('s') if number == 1 else unit}"
 
 
 def _fix(config: RunConfig, need: float, length: Length) -> str:

@@ -85,8 +85,9 @@ def _following(composed: DictConfig, texts: Mapping[str, str]) -> dict[str, str]
             others = values()
         finally:
             for key, value in repeated.items():
-                OmegaConf.update(composed, key, value)
-    return {key: text for key, text in texts.items() if others[key] != found[key]}
+                OmegaConf.update(composed, key, texts.get(key, value))
+    moved = {key for key in texts if others[key] != found[key]} - repeated.keys()
+    return {key: texts[key] for key in texts if key in moved}
 
 
 def _value(composed: DictConfig, key: str) -> Any:
@@ -188,9 +189,9 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
 def settings_of(shown: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run's record with the values of today's environment."""
     found = dict(secrets.interpolations(shown))
-    node = secrets.restored(shown)
+    node = secrets.restored({key: value for key, value in shown.items() if key != "following"})
     secrets.remember(found, node)
-    return {**node, "secrets": found}
+    return {**node, "secrets": found, "following": shown.get("following", {})}
 
 
 def recorded(shown: Mapping[str, Any]) -> RunConfig:

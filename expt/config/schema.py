@@ -161,7 +161,17 @@ class RunConfig:
     base_batch_size: Annotated[
         Count | None, Key(cost=False, only_if={"lr_scaling": ("linear", "sqrt")})
     ]
-    epochs: Annotated[Count, Key(resume=True, varies="length", cost=False, counts="epochs")]
+    epochs: Annotated[
+        Count,
+        Key(
+            resume=True,
+            varies="length",
+            cost=False,
+            counts="epochs",
+            at=lambda its: its.epochs - 1,  # a run may end within its last epoch
+            later=True,
+        ),
+    ]
     max_steps: Annotated[
         Count | None, Key(resume=True, varies="length", cost=False, counts="steps")
     ]
@@ -258,7 +268,7 @@ class RunConfig:
     ]
     overfit_batches: Annotated[
         Count | None,
-        Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET}, counts="batches"),
+        Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET}),
     ] = None
     detect_anomaly: Annotated[bool, Key(result="none", evaluated_as="false")] = False
     debug: Annotated[bool, Key(result="none", evaluated_as="false")]

@@ -151,7 +151,7 @@ def _totals(batch: Any, read: Sequence[str]) -> dict[int, str]:
         above = batch.slice(0, batch.num_rows - size)
         is_end = name in read and bool(_TOTAL.fullmatch(text))
         if (
-            _SURE.match(text)
+            (_SURE.match(text) and (gaps or not _is_inside(batch, above)))
             or (is_end and (gaps or len(_numbers(above[name]))))
             or _counts(_numbers(above[name]))
             or _is_statistic(batch, above, text)
@@ -160,9 +160,20 @@ def _totals(batch: Any, read: Sequence[str]) -> dict[int, str]:
             rows = range(above.num_rows, batch.num_rows)
             return dict.fromkeys(rows, f"is a total, or an end{more}")
     have_gaps = any(column[:last].null_count for column in batch.columns)
-    if len(filled) == 1 < batch.num_columns - 1 and not have_gaps:
+    is_alone = len(filled) == 1 < batch.num_columns - 1
+    if is_alone and not have_gaps and not _is_inside(batch, batch.slice(0, last)):
         return {last: "has a single cell that is not empty, and no other row has an empty one"}
     return {last: "is the sum of the rows above it"} if last >= _MANY and _is_sum(batch) else {}
+
+
+def _is_inside(batch: Any, above: Any) -> bool:
+    """Return whether the last row has numbers, all in the range of those above."""
+    pairs = [
+        (_numbers(batch[name][batch.num_rows - 1 :]), _numbers(above[name]))
+        for name in batch.schema.names
+    ]
+    found = [(one[0], rest) for one, rest in pairs if len(one) and len(rest)]
+    return bool(found) and all(rest.min() <= one <= rest.max() for one, rest in found)
 
 
 def _counts(numbers: np.ndarray) -> bool:
@@ -235,7 +246,9 @@ def _is_sum(batch: Any) -> bool:
     for column in batch.columns:
         value = _numbers(column[last:])
         if len(value) and len(above := _numbers(column[:last])):
-            if not math.isclose(above.sum(), value[0], rel_tol=1e-6, abs_tol=1e-9):
+            are_whole = not (above % 1).any()
+            exact = (0.0, 0.5) if are_whole else (1e-6, 1e-9)  # 1, 2, 4, 8 is no sum
+            if not math.isclose(above.sum(), value[0], rel_tol=exact[0], abs_tol=exact[1]):
                 return False
             outside += not above.min() <= value[0] <= above.max()
     return outside > 1

@@ -278,15 +278,22 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
 
 def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:
     """Return the state before the run was ended, where it may continue."""
-    path, position = found.paths.before_end, found.state["position"]
+    end = config.total_steps(
+        found.state["steps_per_epoch"], found.state["position"].get("offset", 0)
+    )
+    return (_before_end(found) or found) if end > found.step else found
+
+
+def _before_end(found: Checkpoint) -> Checkpoint | None:
+    """Return the state before the run was ended at this checkpoint."""
+    path = found.paths.before_end
     if not path.is_file():
-        return found
+        return None
     if damage := checkpoint_file.damage_of(path):
         warn(f"{damage}; the run continues from its end, at {found}")
-        return found
-    end = config.total_steps(found.state["steps_per_epoch"], position.get("offset", 0))
+        return None
     before = read(path)
-    return before if end > found.step and before.state["position"] == position else found
+    return before if before.state["position"] == found.state["position"] else None
 
 
 def take(source: Source, paths: RunPaths) -> Path:
@@ -300,6 +307,8 @@ def take(source: Source, paths: RunPaths) -> Path:
         file = paths.forked if rule == "fork" else paths.last
         paths.checkpoints.mkdir(parents=True, exist_ok=True)
         _bring(found, file)
+        if rule == "resume" and (before := _before_end(found)):  # to be trained further, too
+            checkpoint_file.keep_as(before.file, paths.before_end)
     tests_later = found.config.get("eval_split") != "test"
     size = found.state["metrics_bytes"]
     lines = metrics_file.until(found.paths, size, found.step, tests_later=tests_later)
@@ -311,11 +320,12 @@ def take(source: Source, paths: RunPaths) -> Path:
 
 
 def _bring(found: Checkpoint, target: Path) -> None:
-    for _ in range(_TRIES):
+    for attempt in range(_TRIES):
         there = (each for each in checkpoints(found.run) if each.step == found.step)
+        file = next(there, found).file if attempt else found.file
         problem = "it was replaced by another meanwhile"
         try:
-            checkpoint_file.keep_as(next(there, found).file, target)
+            checkpoint_file.keep_as(file, target)
             checkpoint_file.check(target)
             if read(target).step == found.step:
                 return
@@ -329,6 +339,8 @@ def _bring(found: Checkpoint, target: Path) -> None:
 def _bring_bests(found: Checkpoint, paths: RunPaths) -> None:
     """Put the best checkpoints back to the moment when this one was written."""
     of, bests = found.paths, found.state["bests"]
+    if before := _before_end(found):
+        bests = [*bests, *(each for each in before.state["bests"] if each not in bests)]
     has_best = bool(bests) and _is_of(paths.best, bests[0])
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
         warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")

@@ -311,9 +311,9 @@ def test_folds_are_other_runs_that_repeat_one_measurement() -> None:
     ],
 )
 def test_what_follows_the_seed_or_the_fold_repeats_too(word: str, part: str | None) -> None:
-    key, words = "seed", ("model=mlp",)
+    key, words = "seed", ["model=mlp"]
     if "fold}" in word:
-        key, words = "dataset.fold", ("dataset=mnist", "dataset.folds=5")
+        key, words = "dataset.fold", ["dataset=mnist", "dataset.folds=5"]
     both = [config(*words, f"{key}={n}", word) for n in range(2)]
     contents: list[Content] = [{part: str(n)} if part else {} for n in range(2)]  # type: ignore[misc]
     one, other = map(Identity.of, both, contents)

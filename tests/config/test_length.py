@@ -32,8 +32,6 @@ BEYOND = {
     "optimizer.groups=[{match: a, epochs: 3}]": "2 epochs",
     "log_every=100": "40 steps",
     "print_every=120 log_every=40": "40 steps",
-    "overfit_batches=21": "20 batches an epoch",
-    "epochs=2 max_steps=39": "1.95 epochs",
     # changes only what comes after
     "early_stop={metric: loss/val, patience: 1}": "2 evaluations",
     "early_stop={metric: loss/val, patience: 3} epochs=4": "4 evaluations",
@@ -46,7 +44,14 @@ BEYOND = {
     "profile=true max_steps=4 epochs=10": "4 further steps",
 }
 REACHED = (
-    *("max_steps=40", "epochs=2 max_steps=40", "eval_every_steps=40", "checkpoint.every_epochs=2"),
+    *(
+        "max_steps=40",
+        "epochs=2 max_steps=40",
+        "epochs=2 max_steps=39",
+        "epochs=2 max_steps=21",
+        "eval_every_steps=40",
+        "checkpoint.every_epochs=2",
+    ),
     "early_stop={metric: loss/val, patience: 2} epochs=4",
     "early_stop={metric: loss/val, patience: 4} eval_every_minutes=1 max_minutes=6",
     "early_stop={metric: loss/val, threshold: 0.1}",
@@ -60,7 +65,6 @@ REACHED = (
         "log_every=40",
         "scheduler=cosine scheduler.epochs=3",
         "checkpoint.every_steps=1",
-        "overfit_batches=20",
         "max_minutes=1",
     ),
     *("early_stop={metric: loss/val, patience: 2} eval_every_steps=10", "scheduler=step"),
@@ -98,7 +102,7 @@ def test_a_longer_run_that_reaches_it_is_advised(configured: Configured) -> None
     for text, fix in {
         "max_steps=1000": "epochs=50",
         "checkpoint.every_steps=50 max_steps=40": "epochs=3 max_steps=null",
-        "log_every=30 max_steps=20": "max_steps=40",
+        "log_every=30 max_steps=20": "max_steps=30",
         "early_stop={metric: loss/val, patience: 10}": "epochs=12",
         "scheduler=step scheduler.every_epochs=2": "epochs=3",
         "scheduler=plateau scheduler.patience=2": "epochs=5",
@@ -142,11 +146,12 @@ def test_numbers_of_a_schedule_of_torch_s_are_compared(text: str, configured: Co
 
 
 EQUAL = (
-    *("eval_every_steps=40 eval_every_steps=50", "eval_every_steps=50 eval_every_steps=1000"),
+    "eval_every_steps=50 eval_every_steps=1000",
     "early_stop={metric: loss/val, patience: 3} early_stop={metric: loss/val, patience: 9}",
 )
 UNEQUAL = (
     *("eval_every_steps=39 eval_every_steps=40", "eval_every_steps=40 eval_every_steps=null"),
+    "eval_every_steps=40 eval_every_steps=50",  # a longer run has another state there
     "eval_every_minutes=9 eval_every_minutes=null",
     "early_stop={metric: loss/val, patience: 2} early_stop={metric: loss/val, patience: 3}",
 )

@@ -49,6 +49,20 @@ def test_runs_that_differ_beyond_their_end_are_one(tmp_path: Path) -> None:
     assert len(runs) == 6
 
 
+def test_one_that_was_not_trained_goes_on_as_if_it_had_been(tmp_path: Path) -> None:
+    """It has the state before the end, at which the plateau sees no further evaluation."""
+    given = ("model=mlp", "world_size=1", "batch_size=100", "dataset.train_limit=300")
+    plateau = ("scheduler=plateau", "scheduler.patience=0", "scheduler.min_delta=10")
+    sweep = tmp_path / "sweep"
+    expt.sweep(*given, *plateau, "max_steps=5", "epochs=2,3", f"hydra.sweep.dir='{sweep}'")
+    whole = expt.run(*given, *plateau, "epochs=3", folder=tmp_path / "whole")
+    for number, name in enumerate(("epochs=2", "epochs=3")):
+        words = (*given, *plateau, "epochs=3", f"resume='{sweep / name}'")
+        longer = expt.run(*words, folder=tmp_path / f"longer{number}")
+        assert longer.metrics["loss/val"] == whole.metrics["loss/val"]
+        assert longer.record["best"] == whole.record["best"]
+
+
 def test_a_plan_of_another_length_is_another_run(tmp_path: Path) -> None:
     given = ("model=mlp", "max_steps=5", "world_size=1", "scheduler=cosine", "epochs=2")
     runs = expt.sweep(*given, "scheduler.epochs=1,3", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
