@@ -3,6 +3,7 @@
 import importlib
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -209,4 +210,6 @@ def test_distributions_without_a_dist_info_or_the_names_of_their_modules(
     for module in ("olden", "edited_module"):
         importlib.import_module(module)
     more = dict(provenance.imported_versions().items() - before.items())
+    for module in ("olden", "edited_module"):
+        del sys.modules[module]  # they are no other test's
     assert more == {"old-thing": "1.5", "called-so": "2.0", "develops": "3.0"}
