@@ -118,7 +118,7 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     True
     """
     forkserver.warm()
-    paths = rerun_of(Path(folder), None if into is None else Path(into), typed_at=time.monotonic())
+    paths = rerun_of(Path(folder), into, typed_at=time.monotonic())
     return Result.of(paths.folder)
 
 

@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("rerun", about)
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER", help="folder of a run, also in a sweep")
-    add("into", type=Path, nargs="?", metavar="NEW_FOLDER", help="[outputs/DATE/TIME]")
+    add("into", nargs="?", metavar="NEW_FOLDER", help="[outputs/DATE/TIME]")
     asked = parser.parse_args(list(words))
     forkserver.warm()
     rerun(asked.folder, asked.into, typed_at=time.monotonic())
@@ -42,17 +42,20 @@ def main(words: Sequence[str]) -> int:
 
 
 @machine.not_world_writable()
-def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
-    """Repeat the run of `folder` in `into` or a new folder; return that.
+def rerun(folder: Path, new: str | Path | None, *, typed_at: float) -> RunPaths:
+    """Repeat the run of `folder` in `new` or a folder named after the time; return that.
 
     Raises ConfigError where that is not a run's folder or it can't run here, RunFailed or
     Interrupted as any run.
     """
-    if into is not None and "=" in into.name and into.parent == Path():
+    key, is_setting, value = str(new or "").partition("=")
+    if is_setting and "/" not in key:
+        instead = f"{value} alone" if key == "hydra.run.dir" else f"./{new}"
         raise ConfigError(
-            f"{into}: a rerun repeats the recorded settings and takes no others; start a new run"
-            f" for that. If this is the new folder's name, write ./{into}"
+            f"{new}: a rerun repeats the recorded settings and takes no others; start a new run"
+            f" for that. If this is the new folder, write {instead}"
         )
+    into = None if new is None else Path(new)
     from expt.command.run import Command, train  # late: Hydra
 
     how = launcher()

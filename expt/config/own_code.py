@@ -23,9 +23,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from expt.config.constraints import plain
 
@@ -39,6 +39,8 @@ class Imported(TypedDict):
     file: str
     """The file, or the package's folder; relative if it was below the current folder."""
     hash: str
+    by_path: NotRequired[Literal[True]]
+    """Set where the name alone leads to no or another file, as with spec_from_file_location."""
 
 
 PREFIX = "expt_main_"
@@ -118,10 +120,12 @@ def own_modules(names: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _files_of(module: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files that importing `module` runs, unless they are of an installation."""
-    search: Sequence[str] | None = None
-    names = module.split(".")
+def _files_of(module: str, path: Sequence[str] | None = None) -> Iterator[tuple[str, Path]]:
+    """Yield the files that importing `module` runs, unless they are of an installation.
+
+    They are looked for in the folders of `path`, or those of `sys.path`.
+    """
+    search, names = path, module.split(".")
     for end in range(1, len(names) + 1):
         spec = _spec(".".join(names[:end]), search)
         if spec is None or spec.origin is None:  # a folder without __init__.py, if anything
@@ -234,13 +238,16 @@ def own_files() -> dict[str, str]:
     return found
 
 
-def as_imported(named: Collection[str] = ()) -> dict[str, Imported]:
+def as_imported(
+    named: Collection[str] = (), path: Sequence[str] | None = None
+) -> dict[str, Imported]:
     """Return the person's own modules, by name, each with its file and the hash of its source.
 
     That is the source as this function has first found it; an empty hash if the module's functions
     are not that source's, which was edited before. A package that was searched for its modules, as
     by pkgutil.iter_modules, also has the hash of their list: all of them are imported, and import
     statements name only those in `named`. A file is relative where it is below the current folder.
+    `path` is `sys.path` before these modules could change it.
     """
     here, found = os.getcwd() + os.sep, dict[str, Imported]()
     for name, file in own_files().items():
@@ -253,6 +260,9 @@ def as_imported(named: Collection[str] = ()) -> dict[str, Imported]:
             if {f"{package}.{each.name}" for each in pkgutil.iter_modules([folder])} <= {*found}:
                 listed = hash_now(folder) or ""
                 found[package + _PACKAGE] = {"file": folder.removeprefix(here), "hash": listed}
+    for name, imported in found.items():
+        if _by_name(name, path) != os.path.abspath(imported["file"]):
+            imported["by_path"] = True
     return found
 
 
@@ -303,18 +313,23 @@ def as_on_disk() -> Iterator[None]:
 def changed(record: Mapping[str, Any]) -> list[str]:
     """Return the modules that a run has imported whose files hold something else now, or nothing.
 
-    A file that is not where it was is looked for by its module's name: the project may have moved.
+    Compared is the file that an import of the name would find now, or else the one imported then.
     """
     imported: Mapping[str, Imported] = record.get("imported", {})
-    return [name for name, then in imported.items() if _now(name, then["file"]) != then["hash"]]
+    return [name for name, then in imported.items() if _hash_now(name, then) != then["hash"]]
 
 
-def _now(name: str, file: str) -> str | None:
-    if not os.path.exists(file):
-        module = name.removesuffix(_PACKAGE)
-        moved = next((path for part, path in _files_of(module) if part == module), Path(file))
-        file = str(moved if module == name else moved.parent)
-    return hash_now(file)
+def _hash_now(name: str, then: Imported) -> str | None:
+    stays = then.get("by_path") and os.path.exists(then["file"])
+    return hash_now((None if stays else _by_name(name)) or then["file"])
+
+
+def _by_name(name: str, path: Sequence[str] | None = None) -> str | None:
+    """Return the absolute path that an import would find for a name among those imported."""
+    module = name.removesuffix(_PACKAGE)
+    files = (os.path.abspath(file) for part, file in _files_of(module, path) if part == module)
+    found = next(files, None)
+    return found if module == name or found is None else os.path.dirname(found)
 
 
 def has_other_source(

@@ -117,8 +117,7 @@ class Attempt:
         config, until = request.config, request.until_epoch
         earlier = read_result(self.paths) if request.resumes else Record()
         resumes = source is not None and source.rule == "resume"
-        own = own_code.own_modules(own_code.targets(config)).values()
-        provenance.warn_of_unrecorded(Path.cwd(), tuple(sorted(map(Path.absolute, own))))
+        own = own_code.own_modules(own_code.targets(config)).items()
         # It is still its search's when a person resumes it.
         is_same = resumes or earlier.get("identity") == request.identity.digest
         return {
@@ -137,7 +136,7 @@ class Attempt:
             "attempts": self.number + 1,
             **_known(request),
             **request.about,
-            **provenance.describe(),
+            **provenance.describe(file for name, file in own if not own_code.is_of_main(name)),
         }
 
     def _lineage(self, source: Source | None) -> Record:

@@ -4,44 +4,56 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from typing_extensions import TypedDict
 
 from expt import machine
+from expt.config import own_code
 from expt.errors import first_line, listed, warn
 
 PACKAGES = "torch torchvision hydra-core omegaconf tensorboard numpy pydantic pillow timm".split()
 MAX_DIFF_BYTES = 200_000
+# Whatever a person has git show instead, and a textconv may decrypt.
+_DIFF = "--no-color --no-ext-diff --no-textconv --submodule=diff -U3".split()
+_DIFF += ["--src-prefix=a/", "--dst-prefix=b/"]
 
 
 class Provenance(TypedDict, total=False):
     """How to make a result again; `git` is None outside a repository.
 
-    `distributions` are those that a run had imported at its end, by version.
+    `distributions` are those that a run had imported at its end, by version; `repositories` are
+    others than that of the current folder which the person's own modules lie in, by their folders.
     """
 
     command: str
     versions: dict[str, str]
     distributions: dict[str, str]
     git: dict[str, str] | None
+    repositories: dict[str, dict[str, str]]
     hardware: dict[str, Any]
 
 
-def describe() -> Provenance:
-    """Return these fields for a run that begins now, in the current folder."""
+def describe(files: Iterable[Path] = ()) -> Provenance:
+    """Return these fields for a run of the modules in `files` that begins now, in this folder.
+
+    Warns as `in_git` does.
+    """
     return {
         "command": command(),
         "versions": versions(),
-        "git": git_state(Path.cwd()),
+        **in_git(files),
         "hardware": hardware(),
     }
 
@@ -58,24 +70,29 @@ def of(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def differences(then: Mapping[str, Any]) -> list[str]:
     """Return the changes since the run whose result.json is `then`, a line each."""
-    now, found = describe(), list[str]()
-    others = then.get("distributions") or {}
-    here = {key: version for key in others if (version := version_of(key))}
-    then = {**then, "versions": {**others, **(then.get("versions") or {})}}
-    known: dict[str, Mapping[str, Any]] = {}
-    known |= {"versions": {**here, **versions()}, "hardware": hardware()}
-    for kind, after in known.items():
-        before = then.get(kind) or {}
-        pairs = {key: (before.get(key), after.get(key)) for key in sorted({*before, *after})}
-        changed = [f"{key} {x} then, {y} now" for key, (x, y) in pairs.items() if x != y]
-        if changed:
-            found.append(f"{kind}: {'; '.join(changed)}")
-    was, is_now = then.get("git") or {}, now["git"] or {}
+    changes = {
+        "versions": other_versions(then),
+        "hardware": _changes(then.get("hardware") or {}, hardware()),
+    }
+    found = [f"{kind}: {'; '.join(lines.values())}" for kind, lines in changes.items() if lines]
+    was, is_now = then.get("git") or {}, git_state(Path.cwd()) or {}
     if was.get("commit") != is_now.get("commit"):
         found.append(f"git commit: {_short(was)} then, {_short(is_now)} now")
     elif was.get("diff") != is_now.get("diff"):
         found.append("git: the uncommitted changes are not those of then")
     return [*found, f"git: then {was['problem']}"] if "problem" in was else found
+
+
+def other_versions(then: Mapping[str, Any]) -> dict[str, str]:
+    """Return both versions of each distribution that has another one now than in that run."""
+    others = then.get("distributions") or {}
+    here = {key: version for key in others if (version := version_of(key))}
+    return _changes({**others, **(then.get("versions") or {})}, {**here, **versions()})
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    pairs = {key: (before.get(key), after.get(key)) for key in sorted({*before, *after})}
+    return {key: f"{key} {x} then, {y} now" for key, (x, y) in pairs.items() if x != y}
 
 
 def _short(git: Mapping[str, str]) -> str:
@@ -138,11 +155,25 @@ def imported_versions() -> dict[str, str]:
     The names of folders are read: importlib.metadata takes 0.8 s for it.
     """
     tops, found = {name.partition(".")[0] for name in sys.modules.copy()}, dict[str, str]()
-    for info in (info for at in sys.path for info in sorted(Path(at or ".").glob("*.dist-info"))):
-        name, _, version = info.stem.partition("-")
-        if {name, name.lower()} & tops or _top_level(info) & tops:
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
+    own = own_code.own_files().values()
+    for at in map(Path, map(str, sys.path)):
+        for info in sorted((*at.glob("*.dist-info"), *at.glob("*.egg-info"))):
+            name, _, version = info.stem.partition("-")
+            folder = _edited_in(info)
+            is_edited = folder is not None and any(file.startswith(folder) for file in own)
+            if is_edited or {name, name.lower()} & tops or _top_level(info) & tops:
+                version = version.partition("-")[0] or metadata.PathDistribution(info).version
+                found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
     return found
+
+
+def _edited_in(info: Path) -> str | None:
+    """Return the folder that a distribution is imported from after `pip install --editable`."""
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads((info / "direct_url.json").read_bytes())
+        if known.get("dir_info", {}).get("editable"):
+            return unquote(urlsplit(known["url"]).path) + os.sep
+    return None
 
 
 def _top_level(info: Path) -> set[str]:
@@ -155,63 +186,96 @@ def _top_level(info: Path) -> set[str]:
     return set()
 
 
-@functools.cache
 def git_state(folder: Path) -> dict[str, str] | None:
     """Return the commit and the uncommitted changes of `folder`; None outside a repository.
 
-    A `problem` says which of them it lacks, and why.
+    A `problem` says which of them it lacks, and why. Bytes of the changes that are not UTF-8 are
+    as by "surrogateescape".
     """
     commit, why = _git(folder, "rev-parse", "HEAD")
     if commit is None:
-        if not any((at / ".git").exists() for at in (folder, *folder.parents)):
+        if _top(folder) is None:
             return None
         return {"problem": f"the commit is not recorded: {why}"}
-    options = ("--no-color", "--no-ext-diff", "--submodule=diff")
-    diff, why = _git(folder, "diff", "HEAD", *options)
-    found = {"commit": commit.strip(), "diff": diff or ""}
+    diff, why = _git(folder, "diff", "HEAD", *_DIFF)
+    found, lacks = {"commit": commit.strip(), "diff": diff or ""}, ""
     if diff is None:
-        found["problem"] = f"the uncommitted changes are not recorded: {why}"
+        lacks = f": {why}"
     elif len(diff) > MAX_DIFF_BYTES:
         more = f"{len(diff) - MAX_DIFF_BYTES} more characters"
         found["diff"] = f"{diff[:MAX_DIFF_BYTES]}\n... {more}\n"
-        found["problem"] = f"the uncommitted changes are not recorded whole: {more}"
+        lacks = f" whole: {more}"
+    elif "\nBinary files " in diff:
+        whole, _ = _git(folder, "diff", "HEAD", "--binary", *_DIFF)
+        if whole is not None and len(whole) <= MAX_DIFF_BYTES:
+            found["diff"] = whole
+        else:
+            names = re.findall(r"\nBinary files .* and (?:b/)?(.*) differ", diff)
+            lacks = f" whole: binary {listed(names)}"
+    if lacks:
+        found["problem"] = f"the uncommitted changes are not recorded{lacks}"
     return found
 
 
-@functools.cache
-def warn_of_unrecorded(folder: Path, files: tuple[Path, ...]) -> None:
-    """Warn once of the source in `folder` that its state in git lacks.
+def _top(folder: Path) -> Path | None:
+    """Return the repository that a folder lies in."""
+    return next((at for at in (folder, *folder.parents) if (at / ".git").exists()), None)
 
-    `files` are a run's own modules; git may ignore them, or not track them.
+
+def in_git(files: Iterable[Path]) -> Provenance:
+    """Return the state of the current folder in git, and of other repositories of source.
+
+    `files` are a run's own modules. Warns once of those whose text is in none of these states: git
+    may ignore them, or not track them.
     """
-    for line in _unrecorded(folder, files):
-        warn(line)
+    here = _top(Path.cwd()) or Path.cwd()
+    groups: dict[Path, list[Path]] = {here: []}
+    for file in sorted({file.resolve() for file in files}):
+        groups.setdefault(_top(file.parent) or here, []).append(file)
+    states = {top: git_state(top) for top in groups}
+    for top, state in states.items():
+        if state and "problem" in state:
+            _warn_once(f"git: {state['problem']}", top)
+    lacking = [file for top in groups for file in _untracked(top, groups[top], states[top])]
+    if lacking and any(states.values()):
+        names = listed([os.path.relpath(file) for file in lacking])
+        line = f"git does not track {names} or its changes; the record has hashes of source only"
+        _warn_once(line, here)
+    git, cwd = states.pop(here), f"{Path.cwd()}{os.sep}"
+    others = {str(top).removeprefix(cwd): state for top, state in states.items() if state}
+    return {"git": git, **({"repositories": others} if others else {})}
 
 
-def _unrecorded(folder: Path, files: Sequence[Path]) -> list[str]:
-    if not (git := git_state(folder)):
+def _untracked(top: Path, files: Sequence[Path], state: Mapping[str, str] | None) -> list[Path]:
+    """Return the files whose text is neither in the commit nor in the changes of a repository."""
+    inside = [str(file) for file in files if file.is_relative_to(top)]
+    if not state or not inside:
+        return [*files]
+    if "commit" not in state:
+        return []  # its problem says so
+    listing, _ = _git(top, "ls-files", "-z", "-v", "--", *inside)
+    if listing is None:
         return []
-    lines = [f"git: {git['problem']}"] if "problem" in git else []
-    inside = [file for file in files if "commit" in git and file.is_relative_to(folder)]
-    tracked, _ = _git(folder, "ls-files", "-z", "--", *map(str, inside)) if inside else (None, "")
-    known = {folder / name for name in (tracked or "").split("\0")}
-    if lacking := [str(x.relative_to(folder)) for x in inside if x not in known]:
-        lines.append(
-            f"git does not track {listed(lacking)}, and the record has hashes of source only"
-        )
-    return lines if tracked is not None or not inside else lines[:1]
+    # Others than these are to be taken as unchanged: "h" and "S".
+    known = {top / line[2:] for line in listing.split("\0") if line.startswith(("H", "M"))}
+    return [file for file in files if file not in known]
+
+
+@functools.cache
+def _warn_once(line: str, folder: Path) -> None:
+    warn(line)
 
 
 def _git(folder: Path, *arguments: str) -> tuple[str | None, str]:
     """Return the output of a command of git's, or None and why there is none."""
-    command = ["git", "-C", str(folder), *arguments]
+    command = ["git", "-C", str(folder), "-c", "diff.relative=false", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=5)
+        done = subprocess.run(command, capture_output=True, timeout=5)
     except FileNotFoundError:
         return None, "git is not installed"
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"git {arguments[0]} failed ({first_line(error)})"
     if done.returncode != 0:
-        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0]
-        return None, f"git {arguments[0]} failed ({said})"
-    return done.stdout, ""
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        return None, f"git {arguments[0]} failed ({said.splitlines()[0]})"
+    return done.stdout.decode(errors="surrogateescape"), ""

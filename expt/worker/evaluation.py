@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from expt import progress
+from expt.config import keys, own_code
+from expt.config.identity import shown
 from expt.config.kinds import only_in_evaluations
 from expt.config.schema import RunConfig
 from expt.dashboards.events import Writer
@@ -21,10 +23,10 @@ from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
 from expt.data import build as evaluation_data
 from expt.data.build import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
-from expt.errors import sized_by, warn
+from expt.errors import listed, sized_by, warn
 from expt.features import Classes, Features
 from expt.inference.load import located, read, rebuilt
-from expt.runs import tags
+from expt.runs import provenance, tags
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import COMPLETED, EvaluationOf, update_result
@@ -103,7 +105,7 @@ def measure_weights(
             about["by_class"] = by_class(seen[0], names)
         metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
         if evaluation.own_data:
-            _warn_of_others(metrics, record, state, values.samples)
+            _warn_of_others(metrics, record, state, values.samples, config)
         told = data.features.told
         update_result(
             paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s, data=told
@@ -112,7 +114,11 @@ def measure_weights(
 
 
 def _warn_of_others(
-    metrics: Mapping[str, float], record: Any, state: Mapping[str, Any], samples: int
+    metrics: Mapping[str, float],
+    record: Any,
+    state: Mapping[str, Any],
+    samples: int,
+    now: RunConfig,
 ) -> None:
     """Warn where numbers differ from the run's own of these weights, by more than rounding."""
     step, best = state["position"]["step"], record.get("best") or {}
@@ -120,14 +126,44 @@ def _warn_of_others(
     known = dict(record["metrics"]) if is_tested else {}
     known |= state["last"] if state.get("evaluated_at") == step else {}
     near = {"rel_tol": ROUNDING, "abs_tol": 2 / max(1, samples)}
+    changed = _changed(record["config"], now)
     for tag, value in metrics.items():
+        name, _, split = tag.rpartition("/")
+        if split == "train" or any(
+            f"{key}.".startswith(f"task.metrics.{name}.") for key in changed
+        ):
+            continue  # the run's is a mean over steps, or another metric's
         if not math.isclose(value, was := known.get(tag, value), **near) and math.isfinite(was):
-            warn(
-                f"{tag}: {value:.4f} here, and {was:.4f} where the run measured these weights; its"
-                " samples or classes come in another order in each process, e.g. by that of a set,"
-                " or its evaluation draws random numbers"
-            )
+            values = f"{value:.4f} here, and {was:.4f} where the run measured these weights"
+            warn(f"{tag}: {values}; {_cause(record, changed)}")
             return
+
+
+def _changed(then: Mapping[str, Any], now: RunConfig) -> list[str]:
+    """Return the keys that can change an evaluation's numbers and differ from those of the run."""
+    before, after = keys.flat(then), keys.flat(shown(now))
+    differ = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    found = ((key, keys.meaning_in(after if key in after else before, key)) for key in differ)
+    return [
+        key
+        for key, meant in found
+        if key.startswith("task.metrics.")
+        or (meant.evaluate and meant.result == "changes" and not meant.own_machine)
+    ]
+
+
+def _cause(record: Any, changed: Sequence[str]) -> str:
+    """Return why numbers may be others than the run's: that which has changed since, if it has."""
+    source = own_code.has_other_source(record) * ["the source of its classes has changed"]
+    imported, versions = record.get("distributions", {}), provenance.other_versions(record)
+    if found := [*source, *(versions[key] for key in versions if key in imported)]:
+        return "; ".join(found)
+    settings = f"it has another {listed(changed)}, " if changed else ""
+    return (
+        f"{settings}a file that its classes read has changed, its samples or classes come in"
+        " another order in each process, e.g. by that of a set, or its evaluation draws random"
+        " numbers"
+    )
 
 
 def _data(

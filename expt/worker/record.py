@@ -7,6 +7,7 @@ import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -37,7 +38,10 @@ def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) 
 
 
 class Record:
-    """The record of a run; only rank 0 `writes` files."""
+    """The record of a run; only rank 0 `writes` files.
+
+    `classes` are the run's custom ones, and `path` was `sys.path` before their import.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Record:
         *,
         writes: bool,
         classes: Sequence[str] = (),
+        path: Sequence[str] | None = None,
     ) -> None:
         self._paths, self._position = paths, position
         self._history, self._observer = history, observer
@@ -56,7 +61,9 @@ class Record:
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
         self._begun: Future[None] | None = None
-        self._classes, self._has_looked = classes, False
+        self._classes, self._path, self._has_looked = classes, path, False
+        self._files = set[Path]()
+        """The modules that no import statement names, whose state in git is recorded."""
         self._logged = position.step, time.monotonic()
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
@@ -144,11 +151,14 @@ class Record:
         if not self._classes:
             return versions
         own_code.check_caches(own_code.own_files().values())  # for later runs
-        found = own_code.as_imported(own_code.own_modules(self._classes))
-        return {
-            **versions,
-            "imported": {**found, **read_result(self._paths).get("imported", {})},
-        }
+        known, record = own_code.own_modules(self._classes), read_result(self._paths)
+        found = {**own_code.as_imported(known, self._path), **record.get("imported", {})}
+        files = {Path(file) for name, file in own_code.own_files().items() if name not in known}
+        git = provenance.in_git(files - self._files) if files - self._files else {}
+        self._files |= files
+        repositories = {**git.get("repositories", {}), **record.get("repositories", {})}
+        others = {"repositories": repositories} if repositories else {}
+        return {**versions, "imported": found, **others}
 
 
 class History:

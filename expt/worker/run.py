@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ class Run:
         """Build all that is trained; without published weights if it `resumes`."""
         config, until = request.config, request.until_epoch
         self.config, self.paths, self.worker, self.beat = config, request.paths, worker, beat
+        self._path = tuple(sys.path)
         self.until_epoch = math.inf if until is None else until
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
@@ -124,7 +126,9 @@ class Run:
         events = build.build_events(config, self.paths, position, self.is_done) if writes else None
         self.observer = observe(config, events, self.data, self.learner, position)
         classes, seen_by = own_code.targets(config), (self.history, self.observer)
-        self.record = Record(self.paths, position, *seen_by, writes=writes, classes=classes)
+        self.record = Record(
+            self.paths, position, *seen_by, writes=writes, classes=classes, path=self._path
+        )
         compared = {"compared": self.compared} if self.compared else {}
         self.record.begin(**position.length, data=told, **compared)
         self.beat()

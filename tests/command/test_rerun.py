@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from expt import machine
-from expt.command.rerun import compare, rerun, settings_of
+from expt.command.rerun import compare, main, rerun, settings_of
 from expt.config.identity import shown
 from expt.config.parse import parse
 from expt.errors import ConfigError
@@ -66,11 +66,20 @@ def test_rerun_begins_as_the_run_did(words: list[str], source: str | None, tmp_p
     assert settings_of(then, paths).resume == source
 
 
-def test_a_setting_is_no_folder_for_a_rerun(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"seed=3: a rerun repeats"):
-        rerun(tmp_path, Path("seed=3"), typed_at=0.0)
-    with pytest.raises(ConfigError, match="is not a folder of a run"):
-        rerun(tmp_path, tmp_path / "seed=3", typed_at=0.0)
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("seed=3", "./seed=3"),
+        ("weights=runs/one", "./weights=runs/one"),
+        ("hydra.run.dir=/tmp/one", "/tmp/one alone"),
+    ],
+)
+def test_a_setting_is_no_folder_for_a_rerun(word: str, instead: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^{word}: a rerun repeats .* write {instead}$"):
+        main([str(tmp_path), word])
+    for folder in (f"./{word}", f"runs/{word}", tmp_path / "seed=3"):
+        with pytest.raises(ConfigError, match="is not a folder of a run"):
+            rerun(tmp_path, folder, typed_at=0.0)
 
 
 def test_a_rerun_into_a_sweep_is_refused_as_a_new_run_there(tmp_path: Path) -> None:

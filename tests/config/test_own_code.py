@@ -227,6 +227,33 @@ def test_the_modules_of_a_run_are_compared_with_their_source_then(
     assert not own_code.changed(record)
 
 
+def test_source_is_compared_with_what_would_be_imported_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a copied project that is the copy's, also while the original is still there."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("here", "third/here"):
+        (tmp_path / name / "taken").mkdir(parents=True)
+        (tmp_path / name / "taken/__init__.py").write_text(f"X = '{name}'\n")
+    (tmp_path / "here/copied.py").write_text("X = 1\n")
+    path = [str(tmp_path / "here"), *sys.path]
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "third/here"), *path])  # as its import does
+    for name in ("copied", "taken"):
+        importlib.import_module(name)
+    found = own_code.as_imported(path=path)
+    record = {"imported": {name: found[name] for name in ("copied", "taken")}}
+    shutil.copytree("here", "there")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "there"), *path[1:]])
+    Path("here/copied.py").write_text("X = 2\n")
+    assert own_code.changed(record) == [], "the original was edited"
+    Path("there/copied.py").write_text("X = 3\n")
+    assert own_code.changed(record) == ["copied"]
+    Path("here/copied.py").write_text("X = 1\n")
+    assert own_code.changed(record) == ["copied"], "the original is as it was"
+    monkeypatch.setattr(sys, "path", path)
+    assert own_code.changed(record) == []
+
+
 def test_a_module_in_a_zip_has_the_hash_of_the_zip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,26 @@ def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(tmp_
         done = run(command, str(there / "r"), cwd=elsewhere)
         assert (done.returncode, "warning" in done.stderr) == (code, False), done.stderr
         assert ("mine_elsewhere" in done.stderr) == (code == 2)
+
+
+def test_own_source_that_git_lacks_is_named(tmp_path: Path) -> None:
+    """Also a module that no import statement names, which only its worker knows."""
+    (tmp_path / "tracked.py").write_text(
+        "import importlib, torch\n"
+        "dampened = importlib.import_module('by_its_name').DAMPENED\n"
+        "class Mine(torch.optim.SGD): pass\n"
+    )
+    (tmp_path / "by_its_name.py").write_text("DAMPENED = 0\n")
+    (tmp_path / ".gitignore").write_text("by_its_name.py\none\ntwo\n")
+    for line in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm a"):
+        subprocess.run(["git", *line.split()], cwd=tmp_path, check=True)
+    own = "optimizer={_target_: tracked.Mine, lr: 0.1}"
+    short = as_typed("epochs=1 dataset.train_limit=64 world_size=1 tensorboard.images=false")
+    for words in ((own, *short, "hydra.run.dir=one"), ("rerun", "one", "two")):
+        done = run(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in done.stderr.splitlines() if "git does not track" in line]
+        assert [line.count("track by_its_name.py or") for line in lines] == [1]
 
 
 def test_the_record_and_the_checkpoint_say_where_the_numbers_come_from(trained: Trained) -> None:

@@ -17,7 +17,7 @@ import expt
 from expt.config import own_code
 from expt.errors import ConfigError
 from expt.python import main_module
-from tests.facade import Patch, environment, python
+from tests.facade import Capture, Patch, environment, python
 
 Script = Callable[..., types.ModuleType]
 
@@ -208,10 +208,17 @@ print("once")
 
 
 @pytest.mark.usefixtures("_forkserver")
-def test_unguarded_script_trains_once(script: Script, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_unguarded_script_trains_once(
+    script: Script, tmp_path: Path, monkeypatch: Patch, capfd: Capture
+) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "tracked").touch()
+    for words in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm a"):
+        subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
     main = script(UNGUARDED)
-    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "here", "outputs.pt"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(".git", "tracked", "script.py", "here", "outputs.pt")
+    }
     first: expt.Result = main.result
     assert "saw 2" in (first.folder / "logs/0/0/stdout.log").read_text()
     expected = {"_target_": first.config["model"]["target"], "width": 5}
@@ -228,6 +235,7 @@ def test_unguarded_script_trains_once(script: Script, tmp_path: Path, monkeypatc
     kept = {path.name for path in (first.folder / "code").glob("*.py")}
     assert len(kept) == 2
     assert kept == {path.name for path in (again.folder / "code").glob("*.py")}
+    assert "git does not track" not in capfd.readouterr().err, "the source is in the record"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from expt.worker import evaluation
 from expt.worker.evaluation import measure_weights
 from expt.worker.run import Run
 from tests.conftest import Configured
-from tests.facade import Patch, as_typed, request_of
+from tests.facade import Capture, Patch, as_typed, request_of
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
@@ -145,6 +146,27 @@ def test_its_own_data_gives_its_own_numbers(name: str, train: TrainAlone) -> Non
     assert {**last, **best} == {tag: recorded[tag] for tag in {**last, **best}}
     expected = ((folder / "result.json").read_bytes(), (folder / "metrics.jsonl").read_bytes())
     assert before == expected
+
+
+def test_numbers_other_than_the_runs_have_the_cause_that_is_known(
+    train: TrainAlone, capfd: Capture, monkeypatch: Patch
+) -> None:
+    trained = train(*FEW)
+    record = json.loads((trained.folder / "result.json").read_text())
+    metrics(trained.folder, "split=train")
+    assert "the run measured" not in capfd.readouterr().err, "that is a mean over changing weights"
+    record["metrics"]["loss/test"] += 1
+
+    def cause(*words: str, **more: Any) -> str:
+        (trained.folder / "result.json").write_text(json.dumps({**record, **more}))
+        metrics(trained.folder, *words)
+        return capfd.readouterr().err.partition("the run measured these weights; ")[2]
+
+    assert "a set" in cause()
+    assert "amp" in cause("amp=bf16")
+    assert cause(distributions={"pytest": "0.1"}).startswith("pytest 0.1 then, ")
+    monkeypatch.setattr("expt.config.own_code.has_other_source", lambda _: True)
+    assert cause().startswith("the source of its classes has changed")
 
 
 @pytest.mark.slow
