@@ -109,11 +109,8 @@ GOOD = {
     "signs": "a,b,y\n++,--,v\n--,++,u\n" + "".join(texts().splitlines(keepends=True)[3:]),
     "a row of gaps": lines(middle="1,,v", end=",,u"),
     "a value like a total": "a,b,y\n"
-    + "".join(f"{'pq'[n % 2] if n < 29 else 'total'},{n % 7}.5,{n % 3}.25\n" for n in range(30)),
-    "the first row of lags": "a,b,y\n"
-    + "".join(f"{n},{n - 1},{n % 5}\n" for n in range(30))
-    + ",,3\n",
-    "doubling": "a,b,y\n" + "".join(f"{2**n},{3 * 2**n},{2**n}\n" for n in range(30)),
+    + "".join(f"{'xy'[n % 2] if n < 39 else 'total'},{n % 7}.5,{'uv'[n % 2]}\n" for n in range(40)),
+    "doubling": "a,b,y\n" + "".join(f"{2**n},{3 * 2**n},{'uv'[n % 2]}\n" for n in range(40)),
     "pauses": texts().replace("x,", "# x,"),
 }
 
