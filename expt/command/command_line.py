@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -117,7 +118,7 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
     paths = None if sweep or folder is None else RunPaths(Path(folder))
     if paths and last_value(settings, "resume") == "auto" and paths.overrides.exists():
         kept_code.find_kept(paths.code)
-        earlier = [str(word) for word in OmegaConf.load(paths.overrides)]
+        earlier = words_of(paths.overrides)
         typed = parse(["resume=auto", *settings])
         kept = [
             word
@@ -134,6 +135,12 @@ def _with_earlier(settings: list[str], *, sweep: bool) -> tuple[list[str], list[
         kept_code.find_kept(run.code)
     own = own_folders_of(runs[0].hydra_settings) if runs else []
     return (settings if sweep else known.with_words(settings)), own
+
+
+def words_of(overrides: Path) -> list[str]:
+    """Return the words in a run's file of overrides, interpolations as they were typed."""
+    found: Any = OmegaConf.to_container(OmegaConf.load(overrides), resolve=False)
+    return [*map(str, found)]
 
 
 def _forked(words: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ from expt.errors import ConfigError
 from expt.runs.overrides import quoted, run_name
 from expt.runs.paths import make_unused_folder
 
-COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
+COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
 """Exceptions of Hydra and OmegaConf while a configuration is composed or resolved."""
 VERSION_BASE = "1.3"
 MAX_BASES = 1000

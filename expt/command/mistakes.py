@@ -40,6 +40,9 @@ def as_config_error(
         group, _, name = str(missing).rpartition("/")
         known = [*(getattr(error, "options", None) or ()), *options(group, *folders)]
         return ConfigError(unknown_option(group, name, known))
+    if isinstance(error, RecursionError):
+        fix = "in its defaults another of the same group is - NAME, without the group"
+        return ConfigError(f"{' '.join(words)}: a YAML file chooses itself; {fix}")
     unknown = re.match(r"Could not override '(.*?)'", str(error))
     key = unknown[1] if unknown else str(getattr(error, "full_key", None) or "")
     word = unquoted(next((each for each in reversed(words) if key_of(each) == key), key))

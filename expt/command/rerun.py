@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from expt import machine
 from expt.command import terminal
+from expt.command.command_line import words_of
 from expt.command.words import Parser
 from expt.config import kept_code, own_code
 from expt.config import parse as parsing
@@ -111,8 +110,8 @@ def settings_of(then: Record, run_paths: RunPaths) -> RunConfig:
     if config.resume != "auto":
         return config
     # It was interrupted and resumed; its source is in the overrides typed at first.
-    words = OmegaConf.load(run_paths.overrides) if run_paths.overrides.exists() else ()
-    typed = [str(word).partition("=") for word in words]
+    words = words_of(run_paths.overrides) if run_paths.overrides.exists() else []
+    typed = [word.partition("=") for word in words]
     begun = [value.strip("'\"") for key, _, value in typed if key == "resume"]
     source = begun[0] if begun and begun[0] not in ("auto", "null") else None
     return dataclasses.replace(config, resume=source)

@@ -104,7 +104,8 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
         if chosen is None:
             return f"{key}: names none of {', '.join(names)}; its YAML needs a name: or a _target_:"
         if chosen in names and not isinstance(value, Mapping):
-            return f"{key}={chosen}: chooses a YAML file; write - override /{key}: {chosen} in defaults"
+            fix = f"write - override /{key}: {chosen} in its defaults"
+            return f"{key}={chosen}: chooses a YAML file; {fix}"
         near = did_you_mean(str(chosen), names)
         return f"{key}.name={chosen}: not one of {', '.join(names)}.{near}"
     if rule == "literal_error":

@@ -63,8 +63,10 @@ class Source(NamedTuple):
         """Return the advice where the run can't begin so; `config` if only its settings forbid."""
         run = shlex.quote(str(self.checkpoint.run))
         if config and self.rule == "resume" and not self.kept(config, "fork"):
-            fork = self._replace(rule="fork")
-            words = [f"fork={run}@{self.checkpoint.step}", *fork.longer(config)]
+            fork, then = self._replace(rule="fork"), self.checkpoint.config
+            lengths = {key: getattr(config, key) for key in ("epochs", "max_steps")}
+            longer = [f"{key}={n}" for key, n in lengths.items() if n and n != then.get(key)]
+            words = [f"fork={run}@{self.checkpoint.step}", *(fork.longer(config) or longer)]
             return f"begin another run from there by {' '.join(words)}"
         if self.rule == "resume" and config is None:
             return "start a new run"

@@ -16,7 +16,7 @@ from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composer
-from tests.facade import Capture, Patch
+from tests.facade import Capture, Patch, run
 
 HERE = Machine(cpus=2, gpus=())
 LR = "${oc.decode:${oc.env:EXPT_LR}}"
@@ -50,6 +50,24 @@ def test_a_number_of_a_variable_is_recorded_as_it_is() -> None:
     config = parse(settings, HERE)
     assert shown(config)["optimizer"]["lr"] == 0.0175
     assert about_run("x", words[:1], config)["overrides"] == {"optimizer.lr": 0.0175}
+
+
+def test_a_run_by_variables_is_resumed_and_evaluated(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("EXPT_LR", "3")
+    few = (f"optimizer.lr={LR}", f"seed={LR}", "epochs=1", "dataset.train_limit=200")
+    for words in (few, ("epochs=2", "resume=auto"), ("evaluate", "run")):
+        folder = () if "evaluate" in words else ("world_size=1", "hydra.run.dir=run", "-q")
+        done = run(*words, *folder, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_choice_of_another_file_is_one_of_its_defaults() -> None:
+    written("model: convnet")
+    fix = "write - override /model: convnet in its defaults"
+    assert refused("--config-dir=conf", "experiment=one").endswith(fix)
+    two = Path("conf/experiment/two.yaml")
+    two.write_text("# @package _global_\ndefaults:\n  - /experiment: one\n")
+    assert "- NAME" in refused("--config-dir=conf", "experiment=two")
 
 
 def test_a_run_of_a_sweep_is_named_by_the_value(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -188,6 +188,8 @@ def test_a_fork_that_needs_more_epochs_is_advised_so(
         continued(configured("epochs=1", "optimizer.lr=0.1"), paths)
     with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 max_steps=4$"):
         continued(configured("max_steps=3", "optimizer.lr=0.1"), paths)
+    with pytest.raises(ConfigError, match=rf"fork={paths.folder}@3 epochs=70$"):
+        continued(configured("epochs=70", "optimizer.lr=0.1"), paths)
 
 
 def test_fork_of_a_file_without_its_run(config: RunConfig, paths: RunPaths, tmp_path: Path) -> None:
