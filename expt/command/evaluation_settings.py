@@ -124,7 +124,7 @@ def _value(override: Override) -> Any:
 def settings(run: Path, record: Record, asked: Asked) -> Settings:
     """Return the settings to measure a run with. Raise ConfigError where it can't be done here."""
     kept_code.find_kept(RunPaths(run).code)
-    then = as_typed(settings_of(record["config"]))
+    then = as_typed(settings_of(record["config"], trains=False))
     dataset = _dataset(then["dataset"], Features.read(record["data"]), asked)
     node = {**then, **evaluation_values(), "dataset": dataset}
     for key, value in asked.values.items():

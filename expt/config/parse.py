@@ -186,17 +186,21 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     return node
 
 
-def settings_of(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run's record with the values of today's environment."""
+def settings_of(shown: Mapping[str, Any], *, trains: bool = True) -> dict[str, Any]:
+    """Return the settings of a run's record with the values of today's environment.
+
+    Raises ConfigError where a variable is not set, unless the run `trains` no further.
+    """
     found = dict(secrets.interpolations(shown))
-    node = secrets.restored({key: value for key, value in shown.items() if key != "following"})
+    node = {key: value for key, value in shown.items() if key != "following"}
+    node = secrets.restored(node, all_of_them=trains)
     secrets.remember(found, node)
     return {**node, "secrets": found, "following": shown.get("following", {})}
 
 
 def recorded(shown: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of a run's record, whether it can run here or not."""
-    return _typed(settings_of(shown))
+    return _typed(settings_of(shown, trains=False))
 
 
 def _typed(node: dict[str, Any], origin: Origin = TYPED) -> RunConfig:

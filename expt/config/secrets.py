@@ -85,12 +85,15 @@ def said(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *[*lines][:1]])
 
 
-def restored(value: Any) -> Any:
-    """Return hidden values, of today's environment. Raises ConfigError for a missing one."""
+def restored(value: Any, *, all_of_them: bool = True) -> Any:
+    """Return hidden values, of today's environment.
+
+    Raises ConfigError for a missing one, or leaves its text unless `all_of_them` are needed.
+    """
     if isinstance(value, Mapping):
-        return {restored(key): restored(below) for key, below in value.items()}
+        return {key: restored(below, all_of_them=all_of_them) for key, below in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(restored, value))
+        return type(value)(restored(each, all_of_them=all_of_them) for each in value)
     if not isinstance(value, str) or not _VARIABLE.search(value):
         return value
     from omegaconf import OmegaConf  # late: a worker composes nothing
@@ -99,6 +102,8 @@ def restored(value: Any) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.create([value]), resolve=True)[0]  # type: ignore[index]
     except (OmegaConfBaseException, ValueError) as error:
+        if not all_of_them:
+            return value
         raise ConfigError(
             f"{value}: cannot be resolved in today's environment ({first_line(error)}); set the"
             " variable, or type the key again"
