@@ -57,7 +57,7 @@ def readable(word: str) -> str:
     changed, name = f"{key}={value}", key.lstrip("+~")
     if key in FOLDERS and value[:1] not in ("'", '"'):
         return f"{key}={quoted(value)}"
-    if not (keys.takes_text(name) or name in TEXTS):
+    if not (keys.takes_text(name) or re.sub(r"\.\d+$", "", name) in TEXTS):
         is_nested = value.startswith("${") and not is_readable(changed)  # ${oc.decode:${oc.env:X}}
         return f"{key}={quoted(value)}" if is_nested else changed
     if listed := re.fullmatch(r"\[([^][{}]*)\]", value):

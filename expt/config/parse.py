@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -165,8 +166,9 @@ def _no_element(key: str, known: list[Any], path: Sequence[str], value: Any) -> 
         value = {name: value}
     size = f"{len(known)} element{'s' * (len(known) > 1)}"
     has = f"has {size}, counted from 0" if known else "is empty"
-    whole = keys.typed([*known, value])
-    return f"{word}: {key} {has}; write the whole list, e.g. {key}={whole}"
+    whole = f"{key}={keys.typed([*known, value])}"
+    whole = shlex.quote(whole) if re.search(r"[<>&|;() $]", whole) else whole
+    return f"{word}: {key} {has}; write the whole list, e.g. {whole}"
 
 
 def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
