@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +26,8 @@ from expt.errors import first_line, listed, warn
 
 PACKAGES = "torch torchvision hydra-core omegaconf tensorboard numpy pydantic pillow timm".split()
 MAX_DIFF_BYTES = 200_000
+LOOK_S = 5
+"""Seconds between two looks at git, which takes a tenth of a short run of a sweep."""
 # Whatever a person has git show instead, and a textconv may decrypt.
 _DIFF = "--no-color --no-ext-diff --no-textconv --submodule=diff -U3".split()
 _DIFF += ["--src-prefix=a/", "--dst-prefix=b/"]
@@ -53,9 +56,15 @@ def describe(files: Iterable[Path] = ()) -> Provenance:
     return {
         "command": command(),
         "versions": versions(),
-        **in_git(files),
+        **_lately(Path.cwd(), tuple(files), int(time.monotonic() / LOOK_S)),
         "hardware": hardware(),
     }
+
+
+@functools.lru_cache(maxsize=16)
+def _lately(_: Path, files: tuple[Path, ...], __: int) -> Provenance:
+    """Return `in_git` of these files in a folder, as it was a moment ago."""
+    return in_git(files)
 
 
 def of(result: Mapping[str, Any]) -> dict[str, Any]:
