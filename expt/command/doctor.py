@@ -64,7 +64,8 @@ def main(words: Sequence[str]) -> int:
     if missing := [root for root in roots if not os.path.isdir(root)]:
         raise ConfigError(f"dataset.root={missing[0]}: there is no such folder")
     forkserver.warm(forkserver.SWEEP_MODULES)
-    console, failed, findings = Console(), 0, list[dict[str, str]]()
+    width = shutil.get_terminal_size().columns
+    console, failed, findings = Console(width=width), 0, list[dict[str, str]]()
     for finding in _findings(roots[-1] if roots else None):
         failed += finding.outcome == "fail"
         findings.append(dataclasses.asdict(finding))
