@@ -318,3 +318,14 @@ def few_images(
     """The folders of two real datasets of which only the first images are left, by name."""
     roots = {"mnist": (mnist, 300), "fashion_mnist": (fashion_mnist, 40)}
     return {name: _of_real_data(name, *asked) for name, asked in roots.items()}
+
+
+@pytest.fixture
+def own_handlers() -> Iterator[None]:
+    """Every handler of a signal as before, and nothing heard."""
+    before = {number: signal.getsignal(number) for number in signals.ASKING}
+    signals._received.clear()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    signals._received.clear()

@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,15 +20,8 @@ def _in_command(monkeypatch: Patch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_handlers(monkeypatch: Patch) -> Iterator[None]:
-    """Every handler as before, and nothing heard."""
+def _own_handlers(own_handlers: None, monkeypatch: Patch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    before = {number: signal.getsignal(number) for number in signals.ASKING}
-    signals._received.clear()
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    signals._received.clear()
 
 
 def press(number: signal.Signals) -> None:

@@ -160,6 +160,7 @@ def test_no_form_of_a_report_has_hidden_runs(
     assert (out.getvalue() + error.getvalue()).count("hidden ") == told.count("hidden "), "--all"
 
 
+@pytest.mark.usefixtures("own_handlers")  # which `--json` takes
 def test_a_hidden_run_is_found_by_its_name_and_named_where_it_could_be_meant(
     tmp_path: Path, capfd: Capture
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_failed_run_is_never_the_best(tmp_path: Path, tag: str, choose: Any) -
     assert runs.best.repetitions[0].folder.name == "lr=1"
 
 
+@pytest.mark.usefixtures("own_handlers")
 @pytest.mark.parametrize("repetitions", [1, 3, 4])
 def test_of_seeds_that_a_filter_chooses_no_other_is_missing(
     tmp_path: Path, repetitions: int, capfd: Capture
