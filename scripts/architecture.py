@@ -43,7 +43,7 @@ MAX_COLUMNS, MAX_COLUMNS_OF_PAGES = 100, 120
 # If you need more, change the number and say why in the commit.
 MAX_LINES_IN_ALL, MAX_FILES, MAX_TEST_LINES = 46_500, 220, 46_500
 MAX_LINES = {
-    "command": 5_700, "config": 3_483, "dashboards": 1_665, "data": 9_034, "features": 1_010,
+    "command": 5_700, "config": 3_484, "dashboards": 1_665, "data": 9_034, "features": 1_010,
     "inference": 1_530, "launch": 3_155, "models": 1_030, "planning": 275, "python": 704,
     "runs": 5_890, "search": 1_612, "tasks": 1_623, "training": 3_544, "worker": 4_588,
 }  # fmt: skip

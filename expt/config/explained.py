@@ -173,8 +173,9 @@ def _fix(
         if not isinstance(value, str) or "oc.env:" not in text or "oc.decode:" in text:
             return f"; it came from {text}"
         decoded = f"{text.replace('${oc.env:', '${oc.decode:${oc.env:', 1)}}}"
-        right = None if (meant := _meant(value, line)) is None else keys.typed(meant)
-        also = f", with {right} in place of {value}" * (right not in (None, value))
+        meant = _meant(value, line)
+        is_other = meant is not None and keys.typed(meant) != value
+        also = f", with {keys.typed(meant)} in place of {value}" * is_other
         return f"; it came from {text}, and variables are texts; {origin.fix(key, decoded)}{also}"
     if isinstance(value, list) and key in lists:
         right = [each if (meant := _meant(each, line)) is None else meant for each in value]
