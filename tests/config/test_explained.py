@@ -31,7 +31,7 @@ WRITTEN = {
     "epochs=0": None,
     "optimizer.lr=${seed}": "it came from ${seed}",
     "optimizer.lr=${oc.env:LR}": "write 'optimizer.lr=\"${oc.decode:${oc.env:LR}}\"'",
-    "drop_last=${oc.env:FLAG,on}": '"${oc.decode:${oc.env:FLAG,on}}"\', with true in place of on',
+    "drop_last=${oc.env:X,on}": "write 'drop_last=\"${oc.decode:${oc.env:X,on}}\"', with true",
 }
 
 
