@@ -1,6 +1,6 @@
 """The tests of runs, with cards in place of CPU workers: some files, and all of them by --slow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,14 +13,17 @@ TESTS = Path(__file__).parents[1]
 FOLDERS = ("faults", "gpu", "inference", "integration", "training", "worker")
 FAST = ("training/test_collectives.py",)
 """What NCCL sends; other tests of cards train, save and resume."""
+MANY = 12  # files of a session; two run at once, and one that fails is run again
 SESSION = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 QUIET = "-Wignore::pytest.PytestAssertRewriteWarning"  # its process has imported plugins already
 
 
-def rest(folder: str) -> list[str]:
-    """Return the files of a folder that are not FAST."""
+def parts(folder: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the files of a folder that are not FAST, MANY at a time, each part with its name."""
     files = (str(path.relative_to(TESTS)) for path in (TESTS / folder).glob("test_*.py"))
-    return sorted(file for file in files if file not in FAST)
+    some = sorted(file for file in files if file not in FAST)
+    for number, start in enumerate(range(0, len(some), MANY)):
+        yield f"{folder}{number}", some[start : start + MANY]
 
 
 @pytest.mark.timeout(1500)
@@ -28,7 +31,11 @@ def rest(folder: str) -> list[str]:
     "files",
     [
         pytest.param(FAST, id="fast"),
-        *(pytest.param(rest(each), id=each, marks=pytest.mark.slow) for each in FOLDERS),
+        *(
+            pytest.param(files, id=name, marks=pytest.mark.slow)
+            for each in FOLDERS
+            for name, files in parts(each)
+        ),
     ],
 )
 def test_they_pass_on_cards(files: Sequence[str], cards: Cards, tmp_path: Path) -> None:
