@@ -62,7 +62,7 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> Settings:
     content = {key: contained(composed[key]) for key in own}
     secrets.remember(found, content)
     node = {**content, "secrets": found}
-    if following := _following(composed, texts):
+    if texts and (following := _following(composed, texts)):
         node["following"] = following
     settings = Settings(fill_auto_of_a_sweep(node) if sweep else node)
     settings.origin = Origin(texts)

@@ -280,22 +280,23 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
 
 def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:
     """Return the state before the run was ended, where it may continue."""
-    end = config.total_steps(
-        found.state["steps_per_epoch"], found.state["position"].get("offset", 0)
-    )
-    return (_before_end(found) or found) if end > found.step else found
+    path, offset = found.paths.before_end, found.state["position"].get("offset", 0)
+    end = config.total_steps(found.state["steps_per_epoch"], offset)
+    if end <= found.step or not path.is_file():
+        return found
+    if damage := checkpoint_file.damage_of(path):
+        warn(f"{damage}; the run continues from its end, at {found}")
+        return found
+    return _before_end(found) or found
 
 
 def _before_end(found: Checkpoint) -> Checkpoint | None:
-    """Return the state before the run was ended at this checkpoint."""
-    path = found.paths.before_end
-    if not path.is_file():
-        return None
-    if damage := checkpoint_file.damage_of(path):
-        warn(f"{damage}; the run continues from its end, at {found}")
-        return None
-    before = read(path)
-    return before if before.state["position"] == found.state["position"] else None
+    """Return the state before the run was ended at this checkpoint; it may be damaged."""
+    with contextlib.suppress(CheckpointError):
+        before = read(found.paths.before_end)
+        if before.state["position"] == found.state["position"]:
+            return before
+    return None
 
 
 def take(source: Source, paths: RunPaths) -> Path:
@@ -304,12 +305,12 @@ def take(source: Source, paths: RunPaths) -> Path:
     From then on the run has no need of the other's folder. Raises CheckpointError if it is damaged.
     """
     rule, found = source
-    file = found.file
+    file, before = found.file, _before_end(found) if rule == "resume" else None
     if found.run.resolve() != paths.folder.resolve():
         file = paths.forked if rule == "fork" else paths.last
         paths.checkpoints.mkdir(parents=True, exist_ok=True)
         _bring(found, file)
-        if rule == "resume" and (before := _before_end(found)):  # to be trained further, too
+        if before and not checkpoint_file.damage_of(before.file):  # to be trained further, too
             checkpoint_file.keep_as(before.file, paths.before_end)
     tests_later = found.config.get("eval_split") != "test"
     size = found.state["metrics_bytes"]
@@ -317,7 +318,7 @@ def take(source: Source, paths: RunPaths) -> Path:
     with written(paths.metrics) as metrics:
         metrics.write(lines)
     if rule == "resume":
-        _bring_bests(found, paths)
+        _bring_bests(found, before, paths)
     return file
 
 
@@ -338,10 +339,13 @@ def _bring(found: Checkpoint, target: Path) -> None:
     raise CheckpointError(f"{found.file}: cannot be taken ({problem}); give another checkpoint")
 
 
-def _bring_bests(found: Checkpoint, paths: RunPaths) -> None:
-    """Put the best checkpoints back to the moment when this one was written."""
+def _bring_bests(found: Checkpoint, before: Checkpoint | None, paths: RunPaths) -> None:
+    """Put the best checkpoints back to the moment when this one was written.
+
+    Also those of the state `before` the run was ended there.
+    """
     of, bests = found.paths, found.state["bests"]
-    if before := _before_end(found):
+    if before:
         bests = [*bests, *(each for each in before.state["bests"] if each not in bests)]
     has_best = bool(bests) and _is_of(paths.best, bests[0])
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
