@@ -65,7 +65,7 @@ class Table(ABC):
         A row with too few or too many cells is one of gaps; the reason is put into `damaged` by its
         number, from 0. Raise DataError for it without `damaged`, and for a damaged file.
         """
-        found, self._counts = dict[int, str]() if damaged is None else damaged, damaged is not None
+        found, self._raises = dict[int, str]() if damaged is None else damaged, damaged is None
         with reading(self.path):
             for batch in self._batches(names, found):
                 if damaged is None and found:
@@ -269,7 +269,7 @@ class _Folder(Table):
                 raise DataError(f"{file}: has no column {min(missing)}, which other files have")
             there, wrong = [x for x in names if x not in constant], dict[int, str]()
             parts[part] = 0
-            for batch in table.batches(there or table.names[:1], wrong if self._counts else None):
+            for batch in table.batches(there or table.names[:1], None if self._raises else wrong):
                 size = batch.num_rows
                 same = {x: pa.array([text] * size, pa.string()) for x, text in constant.items()}
                 columns = [same[x] if x in same else batch.column(x) for x in names]
@@ -316,33 +316,40 @@ class _Csv(Table):
 
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         """Yield all cells as texts: which of them are numbers is decided in `columns`."""
-        done, counted, ready = 0, self._counts, None
+        import pyarrow as pa
+
+        blank, ends = other_lines.tail(self.path, self.separator)
         every = dict.fromkeys(names)  # a total may be named in another column, such as an index
-        every |= dict.fromkeys(other_lines.ends(self.path, self.separator, self.names))
-        for batch in itertools.chain(self._read([*every], damaged), [None]):
-            if ready is not None:
-                odd = other_lines.among(ready, self.names[0], names, is_last=batch is None)
-                damaged |= {done + row: why for row, why in odd.items()}
-                done += ready.num_rows
-                yield ready.select([*names])
-            if self._counts != counted:  # it reads from the beginning
-                done, counted = 0, self._counts
-            ready = batch
+        if len(ends) == len(self.names):
+            pairs = zip(self.names, ends, strict=True)
+            every |= dict.fromkeys(name for name, cell in pairs if other_lines.is_word(cell))
+        done, held = 0, list[Batch]()
+
+        def looked_at(batch: Batch, *, is_last: bool = False) -> Batch:
+            odd = other_lines.among(batch, self.names[0], names, self.targets, is_last=is_last)
+            damaged.update({done + row: why for row, why in odd.items()})
+            return batch.select([*names])
+
+        for batch in self._read([*every], damaged):
+            held.append(batch)
+            while sum(each.num_rows for each in held[1:]) > blank:
+                yield looked_at(held[0])
+                done += held.pop(0).num_rows
+        rest = pa.Table.from_batches(held).slice(0, sum(each.num_rows for each in held) - blank)
+        for batch in rest.combine_chunks().to_batches():
+            yield looked_at(batch, is_last=True)
 
     def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
+        """Yield all rows but blank ones; one of too few or too many cells is one of gaps."""
         import pyarrow as pa
         from pyarrow import csv
 
-        there, odd, done = [self._there[name] for name in names], list[Any](), 0
-        blank, held = b" \t\r\n" + self.separator.encode(), list[Batch]()
+        there, odd, done, skipped = [self._there[name] for name in names], list[Any](), 0, 2
         with self.path.open("rb") as file:
             quotes = sum(block.count(b'"') for block in iter(lambda: file.read(_BYTES), b""))
-            file.seek(max(0, file.tell() - 4096))
-            ends_blank = not (file.read().splitlines() or [b""])[-1].strip(blank)
         reader = csv.open_csv(
             self.path,
-            # Several threads do not count the rows.
-            csv.ReadOptions(use_threads=not self._counts, block_size=self._block),
+            csv.ReadOptions(use_threads=False, block_size=self._block),  # several count no rows
             _how(self.separator, odd),
             csv.ConvertOptions(
                 column_types=dict.fromkeys(there, pa.string()),
@@ -353,26 +360,18 @@ class _Csv(Table):
         )
         last = pa.RecordBatch.from_pylist([], reader.schema)
         for batch in itertools.chain(reader, [last]):
-            if not self._counts and any(row.text.strip() for row in odd):
-                self._counts = True  # read it again to find the row
-                yield from self._read(names, damaged)
-                return
-            odd *= self._counts
             places: list[int | None] = [*range(batch.num_rows)] if odd else []
-            while odd and (batch is last or odd[0].number - 2 <= done + len(places)):
+            while odd and (batch is last or odd[0].number - skipped <= done + len(places)):
                 row = odd.pop(0)
-                places.insert(row.number - 2 - done, None)
+                if not row.text.strip():
+                    skipped += 1
+                    continue
+                places.insert(row.number - skipped - done, None)
                 what = f"has {row.actual_columns} cells for {len(self.names)} columns"
-                damaged |= {row.number - 2: what} if row.text.strip() else {}
+                damaged[row.number - skipped] = what
             found = batch.take(pa.array(places, pa.int64())) if None in places else batch
-            done += (filled := found.num_rows)
-            found = found.rename_columns([*names])
-            while ends_blank and filled:
-                if any((x[filled - 1].as_py() or "").strip() for x in found.columns):
-                    break
-                filled -= 1
-            yield from [*held, found.slice(0, filled)] if filled else []
-            held = [found.slice(filled)] if filled else [*held, found]
+            done += found.num_rows
+            yield found.rename_columns([*names])
         if quotes % 2:
             where = f"{self.path}: {self.row(done - 1)}"
             raise DataError(f"{where}: a quote is not closed up to the end of the file")
