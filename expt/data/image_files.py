@@ -140,12 +140,16 @@ def of_suffix(paths: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
 
 
 def left_out(paths: Iterable[str], taken: Iterable[str]) -> str:
-    """Return how many of the paths are not `taken`, and of the commonest suffixes; "" for none."""
-    rest = sorted({*paths}.difference(taken))
+    """Return how many of the paths are not `taken`, their suffixes, share, and first; or ""."""
+    every = {*paths}
+    if not (rest := sorted(every.difference(taken))):
+        return ""
     suffixes = Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in rest)
     each = ", ".join(f"{suffix} {number}" for suffix, number in suffixes.most_common(8))
     fix = "; save HEIC and raw pictures as JPEG or PNG" if {*suffixes} & _UNREADABLE else ""
-    return f"{len(rest)} ({each}{fix})" if rest else ""
+    first = os.path.basename(rest[0]) if os.path.isabs(rest[0]) else rest[0]
+    share = f"{len(rest) / len(every):.1%} of the files, such as {first}"
+    return f"{len(rest)} ({each}{fix}), {share}"
 
 
 @functools.cache

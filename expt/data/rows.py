@@ -99,6 +99,8 @@ class Rows(NamedTuple):
     """The number of rows in train, val and test, if the table comes in parts."""
     groups: np.ndarray | None = None
     """The number of each row's group, int64 [N]."""
+    notes: Sequence[str] = ()
+    """Warnings of what of the table is not read."""
 
     def places(self) -> dict[str, np.ndarray]:
         """Return where the rows of each part are."""
@@ -171,7 +173,7 @@ def kept(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
 def _entry(folder: Path) -> Rows | None:
     import numpy as np
 
-    with contextlib.suppress(OSError, ValueError, EOFError):
+    with contextlib.suppress(OSError, ValueError, EOFError, KeyError):
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         with (folder / "numbers").open("rb") as file:
             return rows_of(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
@@ -184,7 +186,8 @@ def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> R
     target_places, targets = zip(*about["targets"], strict=True)
     places, features = zip(*about["features"], strict=True) if about["features"] else ((), ())
     answers = classes if names else Chosen(numbers, target_places)
-    more = {name: about[name] for name in ("left_out", "texts", "gaps", "flags", "parts")}
+    kept = ("left_out", "texts", "gaps", "flags", "parts", "notes")
+    more = {name: about[name] for name in kept}
     group = about["group"]
     more["groups"] = None if group is None else numbers[:, group].astype(int)
     return Rows(Chosen(numbers, places), answers, features, targets, names, **more)
@@ -240,7 +243,12 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
         "class_names": class_names,
         "left_out": left_out,
     }
-    about |= {"parts": table.parts, "targets": places[:number], "features": places[number:]}
+    about |= {
+        "parts": table.parts,
+        "notes": [*table.notes],
+        "targets": places[:number],
+        "features": places[number:],
+    }
     for each in features:
         each.number()
     for each in groups:

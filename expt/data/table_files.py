@@ -17,7 +17,7 @@ from expt.data import other_lines
 from expt.data.cache import of_content, of_files
 from expt.data.image_files import files_below
 from expt.data.plain_text import not_utf8, opened
-from expt.errors import ConfigError, DataError, first_line
+from expt.errors import ConfigError, DataError, first_line, listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +50,8 @@ class Table(ABC):
     """columns in which the class -1 stays, for a message; in others it is a gap"""
     parts: Mapping[str, int] = {}
     """the number of rows in each file or split, by its name, if there are several"""
+    notes: Sequence[str] = ()
+    """warnings of what of it is not read"""
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
         """Raise DataError where two columns have one name."""
@@ -260,13 +262,16 @@ class _Folder(Table):
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         import pyarrow as pa
 
-        self.parts = parts = dict[str, int]()
+        first = next(iter(self._files))
+        self.parts, self.notes = parts, lost = dict[str, int](), list[str]()
         for part, file in self._files.items():
             table, constant, done = open_table(file), _of_folders(part), sum(parts.values())
             table.classes = {x: table.classes.get(x, self.classes[x]) for x in self.classes}
             table.targets = self.targets
             if missing := {*names} - {*table.names, *constant}:
                 raise DataError(f"{file}: has no column {min(missing)}, which other files have")
+            if more := listed(x for x in table.names if x not in self.names):
+                lost.append(f"{part} has the column {more}, which is left out: {first} has it not")
             there, wrong = [x for x in names if x not in constant], dict[int, str]()
             parts[part] = 0
             for batch in table.batches(there or table.names[:1], None if self._raises else wrong):

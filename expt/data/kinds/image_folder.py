@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import IS_SET, STRICT, Folder, Key, Size
 from expt.data import cache
 from expt.data.cache import Checksums, of_content, of_files, sampled
-from expt.data.group_file import groups_of
+from expt.data.group_file import groups_of, lacking
 from expt.data.image_files import (
     MODES,
     files_below,
@@ -145,14 +145,21 @@ class _Folder(DatasetConfig):
 
         from expt.data.overlap import of_files as digests_of
 
-        groups = self._groups(learns=how.trained_on is None)
+        groups, notes = self._groups(learns=how.trained_on is None), list[str]()
+        for part, numbers in groups.items():
+            if -1 in numbers and {*numbers} != {-1}:
+                files = [each[0] for each in self._samples()[part]]
+                what = lacking(part, numbers, files, self.root)
+                notes.append(f"{self.group} {what}; the groups of {part} are not looked at")
 
         def digests(part: str) -> Digests:
             with Checksums.below(Path(self.root)) as sums:
                 return digests_of([each[0] for each in self._samples()[part]], sums)
 
-        tensors = {part: torch.tensor(numbers) for part, numbers in groups.items()}
-        return dataclasses.replace(found, groups=tensors, digests=digests)
+        tensors = {
+            part: torch.tensor(numbers) for part, numbers in groups.items() if -1 not in numbers
+        }
+        return dataclasses.replace(found, groups=tensors, digests=digests, notes=notes)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's pictures; of val those of train, if it is held out."""
