@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from expt.errors import ConfigError, DataError, collected
+from expt.late import np
 
 if TYPE_CHECKING:
-    import numpy as np
     from filelock import FileLock
 
 Made = TypeVar("Made")
@@ -107,8 +107,6 @@ def _used(name: str, read: Callable[[Path], Made | None]) -> Made | None:
 
 
 def _save(arrays: Arrays, folder: Path) -> None:
-    import numpy as np
-
     for part, array in zip(Arrays._fields, arrays, strict=True):
         np.save(folder / f"{part}.npy", array)
 
@@ -133,8 +131,6 @@ class Rows:
     """Images of an entry that come one by one, from all processes that read them, mapped."""
 
     def __init__(self, folder: Path) -> None:
-        import numpy as np
-
         self.folder = folder
         mode: Any = "c" if self.are_whole else "r+"
         self.images = np.load(folder / "images.npy", mmap_mode=mode)
@@ -169,8 +165,6 @@ def new_rows(folder: Path, number: int, shape: tuple[int, ...]) -> Rows:
 
     The room on the disk is taken before: a full disk would end a writer by SIGBUS.
     """
-    import numpy as np
-
     np.save(folder / "sums.npy", np.zeros(number, np.uint32))
     images = folder / "images.npy"
     np.lib.format.open_memmap(images, "w+", np.uint8, (number, *shape)).flush()
@@ -261,8 +255,6 @@ def _make_room(kept: Path) -> None:
 
 
 def _read(entry: Path) -> Arrays | None:
-    import numpy as np
-
     try:
         # Copy-on-write: pages are shared until written, and torch takes the array without a
         # warning.

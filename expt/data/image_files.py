@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from expt import progress
 from expt.errors import DataError, ExptError, collected, first_line, listed, warn
 from expt.features import Mask
+from expt.late import Image, np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from expt.data.cache import Checksums
 
 T = TypeVar("T")
@@ -180,8 +179,6 @@ def open_picture(
     `size_of`. With `counts` its `info` says how many `frames` there are. Raise DataError for
     anything else, by its path, or by the `name` of another.
     """
-    from PIL import Image
-
     with refuse_damaged(source if isinstance(source, str | Path) else name):
         if hasattr(source, "convert"):
             source.load()
@@ -226,8 +223,6 @@ def orientation_of(picture: Any) -> int:
 
 def turn(picture: Any, orientation: int) -> Any:
     """Return a picture that lies as EXIF's `orientation` says, upright."""
-    from PIL import Image
-
     turned = picture.transpose(list(Image.Transpose)[(0, 3, 1, 5, 4, 6, 2)[orientation - 2]])
     kept = {key: value for key, value in picture.info.items() if key not in _METADATA}
     turned.info = {**kept, "turned": orientation}
@@ -254,9 +249,6 @@ def in_mode(image: Any, mode: str) -> Any:
     Transparent parts lie on white; `info["transparent"]` says so. Raise ValueError for pixels of
     an unknown range.
     """
-    import numpy as np
-    from PIL import Image
-
     image.load()  # before that a PNG may not know of its transparency
     info, key = image.info, image.info.get("transparency")
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
@@ -359,8 +351,6 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
     `info` of the image says so, or that it is not known. Raise DataError for one in colours, or of
     another size.
     """
-    import numpy as np
-
     if mask.mode[:4] not in _OF_NUMBERS:  # I;16B too
         raise DataError(
             f"{name} is a picture of mode {mask.mode}; save its mask as a grey or palette PNG of"
@@ -406,8 +396,6 @@ def fit(image: Any, image_size: tuple[int, int]) -> Any:
 
     The bytes are those of torchvision's resize and center_crop, whose import takes a second.
     """
-    from PIL import Image
-
     height, width = image_size
     scale = max(height / image.height, width / image.width)
     covered = (
@@ -422,6 +410,4 @@ def fit(image: Any, image_size: tuple[int, int]) -> Any:
 
 def stretch(image: Any, image_size: tuple[int, int]) -> Any:
     """Resize a picture to height and width, whatever its shape."""
-    from PIL import Image
-
     return image.resize(image_size[::-1], Image.Resampling.BILINEAR)

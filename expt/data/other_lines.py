@@ -11,10 +11,9 @@ import mmap
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
+from expt.late import compute, np, pa
 
 _COMMENT = r"^\s*(#+|//+|;|%+|!|--+|\*+)\s+\S"
 """The beginning of a comment; a name such as #1 or #id is none."""
@@ -119,10 +118,6 @@ def among(
     The table's `first` column may have comments, the last row of all may be a total: of the columns
     that are `read`, or of another, which names it.
     """
-    import numpy as np
-    from pyarrow import compute as pc
-
-    compute: Any = pc  # it makes its functions when it is imported
     names, found = batch.schema.names, dict[int, str]()
     if len(names) > 1:
         lower = [name.lower() for name in names]
@@ -204,11 +199,6 @@ def _is_note(batch: Any, column: Any) -> bool:
 
 def _numbers(cells: Any) -> np.ndarray:
     """Return the numbers of a column's cells; none where one is a text."""
-    import numpy as np
-    import pyarrow as pa
-    from pyarrow import compute as pc
-
-    compute: Any = pc
     texts = compute.utf8_trim_whitespace(cells).drop_null()
     with contextlib.suppress(pa.ArrowInvalid):
         found: np.ndarray = texts.filter(compute.not_equal(texts, "")).cast(pa.float64()).to_numpy()
@@ -221,8 +211,6 @@ def _is_statistic(batch: Any, above: Any, text: str) -> bool:
 
     If the word may be a value, two columns have it to their digits, and no row `above` is like it.
     """
-    import numpy as np
-
     last, mark = batch.num_rows - 1, _MARK.fullmatch(text)
     pairs = [
         (numbers, _text(batch[name], last))
@@ -254,8 +242,6 @@ def _is_sum(batch: Any) -> bool:
 
     It is so in all columns of numbers, and in two of them, of many values, it is out of range.
     """
-    import numpy as np
-
     last = batch.num_rows - 1
     pairs = [(_numbers(each[:last]), _numbers(each[last:])) for each in batch.columns]
     rows = [(above, float(own[0])) for above, own in pairs if len(above) > 1 and len(own)]

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 from expt import progress
 from expt.data.cache import digest, filled, state_of
@@ -27,9 +27,7 @@ from expt.data.columns import (
 from expt.data.table_files import Table, files_of, fingerprint, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 from expt.features import Classes, Feature, Labels
-
-if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
-    import numpy as np
+from expt.late import np
 
 Read: TypeAlias = "tuple[dict[str, Any], np.ndarray]"
 """The description of rows that were read, and their classes [N], if there are any."""
@@ -104,8 +102,6 @@ class Rows(NamedTuple):
 
     def places(self) -> dict[str, np.ndarray]:
         """Return where the rows of each part are."""
-        import numpy as np
-
         ends = np.cumsum([*self.parts.values()])
         return dict(zip(self.parts, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
 
@@ -156,8 +152,6 @@ def kept(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
     """Return the rows that `read` writes into a file, mapped from the cache if that can be."""
 
     def write(folder: Path) -> None:
-        import numpy as np
-
         with (folder / "numbers").open("w+b") as file:
             about, classes = read(file)
             os.fsync(file.fileno())
@@ -171,8 +165,6 @@ def kept(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
 
 
 def _entry(folder: Path) -> Rows | None:
-    import numpy as np
-
     with contextlib.suppress(OSError, ValueError, EOFError, KeyError):
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         with (folder / "numbers").open("rb") as file:
@@ -194,16 +186,12 @@ def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> R
 
 
 def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarray:
-    import numpy as np
-
     file.flush()
     return np.memmap(file, float, mode, shape=tuple(shape))
 
 
 def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     """Write the numbers of a table; return their description, and the classes [N] if any."""
-    import numpy as np
-
     names, left_out = _candidates(table, wanted)
     table.targets = wanted.targets
     if wanted.takes is not Classes:
@@ -294,8 +282,6 @@ def _answers(
 
     Raise DataError for wrong targets.
     """
-    import numpy as np
-
     path = table.path
     if wanted.takes is Classes:
         (target,) = targets

@@ -10,7 +10,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from expt.data import other_lines
@@ -18,9 +18,7 @@ from expt.data.cache import of_content, of_files
 from expt.data.image_files import files_below
 from expt.data.plain_text import not_utf8, opened
 from expt.errors import ConfigError, DataError, first_line, listed
-
-if TYPE_CHECKING:
-    import numpy as np
+from expt.late import csv, np, pa, parquet
 
 Batch: TypeAlias = Any  # of pyarrow
 _BYTES, _CELLS = 1 << 24, 1 << 20
@@ -99,8 +97,6 @@ class Table(ABC):
 
     def _named(self, batch: Batch, own: Mapping[str, Sequence[str] | None]) -> Batch:
         """Return a batch with `classes` by their names: a part may count its `own` otherwise."""
-        import pyarrow as pa
-
         for name in {*self.classes}.intersection(batch.schema.names):
             cells, names = batch.column(name), own.get(name) or self.classes[name]
             known: dict[int, str | None] = dict(enumerate(names))
@@ -184,7 +180,6 @@ class Arrays(Table):
         lengths = {name: len(array) for name, array in arrays.items()}
         if len({*lengths.values()}) > 1:
             raise DataError(f"{path}: its arrays differ in their rows: {lengths}")
-        import pyarrow as pa
 
         columns = [
             pa.FixedSizeListArray.from_arrays(pa.array(each.reshape(-1)), each.shape[1])
@@ -200,8 +195,6 @@ class Arrays(Table):
 
 
 def _npz(path: Path) -> Table:
-    import numpy as np
-
     with path.open("rb") as content, np.lib.npyio.NpzFile(content) as file:
         arrays = {name: file[name] for name in file.files}
     if not arrays:
@@ -215,8 +208,6 @@ class _Parquet(Table):
     """A file of Arrow's types."""
 
     def __init__(self, path: Path) -> None:
-        from pyarrow import parquet
-
         self._file = parquet.ParquetFile(path)
         schema = self._file.schema_arrow
         super().__init__(path, schema.names)
@@ -260,8 +251,6 @@ class _Folder(Table):
         return open_table(next(iter(self._files.values()))).header_below(name)
 
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
-        import pyarrow as pa
-
         first = next(iter(self._files))
         self.parts, self.notes = parts, lost = dict[str, int](), list[str]()
         for part, file in self._files.items():
@@ -321,8 +310,6 @@ class _Csv(Table):
 
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         """Yield all cells as texts: which of them are numbers is decided in `columns`."""
-        import pyarrow as pa
-
         blank, ends = other_lines.tail(self.path, self.separator)
         every = dict.fromkeys(names)  # a total may be named in another column, such as an index
         if len(ends) == len(self.names):
@@ -346,9 +333,6 @@ class _Csv(Table):
 
     def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         """Yield all rows but blank ones; one of too few or too many cells is one of gaps."""
-        import pyarrow as pa
-        from pyarrow import csv
-
         there, odd, done, skipped = [self._there[name] for name in names], list[Any](), 0, 2
         with self.path.open("rb") as file:
             quotes = sum(block.count(b'"') for block in iter(lambda: file.read(_BYTES), b""))
@@ -384,7 +368,6 @@ class _Csv(Table):
 
 def _how(separator: str, odd: list[Any]) -> Any:
     """Return how pyarrow finds cells; rows with too few or too many come into `odd`."""
-    from pyarrow import csv
 
     def left_out(row: Any) -> str:
         odd.append(row)
@@ -397,9 +380,6 @@ def _how(separator: str, odd: list[Any]) -> Any:
 
 def _header(head: bytes, separator: str) -> tuple[bool, int, list[str]]:
     """Return whether the first row has several cells, as many as the header, and the header."""
-    import pyarrow as pa
-    from pyarrow import csv
-
     odd, names, read = list[Any](), list[str](), csv.ReadOptions(use_threads=False)
     with contextlib.suppress(pa.ArrowInvalid):
         names += csv.read_csv(pa.py_buffer(head + b"\n"), read, _how(separator, odd)).column_names

@@ -21,11 +21,11 @@ from expt.features.feature import (
     like_targets,
     spread,
 )
+from expt.late import np, torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from torch import Tensor
 
 # Deviations from 0, beyond which a variance from sums of squares loses more than four digits.
@@ -114,14 +114,16 @@ class Classes(Feature):
 
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return probabilities [n, C] and the likeliest class of each."""
-        from torch import Tensor
-
         found = {"class": predicted.argmax(1), "probabilities": predicted}
         width = predicted.shape[1]
         if self.top:
             found["probabilities"], classes = predicted.topk(self.top)
             found |= {"class": classes[:, 0], "classes": classes}
-        if isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point():
+        if (
+            isinstance(targets, torch.Tensor)
+            and targets.dim() == 1
+            and not targets.is_floating_point()
+        ):
             found["target"] = targets
         names = [*map(self._name, range(max(width, len(self.names))))]
         return {name: each.cpu().numpy() for name, each in found.items()}, {"class_names": names}
@@ -288,8 +290,6 @@ class Numbers(Feature):
         return ["value"] if number == 1 else [f"value_{place}" for place in range(number)]
 
     def _in_units(self, values: Tensor) -> np.ndarray:
-        import numpy as np
-
         numbers = at_least_single(values).cpu().numpy()
         if self.scales:
             columns = zip(numbers.T, self.scales.values(), strict=True)
@@ -318,8 +318,6 @@ def _near(values: Tensor) -> float:
 
 def _in_unit(standardised: np.ndarray, mean: float, deviation: float) -> np.ndarray:
     """Return it to five decimals after the first digit of its deviation, as exact as float32."""
-    import numpy as np
-
     decimals = 5 - math.floor(math.log10(deviation))
     numbers: np.ndarray = np.round(standardised.astype(np.float64) * deviation + mean, decimals)
     return numbers
@@ -344,8 +342,6 @@ class Mask(Feature):
         return {"num_classes": self.num_classes}
 
     def check(self, sample: Any) -> Any:
-        import torch
-
         inputs, mask = labelled(sample, "image", "mask")
         mask = torch.as_tensor(mask)
         if mask.dim() != 2 or mask.is_floating_point():
@@ -369,8 +365,6 @@ class Mask(Feature):
             )
 
     def absent(self, known: Known) -> Sequence[str]:
-        import torch
-
         if (values := known()) is None:
             return ()
         there = torch.isin(torch.arange(self.num_classes), values.long()).tolist()
@@ -378,8 +372,6 @@ class Mask(Feature):
 
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return masks [n, H, W], uint8 where classes are few enough."""
-        import numpy as np
-
         masks = predicted.cpu().numpy()
         return {"masks": masks.astype(np.uint8 if masks.max(initial=0) < 256 else np.uint16)}, {}
 

@@ -34,10 +34,10 @@ from expt.errors import ConfigError, DataError, did_you_mean, listed, warn
 from expt.features import NO_TARGET, Columns, Feature, Features, Image, Tokens
 from expt.features.feature import new_names
 from expt.inference.arrays import are_arrays, array_of, as_tensor, samples_of
+from expt.late import np, pa, torch
 from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 Sample: TypeAlias = Any
@@ -93,8 +93,6 @@ class Inputs:
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
         """Return the batch."""
-        import torch
-
         if isinstance(samples, list | tuple):
             return torch.cat([self(sample) for sample in samples])
         return self._batch(samples)
@@ -264,8 +262,6 @@ class Pictures(Inputs):
 
     def pieces(self, size: int) -> Iterator[Piece]:
         """Yield images of arrays; or pictures, decoded by threads ahead of the model."""
-        import torch
-
         if self._opened:
             yield from super().pieces(size)
             return
@@ -330,9 +326,6 @@ class Rows(Inputs):
 
     def _coded(self, given: Any) -> np.ndarray:
         """Return rows of numbers, texts and None as the encoder takes them, float64 [N, F]."""
-        import numpy as np
-        import pyarrow as pa
-
         names = self.feature.names
         if hasattr(given, "columns"):  # of pandas, by their names
             given = given[[*names]].to_numpy(object)
@@ -428,8 +421,6 @@ class Texts(Inputs):
     feature: Tokens
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
-        import torch
-
         if isinstance(samples, str):
             samples = torch.tensor([self.dataset.encode(samples)])
         elif isinstance(samples, bytes):
@@ -438,25 +429,22 @@ class Texts(Inputs):
 
     def pieces(self, size: int) -> Iterator[Piece]:
         """Yield lines that are not blank, in windows as an evaluation has them, in their order."""
-        from torch.nn.utils.rnn import pad_sequence
-
         windows = (
             ({"path": path, "line": number}, window)
             for path in self.files
             for number, tokens in self.dataset.lines(path)
             for window in _windows(tokens, self.feature.context)
         )
+        pad = torch.nn.utils.rnn.pad_sequence
         while several := list(itertools.islice(windows, size)):
             about, tokens = zip(*several, strict=True)
             inputs = [as_tensor(window[:-1]) for window in tokens]
             targets = [as_tensor(window[1:]) for window in tokens]
-            wanted = pad_sequence(targets, batch_first=True, padding_value=NO_TARGET)
-            yield Piece(about, pad_sequence(inputs, batch_first=True), targets=wanted)
+            wanted = pad(targets, batch_first=True, padding_value=NO_TARGET)
+            yield Piece(about, pad(inputs, batch_first=True), targets=wanted)
 
 
 def _windows(tokens: np.ndarray, context: int) -> Iterator[np.ndarray]:
-    import numpy as np
-
     if len(tokens) == 1:  # no token follows
         yield np.array([tokens[0], NO_TARGET])
     for start in range(0, len(tokens) - 1, context):

@@ -106,7 +106,7 @@ def test_a_csv_is_safe_whole_and_never_written_over(
     )
     assert (
         shown.err == f"warning: {pictures}: left out what is no image: 1 (.txt 1), "
-            "12.5% of the files, such as notes.txt\n"
+        "12.5% of the files, such as notes.txt\n"
         f"warning: {pictures}/cat/1b.png cannot be read as an image (image file is truncated);"
         " replace or remove it\n"
     )

@@ -50,6 +50,7 @@ from expt.data.rows import Read, Wanted, kept, read_rows, refuse_twice, rows_of
 from expt.data.table_files import MISSING, Table, open_table
 from expt.errors import ConfigError, DataError, first_line, listed
 from expt.features import Anything, Classes, Labels, Mask, Numbers
+from expt.late import np, pa, torch
 
 if TYPE_CHECKING:
     from expt.data.overlap import Digests
@@ -142,8 +143,6 @@ class HuggingFace(Images):
         Raise ConfigError for a column that it has not, DataError for one that holds something else,
         and for a folder that is not a dataset.
         """
-        import torch
-
         from expt.data.images import of_masks, of_numbers, of_sets, pictures_of
         from expt.data.memory import of_rows
 
@@ -188,8 +187,6 @@ def _more(
     dataset: HuggingFace, table: _Splits, pictures: Mapping[str, _Rows], learns: bool
 ) -> dict[str, Any]:
     """Return the `groups`, the `digests` and the `notes` of a source of pictures."""
-    import torch
-
     found: dict[str, Any] = {"digests": lambda part: pictures[part].digests(dataset)}
     if (name := dataset.group) is not None and (learns or name in table.names):
         # Read as the classes of no features, which is all that groups are.
@@ -225,8 +222,6 @@ class _Splits(Table):
 
 def _read(dataset: HuggingFace, table: _Splits, chosen: Wanted, file: IO[bytes]) -> Read:
     """Read rows as `rows.read_rows`. Raise DataError for a class that is not trained on."""
-    import numpy as np
-
     about, classes = read_rows(table, chosen, file)
     if len(classes) and not table.classes.get(chosen.targets[0]) and "train" in table.splits:
         train = classes[: table.parts["train"]]
@@ -271,8 +266,6 @@ class _Rows:
 
     def digests(self, dataset: HuggingFace) -> Digests:
         """Return the digests of the pictures, of large ones by some of their bytes."""
-        import numpy as np
-
         from expt.data.overlap import Digests, of_bytes, of_files
 
         pictures = self._split.select_columns([self._image]).with_format("arrow")
@@ -463,8 +456,6 @@ def _is_text(name: str) -> bool:
 
 def _of_texts(dataset: HuggingFace, files: Sequence[str]) -> Any:
     """Return texts as a table has them: for pandas 007 is 7, and a row may have few cells."""
-    import pyarrow as pa
-
     tables = [open_table(Path(file)) for file in files]
     for table, name in itertools.product(tables, names_of(dataset.input)):
         if name not in table.names and (fix := table.header_below(name)):

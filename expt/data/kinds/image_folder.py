@@ -53,6 +53,7 @@ from expt.data.kinds import (
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
 from expt.features import Classes, Mask
+from expt.late import torch
 from expt.machine import available_memory, usable_cpus
 
 if TYPE_CHECKING:
@@ -141,8 +142,6 @@ class _Folder(DatasetConfig):
 
     def _with_groups(self, found: Source, how: Opening) -> Source:
         """Return the pictures with their groups and digests."""
-        import torch
-
         from expt.data.overlap import of_files as digests_of
 
         groups, notes = self._groups(learns=how.trained_on is None), list[str]()
@@ -244,8 +243,6 @@ class ImageFolder(_Folder, Images):
 
     def open(self, how: Opening) -> Source:
         """Read pictures one by one until they are in the cache, and then from there."""
-        import torch
-
         from expt.data.images import Kept, Unchanged, of_sets, pictures_of
 
         listings = list_parts(self.root, self.splits)

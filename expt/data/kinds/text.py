@@ -19,10 +19,9 @@ from expt.data.kinds import DatasetConfig, HeldOut, Mean, Opening, Place, Std
 from expt.data.plain_text import head_of, opened, refuse_unreadable
 from expt.errors import ConfigError, DataError, collected, first_line
 from expt.features import Features, Tokens
+from expt.late import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from expt.data.source import Source
 
 _FIRST = 20
@@ -152,8 +151,6 @@ class Text(DatasetConfig):
         return [*self._tokenizer().encode(text, add_special_tokens=False).ids]
 
     def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
-        import numpy as np
-
         if self.tokens != "bytes":
             with refuse_unreadable(path), opened(Path(path)) as text:
                 reader = _Reader(self._tokenizer())
@@ -180,8 +177,6 @@ class Text(DatasetConfig):
 
         The last is by the code points of a piece of the text.
         """
-        import numpy as np
-
         files, tokenizer = self.files(), self._tokenizer()
 
         def read() -> Arrays:
@@ -236,8 +231,6 @@ class _Reader:
 
     def read(self, text: str) -> list[int]:
         """Return the tokens of a text."""
-        import numpy as np
-
         found = self._tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = found.ids
         tokens, offsets = np.array(ids), np.array(found.offsets, np.int64).reshape(-1, 2)
@@ -263,8 +256,6 @@ def report_lost(where: object, lost: int, seen: int, first: str) -> None:
 
 
 def _read(path: Path, reader: _Reader, kind: Any) -> np.ndarray:
-    import numpy as np
-
     found = [np.empty(0, kind)]
     with opened(path) as file:
         while lines := file.readlines(_AT_A_TIME):
