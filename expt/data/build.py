@@ -54,9 +54,9 @@ class DataInfo:
     @property
     def told(self) -> dict[str, Any]:
         """The `data` of a record."""
-        more = {"majority": self.majority, "is_uncounted": self.is_uncounted}
-        told = {name: one for name, one in more.items() if one}
-        return {**self.features.told, **self.sizes, **told}
+        more = {"majority": self.majority} if self.majority else {}
+        more |= {"is_uncounted": True} if self.is_uncounted else {}
+        return {**self.features.told, **self.sizes, **more}
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,7 @@ class Data:
 
     def blank(self, size: int) -> Batch:
         """Return a batch of `size` samples, all zeros."""
-        inputs, targets = mapped(
-            lambda tensor: tensor.expand(size, *tensor.shape).clone(), self.example
-        )
-        return Batch(inputs, targets, size)
+        return Batch(*mapped(lambda x: x.expand(size, *x.shape).clone(), self.example), size)
 
     def of_type(self, module: nn.Module) -> Data:
         """Return the same, with float64 left as it is where the model computes in it."""
@@ -150,7 +147,7 @@ def build(
         val = source.train.load(val_idx, in_order)
     train = source.train.load(train_idx, to_train)
     return Data(
-        info=_info(source, train_idx, train=train, val=val, test=test),
+        info=_info(source, train_idx, train, val, test),
         example=mapped(lambda one: torch.zeros_like(one, device=given.device), source.example),
         train=train,
         val=val,
@@ -183,12 +180,8 @@ def refuse_uncounted(
     dataset: DatasetConfig, epoch_steps: int | None, overfit_batches: int | None
 ) -> None:
     """Raise ConfigError for keys that samples without a number can't have, or need."""
-    given = {
-        "dataset.train_limit": dataset.train_limit,
-        "dataset.folds": dataset.folds,
-        "overfit_batches": overfit_batches,
-    }
-    for key, value in given.items():
+    given = {"dataset.train_limit": dataset.train_limit, "dataset.folds": dataset.folds}
+    for key, value in {**given, "overfit_batches": overfit_batches}.items():
         if value is not None:
             raise ConfigError(f"{key}={value}: needs a dataset with __len__; use {key}=null")
     if not epoch_steps:
@@ -249,12 +242,7 @@ def warn_of_samples(dataset: DatasetConfig, source: Source, train: Tensor, fills
 
 
 def _info(
-    source: Source,
-    chosen: Tensor,
-    *,
-    train: Loader,
-    val: Loader | None,
-    test: Loader | None,
+    source: Source, chosen: Tensor, train: Loader, val: Loader | None, test: Loader | None
 ) -> DataInfo:
     features, counts = source.features, list[int]()
     if (classes := source.counted) is not None:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -93,34 +94,26 @@ def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
 
 def _groups(parts: Mapping[str, Dataset[Any]], name: str) -> dict[str, Tensor]:
     """Return the groups of the parts by their attribute, which train has. Raise ConfigError."""
-    numbers, found = dict[str, int](), dict[str, Tensor]()
+    numbers, found = dict[Any, int](), dict[str, Tensor]()
     for part, each in parts.items():
         groups, size = getattr(each, name, None), samples.size_of(each)
         if groups is None and part != "train":
             continue
-        texts, what = list[str](), f"has a {type(groups).__name__}"
+        values, what = list[Any](), f"has a {type(groups).__name__}"
         if isinstance(groups, Iterable) and not isinstance(groups, Mapping | str | bytes):
-            values = groups.tolist() if hasattr(groups, "tolist") else groups
-            texts = [_as_group(one) for one in values]
-            what = f"has {len(texts)} for {size} samples"
-        if len(texts) != size or "" in texts:
+            several = groups.tolist() if hasattr(groups, "tolist") else groups
+            values = [one.item() if hasattr(one, "item") else one for one in several]
+            what = f"has {len(values)} for {size} samples"
+        lacking = [at for at, one in enumerate(values) if one in (None, "") or one != one]
+        if len(values) != size or lacking:
             what = "has none" if groups is None else what
-            what = f"has none for sample {texts.index('')}" if "" in texts else what
+            what = f"has none for sample {lacking[0]}" if lacking else what
             raise ConfigError(
                 f"dataset.group={name}: {part} {what}; let it be an attribute of the dataset, a"
                 " list of the group of each sample"
             )
-        found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in texts])
+        found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in values])
     return found
-
-
-def _as_group(one: Any) -> str:
-    """Return a group's name: 7.0 is 7, and None and nan are none."""
-    one = one.item() if hasattr(one, "item") else one
-    if isinstance(one, float) and not math.isfinite(one):
-        return ""
-    is_whole = isinstance(one, float) and one.is_integer()
-    return "" if one is None else str(int(one) if is_whole else one)
 
 
 def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
@@ -132,7 +125,9 @@ def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
             samples.first(train)
         else:
             places = telling(cast(int, samples.size_of(train)), _classes_of(train))
-            reads = (functools.partial(_read_alone, train, at) for at in places)
+            collate, first_of = getattr(train, "collate", None), operator.itemgetter(0)
+            make = functools.partial(samples.collated, own=collate) if collate else first_of
+            reads = (lambda at=at: make([read(train, at)]) for at in places)  # type: ignore[misc]
         own = {} if keeps else {"dataset": train}  # its state holds them
         yield from changes.unseeded(reads, own, again=not (keeps or is_stream))
         inputs = first[0]
@@ -152,12 +147,6 @@ def _begun(train: Dataset[Any]) -> list[Any]:
     while len(found) < _SOME and time.monotonic() < ends and (more := stream.take(1)):
         found += more
     return found
-
-
-def _read_alone(train: Dataset[Any], index: int) -> Any:
-    """Return a sample, or the batch that the dataset's own `collate` makes of it."""
-    sample, own = read(train, index), getattr(train, "collate", None)
-    return samples.collated([sample], own) if own else sample
 
 
 @dataclass(frozen=True)
@@ -186,14 +175,22 @@ class _Built:
         """Return samples (inputs, label): images, or inputs of any kind."""
         classes = Classes(names=self._names())
         inputs, _ = checked(functools.partial(labelled, what="inputs"), 0, first)
-        shape = None if hasattr(self.train, "collate") else _image_shape(inputs)
+        shape: Any = None
+        with contextlib.suppress(DataError):
+            shape = None if hasattr(self.train, "collate") else tuple(to_tensor(inputs).shape)
         if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
             found = self._like(first, classes)
         else:
             check = functools.partial(checked_image, shape=shape, classes=classes)
             found = self._like(first, classes, check, stacked)
         if found.features.inputs.is_image:
-            self._refuse_channels_last(tuple(found.example[0].shape))
+            channels, height, width = shape = tuple(found.example[0].shape)
+            if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
+                raise DataError(
+                    f"dataset._target_={self.config.target}: its images are {shape}, read as"
+                    " (channels, height, width), and look like (height, width, channels); give"
+                    " tensors as image.permute(2, 0, 1)"
+                )
         return dataclasses.replace(found, classes=_classes_of(self.train), targets_of=None)
 
     def _names(self) -> tuple[str, ...]:
@@ -205,15 +202,6 @@ class _Built:
                 f" dataset.num_classes={len(names)}"
             )
         return names
-
-    def _refuse_channels_last(self, shape: tuple[int, int, int]) -> None:
-        channels, height, width = shape
-        if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
-            raise DataError(
-                f"dataset._target_={self.config.target}: its images are {shape}, read as (channels,"
-                " height, width), and look like (height, width, channels); give tensors as"
-                " image.permute(2, 0, 1)"
-            )
 
     def _seconds(self) -> float:
         """Return the time for a sample, where that decides who reads it."""
@@ -271,15 +259,6 @@ def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:
         channels, height, width = inputs.shape
         return Image(channels=channels, image_size=(height, width))
     return Anything.like(inputs, are_inputs=True)
-
-
-def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
-    """Return channels, height and width; None where it is not an image."""
-    try:
-        channels, height, width = to_tensor(inputs).shape
-    except DataError:
-        return None
-    return channels, height, width
 
 
 def _channels(inputs: Any) -> int | None:

@@ -182,32 +182,22 @@ def open_picture(
     with refuse_damaged(source if isinstance(source, str | Path) else name):
         if hasattr(source, "convert"):
             source.load()
-            return upright(in_mode(source, mode) if mode else source)
+            return turn(in_mode(source, mode) if mode else source)
         with Image.open(source) as file:
             frames = getattr(file, "n_frames", 1) if counts else 1
             if needed and file.format in _JPEGS:
-                file.draft(None, needed if _note_size(file) >= 5 else needed[::-1])
-            picture = upright(in_mode(file, mode) if mode else file.copy())
+                is_lying = orientation_of(file) >= 5
+                file.info["whole"] = file.size[::-1] if is_lying else file.size
+                file.draft(None, needed if is_lying else needed[::-1])
+            picture = turn(in_mode(file, mode) if mode else file.copy())
         picture.info |= {"frames": frames} if frames > 1 else {}
         return picture
-
-
-def _note_size(picture: Any) -> int:
-    orientation = orientation_of(picture)
-    picture.info["whole"] = picture.size[::-1] if orientation >= 5 else picture.size
-    return orientation
 
 
 def size_of(picture: Any) -> tuple[int, int]:
     """Return the width and height of a picture in its file, upright."""
     size: tuple[int, int] = picture.info.get("whole", picture.size)
     return size
-
-
-def upright(picture: Any) -> Any:
-    """Return a picture turned by its EXIF orientation; `info["turned"]` has that then."""
-    orientation = orientation_of(picture)
-    return turn(picture, orientation) if orientation > 1 else picture
 
 
 def orientation_of(picture: Any) -> int:
@@ -221,8 +211,11 @@ def orientation_of(picture: Any) -> int:
     return orientation if orientation in range(2, 9) else 1
 
 
-def turn(picture: Any, orientation: int) -> Any:
-    """Return a picture that lies as EXIF's `orientation` says, upright."""
+def turn(picture: Any, orientation: int | None = None) -> Any:
+    """Return a picture upright, by its EXIF orientation or another; see `info["turned"]`."""
+    orientation = orientation or orientation_of(picture)
+    if orientation == 1:
+        return picture
     turned = picture.transpose(list(Image.Transpose)[(0, 3, 1, 5, 4, 6, 2)[orientation - 2]])
     kept = {key: value for key, value in picture.info.items() if key not in _METADATA}
     turned.info = {**kept, "turned": orientation}

@@ -72,15 +72,15 @@ def of_bytes(content: Any) -> int:
 
 def of_rows(rows: Rows, index: np.ndarray) -> Digests:
     """Return the digests of the rows at `index`: of their features and targets."""
-    has_classes = isinstance(rows.targets, np.ndarray)
-    columns = [rows.features, *([] if has_classes else [rows.targets])]
+    columns, classes = [rows.features], np.zeros(len(index), np.uint64)
+    if isinstance(rows.targets, np.ndarray):
+        classes = rows.targets[index].astype(np.uint64)
+    else:
+        columns.append(rows.targets)
     # Of columns that depend on one another the product says nothing.
-    is_fine = max(_share_of_values(each) for each in columns) >= _FINE
-    chance = math.prod(_chance(each) for each in columns) if is_fine else 1.0
-    found = sum((_digests(each, index) for each in columns), np.uint64(0))
-    if has_classes:
-        found += rows.targets[index].astype(np.uint64)
-    return Digests(found, chance, _COPIES)
+    is_fine = max(map(_share_of_values, columns)) >= _FINE
+    chance = math.prod(map(_chance, columns)) if is_fine else 1.0
+    return Digests(sum((_digests(each, index) for each in columns), classes), chance, _COPIES)
 
 
 def _digests(columns: Chosen, index: np.ndarray) -> np.ndarray:

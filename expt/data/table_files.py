@@ -131,7 +131,12 @@ def files_of(path: Path) -> list[Path]:
         what = f"holds {' and '.join(kinds) or 'no ' + ', '.join(_KINDS)}; keep one kind there"
         what = what if path.is_dir() else "there is no such file or folder"
         raise DataError(f"dataset.path={path}: {what}")
-    return sorted(found, key=lambda each: [*map(_order, re.split(r"(\d+)", str(each)))])
+
+    def order(path: Path) -> list[tuple[int, str]]:
+        parts = re.split(r"(\d+)", str(path))
+        return [(int(part) if part.isdecimal() else -1, part) for part in parts]
+
+    return sorted(found, key=order)
 
 
 def fingerprint(path: Path) -> str:
@@ -140,10 +145,6 @@ def fingerprint(path: Path) -> str:
     if path.is_file():
         return of_content(files)
     return of_files(path, [str(each.relative_to(path)) for each in files])
-
-
-def _order(part: str) -> tuple[int, str]:
-    return int(part) if part.isdecimal() else -1, part
 
 
 @contextlib.contextmanager

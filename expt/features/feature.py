@@ -57,6 +57,8 @@ class Feature:
     outputs: ClassVar[str] = ""
     """Outputs of a model for such targets, in words."""
 
+    gives_sizes: ClassVar[bool] = True
+    """True if another dataset's values become like these by keys of their sizes."""
     loose: ClassVar[Collection[str]] = ()
     """The sizes in which samples may differ from those that were trained on."""
     absent_fix: ClassVar[str] = "add some, or hold out other samples"
@@ -97,7 +99,7 @@ class Feature:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The keys by which another dataset's values become like these."""
-        return self.shapes
+        return self.shapes if self.gives_sizes else {}
 
     @property
     def told(self) -> dict[str, Any]:
@@ -219,6 +221,7 @@ class Anything(Feature):
     """Values of any kind, such as those of a custom dataset; their shape if they are a tensor."""
 
     each: ClassVar[str] = ""
+    gives_sizes: ClassVar[bool] = False
     loose: ClassVar[Collection[str]] = ("image_size",)
     shape: tuple[int, ...] = ()
     dtype: str = ""
@@ -253,10 +256,6 @@ class Anything(Feature):
             return {}
         channels, *size = (1,) * (3 - len(self.shape)) + self.shape
         return {"channels": channels, "image_size": tuple(size)}
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return {}
 
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return the predictions of a custom task by their names."""

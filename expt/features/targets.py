@@ -187,15 +187,12 @@ class Labels(Feature):
     """
 
     outputs: ClassVar[str] = "logits of the labels"
+    gives_sizes: ClassVar[bool] = False
     threshold: float = 0.5
 
     @classmethod
     def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
         return cls(names=tuple(f"label_{place}" for place in range(_number_of(targets))))
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return {}
 
     def absent(self, known: Known) -> Sequence[str]:
         if (values := known()) is None or values.dim() != 2:
@@ -247,6 +244,7 @@ class Numbers(Feature):
 
     has_unit: ClassVar[bool] = True
     outputs: ClassVar[str] = "numbers"
+    gives_sizes: ClassVar[bool] = False
     shape: tuple[int, ...] = ()
     origin: float | tuple[float, ...] = 0.0
     """A number near which they lie, if that is far from 0 by their deviation; of a row each."""
@@ -259,10 +257,6 @@ class Numbers(Feature):
     @property
     def shapes(self) -> Mapping[str, Any]:
         return {"num_classes": math.prod(self.shape)}
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return {}
 
     @classmethod
     def of_columns(cls, names: Sequence[str], scales: Mapping[str, Any]) -> Feature:

@@ -357,8 +357,8 @@ def _lost(
         cells = split.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
         used.update(filter(None, cells.field("path").to_pylist()))
     folder = os.path.realpath(dataset.path)
-    if lost := left_out(names, (os.path.relpath(file, folder) for file in used)) * bool(files):
-        yield f"leaves out files that no part has a row of: {lost}"
+    if rest_of := left_out(names, (os.path.relpath(file, folder) for file in used)) * bool(files):
+        yield f"leaves out files that no part has a row of: {rest_of}"
 
 
 def _checked(split: Any, part: str, column: str, at: str, wants_images: bool) -> Any:

@@ -6,6 +6,7 @@ are decoded once, into the cache, by the first epoch.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -98,10 +99,6 @@ class _Folder(DatasetConfig):
             return samples
         return [each for each in samples if os.path.relpath(each[0], self.root) in read]
 
-    @property
-    def _mode(self) -> str:
-        return MODES[self.channels]
-
     def _checked(
         self, how: str, samples: Sequence[tuple[str, ...]], look: Callable[..., Any]
     ) -> Check | None:
@@ -115,7 +112,8 @@ class _Folder(DatasetConfig):
                 found = look_at(sums, how, samples, look, threads, fitted=self.image_size)
             report_found(self.root, found)
 
-        if not is_small(itertools.chain.from_iterable(samples)):
+        sizes = (os.path.getsize(x) for x in itertools.chain(*samples) if os.path.exists(x))
+        if any(size > SMALL for size in itertools.accumulate(sizes)):
             return check
         check(usable_cpus())
         return None
@@ -217,7 +215,9 @@ class ImageFolder(_Folder, Images):
         else:
             samples = self._read(samples)
         return self._checked(
-            f"look {self._mode}", samples, functools.partial(look, mode=self._mode)
+            f"look {MODES[self.channels]}",
+            samples,
+            functools.partial(look, mode=MODES[self.channels]),
         )
 
     def _make_room(self, listing: Listing, sums: Checksums) -> None:
@@ -227,13 +227,12 @@ class ImageFolder(_Folder, Images):
         """
         number, shape = len(listing.files), (self.channels, *self.image_size)
         try:
-            if name := _entry(listing, self, sums.of):
+            with contextlib.suppress(DataError):
+                name = _entry(listing, self, sums.of) or ""
                 write = functools.partial(cache.new_rows, number=number, shape=shape)
                 cache.fill(name, write, cache.open_rows)
                 if rows := cache.rows(name):
                     rows.seal()
-        except DataError:
-            return
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
             if self.cache is True:
                 raise DataError(
@@ -262,12 +261,6 @@ class ImageFolder(_Folder, Images):
         named = Classes(names=tuple(classes), are_names=True)
         found = of_sets(pictures, named, how.num_workers, kept, classes=labels)
         return self._with_groups(found, how)
-
-
-def is_small(files: Iterable[str]) -> bool:
-    """Return whether the files that are there have at most SMALL bytes."""
-    sizes = (os.path.getsize(file) for file in files if os.path.exists(file))
-    return all(size <= SMALL for size in itertools.accumulate(sizes))
 
 
 class Listing(NamedTuple):
@@ -390,8 +383,10 @@ class SegmentationFolder(_Folder):
             report_left_out(folder, left_out(every, taken), "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
         values = mask_of(self, task) if task else None
-        look = functools.partial(look_at_pair, mode=self._mode, values=values)
-        return self._checked(f"image and mask {self._mode} {values}", self._read(samples), look)
+        look = functools.partial(look_at_pair, mode=MODES[self.channels], values=values)
+        return self._checked(
+            f"image and mask {MODES[self.channels]} {values}", self._read(samples), look
+        )
 
     def open(self, how: Opening) -> Source:
         from expt.data.images import Unchanged, of_masks

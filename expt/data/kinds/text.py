@@ -94,7 +94,7 @@ class Text(DatasetConfig):
     def open(self, how: Opening) -> Source:
         from expt.data.memory import of_extents
 
-        tokens = None if self.tokens == "bytes" else self._tokens()
+        tokens = None if self.tokens == "bytes" else self._read_once().images
         return of_extents(self.extents(), self.known_features(), tokens)
 
     def known_features(self, vocabulary: int | None = None) -> Features:
@@ -108,7 +108,8 @@ class Text(DatasetConfig):
         a token and its next.
         """
         files, unit = self.files(), "bytes" if self.tokens == "bytes" else "tokens"
-        sizes = tuple(collected(_size, files)) if unit == "bytes" else (len(self._tokens()),)
+        sizes = tuple(collected(_size, files if unit == "bytes" else ()))
+        sizes = sizes or (len(self._read_once().images),)
         total = sum(sizes)
         test, val = round(total * self.test_fraction), round(total * self.val_fraction)
         bounds = [0, total - val - test, total - test, total]
@@ -168,10 +169,6 @@ class Text(DatasetConfig):
             return bytes(tokens).decode(errors="replace")
         return str(self._tokenizer().decode(tokens, skip_special_tokens=False))
 
-    def _tokens(self) -> np.ndarray:
-        """Return the tokens of the files [N], from the cache."""
-        return self._read_once().images
-
     def _read_once(self) -> Arrays:
         """Return the tokens, and the numbers of characters that were lost and seen, and a lost one.
 
@@ -182,9 +179,16 @@ class Text(DatasetConfig):
         def read() -> Arrays:
             reader = _Reader(tokenizer)
             kind = np.uint16 if self.vocab_size() <= 1 << 16 else np.uint32
-            found = collected(lambda path: _read(path, reader, kind), files)
+            found: list[Any] = [np.empty(0, kind)]
+
+            def read_one(path: Path) -> None:
+                with opened(path) as file:
+                    while lines := file.readlines(_AT_A_TIME):
+                        found.append(np.array(reader.read("".join(lines)), kind))
+
+            collected(read_one, files)
             about = [reader.lost, reader.seen, *map(ord, reader.first)]
-            return Arrays(np.concatenate([np.empty(0, kind), *found]), np.array(about, np.int64))
+            return Arrays(np.concatenate(found), np.array(about, np.int64))
 
         return decoded("text", [*files, Path(self.tokens)], read, self._kept)
 
@@ -253,11 +257,3 @@ def report_lost(where: object, lost: int, seen: int, first: str) -> None:
             f"{where}: {lost} of {seen} characters ({lost / seen:.2%}) are lost, since the"
             f" tokenizer has no token for them, such as in {first!r}"
         )
-
-
-def _read(path: Path, reader: _Reader, kind: Any) -> np.ndarray:
-    found = [np.empty(0, kind)]
-    with opened(path) as file:
-        while lines := file.readlines(_AT_A_TIME):
-            found.append(np.array(reader.read("".join(lines)), kind))
-    return np.concatenate(found)
