@@ -15,9 +15,7 @@ class _Late:
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):  # who looks at all objects asks for some
             raise AttributeError(attribute)
-        value = getattr(importlib.import_module(self._name), attribute)
-        setattr(self, attribute, value)  # from now on it is found without this
-        return value
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 if TYPE_CHECKING:

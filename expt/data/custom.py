@@ -56,7 +56,7 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         first = samples.first(train)
         if threading.active_count() > threads:  # a forked process has none of the threads
             num_workers = 0
-        found = _Built(dataset, parts, num_workers, task).source(first)
+        found = _Built(dataset, parts, train, num_workers, task).source(first)
         is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
         notes = [*_notes(train, first, is_picture)]
     groups = _groups(parts, dataset.group) if dataset.group else {}
@@ -155,13 +155,9 @@ class _Built:
 
     config: Custom
     parts: Mapping[str, Dataset[Any]]
+    train: Dataset[Any]
     num_workers: int
     task: Any
-
-    @property
-    def train(self) -> Dataset[Any]:
-        """The training part."""
-        return self.parts["train"]
 
     def source(self, first: Any) -> Source:
         """Return them as a source: samples like the first, of a class each or of any kind."""
@@ -224,9 +220,11 @@ class _Built:
         if not (collate or hasattr(self.train, "collate")):  # which may make anything of anything
             check = like(structure_of(first), check)
         example, classes = samples.example(self.train, first, check), self.config.num_classes
-        channels = _channels(example[0]) if classes else None
-        if channels:
-            example = example[0].float(), example[1]  # as they are once they are normalised
+        inputs, channels = example[0], None
+        is_image = classes and isinstance(inputs, Tensor) and inputs.dim() == 3
+        if is_image and (inputs.dtype == torch.uint8 or inputs.is_floating_point()):
+            # As they are once they are normalised.
+            example, channels = (inputs.float(), example[1]), inputs.shape[0]
         of = classes if getattr(self.task, "takes", Classes).has_one_class else None
         how: Any = {"channels": channels, "sample_s": self._seconds()}
 
@@ -259,13 +257,6 @@ def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:
         channels, height, width = inputs.shape
         return Image(channels=channels, image_size=(height, width))
     return Anything.like(inputs, are_inputs=True)
-
-
-def _channels(inputs: Any) -> int | None:
-    """Return those of images [C, H, W], which are normalised and augmented."""
-    is_image = isinstance(inputs, Tensor) and inputs.dim() == 3
-    has_pixels = is_image and (inputs.dtype == torch.uint8 or inputs.is_floating_point())
-    return inputs.shape[0] if has_pixels else None
 
 
 def _collated(

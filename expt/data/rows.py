@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
@@ -164,12 +163,10 @@ def kept(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
         return rows_of(*read(file), file)
 
 
-def _entry(folder: Path) -> Rows | None:
-    with contextlib.suppress(OSError, ValueError, EOFError, KeyError):
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        with (folder / "numbers").open("rb") as file:
-            return rows_of(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
-    return None
+def _entry(folder: Path) -> Rows:
+    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    with (folder / "numbers").open("rb") as file:
+        return rows_of(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
 
 
 def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:

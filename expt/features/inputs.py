@@ -151,14 +151,10 @@ class Tokens(Feature):
 
     def joined(self, several: Iterable[Answers]) -> Iterator[Answers]:
         """Yield the windows of one text as one sample, with means in the place of sums."""
-        windows = (
-            window
-            for given in several
-            for window in zip(
-                given.about, *(given.arrays[name].tolist() for name in ("tokens", "loss")),
-                strict=True,
-            )
-        )  # fmt: skip
+        windows = itertools.chain.from_iterable(
+            zip(one.about, *(one.arrays[x].tolist() for x in ("tokens", "loss")), strict=True)
+            for one in several
+        )
         texts = map(_summed, itertools.groupby(windows, key=operator.itemgetter(0)))
         while some := list(itertools.islice(texts, 1024)):
             about, tokens, sums = zip(*some, strict=True)

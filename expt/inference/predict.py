@@ -105,12 +105,9 @@ class Predictor:
             device=self.device,
             channels_last=config.channels_last,
         )
-        workers, part = min(machine.usable_cpus(), 8), cast("Split", split)
-        (loader,) = build.load(
-            *(dataset, config.task, part, self._plan.features, options),
-            own=True,
-            num_workers=workers,
-        ).loaders
+        workers, chosen = min(machine.usable_cpus(), 8), (cast("Split", split), self._plan.features)
+        found = build.load(dataset, config.task, *chosen, options, own=True, num_workers=workers)
+        (loader,) = found.loaders
         build.keep_doubles(self.model, [loader])
         about, numbers = dataset.origin(config.task, split), loader.numbers()
         for batch in loader.evaluation():

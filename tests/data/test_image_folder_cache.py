@@ -294,7 +294,7 @@ def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
         begun.set()
         left.wait()
 
-    writer = threading.Thread(target=theirs.fill, args=("other-1.2", write, theirs.open_rows))
+    writer = threading.Thread(target=theirs.fill, args=("other-1.2", write, theirs.Rows))
     writer.start()
     begun.wait()
     stale = [cache / ".new-image_folder-train-a.b", cache / ".new-as_of_an_older_version"]
@@ -318,7 +318,7 @@ def test_the_cache_keeps_within_its_limit(
             for row in range(3):
                 rows.put(row, np.zeros((1, 100, 100), np.uint8))
 
-        theirs.fill(name, write, theirs.open_rows)
+        theirs.fill(name, write, theirs.Rows)
 
     names = ["a-1.1", "b-1.1", "c-1.1"]
     for second, name in enumerate(names):

@@ -230,8 +230,8 @@ class ImageFolder(_Folder, Images):
             with contextlib.suppress(DataError):
                 name = _entry(listing, self, sums.of) or ""
                 write = functools.partial(cache.new_rows, number=number, shape=shape)
-                cache.fill(name, write, cache.open_rows)
-                if rows := cache.rows(name):
+                cache.fill(name, write, cache.Rows)
+                if rows := cache.used(name, cache.Rows):
                     rows.seal()
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
             if self.cache is True:
@@ -254,7 +254,7 @@ class ImageFolder(_Folder, Images):
             pictures = pictures_of(pairs, self)
             for part, each in listings.items():
                 name = None if self.cache is False else _entry(each, self, sums.known)
-                if name and (rows := cache.rows(name)):
+                if name and (rows := cache.used(name, cache.Rows)):
                     kept[part] = Kept(pictures[part], each.labels, rows, how.device)
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
