@@ -54,9 +54,9 @@ class DataInfo:
     @property
     def told(self) -> dict[str, Any]:
         """The `data` of a record."""
-        more = {"majority": self.majority} if self.majority else {}
-        more |= {"is_uncounted": True} if self.is_uncounted else {}
-        return {**self.features.told, **self.sizes, **more}
+        more = {"majority": self.majority, "is_uncounted": self.is_uncounted}
+        some = {name: one for name, one in more.items() if one}
+        return {**self.features.told, **self.sizes, **some}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class Data:
 
     def blank(self, size: int) -> Batch:
         """Return a batch of `size` samples, all zeros."""
-        return Batch(*mapped(lambda x: x.expand(size, *x.shape).clone(), self.example), size)
+        inputs, targets = mapped(lambda x: x.expand(size, *x.shape).clone(), self.example)
+        return Batch(inputs, targets, size)
 
     def of_type(self, module: nn.Module) -> Data:
         """Return the same, with float64 left as it is where the model computes in it."""

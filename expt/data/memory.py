@@ -408,8 +408,8 @@ def of_extents(
 ) -> Source:
     """Return a text's parts, by windows."""
     context = features.shapes["context"]
-    windows = (extent and Windows(extent, context, tokens) for extent in extents)
-    train, val, test = (each and Part(len(each), loading(each)) for each in windows)
+    windows = [None if extent is None else Windows(extent, context, tokens) for extent in extents]
+    train, val, test = (x if x is None else Part(len(x), loading(x)) for x in windows)
     assert train
     window = torch.zeros(context, dtype=torch.int64)
     return Source(features=features, example=(window, window), train=train, val=val, test=test)
