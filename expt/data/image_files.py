@@ -360,13 +360,7 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
     return np.array(mask).astype(np.int64)
 
 
-def look_at_pair(
-    source: Any,
-    mask: Any,
-    mode: str,
-    values: Mask | None,
-    name: str = "",
-) -> Any:
+def look_at_pair(source: Any, mask: Any, mode: str, values: Mask | None, name: str = "") -> Any:
     """Return a picture as `look` does. Raise DataError where it or its mask is wrong."""
     its = mask if isinstance(mask, str) else f"{name}: its mask"
     reads: Any = (

@@ -11,14 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from expt.errors import DataError, listed
-from expt.features.feature import (
-    Answers,
-    Anything,
-    Arrays,
-    Feature,
-    Record,
-    at_least_single,
-)
+from expt.features.feature import Answers, Anything, Arrays, Feature, Record, at_least_single
 from expt.late import np, torch
 
 if TYPE_CHECKING:

@@ -166,9 +166,8 @@ class Inputs:
         for path, array in zip(self.files, self._opened, strict=True):
             for start in range(0, len(array), size):
                 part = array[start : start + size].copy()
-                about: list[Mapping[str, str | int]] = [
-                    {"path": path, "index": start + place} for place in range(len(part))
-                ]
+                places = range(start, start + len(part))
+                about: list[Mapping[str, str | int]] = [{"path": path, "index": x} for x in places]
                 yield Piece(about, self._checked(path, part))
 
     def _checked(self, path: str, part: np.ndarray) -> np.ndarray:

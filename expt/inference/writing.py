@@ -59,10 +59,7 @@ def new_file(output: Path, *, force: bool) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def to_file(output: Path, *, force: bool) -> Iterator[Write]:
     """Yield a function that writes to a new file of one of FILES."""
-    with (
-        new_file(output, force=force) as file,
-        FILES[output.suffix.lower()](file) as write,
-    ):
+    with new_file(output, force=force) as file, FILES[output.suffix.lower()](file) as write:
         yield write
 
 

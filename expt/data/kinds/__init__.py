@@ -49,8 +49,7 @@ ValSplit = Annotated[
     Key(evaluate=True, varies="split", only_if={"dataset.val_split": "last"}),
 ]
 Group = Annotated[
-    Name | None,
-    Key(evaluate=True, varies="split", only_if={"dataset.group": IS_SET}),
+    Name | None, Key(evaluate=True, varies="split", only_if={"dataset.group": IS_SET})
 ]
 """The column, or such, whose samples of one value are held out together."""
 TrainLimit = Annotated[Count | None, Key(fork="epoch", evaluate=True, varies="split")]

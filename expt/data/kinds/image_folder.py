@@ -76,8 +76,7 @@ class _Folder(DatasetConfig):
     num_workers: Readers
     splits: Splits = None
     group: Annotated[
-        Folder | None,
-        Key(result="none", varies="split", only_if={"dataset.group": IS_SET}),
+        Folder | None, Key(result="none", varies="split", only_if={"dataset.group": IS_SET})
     ] = None  # its content is part of the identity
 
     def _samples(self) -> Mapping[str, Sequence[tuple[str, ...]]]:

@@ -111,10 +111,7 @@ ORIGINALS = {
         "CIFAR100",
         "cifar-100-python",
         tuple(_CIFAR100.split()),
-        {
-            "train": "16019d7e3df5f24257cddd939b257f8d",
-            "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-        },
+        {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         "they are in cifar-100-python.tar.gz",
         "fine_labels",
     ),
