@@ -152,9 +152,7 @@ class _Folder(DatasetConfig):
             with Checksums.below(Path(self.root)) as sums:
                 return digests_of([each[0] for each in self._samples()[part]], sums)
 
-        tensors = {
-            part: torch.tensor(numbers) for part, numbers in groups.items() if -1 not in numbers
-        }
+        tensors = {part: torch.tensor(each) for part, each in groups.items() if -1 not in each}
         return dataclasses.replace(found, groups=tensors, digests=digests, notes=notes)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
@@ -213,11 +211,8 @@ class ImageFolder(_Folder, Images):
                     self._make_room(listing, sums)
         else:
             samples = self._read(samples)
-        return self._checked(
-            f"look {MODES[self.channels]}",
-            samples,
-            functools.partial(look, mode=MODES[self.channels]),
-        )
+        mode = MODES[self.channels]
+        return self._checked(f"look {mode}", samples, functools.partial(look, mode=mode))
 
     def _make_room(self, listing: Listing, sums: Checksums) -> None:
         """Make room for images in the cache, which their readers fill; a full one is sealed.
@@ -381,11 +376,9 @@ class SegmentationFolder(_Folder):
             taken = [*itertools.chain.from_iterable(pairs[part]), *_found_as(self.group, every)]
             report_left_out(folder, left_out(every, taken), "picture in images or masks")
         samples = [*itertools.chain.from_iterable(pairs.values())]
-        values = mask_of(self, task) if task else None
-        look = functools.partial(look_at_pair, mode=MODES[self.channels], values=values)
-        return self._checked(
-            f"image and mask {MODES[self.channels]} {values}", self._read(samples), look
-        )
+        values, mode = mask_of(self, task) if task else None, MODES[self.channels]
+        look = functools.partial(look_at_pair, mode=mode, values=values)
+        return self._checked(f"image and mask {mode} {values}", self._read(samples), look)
 
     def open(self, how: Opening) -> Source:
         from expt.data.images import Unchanged, of_masks
