@@ -19,20 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from expt.config import user_class
-from expt.data import changes, samples
-from expt.data.checked_samples import (
-    Check,
-    as_it_is,
-    checked,
-    checked_image,
-    in_words,
-    like,
-    read,
-    read_all,
-    structure_of,
-    telling,
-    to_tensor,
-)
+from expt.data import changes, checked_samples, samples
 from expt.data.images import stacked
 from expt.data.loader import loading
 from expt.data.samples import MEDIAN_OF, Collate, Reading, median_read_s
@@ -86,7 +73,7 @@ def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
         try:
             size = samples.size_of(part)
         except Exception as error:
-            raise in_words(error, f"{key}: len() of its {name} part") from error
+            raise checked_samples.in_words(error, f"{key}: len() of its {name} part") from error
         if size == 0:
             raise DataError(f"{key}: its {name} part has no samples")
     return parts
@@ -124,10 +111,10 @@ def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
         if is_stream:  # each pass may draw again
             samples.first(train)
         else:
-            places = telling(cast(int, samples.size_of(train)), _classes_of(train))
+            places = checked_samples.telling(cast(int, samples.size_of(train)), _classes_of(train))
             collate, first_of = getattr(train, "collate", None), operator.itemgetter(0)
             make = functools.partial(samples.collated, own=collate) if collate else first_of
-            reads = (lambda at=at: make([read(train, at)]) for at in places)  # type: ignore[misc]
+            reads = (lambda at=at: make([checked_samples.read(train, at)]) for at in places)  # type: ignore[misc]
         own = {} if keeps else {"dataset": train}  # its state holds them
         yield from changes.unseeded(reads, own, again=not (keeps or is_stream))
         inputs = first[0]
@@ -164,20 +151,24 @@ class _Built:
         if self.config.num_classes is not None:
             return self._of_classes(first)
         takes: type[Feature] = getattr(self.task, "takes", Anything)
-        _, targets = samples.example(self.train, first, as_it_is)
+        _, targets = samples.example(self.train, first, checked_samples.as_it_is)
         return self._like(first, takes.of_custom(targets, self.train, self.task))
 
     def _of_classes(self, first: Any) -> Source:
         """Return samples (inputs, label): images, or inputs of any kind."""
         classes = Classes(names=self._names())
-        inputs, _ = checked(functools.partial(labelled, what="inputs"), 0, first)
+        inputs, _ = checked_samples.checked(functools.partial(labelled, what="inputs"), 0, first)
         shape: Any = None
         with contextlib.suppress(DataError):
-            shape = None if hasattr(self.train, "collate") else tuple(to_tensor(inputs).shape)
+            shape = (
+                None
+                if hasattr(self.train, "collate")
+                else tuple(checked_samples.to_tensor(inputs).shape)
+            )
         if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
             found = self._like(first, classes)
         else:
-            check = functools.partial(checked_image, shape=shape, classes=classes)
+            check = functools.partial(checked_samples.checked_image, shape=shape, classes=classes)
             found = self._like(first, classes, check, stacked)
         if found.features.inputs.is_image:
             channels, height, width = shape = tuple(found.example[0].shape)
@@ -203,7 +194,9 @@ class _Built:
         """Return the time for a sample, where that decides who reads it."""
         if self.config.num_workers != "auto":
             return math.inf
-        reads: Read = functools.partial(read_all, self.train, as_it_is)
+        reads: Read = functools.partial(
+            checked_samples.read_all, self.train, checked_samples.as_it_is
+        )
         if isinstance(self.train, IterableDataset):
             reads = samples.Stream(Reading(self.train)).read
         return median_read_s(reads, samples.size_of(self.train) or MEDIAN_OF)
@@ -212,13 +205,13 @@ class _Built:
         self,
         first: Any,
         targets: Feature,
-        check: Check | None = None,
+        check: checked_samples.Check | None = None,
         collate: Collate | None = None,
     ) -> Source:
         """Return samples of any kind, which are like the `first`."""
         check = check or targets.check
         if not (collate or hasattr(self.train, "collate")):  # which may make anything of anything
-            check = like(structure_of(first), check)
+            check = checked_samples.like(checked_samples.structure_of(first), check)
         example, classes = samples.example(self.train, first, check), self.config.num_classes
         inputs, channels = example[0], None
         is_image = classes and isinstance(inputs, Tensor) and inputs.dim() == 3
@@ -291,7 +284,9 @@ def some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
         if isinstance(train, IterableDataset):
             found = [*itertools.islice(train, _SOME)]
         else:
-            found = [read(train, index) for index in indices[places].unique().tolist()]
+            found = [
+                checked_samples.read(train, index) for index in indices[places].unique().tolist()
+            ]
     # One by one: they may differ in length.
     targets = [samples.collated([sample], getattr(train, "collate", None))[1] for sample in found]
     return torch.cat([target.flatten() for target in targets if isinstance(target, Tensor)])

@@ -97,7 +97,7 @@ class Rows(NamedTuple):
     groups: np.ndarray | None = None
     """The number of each row's group, int64 [N]."""
     notes: Sequence[str] = ()
-    """Warnings of what of the table is not read."""
+    """Warnings of parts of the table that are not read."""
 
     def places(self) -> dict[str, np.ndarray]:
         """Return where the rows of each part are."""

@@ -49,7 +49,7 @@ class Table(ABC):
     parts: Mapping[str, int] = {}
     """the number of rows in each file or split, by its name, if there are several"""
     notes: Sequence[str] = ()
-    """warnings of what of it is not read"""
+    """warnings of parts that are not read"""
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
         """Raise DataError where two columns have one name."""

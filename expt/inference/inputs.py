@@ -16,18 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+from expt.data import image_files
 from expt.data.columns import Column, base, read_as_known, text_of, texts_of, unknown_texts
-from expt.data.image_files import (
-    MODES,
-    files_below,
-    fit,
-    left_out,
-    of_suffix,
-    picture_suffixes,
-    report_left_out,
-    size_of,
-    stretch,
-)
 from expt.data.kinds import DatasetConfig
 from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
 from expt.errors import ConfigError, DataError, did_you_mean, listed, warn
@@ -131,7 +121,7 @@ class Inputs:
         ones.
         """
         self.files = [file for path in paths for file in self._files_of(path)]
-        self._opened = [*map(self._open, of_suffix(self.files, self.suffixes))]
+        self._opened = [*map(self._open, image_files.of_suffix(self.files, self.suffixes))]
 
     def _files_of(self, path: Path) -> list[str]:
         """Return a file that is named, or of a folder those below it, sorted by folder."""
@@ -142,10 +132,10 @@ class Inputs:
             # A part of a segmentation_folder has its masks next to its images.
             has_masks = (path / "images").is_dir() and (path / "masks").is_dir()
             folder = path / "images" if has_masks and self.pictures else path
-            every = files_below(folder)
-            if not (found := of_suffix(every, suffixes)):
+            every = image_files.files_below(folder)
+            if not (found := image_files.of_suffix(every, suffixes)):
                 raise ConfigError(f"{path}: no {self.noun} lies in it or below; expected {wanted}")
-            report_left_out(folder, left_out(every, found), self.noun)
+            image_files.report_left_out(folder, image_files.left_out(every, found), self.noun)
             return found
         if not path.exists():
             raise ConfigError(f"{path}: there is no such file or folder")
@@ -212,13 +202,13 @@ class Pictures(Inputs):
         from expt.data.images import Pictures as Opened
 
         channels, image_size = self.feature.channels, self.feature.image_size
-        if channels not in MODES:
+        if channels not in image_files.MODES:
             raise ConfigError(f"a picture: the model takes {channels} channels; give a tensor")
         needed = None if self._transforms else self.dataset.needed
-        resize = stretch if self.targets.each == "pixel" else fit
+        resize = image_files.stretch if self.targets.each == "pixel" else image_files.fit
         opened = Opened([(given, 0)], channels, image_size, needed=needed, resize=resize)
         picture, _ = opened.opened(0)
-        width, height = size_of(picture)
+        width, height = image_files.size_of(picture)
         if not self._transforms:
             return opened.pixels(picture), (height, width)
         shape = channels, *image_size
@@ -227,7 +217,7 @@ class Pictures(Inputs):
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        return picture_suffixes()
+        return image_files.picture_suffixes()
 
     @property
     def size(self) -> int | None:

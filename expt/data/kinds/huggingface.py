@@ -22,6 +22,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, Size
+from expt.data import kinds
 from expt.data.cache import Checksums, cache_dir, digest, of_files
 from expt.data.columns import texts_of
 from expt.data.image_files import (
@@ -34,16 +35,6 @@ from expt.data.image_files import (
     open_picture,
     picture_suffixes,
     report_left_out,
-)
-from expt.data.kinds import (
-    Group,
-    Images,
-    Opening,
-    Place,
-    Readers,
-    SplitNames,
-    Standardise,
-    problems_of_masks,
 )
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted
 from expt.data.rows import Read, Wanted, kept, read_rows, refuse_twice, rows_of
@@ -65,23 +56,25 @@ _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[dat
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class HuggingFace(Images):
+class HuggingFace(kinds.Images):
     """Images by the name of their column; or rows of numbers, by a list of columns."""
 
     name: Literal["huggingface"]
-    path: Place
+    path: kinds.Place
     input: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
     target: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
     categories: Annotated[tuple[Name, ...], Key(only_if={"dataset.categories": IS_SET})] = ()
     max_categories: Annotated[Count, Key(result="none")] = 100
-    standardise: Standardise = True
-    standardise_targets: Standardise = False
-    group: Group = None
+    standardise: kinds.Standardise = True
+    standardise_targets: kinds.Standardise = False
+    group: kinds.Group = None
     image_size: Size | None
     channels: Literal[1, 3] | None = None
     draft: bool = True
-    num_workers: Readers
-    splits: Annotated[SplitNames, Key(evaluate=True, only_if={"dataset.splits": IS_SET})] = None
+    num_workers: kinds.Readers
+    splits: Annotated[kinds.SplitNames, Key(evaluate=True, only_if={"dataset.splits": IS_SET})] = (
+        None
+    )
 
     OFFERS = (Classes, Labels, Numbers, Mask)
 
@@ -103,7 +96,7 @@ class HuggingFace(Images):
                 f" or name columns of numbers, e.g. 'dataset.input=[{self.input}]'"
             )
         has_masks = task.takes is Mask and not self.has_rows
-        return [*problems, *(problems_of_masks(self, task) if has_masks else [])]
+        return [*problems, *(kinds.problems_of_masks(self, task) if has_masks else [])]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; pictures are looked at once they are opened."""
@@ -137,7 +130,7 @@ class HuggingFace(Images):
 
         look_at_all(self, source.pictures)
 
-    def open(self, how: Opening) -> Source:
+    def open(self, how: kinds.Opening) -> Source:
         """Return its parts, by the names of its splits: images, or rows.
 
         Raise ConfigError for a column that it has not, DataError for one that holds something else,
@@ -293,7 +286,7 @@ class _Rows:
 
 
 def _splits(dataset: HuggingFace, task: Any, learns: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return the chosen ones of train, val and test, and notes on what is in none of them."""
+    """Return the chosen ones of train, val and test, and notes on rows and files in none."""
     found, files = _loaded(dataset)
     # A format that it was saved with would hide columns, and give other types.
     named = {name.lower(): _plain(split) for name, split in found.items() if len(split)}
@@ -336,7 +329,7 @@ def _plain(split: Any) -> Any:
 def _lost(
     dataset: HuggingFace, named: Mapping[str, Any], every: Mapping[str, Any], files: Sequence[str]
 ) -> Iterator[str]:
-    """Yield what is in none of the parts `every`: splits of other names, and files in no split."""
+    """Yield a line on splits of other names than those of `every`, and one on files in no split."""
     if dataset.splits is not None:
         return
     rest = {

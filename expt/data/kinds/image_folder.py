@@ -21,36 +21,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Folder, Key, Size
-from expt.data import cache
+from expt.data import cache, image_files, kinds
 from expt.data.cache import Checksums, of_content, of_files, sampled
 from expt.data.group_file import groups_of, lacking
-from expt.data.image_files import (
-    MODES,
-    files_below,
-    left_out,
-    look,
-    look_at,
-    look_at_pair,
-    mask_of,
-    of_suffix,
-    parts_there,
-    picture_suffixes,
-    report_found,
-    report_left_out,
-    subfolders,
-    warn_of_others,
-    warn_once,
-)  # fmt: skip
-from expt.data.kinds import (
-    Check,
-    DatasetConfig,
-    Images,
-    Opening,
-    Place,
-    Readers,
-    Splits,
-    problems_of_masks,
-)
+from expt.data.image_files import left_out, look
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
 from expt.features import Classes, Mask
@@ -66,15 +40,15 @@ _SHARE = 0.25  # of the free memory and disk, that `auto` takes
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Folder(DatasetConfig):
+class _Folder(kinds.DatasetConfig):
     """Pictures in a folder, which has train, val and test, or is train itself."""
 
-    root: Place
+    root: kinds.Place
     image_size: Size
     channels: Literal[1, 3] = 3
     draft: bool = True
-    num_workers: Readers
-    splits: Splits = None
+    num_workers: kinds.Readers
+    splits: kinds.Splits = None
     group: Annotated[
         Folder | None, Key(result="none", varies="split", only_if={"dataset.group": IS_SET})
     ] = None  # its content is part of the identity
@@ -100,7 +74,7 @@ class _Folder(DatasetConfig):
 
     def _checked(
         self, how: str, samples: Sequence[tuple[str, ...]], look: Callable[..., Any]
-    ) -> Check | None:
+    ) -> kinds.Check | None:
         """Look at every picture if they are few, else return a function that does; see `look_at`.
 
         It raises DataError that names all pictures that cannot be read or used.
@@ -108,8 +82,10 @@ class _Folder(DatasetConfig):
 
         def check(threads: int) -> None:
             with Checksums.below(Path(self.root)) as sums:
-                found = look_at(sums, how, samples, look, threads, fitted=self.image_size)
-            report_found(self.root, found)
+                found = image_files.look_at(
+                    sums, how, samples, look, threads, fitted=self.image_size
+                )
+            image_files.report_found(self.root, found)
 
         sizes = (os.path.getsize(x) for x in itertools.chain(*samples) if os.path.exists(x))
         if any(size > SMALL for size in itertools.accumulate(sizes)):
@@ -121,7 +97,7 @@ class _Folder(DatasetConfig):
         return True
 
     def parts(self) -> Collection[str]:
-        return parts_there(self.root, self.splits)
+        return image_files.parts_there(self.root, self.splits)
 
     def fingerprint(self) -> str:
         samples = itertools.chain.from_iterable(self._samples().values())
@@ -137,7 +113,7 @@ class _Folder(DatasetConfig):
         parts = {part: [each[0] for each in files] for part, files in self._samples().items()}
         return groups_of(self.group, self.root, parts, learns=learns)
 
-    def _with_groups(self, found: Source, how: Opening) -> Source:
+    def _with_groups(self, found: Source, how: kinds.Opening) -> Source:
         """Return the pictures with their groups and digests."""
         from expt.data.overlap import of_files as digests_of
 
@@ -163,7 +139,7 @@ class _Folder(DatasetConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ImageFolder(_Folder, Images):
+class ImageFolder(_Folder, kinds.Images):
     """Images in a folder for each class."""
 
     name: Literal["image_folder"]
@@ -187,13 +163,13 @@ class ImageFolder(_Folder, Images):
         listings = list_parts(self.root, self.splits)
         return {part: [(file,) for file in each.files] for part, each in listings.items()}
 
-    def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
+    def prepare(self, task: Any = None, *, learns: bool = True) -> kinds.Check | None:
         """Make room for the images in the cache, unless it is false or too small.
 
         For transforms none are decoded. Raise DataError where cache=true and the cache cannot be
         written.
         """
-        warn_of_others(self.root)
+        image_files.warn_of_others(self.root)
         self._groups(learns=learns)
         listings = list_parts(self.root, self.splits, self.group)
         for part, listing in listings.items():
@@ -211,7 +187,7 @@ class ImageFolder(_Folder, Images):
                     self._make_room(listing, sums)
         else:
             samples = self._read(samples)
-        mode = MODES[self.channels]
+        mode = image_files.MODES[self.channels]
         return self._checked(f"look {mode}", samples, functools.partial(look, mode=mode))
 
     def _make_room(self, listing: Listing, sums: Checksums) -> None:
@@ -234,7 +210,7 @@ class ImageFolder(_Folder, Images):
                     " set EXPT_CACHE to a folder with room, or use dataset.cache=false"
                 ) from error
 
-    def open(self, how: Opening) -> Source:
+    def open(self, how: kinds.Opening) -> Source:
         """Read pictures one by one until they are in the cache, and then from there."""
         from expt.data.images import Kept, Unchanged, of_sets, pictures_of
 
@@ -270,10 +246,10 @@ class Listing(NamedTuple):
 
     def report(self, part: str) -> None:
         """Warn of files that are left out, and of classes without an image."""
-        report_left_out(self.folder, self.left_out, "picture in a class folder")
+        image_files.report_left_out(self.folder, self.left_out, "picture in a class folder")
         if lacking := sorted({*range(len(self.classes))} - {*self.labels}):
             names = listed(self.classes[label] for label in lacking)
-            warn_once(f"{self.folder}: {part} has no image of {names}")
+            image_files.warn_once(f"{self.folder}: {part} has no image of {names}")
 
 
 def list_parts(
@@ -285,9 +261,11 @@ def list_parts(
     the images. Raise DataError for a folder that is missing or has no images, a class that train
     has none of, and files that are none.
     """
-    parts = parts_there(root, splits)
+    parts = image_files.parts_there(root, splits)
     named = [parts["train"]] if "train" in parts else [*parts.values()]
-    classes = tuple(sorted({composed(name) for folder in named for name in subfolders(folder)}))
+    classes = tuple(
+        sorted({composed(name) for folder in named for name in image_files.subfolders(folder)})
+    )
     if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
         what = "no class folders in" if Path(root).is_dir() else "no folder"
         raise DataError(
@@ -296,9 +274,9 @@ def list_parts(
         )
     listings, problems = dict[str, Listing](), list[str]()
     for part, folder in parts.items():
-        every, start = files_below(folder), len(str(folder)) + 1
+        every, start = image_files.files_below(folder), len(str(folder)) + 1
         images: dict[str, list[str]] = {name: [] for name in classes}
-        for file in of_suffix(every, picture_suffixes()):
+        for file in image_files.of_suffix(every, image_files.picture_suffixes()):
             name, inside, _ = file[start:].partition(os.sep)
             if inside:
                 images.setdefault(composed(name), []).append(file)
@@ -361,26 +339,34 @@ class SegmentationFolder(_Folder):
         return self.num_classes
 
     def problems(self, task: Any) -> list[str]:
-        return problems_of_masks(self, task)
+        return kinds.problems_of_masks(self, task)
 
     def _samples(self) -> dict[str, list[tuple[str, ...]]]:
-        parts = parts_there(self.root, self.splits)
+        parts = image_files.parts_there(self.root, self.splits)
         return dict(zip(parts, collected(list_pairs, parts.values()), strict=True))
 
-    def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
-        warn_of_others(self.root)
+    def prepare(self, task: Any = None, *, learns: bool = True) -> kinds.Check | None:
+        image_files.warn_of_others(self.root)
         self._groups(learns=learns)
         pairs = self._samples()
-        for part, folder in parts_there(self.root, self.splits).items():
-            every = [*files_below(folder / "images"), *files_below(folder / "masks")]
+        for part, folder in image_files.parts_there(self.root, self.splits).items():
+            every = [
+                *image_files.files_below(folder / "images"),
+                *image_files.files_below(folder / "masks"),
+            ]
             taken = [*itertools.chain.from_iterable(pairs[part]), *_found_as(self.group, every)]
-            report_left_out(folder, left_out(every, taken), "picture in images or masks")
+            image_files.report_left_out(
+                folder, left_out(every, taken), "picture in images or masks"
+            )
         samples = [*itertools.chain.from_iterable(pairs.values())]
-        values, mode = mask_of(self, task) if task else None, MODES[self.channels]
-        look = functools.partial(look_at_pair, mode=mode, values=values)
+        values, mode = (
+            image_files.mask_of(self, task) if task else None,
+            image_files.MODES[self.channels],
+        )
+        look = functools.partial(image_files.look_at_pair, mode=mode, values=values)
         return self._checked(f"image and mask {mode} {values}", self._read(samples), look)
 
-    def open(self, how: Opening) -> Source:
+    def open(self, how: kinds.Opening) -> Source:
         from expt.data.images import Unchanged, of_masks
 
         with Checksums.below(Path(self.root)) as sums:
@@ -407,7 +393,7 @@ def list_pairs(folder: Path) -> list[tuple[str, ...]]:
 
 def _by_stem(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for file in files_below(folder, picture_suffixes()):
+    for file in image_files.files_below(folder, image_files.picture_suffixes()):
         stem = composed(os.path.splitext(os.path.relpath(file, folder))[0])
         if stem in found:
             raise DataError(f"{found[stem]} and {file} have one name; rename or remove one of them")
