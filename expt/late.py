@@ -15,7 +15,9 @@ class _Late:
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):  # who looks at all objects asks for some
             raise AttributeError(attribute)
-        return getattr(importlib.import_module(self._name), attribute)
+        value = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, value)  # found without this method from now on
+        return value
 
 
 if TYPE_CHECKING:
