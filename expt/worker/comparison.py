@@ -42,7 +42,7 @@ from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.precision import precision_kept, set_precision
 from expt.training.sharding import gathered, local, num_parameters, shard_as
-from expt.worker import build, custom_code
+from expt.worker import batch_checks, build
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
 
@@ -214,7 +214,7 @@ class _Comparison:
         """Check the sums of a custom task on the whole model: a sharded one can't be copied."""
         if self._config.is_sharded and isinstance(self._config.task, constraints.Target):
             is_first = self._worker.rank == 0
-            custom_code.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
+            batch_checks.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
 
     def run(self, beat: Callable[[], None]) -> bool:
         """Take all steps; return False if a step has several updates or forward passes."""
