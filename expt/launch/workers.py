@@ -194,6 +194,11 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
 
 
 NO_SPACE_BYTES = 1_000_000
+_UNEQUAL = (
+    "workers exchanged tensors of unequal sizes: use drop_last=true where a model or a loss gathers"
+    " their shares of an epoch's last batch, and gather in training_loss only, for those of an"
+    " evaluation are unequal, too; else all must call the same"
+)
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
 _NCCL_ABORTED = (
     _NCCL_GAVE_UP,
@@ -260,6 +265,10 @@ class Aftermath:
         code = self._codes[rank]
         if code is not None and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else self._of_cpp(rank)
+            if _UNEQUAL in hint and not read_result(self._paths).get("config", {}).get(
+                "drop_last", True
+            ):
+                return ConfigError(f"drop_last=false: {who}{hint}\n{log}")
             return Killed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
         return RunFailed(
             f"{who} exited with code {code} before it had completed{self._disk(rank)}\n{log}"
@@ -274,10 +283,13 @@ class Aftermath:
         """Return the text of an exception of C++ that has ended a worker, such as one of gloo."""
         if not (found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank))):
             return ""
-        is_mismatch = "collective mismatch" in found[1]
-        return f": {found[1][:300]}" + is_mismatch * (
-            "\nworkers must call the same layers in the same order with strategy=fsdp or hsdp, and"
-            " the same collectives in custom code"
+        text = found[1][:300]
+        if "collective mismatch" not in text:
+            return f": {text}"
+        hint = _UNEQUAL if "size doesn't match" in text else "workers must call the same"
+        return (
+            f": {text}\n{hint} layers in the same order with strategy=fsdp or hsdp, and the same"
+            " collectives in custom code"
         )
 
     def _late(self, timeout_s: float) -> TimedOut:

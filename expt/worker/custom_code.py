@@ -60,9 +60,13 @@ class FirstSteps:
             return
         self.refuse_late()
         self._report_untrained()
+        self._watched = self._watch()
+
+    def _watch(self) -> dict[str, Watched]:
+        """Return the state of custom code as it is now."""
         known, own = self._known(), changes.own_code() if self._is_custom else {}
         watched = {**self._objects, **own}.items()
-        self._watched = {where: Watched(one, known, *_methods(one)) for where, one in watched}
+        return {where: Watched(one, known, *_methods(one)) for where, one in watched}
 
     def refuse_late(self) -> None:
         """Raise ConfigError for parameters that forward passes have made, resized or removed."""
@@ -114,8 +118,8 @@ class FirstSteps:
         lost = [name for name in self._lost() if name not in reported]
         self._reported = {*reported, *lost}
         self._epochs += not within_epoch
-        if self._epochs == 2:
-            self._watched = {}
+        # Attributes that later steps have made may change, too:
+        self._watched = self._watch() if self._epochs < 2 else {}
         if lost and self._warns:
             warn(
                 f"{listed(lost)}: changes while training, and no checkpoint holds it: a resumed run"
