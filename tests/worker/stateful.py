@@ -99,6 +99,23 @@ class Counting(Net):
         return super().forward(x)
 
 
+class Later(Net):
+    """Begins to count in its fourth step."""
+
+    seen: Tensor
+    late: int
+
+    def __init__(self, **shapes: Any) -> None:
+        super().__init__(**shapes)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += self.training
+        if self.seen > 3:
+            self.late = getattr(self, "late", 0) + self.training
+        return super().forward(x)
+
+
 class Extra(Net):
     """Counts in an attribute that torch's own methods save."""
 
