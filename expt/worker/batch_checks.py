@@ -137,13 +137,17 @@ def _looking(learner: Learner, device: torch.device) -> Iterator[None]:
 
 def _copies(learner: Learner, batch: T, seed: int) -> tuple[nn.Module, Task, T]:
     """Return all that custom code may change in place, after seeding random numbers."""
-    parts = (*learner.module.modules(), learner.task)
-    kept = (one for part in parts for one in leaves(vars(part)) if not one.is_leaf)
-    memo: dict[int, Any] = {id(one): one.detach().clone() for one in kept}  # torch copies no others
-    module, task, batch = copy.deepcopy((learner.module, learner.task, batch), memo)
+    module, task, batch = copy.deepcopy((learner.module, learner.task, batch), _memo(learner))
     batch_norm.part_from_workers(module)
     random_state.seed(seed)
     return module, task, batch
+
+
+def _memo(learner: Learner) -> dict[int, Any]:
+    """Return copies of tensors that the last step has computed, of which torch makes none."""
+    parts = (*learner.module.modules(), learner.task)
+    kept = (one for part in parts for one in leaves(vars(part)) if not one.is_leaf)
+    return {id(one): one.detach().clone() for one in kept}
 
 
 def _depends(
@@ -202,51 +206,28 @@ def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: b
     """
     if batch.weightless:
         return False
+    try:
+        copy.deepcopy((learner.module, learner.task), _memo(learner))
+    except Exception as error:  # many classes
+        if warns:
+            warn(f"sums are not checked: can't copy model and task ({first_line(error)})")
+        return False
     zero: list[str] | None = None
     for predicted in (False, True):  # accuracies of many classes begin at 0
         try:
             found = _found(learner, batch, device, predicted=predicted)
         except ExptError:
             raise
-        except _UncopiedError as error:
-            if warns:
-                warn(f"sums are not checked: can't copy model and task ({error})")
-            return False
         except Exception:  # many classes: training will raise it
             return False
         names = found[0] if zero is None else zero
         zero = [name for name in names if not any(each[name][0].any() for each in found)]
         for name in names:
             if name not in zero:
-                _check(learner, name, [each[name] for each in found], warns=warns)
+                _compare(learner, name, *(each[name] for each in found), warns=warns)
         if not zero:
             return False
     return True
-
-
-def _check(learner: Learner, name: str, found: list[_Sum], *, warns: bool) -> None:
-    whole, again, *others = found
-    is_loss = name in (LOSS, TRAINING)
-    method = method_of(learner.task, name if is_loss else "measure")
-    method += "" if is_loss else f": {name}"
-    sums = bool(whole[0].any()) and torch.allclose(2 * again[0], whole[0], rtol=NEAR)
-    weights = whole[1] and abs(again[1] / whole[1] - 2) <= NEAR
-    if sums or weights:
-        raise ConfigError(
-            f"{method} has batch.global_size in its {'sum' if sums else 'weight'}, where workers"
-            " are added up; give the sum over its own samples, and their number, len(outputs)"
-        )
-    if not torch.allclose(again[0], whole[0], rtol=ABOUT):
-        return  # too noisy to compare
-    is_noisy = not torch.allclose(again[0], whole[0], rtol=NEAR)
-    near = ABOUT if is_noisy or learner.precision.dtype else NEAR
-    # A training loss may compare the samples of a batch.
-    may_warn = warns and not is_noisy and name != TRAINING
-    _compare(method, whole, *others, near=near, warns=may_warn)
-
-
-class _UncopiedError(Exception):
-    """The model or the task can't be copied."""
 
 
 def _found(
@@ -259,10 +240,7 @@ def _found(
     more = few._replace(global_size=2 * few.size)
     with _looking(learner, device), collectives.alone():
         for seed, part in enumerate([few, more, twice(few), one, other]):
-            try:
-                module, task, part = _copies(learner, part, seed)
-            except Exception as error:  # many classes
-                raise _UncopiedError(first_line(error)) from error
+            module, task, part = _copies(learner, part, seed)
             with learner.precision.autocast():
                 found.append(_sums(task, module.eval(), part, predicted=predicted))
     return found
@@ -286,17 +264,36 @@ def _sums(task: Task, module: Any, batch: Batch, *, predicted: bool) -> dict[str
 
 
 def _compare(
-    method: str, whole: _Sum, twice: _Sum, one: _Sum, other: _Sum, *, near: float, warns: bool
+    learner: Learner,
+    name: str,
+    whole: _Sum,
+    more: _Sum,
+    twice: _Sum,
+    one: _Sum,
+    other: _Sum,
+    *,
+    warns: bool,
 ) -> None:
-    if not whole[0].shape == one[0].shape == other[0].shape:
-        return  # no sums, which the first step refuses
-    total, room = whole[0], near * (one[0].abs() + other[0].abs()) + 1e-9
-    weight = one[1] + other[1]
-    weighs = abs(whole[1] - weight) <= near * abs(weight)
+    method = method_of(learner.task, name if name in (LOSS, TRAINING) else "measure")
+    method += "" if name in (LOSS, TRAINING) else f": {name}"
+    (total, weight), weights = whole, one[1] + other[1]
+    sums = bool(total.any()) and torch.allclose(2 * more[0], total, rtol=NEAR)
+    if sums or (weight and abs(more[1] / weight - 2) <= NEAR):
+        raise ConfigError(
+            f"{method} has batch.global_size in its {'sum' if sums else 'weight'}, where workers"
+            " are added up; give the sum over its own samples, and their number, len(outputs)"
+        )
+    is_too_noisy = not torch.allclose(more[0], total, rtol=ABOUT)
+    if is_too_noisy or not total.shape == one[0].shape == other[0].shape:
+        return  # or no sums, which the first step refuses
+    is_noisy = not torch.allclose(more[0], total, rtol=NEAR)
+    near = ABOUT if is_noisy or learner.precision.dtype else NEAR
+    room = near * (one[0].abs() + other[0].abs()) + 1e-9
+    weighs = abs(weight - weights) <= near * abs(weights)
     off = (total - one[0] - other[0]).abs()
     if not off.isfinite().all() or (weighs and (off <= room).all()):
         return
-    mean = (one[0] * one[1] + other[0] * other[1]) / (weight or 1.0)
+    mean = (one[0] * one[1] + other[0] * other[1]) / (weights or 1.0)
     # Where outputs depend on the batch, a sum may equal the mean of its halves by chance.
     stays = torch.allclose(twice[0], total, rtol=near)
     if weighs and stays and ((total - mean).abs() <= room).all():
@@ -304,7 +301,7 @@ def _compare(
             f"{method} gives a mean where the sum over the batch is expected; return the sum (such"
             ' as by reduction="sum") and its weight (such as len(outputs))'
         )
-    if warns:
+    if warns and not is_noisy and name != TRAINING:  # which may compare the samples of a batch
         warn(
             f"{method} of a batch is not the sum of its parts: it depends on how samples are"
             " batched, and so on world_size and batch_size; return sums over samples, and weights"
