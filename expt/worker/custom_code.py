@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from expt.data.checked_samples import in_words
 from expt.data.loading import named_leaves
 from expt.errors import ConfigError, listed, warn
 from expt.tasks.task import Task
-from expt.training import random_state
+from expt.training import collectives, random_state
 from expt.training.callback import Callback
 from expt.training.learner import Learner, trained_names
 from expt.worker.rank_health import UNEQUAL
@@ -106,16 +107,17 @@ class FirstSteps:
                 warn(problem)
 
     def end(self, *, within_epoch: bool) -> None:
-        """Warn of state that a checkpoint lacks: before the first, and at two epochs' ends.
+        """Warn of any worker's state that a checkpoint lacks: at the first, and after two epochs.
 
         Evaluations and callbacks may change some, too, and state of each sample changes in the
-        second epoch.
+        second epoch. A collective.
         """
         self.refuse_late()
         if self._steps < 2 or (within_epoch and self._reported is not None):
             return
+        every = itertools.chain(*collectives.gather_across_workers(self._lost()))
         reported = self._reported or set()
-        lost = [name for name in self._lost() if name not in reported]
+        lost = [name for name in dict.fromkeys(every) if name not in reported]
         self._reported = {*reported, *lost}
         self._epochs += not within_epoch
         # Attributes that later steps have made may change, too:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import prune
@@ -113,6 +114,14 @@ class Later(Net):
         self.seen += self.training
         if self.seen > 3:
             self.late = getattr(self, "late", 0) + self.training
+        return super().forward(x)
+
+
+class OnSecond(Net):
+    """Counts on one of two workers only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training and dist.get_rank() == 1
         return super().forward(x)
 
 
