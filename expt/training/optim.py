@@ -123,7 +123,7 @@ def build_scheduler(
     ends = [end if end == math.inf else round(end * steps_per_epoch) for end in ends]
     if not isinstance(config, groups.OneCycle):
         factor = lr_factor(config, rate_of(optimizer), **length)
-        return Schedule(optimizer, [lambda n, end=end: factor(n) * (n < end) for end in ends])
+        return Schedule(optimizer, [_until(end, factor) for end in ends])
     defaults = optimizer.defaults
     return OneCycle(
         optimizer,
@@ -135,6 +135,10 @@ def build_scheduler(
         final_div_factor=config.start_factor / config.end_factor,
         cycle_momentum=bool(defaults.get("momentum") or defaults.get("betas")),
     )
+
+
+def _until(end: float, factor: Callable[[int], float]) -> Callable[[int], float]:
+    return lambda step: factor(step) if step < end else 0.0
 
 
 class Schedule(LambdaLR):
