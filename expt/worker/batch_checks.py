@@ -26,7 +26,7 @@ from expt.tasks.task import Task
 from expt.training import batch_norm, collectives, patches, random_state
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
-from expt.training.strategy import in_parts
+from expt.training.strategy import can_be_cut, copied, in_parts, part_of
 
 SAMPLES = 8
 NEAR, ABOUT = 0.01, 0.2
@@ -111,8 +111,7 @@ class _Look:
     """A few samples of a batch before it is used, and the state of custom modules then."""
 
     def __init__(self, batch: Batch) -> None:
-        is_one_length = len({*map(len, leaves((batch.inputs, batch.targets)))}) == 1
-        self._few = _cut(batch) if is_one_length and not batch.weightless else None
+        self._few = _cut(batch) if can_be_cut(batch) and not batch.weightless else None
         self._watched = [Watched(one, {}) for one in changes.own_code().values()]
 
     def samples(self) -> Batch | None:
@@ -122,8 +121,7 @@ class _Look:
 
 def _cut(batch: Batch) -> Batch:
     """Return a copy of the first samples, which a step may change."""
-    inputs, targets = mapped(lambda one: one[:SAMPLES].clone(), (batch.inputs, batch.targets))
-    few = batch._replace(inputs=inputs, targets=targets)
+    few = copied(part_of(batch, slice(SAMPLES)))
     return few._replace(global_size=few.size)
 
 

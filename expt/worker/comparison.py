@@ -30,7 +30,7 @@ from expt import progress
 from expt.config import constraints, groups, user_class
 from expt.config.schema import RunConfig
 from expt.data.build import Data, keep_doubles
-from expt.data.loading import Batch, leaves, mapped
+from expt.data.loading import Batch, leaves
 from expt.errors import ConfigError, ExptError, RunFailed, first_line, listed, warn
 from expt.machine import available_memory
 from expt.runs import checkpoint
@@ -42,6 +42,7 @@ from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.precision import precision_kept, set_precision
 from expt.training.sharding import gathered, local, num_parameters, shard_as
+from expt.training.strategy import can_be_cut, copied, part_of
 from expt.worker import batch_checks, build
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
@@ -125,12 +126,11 @@ def _where(config: RunConfig) -> str:
 def _few(batch: Batch, config: RunConfig, worker: Worker) -> Batch:
     """Return a few samples of a batch; unequal numbers by worker if the run may have them."""
     size = batch.size
-    if len({*map(len, leaves((batch.inputs, batch.targets)))}) == 1:
+    if can_be_cut(batch):
         may_differ = not config.drop_last and config.batch_norm != "sync" and worker.world_size > 1
         size = min(size, FEW)
         size -= may_differ and worker.rank == 0 and size > 2
-        inputs, targets = mapped(lambda tensor: tensor[:size], (batch.inputs, batch.targets))
-        batch = batch._replace(inputs=inputs, targets=targets)
+        batch = part_of(batch, slice(size))
     counted = torch.tensor(0.0 if batch.weightless else size, device=worker.device)
     return batch._replace(global_size=int(collectives.sum_across_workers(counted).item()))
 
@@ -202,11 +202,6 @@ class _Comparison:
         built = build.build_learner(config, self._data, self._worker, begins=False)
         return replace(built, extra_metrics=ExtraMetrics({}))
 
-    @property
-    def _batch(self) -> Batch:
-        """A copy of the samples, which custom code may change in place."""
-        return Batch(*mapped(torch.clone, self._samples))
-
     def _seed(self) -> None:
         random_state.seed(self._config.seed + 1 + self._worker.rank)  # both drop out the same
 
@@ -249,7 +244,7 @@ class _Comparison:
         """Return few samples, or the whole batch for a model that takes no other."""
         failed = False
         try:
-            parts = self._whole.module, self._whole.task, self._batch
+            parts = self._whole.module, self._whole.task, copied(self._samples)
             module, task, batch = copy.deepcopy(parts)
             task.training_loss(task.forward(module, batch), batch)
         except ExptError:
@@ -290,7 +285,7 @@ class _Comparison:
     def _gradients(self, learner: Learner) -> None:
         learner.strategy.model.train()
         self._seed()
-        loop.accumulate_gradients(learner, self._batch, lambda *_: None)
+        loop.accumulate_gradients(learner, copied(self._samples), lambda *_: None)
 
     def _update(self, learner: Learner, advances: bool) -> None:
         self._seed()
@@ -358,7 +353,7 @@ class _Comparison:
     def _outputs(self, learner: Learner) -> list[Tensor]:
         self._seed()
         collectives.broadcast(learner.evaluated.buffers())
-        outputs = learner.task.forward(learner.evaluated.eval(), batch := self._batch)
+        outputs = learner.task.forward(learner.evaluated.eval(), batch := copied(self._samples))
         loss, _ = learner.task.loss(outputs, batch)
         return [one if one.is_complex() else one.double() for one in (*leaves(outputs), loss)]
 
