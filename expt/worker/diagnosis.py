@@ -6,7 +6,6 @@ import contextlib
 import re
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -87,8 +86,7 @@ def _if_unequal(batch: Batch | None, config: RunConfig) -> str:
 
 def where_stuck(config: RunConfig) -> str:
     """Return the last calls of the main thread, and a fix where it may wait for equal shares."""
-    innermost = sys._current_frames()[threading.main_thread().ident or 0]
-    outer_first = [frame for frame, _ in traceback.walk_stack(innermost)][::-1]
+    outer_first = [frame for frame, _ in traceback.walk_stack(watchdog.main_frame())][::-1]
     fix = _if_unequal(_batch_in(outer_first), config)
     return f"{watchdog.main_stack().rstrip()}\n{fix}".rstrip()
 
