@@ -116,14 +116,15 @@ def run_as(
         ends_with_process=signals.is_driven(),
     )
     anomalies = config.detect_anomaly or torch.is_anomaly_enabled()
-    with devices.in_use(gpus) as begun, group, torch.autograd.set_detect_anomaly(anomalies):
+    run: Run | None = None
+    used = devices.in_use(gpus, lambda: run is not None and run.steps.first_s is not None)
+    with used, group, torch.autograd.set_detect_anomaly(anomalies):
         beat()
         if isinstance(request.instead, Evaluation):
             return evaluation.measure_weights(request.instead, request, worker, beat)
         if request.instead == "preflight":
             return evaluation.time_steps(request, worker, beat)
         run = Run(request, worker, beat=beat, resumes=source is not None)
-        begun.append(run.steps)
         return run.train(source)
 
 
