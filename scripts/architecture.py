@@ -58,7 +58,6 @@ NOT_REWORDED = {
 ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")
 DOCUMENTED = {
     "planning.plan": {"_subclasses", "_python_dispatch"},
-    "worker.batch_dependence": {"_python_dispatch"},
 }  # of torch, by its own pages
 STRATEGIES = ("Strategy", "DDP", "Phased", "Sharded", "Fitting")
 UNPICKLES = ("data.formats", "launch.forkserver")  # CIFAR's own files; messages of processes
