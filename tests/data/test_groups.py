@@ -17,7 +17,7 @@ from expt.errors import ConfigError, DataError
 from expt.tasks.classification import Config
 from expt.tasks.regression import Config as Regression
 from expt.tasks.segmentation import Config as Segmentation
-from tests.facade import built, dataset
+from tests.facade import Capture, built, dataset
 
 IMAGES = "dataset=image_folder dataset.image_size=[4,4]"
 OWN = "dataset={_target_:tests.data.test_groups.Visits,num_classes:2,test:null,train:{}}"
@@ -136,9 +136,7 @@ def test_a_row_without_a_group_and_a_single_group_are_refused(tmp_path: Path, ce
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_rows_that_come_twice_are_reported_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str
-) -> None:
+def test_rows_that_come_twice_are_reported_once(tmp_path: Path, capsys: Capture, task: str) -> None:
     made = table(tmp_path, twice=True)
     if task == "regression":
         built(dataset(f"task=regression dataset=table dataset.path={made.path} dataset.targets=a"),
@@ -153,9 +151,7 @@ def test_rows_that_come_twice_are_reported_once(
     assert "trained on, too" not in capsys.readouterr().err
 
 
-def test_rows_of_few_values_may_be_equal_by_chance(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_of_few_values_may_be_equal_by_chance(tmp_path: Path, capsys: Capture) -> None:
     draw = np.random.default_rng(0)
     lines = [",".join(map(str, row)) for row in draw.integers(0, 3, (300, 4)).tolist()]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,c,y", *lines]))
@@ -164,7 +160,7 @@ def test_rows_of_few_values_may_be_equal_by_chance(
 
 
 def test_equal_rows_of_columns_that_depend_on_one_another_are_no_copies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     draw = np.random.default_rng(0)
     degrees = draw.integers(-10, 40, 400).tolist()
@@ -213,9 +209,7 @@ def test_pictures_of_a_group_are_in_one_part(tmp_path: Path, way: str) -> None:
         dataset(f"{IMAGES} dataset.root={root}", group=str(tmp_path / "none.csv")).prepare()
 
 
-def test_pictures_and_groups_in_two_parts_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_and_groups_in_two_parts_are_reported(tmp_path: Path, capsys: Capture) -> None:
     root = pictures(tmp_path, parts=("train", "test"))
     for number in range(8):
         shutil.copy(root / f"train/cat/cat{number}.png", root / f"test/dog/x{number}.png")
@@ -243,7 +237,7 @@ def test_a_custom_dataset_has_its_groups_in_an_attribute() -> None:
 
 @pytest.mark.parametrize("kind", ["rows", "pictures", "masks"])
 def test_a_hugging_face_dataset_has_its_groups_in_a_column(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+    tmp_path: Path, capsys: Capture, kind: str
 ) -> None:
     library = pytest.importorskip("datasets")
     root = pictures(tmp_path / "r")

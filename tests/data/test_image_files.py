@@ -24,6 +24,7 @@ from expt.data.image_files import (
 from expt.data.images import MaskPictures, Pictures
 from expt.errors import DataError
 from expt.features import Mask
+from tests.facade import Capture
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (6, 9, 3), dtype=np.uint8)
 HIDDEN = np.where(np.arange(6)[:, None] < 3, 255, 0).astype(np.uint8).repeat(9, 1)
@@ -148,9 +149,7 @@ def test_a_damaged_file_is_found_by_its_end(tmp_path: Path) -> None:
             look(str(path), "RGB")
 
 
-def test_masks_of_different_palettes_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_masks_of_different_palettes_are_reported(tmp_path: Path, capsys: Capture) -> None:
     """Their numbers are the classes, whatever the colours."""
     image, pairs = save(tmp_path / "image.png", PIXELS), list[tuple[str, str]]()
     for name, palette in (("one", [0, 0, 0, 9, 9, 9]), ("other", [9, 9, 9, 0, 0, 0])):

@@ -27,7 +27,7 @@ from expt.data.memory import eval_batch_size
 from expt.errors import DataError
 from expt.features import Classes
 from tests.data.loaders import makers
-from tests.facade import alive, environment
+from tests.facade import Patch, alive, environment
 from tests.faults.running import wait_until
 from tests.warm import Command
 
@@ -278,7 +278,7 @@ def test_loader_processes_outlive_an_epoch_and_an_early_stop() -> None:
     assert len(started) == 2
 
 
-def test_a_daemonic_process_reads_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemonic_process_reads_by_itself(monkeypatch: Patch) -> None:
     """One of a multiprocessing.Pool may have no children."""
     config = vars(multiprocessing.current_process())["_config"]
     monkeypatch.setitem(config, "daemon", True)

@@ -18,6 +18,7 @@ from expt.errors import ConfigError, DataError
 from expt.features import Mask
 from expt.worker.build import build_data
 from tests.conftest import Configured
+from tests.facade import Capture
 from tests.worker.conftest import ALONE
 
 VALUES = Mask(num_classes=3)
@@ -143,7 +144,7 @@ WORDS = ("task=segmentation", "dataset=segmentation_folder", "model=unet", "data
 
 
 def test_a_class_in_no_mask_of_train_is_reported(
-    root: Path, configured: Configured, capsys: pytest.CaptureFixture[str]
+    root: Path, configured: Configured, capsys: Capture
 ) -> None:
     """Masks of 0 and 255, and a class that only held-out masks have."""
     config = configured(*WORDS, f"dataset.root={root}")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from expt.data import loading
 from expt.data.loading import prefetched
+from tests.facade import Patch
 
 GPU = torch.device("cuda", 0)
 
@@ -37,7 +38,7 @@ class Streams:
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
+def streams(monkeypatch: Patch) -> Iterator[Streams]:
     found = Streams()
     loading._side_stream.cache_clear()
     monkeypatch.setattr(torch.cuda, "Stream", lambda index: found.named("side"))

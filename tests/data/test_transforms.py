@@ -19,7 +19,7 @@ from expt.inference.inputs import inputs_of
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
 from tests.conftest import Configured
-from tests.facade import as_typed
+from tests.facade import Capture, as_typed
 from tests.late import Late
 
 v2: Any = Late("torchvision.transforms.v2")
@@ -233,7 +233,7 @@ def test_a_list_that_is_none_is_refused_before_anything_starts(
 
 
 def test_a_generator_of_a_transforms_own_is_reported(
-    configured: Configured, capfd: pytest.CaptureFixture[str]
+    configured: Configured, capfd: Capture
 ) -> None:
     data(configured(f"dataset.transforms=[{{_target_: {__name__}.OwnNoise}}]"))
     assert "dataset.transforms.0.generator" in capfd.readouterr().err

@@ -12,6 +12,7 @@ from expt.config import constraints, groups
 from expt.errors import ConfigError
 from expt.models import build as model_build
 from expt.models.vision import MLP, ConvNet, ResNet18
+from tests.facade import Patch
 from tests.models import images
 
 SIZES = [(8, 8), (28, 28), (32, 32), (28, 20)]
@@ -157,7 +158,7 @@ class Any(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_models(tmp_path: Path, monkeypatch: Patch) -> None:
     """A module `own_model` with a person's own classes, in a folder on the path."""
     (tmp_path / "own_model.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)

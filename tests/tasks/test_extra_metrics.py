@@ -20,7 +20,7 @@ from expt.tasks.sums import Sums
 from expt.tasks.task import Sum, Task
 from expt.training.collectives import Worker, gather_across_workers
 from tests.conftest import Configured
-from tests.facade import Capture, as_typed, run
+from tests.facade import Capture, Patch, as_typed, run
 from tests.late import Late
 from tests.ranks import together
 
@@ -117,7 +117,7 @@ def test_a_metric_that_cannot_be_built_is_told(
     arguments: dict[str, Any],
     told: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"task\.metrics\.auroc") as caught:

@@ -14,6 +14,7 @@ from expt.tasks.classification import Classification
 from expt.tasks.regression import Regression
 from expt.tasks.sums import MAX_KEPT, Sums, check_loss, loss_is_finite, refuse_weightless
 from expt.tasks.task import PhasedTask, Sum, Task
+from tests.facade import Patch
 from tests.operators import Operators
 
 CPU = torch.device("cpu")
@@ -242,9 +243,7 @@ class Counted(Task):
 
 
 @pytest.mark.parametrize("finite_only", [False, True])
-def test_a_tasks_own_sums_with_weights_of_their_own(
-    finite_only: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tasks_own_sums_with_weights_of_their_own(finite_only: bool, monkeypatch: Patch) -> None:
     sums = Sums(Counted(), CPU, finite_only=finite_only)
     for row in ([0.5, 2.5, 0.0], [0.0, 1.5], *([[math.nan]] * finite_only)):
         outputs = torch.tensor(row)
@@ -273,9 +272,7 @@ BINS = torch.zeros(3), 1
         ({"mean": (torch.tensor(2 + 1j), 1), "bins": BINS}, "mean is complex64"),
     ],
 )
-def test_what_is_not_a_sum_is_refused(
-    given: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_a_sum_is_refused(given: dict[str, Any], text: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Counted, "measure", lambda *_: given)
     with pytest.raises(ConfigError, match=text):
         Sums(Counted(), CPU).add(
