@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -282,6 +282,12 @@ def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Pat
 def resumed(file: Path, folder: Path) -> Path:
     """Bring a checkpoint into a new folder that resumes it."""
     return continuing.take(Source("resume", read(file)), RunPaths(folder))
+
+
+def common(cases: Iterable[str], *begins: str) -> list[Any]:
+    """Parametrize a test by the names of cases, of which those that begin otherwise are slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=() if name.startswith(begins) else slow) for name in cases]
 
 
 def same(found: Any, expected: Any) -> bool:

@@ -258,12 +258,12 @@ def read_once() -> None:
     """Have this process, and its forks, read once what installed distributions hold: 0.03 s."""
     for name in ("_top_level", "_edited_in"):
         setattr(provenance, name, functools.cache(getattr(provenance, name)))
+    provenance.imported_versions()
 
 
 def _use_once() -> None:
     """Do what every command does first: much is made at its first use."""
     read_once()
-    provenance.imported_versions()
     parse(composed("model=mlp", "epochs=2", "world_size=1"), Machine(gpus=(), cpus=2))
     result.as_written()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import expt
 from tests.conftest import Cards
 from tests.facade import python, run
 
@@ -76,7 +77,7 @@ def test_a_sweep_says_each_fault_once_at_its_end(cards: Cards, tmp_path: Path, g
     assert done.stdout.count("use gpus=[0,2]") == 2, "as it ends, and in the summary"
 
 
-@pytest.mark.parametrize("fault", ["dead", "full"])
+@pytest.mark.parametrize("fault", [pytest.param("dead", marks=pytest.mark.slow), "full"])
 def test_a_search_ends_where_no_card_can_be_used(cards: Cards, tmp_path: Path, fault: str) -> None:
     """A trial that others' memory has stopped is none of its settings' result."""
     cards(count=2, **{fault: (0, 1)})
@@ -183,6 +184,13 @@ def test_the_doctor_names_dead_and_full_cards(cards: Cards, tmp_path: Path) -> N
     assert all(found[f"GPU {card}"].endswith("take others: gpus=[0,1]") for card in (2, 3))
 
 
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory, _forkserver: None) -> Path:
+    """The folder of a run whose model is to predict on cards."""
+    folder = tmp_path_factory.mktemp("on_cpu")
+    return expt.run(*QUICK, "gpus=0", "world_size=1", f"hydra.run.dir={folder}").folder
+
+
 @pytest.mark.parametrize(
     ("stage", "device", "code", "said"),
     [
@@ -194,24 +202,28 @@ def test_the_doctor_names_dead_and_full_cards(cards: Cards, tmp_path: Path) -> N
     ],
 )
 def test_a_prediction_takes_a_gpu_that_can_be_used(
-    cards: Cards, tmp_path: Path, stage: dict[str, Any], device: str, code: int, said: str
+    on_cpu: Path,
+    cards: Cards,
+    tmp_path: Path,
+    stage: dict[str, Any],
+    device: str,
+    code: int,
+    said: str,
 ) -> None:
-    cards()
-    assert run("gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path).returncode == 0
     cards(**stage)
     words = ("--split", "test", "--output", "p.csv", *["--device", device] * (device != "auto"))
-    done = run("predict", "r", *words, cwd=tmp_path)
+    done = run("predict", str(on_cpu), *words, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("fail_at", [1, 5, 20])
-def test_prediction_on_a_bad_card_is_told(cards: Cards, tmp_path: Path, fail_at: int) -> None:
-    cards()
-    assert run("gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path).returncode == 0
+def test_prediction_on_a_bad_card_is_told(
+    on_cpu: Path, cards: Cards, tmp_path: Path, fail_at: int
+) -> None:
     cards(fail_at=fail_at)
-    done = run("predict", "r", "--split", "test", "--output", "p.csv", cwd=tmp_path)
+    done = run("predict", str(on_cpu), "--split", "test", "--output", "p.csv", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1

@@ -58,7 +58,10 @@ SHORT, ODD = "dataset.train_limit=512", "tests.worker.odd_optimizers"
     [
         f"_target_: {ODD}.Ramp",  # numbers of NumPy
         f"_target_: {ODD}.Warmed",
-        "_target_: torch.optim.lr_scheduler.MultiStepLR, milestones: [2, 14, 14]",
+        pytest.param(
+            "_target_: torch.optim.lr_scheduler.MultiStepLR, milestones: [2, 14, 14]",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_schedule_is_resumed_to_the_same_bits(train_alone: TrainAlone, schedule: str) -> None:

@@ -16,7 +16,7 @@ from expt.worker.run import Run
 from tests import on_cards
 from tests.conftest import Configured
 from tests.conftest import Trained as TrainInWorkers
-from tests.facade import Capture, RunFolder, as_typed, continued, same
+from tests.facade import Capture, RunFolder, as_typed, common, continued, same
 from tests.integration.test_resume import kill_at
 from tests.worker.conftest import TrainAlone, Trained, assert_same, stopped_and_resumed
 from tests.worker.test_callbacks import words as with_callbacks
@@ -123,7 +123,7 @@ def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
     assert _drawn(longer.folder) == _drawn(at_once.folder)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", common(CASES, "constant", "steps that end", "evaluations"))
 def test_what_is_trained_longer_is_what_it_would_have_been_at_once(
     name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path
 ) -> None:
@@ -285,10 +285,7 @@ MIXTURES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*[*MIXTURES][:1], *(pytest.param(each, marks=pytest.mark.slow) for each in [*MIXTURES][1:])],
-)
+@pytest.mark.parametrize("name", common(MIXTURES, "mixup"))
 def test_a_mixture_goes_on_to_the_same_bits(name: str, train_alone: TrainAlone) -> None:
     settings = (*FEW, *MIXTURES[name])
     whole = train_alone(*settings, name="whole")

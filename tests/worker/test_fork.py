@@ -13,7 +13,7 @@ from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from tests.conftest import Configured
-from tests.facade import Capture, Patch, as_typed, begun, same
+from tests.facade import Capture, Patch, as_typed, begun, common, same
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.sharded import Observer
 
@@ -62,7 +62,7 @@ UNCHANGED: dict[str, tuple[tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNCHANGED)
+@pytest.mark.parametrize("name", common(UNCHANGED, "adam", "plateau", "within"))
 def test_a_fork_with_nothing_changed_comes_to_the_same_bits(name: str, run: Forking) -> None:
     words, which = (*SHORT, *UNCHANGED[name][0], "epochs=4"), UNCHANGED[name][1]
     parent = run(*words, name="parent")
