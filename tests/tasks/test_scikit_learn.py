@@ -1,8 +1,8 @@
-"""Each task's metrics are scikit-learn's over the whole set, and the tables that come with expt its
-tables.
+"""Metrics by class, of several targets and far from 0, and tables, are scikit-learn's.
+
+Torchmetrics' are those of training/test_every_task.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,11 +12,7 @@ import torch
 from torch import Tensor
 
 from expt.data.loading import Batch
-from expt.features import NO_TARGET
 from expt.tasks.classification import Classification
-from expt.tasks.extra_metrics import ExtraMetrics
-from expt.tasks.language_model import LanguageModel
-from expt.tasks.multilabel import Multilabel
 from expt.tasks.regression import Regression
 from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
@@ -26,8 +22,6 @@ from tests.late import Late
 
 metrics: Any = Late("sklearn.metrics")
 datasets: Any = Late("sklearn.datasets")
-torchmetrics: Any = Late("torchmetrics")
-classification: Any = Late("torchmetrics.classification")
 
 CPU = torch.device("cpu")
 SIZES, CLASSES, IGNORED, FAR = (40, 7, 1, 23), 4, 255, 1e6
@@ -40,8 +34,6 @@ class Case(NamedTuple):
     targets: Tensor
     expected: Callable[[Any, Any], Mapping[str, float]]
     """By scikit-learn, of outputs and targets as arrays"""
-    extra: Callable[[], Mapping[str, Any]] = dict
-    """Metrics of torchmetrics"""
 
 
 def normal(*size: int) -> Tensor:
@@ -61,15 +53,6 @@ def chances(logits: Any) -> Any:
     return torch.tensor(logits).double().softmax(1).numpy()
 
 
-def of_classes(logits: Any, labels: Any) -> Mapping[str, float]:
-    return {
-        "loss": metrics.log_loss(labels, chances(logits)),
-        "accuracy": metrics.accuracy_score(labels, logits.argmax(1)),
-        "auroc": metrics.roc_auc_score(labels, chances(logits), multi_class="ovr", average="macro"),
-        "kappa": metrics.cohen_kappa_score(labels, logits.argmax(1)),
-    }
-
-
 def of_uneven_classes(logits: Any, labels: Any) -> Mapping[str, float]:
     found = logits.argmax(1)
     return {
@@ -77,18 +60,6 @@ def of_uneven_classes(logits: Any, labels: Any) -> Mapping[str, float]:
         "accuracy": metrics.accuracy_score(labels, found),
         "f1": metrics.f1_score(labels, found, average="macro"),
         "balanced_accuracy": metrics.recall_score(labels, found, average="macro", labels=[0, 1]),
-    }
-
-
-def of_labels(logits: Any, labels: Any) -> Mapping[str, float]:
-    predicted, by_label = logits >= 0, torch.tensor(logits).double().sigmoid().numpy()
-    return {
-        "loss": np.mean(
-            [metrics.log_loss(labels[:, each], by_label[:, each]) for each in range(3)]
-        ),
-        "accuracy": 1 - metrics.hamming_loss(labels, predicted),
-        "f1": metrics.f1_score(labels, predicted, average="micro"),
-        "ap": metrics.average_precision_score(labels, by_label, average="macro"),
     }
 
 
@@ -114,27 +85,7 @@ def of_pixels(logits: Any, masks: Any) -> Mapping[str, float]:
     }
 
 
-def of_tokens(logits: Any, targets: Any) -> Mapping[str, float]:
-    here = targets != NO_TARGET
-    loss = metrics.log_loss(targets[here], chances(logits[here]))
-    found = {
-        "loss": loss,
-        "accuracy": metrics.accuracy_score(targets[here], logits[here].argmax(1)),
-    }
-    return {**found, "perplexity": math.exp(loss), "bits_per_token": loss / math.log(2)}
-
-
 CASES = {
-    "classification": Case(
-        Classification(),
-        normal(CLASSES),
-        classes(),
-        of_classes,
-        lambda: {
-            "auroc": classification.MulticlassAUROC(CLASSES),
-            "kappa": classification.MulticlassCohenKappa(CLASSES),
-        },
-    ),
     "classification by class": Case(
         Classification(
             metrics={"accuracy": "max", "f1": "max", "balanced_accuracy": "max"},
@@ -144,14 +95,6 @@ CASES = {
         classes(number=2),
         of_uneven_classes,
     ),
-    "multilabel": Case(
-        Multilabel(),
-        normal(3),
-        classes(3, number=2).float(),
-        of_labels,
-        lambda: {"ap": classification.MultilabelAveragePrecision(3)},
-    ),
-    "regression": Case(Regression(), normal(1), normal(1), of_numbers),
     "regression of several targets": Case(
         Regression(origin=(0.0, FAR)),
         normal(2) + torch.tensor([0, FAR]),
@@ -166,15 +109,6 @@ CASES = {
     "regression far from 0": Case(
         Regression(origin=FAR + 1), normal(1) + FAR, normal(1) + FAR, of_numbers
     ),
-    "segmentation": Case(
-        Segmentation(CLASSES, IGNORED),
-        normal(CLASSES, 3, 5),
-        without(classes(3, 5), IGNORED),
-        of_pixels,
-    ),
-    "language_model": Case(
-        LanguageModel(), normal(6, CLASSES), without(classes(6), NO_TARGET), of_tokens
-    ),
     "a class that is nowhere": Case(
         Segmentation(CLASSES + 1, IGNORED),
         torch.nn.functional.pad(normal(CLASSES, 3, 5), (0, 0, 0, 0, 0, 1), value=-100),
@@ -186,13 +120,12 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_metrics_are_scikit_learns_of_the_whole_set(name: str) -> None:
-    task, outputs, targets, expected, extra = CASES[name]
-    sums, more = Sums(task, CPU), ExtraMetrics(extra())
+    task, outputs, targets, expected = CASES[name]
+    sums = Sums(task, CPU)
     for given, wanted in zip(outputs.split(SIZES), targets.split(SIZES), strict=True):
         batch = Batch(given, wanted, len(given))
         sums.add(task.loss(given, batch), given, batch)
-        more.update(task, given, batch)
-    found = {**sums.averages(sums.values).values, **more.compute(lambda mine: [mine])}
+    found = sums.averages(sums.values).values
     assert found == pytest.approx(expected(outputs.numpy(), targets.numpy()), abs=1e-6)
 
 

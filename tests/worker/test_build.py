@@ -192,15 +192,6 @@ def test_the_layout_of_the_data_and_of_the_layers() -> None:
             assert found.is_contiguous(memory_format=torch.channels_last) == on
 
 
-def test_an_augmentation_reaches_training_images_alone() -> None:
-    plain_data, augmented = built()[0], built("dataset.augment.cutout=4")[0]
-    assert not torch.equal(
-        next(plain_data.train.epoch(1)).inputs, next(augmented.train.epoch(1)).inputs
-    )
-    tests = [data.test for data in (plain_data, augmented) if data.test]
-    assert torch.equal(next(tests[0].evaluation()).inputs, next(tests[1].evaluation()).inputs)
-
-
 @pytest.mark.parametrize(
     ("wanted", "repays", "compiled"),
     [(True, 21, True), (False, 20, False), ("auto", 20, True), ("auto", 21, False)],
