@@ -365,25 +365,6 @@ def test_rows_have_classes_or_labels(numbers: dict[str, Any], chosen: Configured
         build_data(chosen(*MODEL, "dataset.target=[odd,y]", "task=multilabel"), ALONE)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("dataset.standardise_targets=true",), "dataset.standardise_targets=true: is of numbers"),
-        (("dataset.input=[a]", "dataset.target=[y,z]"), "dataset.target names 2 columns"),
-        (("dataset.input=[a]", "dataset.image_size=[3,3]"), "dataset.image_size and transforms"),
-        (
-            ("dataset.input=[a]", "dataset.transforms=[{_target_: a.B}]"),
-            "dataset.image_size and transforms: are of images",
-        ),
-    ],
-)
-def test_what_does_not_go_with_rows_is_refused(
-    words: tuple[str, ...], told: str, chosen: Configured
-) -> None:
-    with pytest.raises(ConfigError, match=re.escape(told)):
-        chosen(*words)
-
-
 def test_classes_are_known_by_their_names_where_a_split_counts_them_otherwise(
     chosen: Configured, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from expt.data.images import MaskPictures
 from expt.data.kinds import Opening
 from expt.data.kinds.image_folder import list_pairs
 from expt.data.source import warn_of_absent
-from expt.errors import ConfigError, DataError
+from expt.errors import DataError
 from expt.features import Mask
 from expt.worker.build import build_data
 from tests.conftest import Configured
@@ -174,21 +174,3 @@ def test_an_example_is_like_a_sample(root: Path, configured: Configured) -> None
     for example, samples in zip(data.example, (batch.inputs, batch.targets), strict=True):
         assert example.shape == samples.shape[1:]
     assert data.example[1].dtype == torch.int64
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (WORDS[1:], ("task=classification: dataset=segmentation_folder is for task=segmentation")),
-        (("task=segmentation",), "task=segmentation: dataset=digits is for task=classification"),
-        ((*WORDS, "task.num_classes=4"), "task.num_classes=4: dataset=segmentation_folder has 3"),
-        ((*WORDS, "+dataset.augment.flip=true"), "dataset.augment: moves images without their"),
-    ],
-)
-def test_what_cannot_go_together_is_refused(
-    words: tuple[str, ...], told: str, configured: Configured
-) -> None:
-    root = ("dataset.root=pictures",) if "dataset=segmentation_folder" in words else ()
-    with pytest.raises(ConfigError) as caught:
-        configured(*words, *root)
-    assert told in str(caught.value)

@@ -210,28 +210,6 @@ def test_what_a_transform_makes_of_an_image_is_checked(
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["dataset.transforms=[{size: 3}]"], "dataset.transforms.0 names no class"),
-        (["dataset.transforms=[{_target_: torchvision.transforms.v2.Normalize, mean: [0.1], std: "
-          "[0.1]}]"],
-         "dataset.transforms.0 would normalise training images only; give dataset.mean and "
-         "dataset.std instead"),
-        ([LIST, "dataset=image_folder", "dataset.root=x", "dataset.cache=true"],
-            "dataset.cache=true: "),
-        (["dataset.transforms=3"], "dataset.transforms=3"),
-        (["dataset.transforms=[]"], "dataset.transforms=[]: is empty; use dataset.transforms=null"),
-    ],
-)  # fmt: skip
-def test_a_list_that_is_none_is_refused_before_anything_starts(
-    words: list[str], said: str, configured: Configured
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        configured(*words)
-    assert said in str(refused.value)
-
-
 def test_a_generator_of_a_transforms_own_is_reported(
     configured: Configured, capfd: Capture
 ) -> None:

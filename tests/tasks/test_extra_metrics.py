@@ -19,7 +19,6 @@ from expt.tasks.regression import Regression
 from expt.tasks.sums import Sums
 from expt.tasks.task import Sum, Task
 from expt.training.collectives import Worker, gather_across_workers
-from tests.conftest import Configured
 from tests.facade import Capture, Patch, as_typed, run
 from tests.late import Late
 from tests.ranks import together
@@ -250,24 +249,3 @@ def test_a_run_is_chosen_by_a_metric_that_is_no_sum(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert again.returncode == 0, again.stderr
-
-
-NAMED = word("auroc", _target_=AUROC, better="max")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ((word("auroc", _target_=AUROC),), "task.metrics.auroc.better: has no value; give one"),
-        ((word("auroc", _target_=AUROC, better="up"),), "task.metrics.auroc.better=up: input"),
-        ((word("accuracy", _target_=AUROC, better="max"),), "task.metrics.accuracy: the task"),
-        (("+task.metrics.f1=min",), "task.metrics.f1=min: task=classification has no"),
-        (("experiment=diabetes", "+task.metrics.f1=max"), "task.metrics.f1=max: task=regr"),
-        ((NAMED, "objective=auroc/train"), "objective=auroc/train: is not measured"),
-    ],
-    ids=lambda value: "",
-)
-def test_bad_input(arguments: tuple[str, ...], told: str, configured: Configured) -> None:
-    with pytest.raises(ConfigError) as refused:
-        configured(*arguments)
-    assert told in str(refused.value)

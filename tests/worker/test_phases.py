@@ -185,11 +185,3 @@ def test_a_class_whose_step_needs_a_closure_gets_one(train_alone: TrainAlone) ->
     assert values(train_alone(*custom, name="custom")) == values(named)
     with pytest.raises(ConfigError, match=r"^optimizer=torch\.optim\.LBFGS: "):
         train_alone(*custom, "on_nan=skip", name="refused")
-
-
-@pytest.mark.parametrize(
-    "word", ["amp=fp16", "on_nan=skip", "strategy=fsdp", "strategy=hsdp", "offload=cpu"]
-)
-def test_what_a_closure_cannot_do_is_refused_by_its_key(configured: Configured, word: str) -> None:
-    with pytest.raises(ConfigError, match=f"{word}: optimizer=lbfgs"):
-        configured(*CLOSURES_WORDS, word)
