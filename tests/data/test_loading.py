@@ -7,7 +7,6 @@ import gc
 import multiprocessing
 import random
 import re
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from expt.data.memory import eval_batch_size
 from expt.errors import DataError
 from expt.features import Classes
 from tests.data.loaders import makers
-from tests.facade import Patch, alive, environment
+from tests.facade import Patch, alive, environment, python
 from tests.faults.running import wait_until
 from tests.warm import Command
 
@@ -393,16 +392,21 @@ class Sent(torch.utils.data.Dataset):
 """
 
 
+ANEW = """
+import multiprocessing, runpy, tempfile
+tempfile.tempdir = None  # a forked command knows its folder for temporary files
+vars(multiprocessing.current_process())["_config"].pop("tempdir", None)
+runpy.run_module("expt", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_reading_processes_that_cannot_send_are_refused_at_once(tmp_path: Path) -> None:
     """torch notes it in a thread of that process, and waits."""
     (tmp_path / "mine.py").write_text(SENT)
     (long := tmp_path / ("x" * 120)).mkdir()
     words = "{_target_: mine.Sent, num_classes: 2, train: {}, test: null, num_workers: 1}"
     given = (f"dataset={words}", "model=mlp", "epochs=1", "world_size=1", "batch_size=4")
-    # not `run`, whose processes are copies of one that knows its folder for temporary files
-    command = [sys.executable, "-m", "expt", *given, "hydra.run.dir=run"]
-    surroundings = environment(TMPDIR=str(long))
-    done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True)
+    done = python(ANEW, *given, "hydra.run.dir=run", cwd=tmp_path, TMPDIR=str(long))
     assert done.returncode == 2, done.stderr
     assert f"TMPDIR={long}" in done.stderr
     assert "dataset.num_workers=1" in done.stderr

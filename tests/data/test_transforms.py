@@ -16,11 +16,11 @@ from expt.data import indexing
 from expt.data.build import Data
 from expt.errors import ConfigError, DataError
 from expt.inference.inputs import inputs_of
-from expt.training.collectives import Worker
 from expt.worker.build import build_data
 from tests.conftest import Configured
 from tests.facade import Capture, as_typed
 from tests.late import Late
+from tests.ranks import worker_of
 
 v2: Any = Late("torchvision.transforms.v2")
 
@@ -90,10 +90,7 @@ def photos(folder: Path, configured: Configured) -> Any:
 
 
 def data(config: RunConfig, rank: int = 0, world_size: int = 1) -> Data:
-    worker = Worker(
-        rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, device=CPU
-    )
-    return build_data(config, worker)
+    return build_data(config, worker_of(rank, world_size))
 
 
 def epoch(made: Data, number: int = 1, skip: int = 0) -> Tensor:

@@ -30,6 +30,7 @@ from expt.worker import build, fault
 from tests.composing import composed
 from tests.conftest import Trained
 from tests.facade import RunFolder, as_typed, run
+from tests.ranks import worker_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -142,8 +143,7 @@ def test_a_step_is_skipped_without_a_word_of_the_host(optimizer: str, first: int
 
 
 def first_gpu() -> Worker:
-    device = torch.device("cuda", 0)
-    return Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=device, gpus=(0,))
+    return worker_of(device=torch.device("cuda", 0), gpus=(0,))
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

@@ -18,7 +18,6 @@ from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Averages, Sums
-from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position, ema_of
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.precision import Precision
@@ -28,6 +27,7 @@ from tests import on_cards
 from tests.conftest import Configured
 from tests.facade import Patch
 from tests.operators import Operators
+from tests.ranks import worker_of
 
 DEVICE = on_cards.device_of(0)
 SHAPE, CLASSES = (2, 3, 3), 4
@@ -285,7 +285,7 @@ def test_interleaved_parts_of_a_small_batch_are_as_many_on_each_worker() -> None
     assert [part.weightless for part in parts[1]] == [False, False, True]
 
 
-ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
+ALONE = worker_of()
 
 
 def a_step(configured: Configured, *words: str) -> Operators:

@@ -15,13 +15,13 @@ from torch.nn import functional
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError, OutOfMemory, RunFailed, sized_by
-from expt.training.collectives import Worker
 from expt.training.strategy import Fitting
 from expt.worker import build, comparison
 from expt.worker.diagnosis import in_words, lost_peers
 from tests import on_cards
 from tests.conftest import Configured, Trained
 from tests.facade import Capture, Patch, RunFolder, as_typed
+from tests.ranks import worker_of
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stop_at
 from tests.worker.odd_models import Hungry
 
@@ -315,9 +315,7 @@ def test_what_nccl_finds_no_room_for_is_named(configured: Configured) -> None:
     ],
 )
 def test_a_lost_peer_in_the_words_of_nccl(text: str) -> None:
-    worker = Worker(
-        rank=1, world_size=2, local_rank=1, local_world_size=2, device=torch.device("cpu")
-    )
+    worker = worker_of(1, 2)
     assert "rank 1 of 2 on " in str(lost_peers(nccl(text), worker))
     assert lost_peers(nccl("invalid usage"), worker) is None
 
