@@ -132,6 +132,12 @@ class RunFolder:
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
         return [line for line in lines if not json.loads(line)["tag"].startswith(NOT_REPEATED)]
 
+    @property
+    def values(self) -> dict[tuple[str, int], float]:
+        """The last value of each of these points, by tag and step."""
+        points = map(json.loads, self.points)
+        return {(point["tag"], point["step"]): point["value"] for point in points}
+
 
 def usual(words: Sequence[str]) -> tuple[str, ...]:
     """`words`, of a run on the digits without pictures, which take half as long as a short run.

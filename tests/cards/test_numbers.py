@@ -106,13 +106,11 @@ def known() -> dict[tuple[str, int], Values]:
 
 def values(run: RunFolder) -> Values:
     """All losses and metrics of a run, by tag and step; those of the end are of step 0."""
-    points = map(json.loads, run.points)
-    found = {(point["tag"], point["step"]): point["value"] for point in points}
     last = {(tag, 0): value for tag, value in run.result["metrics"].items()}
     of_machine = (*NOT_REPEATED, "lr", "epoch")
     return {
         at: value
-        for at, value in {**found, **last}.items()
+        for at, value in {**run.values, **last}.items()
         if value is not None and not at[0].startswith(of_machine)
     }
 

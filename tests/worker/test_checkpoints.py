@@ -220,10 +220,6 @@ def forking(
     return carry_out
 
 
-def _last(forking: Trained, name: str = "last") -> dict[str, Any]:
-    return forking.state(name)
-
-
 UNCHANGED: dict[str, tuple[tuple[str, ...], str]] = {
     "adam, with all that draws and averages": (
         ("optimizer=adam", "model.dropout=0.3", "ema=0.9", "gradient_accumulation=2", "mixup=0.2",
@@ -249,7 +245,7 @@ def test_a_fork_with_nothing_changed_comes_to_the_same_bits(name: str, forking: 
     words, which = (*FORKED, *UNCHANGED[name][0], "epochs=4"), UNCHANGED[name][1]
     parent = forking(*words, name="parent")
     fork = forking(*words, f"fork=parent{which}", name="fork")
-    states = [_last(each) for each in (parent, fork)]
+    states = [each.state() for each in (parent, fork)]
     assert states[0]["position"]["step"] == 40
     assert fork.result["forked_from"]["changed"] == {}
     for state in states:
@@ -272,8 +268,8 @@ PLAIN = (
 )
 
 
-def _weights(forking: Trained, name: str = "last") -> torch.Tensor:
-    return torch.cat([tensor.flatten() for tensor in _last(forking, name)["model"].values()])
+def _weights(run: Trained, name: str = "last") -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in run.state(name)["model"].values()])
 
 
 def test_the_first_step_uses_the_changed_learning_rate_and_momentum(forking: Forking) -> None:
@@ -349,7 +345,7 @@ def test_another_batch_goes_on_by_epochs_and_is_resumed(
     for path in (fork.folder / "checkpoints").glob("*.safetensors*"):
         if not path.name.startswith("last-1."):
             path.unlink()
-    whole = _last(fork, "last-1")["position"]
+    whole = fork.state("last-1")["position"]
     assert (whole["step"], whole["epoch"], whole["began_at"]) == (25, 3, 20)
     before = fork.points
     source = begun(configured(*more), tmp_path / "fork", may_have_run=True)

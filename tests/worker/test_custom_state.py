@@ -1,8 +1,10 @@
 """Custom code: what it carries from step to step is saved or reported; its sums are tried first."""
 
 import copy
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,18 +14,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import expt
+from expt.config.identity import shown
+from expt.config.schema import RunConfig
 from expt.data.loading import Batch
 from expt.errors import ConfigError
+from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
+from expt.runs.result import read_result, update_result
 from expt.training.precision import Precision
 from expt.training.task_state import load_task_state, task_state
-from expt.worker import build
+from expt.worker import build, fault
 from expt.worker.custom_code import FirstSteps, check_sums
+from expt.worker.run import Run
 from tests.conftest import Configured
-from tests.facade import NO_PICTURES, Capture, usual
+from tests.every_task import CASES, config_of
+from tests.facade import NO_PICTURES, Capture, RunFolder, request_of, usual
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stopped_and_resumed
+from tests.worker.sharded import Observer
 from tests.worker.stateful import Half, Saved, Warm
-from tests.worker.test_run import values
+from tests.worker.test_evaluation import metrics
 
 OWN, HOOKS = "tests.worker.stateful", ("_forward_hooks", "_forward_pre_hooks")
 
@@ -168,7 +177,7 @@ def test_numbers_that_are_no_sums(
     for run in (one, two, resumed):
         for tag, numbers in expected.items():
             assert [value for _, value in run.curve(tag)] == pytest.approx(numbers, abs=1e-4), tag
-    assert values(resumed) == values(one)
+    assert resumed.points == one.points
     source = RunPaths(first.folder).before_end
     found = train_alone(*words, name="both", source=source)
     widest = found.curve("widest/train")[-1][1]
@@ -385,3 +394,53 @@ def test_changes_in_place_are_of_copies(size: int) -> None:
     assert batch.inputs["x"] is inputs
     after = inputs, batch.targets, module.bias
     assert all(map(torch.equal, after, before))
+
+
+SAVED, KILLED_IN, LOGGED = 2, 9, 4
+"""The step is within the second epoch of five, and what is saved before it between log points."""
+
+
+def begun(folder: Path, config: RunConfig) -> Run:
+    folder.mkdir(exist_ok=True)
+    return Run(request_of(config, folder), ALONE)
+
+
+def break_off(folder: Path, config: RunConfig) -> None:
+    """Train until an exception in the middle of a step, which leaves what was saved before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(fault.VARIABLE, f"0:{KILLED_IN}:raise")
+        run = begun(folder, config)
+    with pytest.raises(Exception, match="a fault on purpose"):
+        run.train(None, lambda *_: Observer())
+    run.checkpoints.wait()
+    run.record.end("interrupted", {})  # closes its files, as the worker's end would
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning:torchmetrics"
+)  # of three samples, not of each class
+@pytest.mark.parametrize("name", CASES)
+def test_broken_off_runs_resume_exactly(name: str, configured: Configured, tmp_path: Path) -> None:
+    config = config_of(name, configured)
+    often: dict[str, Any] = {"epochs": 2, "log_every": LOGGED, "gradient_accumulation": 3}
+    saves = dataclasses.replace(config.checkpoint, every_steps=SAVED)
+    config = dataclasses.replace(config, drop_last=False, checkpoint=saves, **often)
+    folders = whole, again = tmp_path / "whole", tmp_path / "broken off"
+    whole.mkdir()
+    update_result(RunPaths(whole), status="running", config=shown(config), identity="x")
+    begun(whole, config).train(None, lambda *_: Observer())
+    break_off(again, config)
+    assert checkpoint.load(RunPaths(again).last)["position"]["step"] == 8
+    begun(again, config).train(RunPaths(again).last, lambda *_: Observer())
+    states = [checkpoint.load(RunPaths(folder).last) for folder in folders]
+    for key, weights in states[0]["model"].items():
+        assert torch.equal(weights, states[1]["model"][key]), key
+    assert states[0]["workers"][0]["sums"] == states[1]["workers"][0]["sums"]
+    assert RunFolder(whole).values == pytest.approx(RunFolder(again).values, abs=0, nan_ok=True)
+    recorded = read_result(RunPaths(whole))["metrics"]
+    for split, which in (("val", "last"), ("test", "best")):
+        ours = {tag: value for tag, value in recorded.items() if tag.endswith(f"/{split}")}
+        expected = {tag: value for tag, value in ours.items() if tag[:4] != "best"}
+        measured = metrics(whole, f"split={split}", f"which={which}")
+        assert measured == pytest.approx(expected, rel=0, abs=0, nan_ok=True)

@@ -20,7 +20,7 @@ from expt.worker import build, comparison
 from expt.worker.diagnosis import in_words, lost_peers
 from tests import on_cards
 from tests.conftest import Configured, Trained
-from tests.facade import Capture, Patch, RunFolder, as_typed
+from tests.facade import Capture, Patch, as_typed
 from tests.ranks import worker_of
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, assert_same, stop_at
 from tests.worker.odd_models import Hungry
@@ -35,11 +35,6 @@ def of(name: str, **arguments: object) -> tuple[str, ...]:
     return ("~model", f"+model._target_={MODELS}.{name}", *given)
 
 
-def last(run: RunFolder) -> dict[str, Any]:
-    found: dict[str, Any] = run.state()
-    return found
-
-
 @pytest.mark.slow
 def test_a_run_is_that_with_the_number_that_fits(train_together: TrainTogether) -> None:
     """Also of rank 0, which has room for its whole share."""
@@ -48,7 +43,7 @@ def test_a_run_is_that_with_the_number_that_fits(train_together: TrainTogether) 
     for rank, where in ((1, "forward"), (0, "backward")):
         model = of("HungrySequence", most=8, rank=rank, where=where)
         found = train_together(2, *SHORT, *model, AUTO, name=where)
-        assert last(found)["micro_batch_size"] == 8
+        assert found.state()["micro_batch_size"] == 8
         assert_same(found, given)
 
 
@@ -56,7 +51,7 @@ def test_inputs_and_buffers_that_a_model_changes_are_as_before(train_alone: Trai
     found = train_alone(*SHORT, *of("Spoiling", most=8), AUTO, name="auto")
     number = (*of("Spoiling", most=1000), "gradient_accumulation=8")
     assert_same(found, train_alone(*SHORT, *number, name="number"))
-    assert last(found)["micro_batch_size"] == 8
+    assert found.state()["micro_batch_size"] == 8
 
 
 def test_weights_that_a_forward_pass_changes_are_not_restored(train_alone: TrainAlone) -> None:
@@ -111,7 +106,7 @@ def test_parameters_that_a_worker_did_not_use(train_together: TrainTogether) -> 
     find = "ddp.find_unused_parameters=true"
     plain = train_together(2, *words, find, name="plain")
     found = train_together(2, *words, find, AUTO, name="auto")
-    assert "micro_batch_size" not in last(found)
+    assert "micro_batch_size" not in found.state()
     assert_same(found, plain)
     with pytest.raises(EOFError):  # the ranks end with the error
         train_together(2, *words, AUTO, name="refused")
