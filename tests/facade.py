@@ -226,13 +226,18 @@ def request(
 
 
 @functools.cache
-def _dataset(words: str) -> Any:
-    return parse(composed(*words.split()), Machine(cpus=8)).dataset
+def _of_words(words: str) -> RunConfig:
+    return parse(composed(*words.split()), Machine(cpus=8))
 
 
 def dataset(words: str, **changes: Any) -> Any:
     """The dataset of a command with these words, and what is other than in its YAML."""
-    return dataclasses.replace(_dataset(words), **changes)
+    return part("dataset", words, **changes)
+
+
+def part(key: str, words: str, **changes: Any) -> Any:
+    """As `dataset`, the `model`, `optimizer`, `init` or another part of the configuration."""
+    return dataclasses.replace(getattr(_of_words(words), key), **changes)
 
 
 def built(dataset: Any, task: Any = None, **options: Any) -> "Data":

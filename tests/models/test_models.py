@@ -15,38 +15,20 @@ from expt.models.blocks import blocks
 from expt.models.build import freeze, initialise
 from expt.models.transformer import Transformer
 from expt.models.vision import MLP, ConvNet, ResNet18
-from tests.facade import Patch
+from tests.facade import Patch, part
 from tests.models import images
 
 SIZES = [(8, 8), (28, 28), (32, 32), (28, 20)]
-CONFIGS: dict[str, Any] = {
-    "mlp": groups.MLP(name="mlp", hidden=(32, 16), dropout=0.1),
-    "convnet": groups.ConvNet(
-        name="convnet",
-        widths=(4, 6, 8),
-        kernels=(3, 6, 6),
-        strides=(1, 2, 2),
-        paddings=("same", "valid", "same"),
-        batch_norm=True,
-        pool=1,
-        global_average=True,
-        hidden=16,
-        dropout=0.5,
-    ),
-    "convnet of one kind of layer": groups.ConvNet(
-        name="convnet",
-        widths=(5,),
-        kernels=(4,),
-        strides=(3,),
-        paddings=("same",),
-        batch_norm=False,
-        pool=2,
-        global_average=False,
-        hidden=None,
-        dropout=0.0,
-    ),
-    "small": groups.ResNet18(name="resnet18", stem="small"),
-    "imagenet": groups.ResNet18(name="resnet18", stem="imagenet"),
+CONFIGS = {
+    "mlp": "model=mlp model.hidden=[32,16] model.dropout=0.1",
+    "convnet": "model=convnet model.widths=[4,6,8] model.kernels=[3,6,6] model.strides=[1,2,2]"
+    " model.paddings=[same,valid,same] model.batch_norm=true model.pool=1 model.hidden=16"
+    " model.global_average=true model.dropout=0.5",
+    "convnet of one kind of layer": "model=convnet model.widths=[5] model.kernels=[4]"
+    " model.strides=[3] model.paddings=[same] model.batch_norm=false model.pool=2"
+    " model.global_average=false model.hidden=null model.dropout=0.0",
+    "small": "model=resnet18 model.stem=small",
+    "imagenet": "model=resnet18 model.stem=imagenet",
 }
 DEFAULT = groups.DefaultInit(name="default")
 PADDLE: dict[str, Any] = {
@@ -57,6 +39,7 @@ GREY_28: dict[str, Any] = {"channels": 1, "image_size": (28, 28), "num_classes":
 
 
 def build(config: Any, init: Any, **shapes: Any) -> nn.Module:
+    config = part("model", config) if isinstance(config, str) else config
     return model_build.build(
         config, init, images(**shapes), torch.zeros(1, shapes["channels"], *shapes["image_size"])
     )
@@ -67,10 +50,12 @@ def size(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("image_size", SIZES, ids=str)
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_images_to_logits(config: Any, image_size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("name", CONFIGS)
+def test_images_to_logits(name: str, image_size: tuple[int, int]) -> None:
     with torch.device("meta"):  # shapes without the arithmetic
-        model = build(config, DEFAULT, channels=3, image_size=image_size, num_classes=7)
+        model = build(
+            part("model", CONFIGS[name]), DEFAULT, channels=3, image_size=image_size, num_classes=7
+        )
         assert model(torch.zeros(2, 3, *image_size)).shape == (2, 7)
 
 
@@ -111,7 +96,9 @@ def test_the_geometry_of_the_published_networks() -> None:
     expected = [(1, "same"), (2, (0, 0)), (2, (2, 2))]
     assert [(layer.stride[0], layer.padding) for layer in layers] == expected
     for stem, side in (("small", 32), ("imagenet", 8)):
-        model = build(CONFIGS[stem], DEFAULT, channels=1, image_size=(32, 32), num_classes=10)
+        model = build(
+            part("model", CONFIGS[stem]), DEFAULT, channels=1, image_size=(32, 32), num_classes=10
+        )
         assert isinstance(model, ResNet18)
         assert model.maxpool(model.conv1(torch.zeros(1, 1, 32, 32))).shape == (1, 64, side, side)
 
@@ -341,33 +328,17 @@ def layers(init: Any) -> tuple[nn.Linear, nn.Conv2d, nn.BatchNorm2d]:
 
 
 @pytest.mark.parametrize(
-    ("init", "std"),
+    ("words", "std"),
     [
-        (groups.NormalInit(name="normal", std=0.01, zero_bias=True), 0.01),
-        (
-            groups.XavierInit(name="xavier", distribution="uniform", zero_bias=True),
-            (2 / (FAN_IN + FAN_OUT)) ** 0.5,
-        ),
-        (
-            groups.XavierInit(name="xavier", distribution="normal", zero_bias=True),
-            (2 / (FAN_IN + FAN_OUT)) ** 0.5,
-        ),
-        (
-            groups.KaimingInit(
-                name="kaiming", distribution="normal", mode="fan_in", zero_bias=True
-            ),
-            (2 / FAN_IN) ** 0.5,
-        ),
-        (
-            groups.KaimingInit(
-                name="kaiming", distribution="uniform", mode="fan_out", zero_bias=True
-            ),
-            (2 / FAN_OUT) ** 0.5,
-        ),
+        ("init=normal init.std=0.01", 0.01),
+        ("init=xavier init.distribution=uniform", (2 / (FAN_IN + FAN_OUT)) ** 0.5),
+        ("init=xavier init.distribution=normal", (2 / (FAN_IN + FAN_OUT)) ** 0.5),
+        ("init=kaiming init.distribution=normal init.mode=fan_in", (2 / FAN_IN) ** 0.5),
+        ("init=kaiming init.distribution=uniform init.mode=fan_out", (2 / FAN_OUT) ** 0.5),
     ],
-    ids=["normal", "xavier uniform", "xavier normal", "kaiming fan_in", "kaiming fan_out, uniform"],
 )
-def test_the_spread_of_the_weights(init: Any, std: float) -> None:
+def test_the_spread_of_the_weights(words: str, std: float) -> None:
+    init = part("init", words, zero_bias=True)
     linear, convolution, norm = layers(init)
     for layer in (linear, convolution):
         weight = layer.weight.detach()
