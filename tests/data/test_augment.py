@@ -262,21 +262,6 @@ def test_a_share_is_drawn_for_each_batch_alone_and_spread_as_beta() -> None:
     assert sum(box is None for box in boxes) == pytest.approx(200, abs=40)
 
 
-@of_both_kinds
-@pytest.mark.parametrize("world_size", [2, 3, 8])
-def test_workers_together_see_what_one_sees(make: Any, world_size: int) -> None:
-    """The last batch has 5 samples: of 8 workers three have none."""
-    options = {"mixing": BOTH, "augment": Augmentation(crop_padding=1, flip=True, cutout=2)}
-    ranks = [make(shard=Shard(rank, world_size), **options).epoch(1) for rank in range(world_size)]
-    for whole, *parts in zip(make(**options).epoch(1), *ranks, strict=True):
-        shares = [part for part in parts if not part.weightless]
-        for field in ("inputs", "targets"):
-            assert torch.equal(
-                torch.cat([getattr(part, field) for part in shares]), getattr(whole, field)
-            )
-        assert {part.global_size for part in parts} == {whole.global_size} == {whole.size}
-
-
 def test_rows_of_a_table_are_mixed_too() -> None:
     mixing = Mixing(CLASSES, mixup=1.0)
     for number, (batch, whole) in enumerate(

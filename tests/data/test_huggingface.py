@@ -78,15 +78,14 @@ def as_images(splits: Any, folder: Path) -> None:
             row["image"].save(path)
 
 
-def as_formatted(splits: Any, folder: Path) -> None:
-    """With a format that hides the pictures."""
-    splits.set_format("torch", columns=["label"])
-    splits.save_to_disk(folder)
+def formatted(kind: str, **more: Any) -> Any:
+    """Return how a set is saved with a format, which may hide the pictures."""
 
+    def write(splits: Any, folder: Path) -> None:
+        splits.set_format(kind, **more)
+        splits.save_to_disk(folder)
 
-def as_pandas(splits: Any, folder: Path) -> None:
-    splits.set_format("pandas")
-    splits.save_to_disk(folder)
+    return write
 
 
 def as_bytes(splits: Any, folder: Path, *, are_large: bool = True) -> None:
@@ -101,13 +100,10 @@ def as_bytes(splits: Any, folder: Path, *, are_large: bool = True) -> None:
         parquet.write_table(found, folder / "data" / f"{name}-00000-of-00001.parquet")
 
 
-def as_pairs(splits: Any, folder: Path) -> None:
-    as_bytes(splits, folder, are_large=False)
-
-
-@pytest.mark.parametrize(
-    "write", [as_saved, as_parquet, as_images, as_formatted, as_pandas, as_bytes, as_pairs]
-)
+@pytest.mark.parametrize("write", [
+    as_saved, as_parquet, as_images, formatted("torch", columns=["label"]), formatted("pandas"),
+    as_bytes, functools.partial(as_bytes, are_large=False),
+])  # fmt: skip
 def test_each_layout_gives_its_parts(write: Any, chosen: Configured, tmp_path: Path) -> None:
     """The folder's name would be a pattern of other folders."""
     splits = hf.DatasetDict({"train": rows(12), "validation": rows(6, 100), "test": rows(3, 200)})

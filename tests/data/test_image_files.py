@@ -304,17 +304,7 @@ def _jpeg_mask(root: Path) -> None:
         ),
         (lambda root: (root / "test").mkdir(), "no pictures in .*test/images: expected NAME.jpg"),
     ],
-    ids=[
-        "no mask",
-        "no image",
-        "another size",
-        "another class",
-        "jpeg",
-        "colours",
-        "no picture",
-        "two of a name",
-        "no folder",
-    ],
+    ids=str,
 )
 def test_what_is_wrong_is_told_by_its_file(
     spoil: Callable[[Path], None], told: str, root: Path
