@@ -119,6 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     if on_cards.ON:
         warm.prepare()  # or each test, being a process, would
+    warm.read_once()
     warm.collapse()  # several hundred tests fork this process
     gc.freeze()  # what is imported by now is not garbage, to be looked through again and again
     gc.enable()

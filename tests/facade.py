@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +132,12 @@ class RunFolder:
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
         return [line for line in lines if not json.loads(line)["tag"].startswith(NOT_REPEATED)]
 
+    @property
+    def values(self) -> dict[tuple[str, int], float]:
+        """The last value of each of these points, by tag and step."""
+        points = map(json.loads, self.points)
+        return {(point["tag"], point["step"]): point["value"] for point in points}
+
 
 def usual(words: Sequence[str]) -> tuple[str, ...]:
     """`words`, of a run on the digits without pictures, which take half as long as a short run.
@@ -220,13 +226,18 @@ def request(
 
 
 @functools.cache
-def _dataset(words: str) -> Any:
-    return parse(composed(*words.split()), Machine(cpus=8)).dataset
+def _of_words(words: str) -> RunConfig:
+    return parse(composed(*words.split()), Machine(cpus=8))
 
 
 def dataset(words: str, **changes: Any) -> Any:
     """The dataset of a command with these words, and what is other than in its YAML."""
-    return dataclasses.replace(_dataset(words), **changes)
+    return part("dataset", words, **changes)
+
+
+def part(key: str, words: str, **changes: Any) -> Any:
+    """As `dataset`, the `model`, `optimizer`, `init` or another part of the configuration."""
+    return dataclasses.replace(getattr(_of_words(words), key), **changes)
 
 
 def built(dataset: Any, task: Any = None, **options: Any) -> "Data":
@@ -282,6 +293,12 @@ def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Pat
 def resumed(file: Path, folder: Path) -> Path:
     """Bring a checkpoint into a new folder that resumes it."""
     return continuing.take(Source("resume", read(file)), RunPaths(folder))
+
+
+def common(cases: Iterable[str], *begins: str) -> list[Any]:
+    """Parametrize a test by the names of cases, of which those that begin otherwise are slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=() if name.startswith(begins) else slow) for name in cases]
 
 
 def same(found: Any, expected: Any) -> bool:

@@ -16,8 +16,16 @@ from torch.distributed.distributed_c10d import BackendConfig
 from expt.training.collectives import Worker, process_group
 from tests import on_cards
 
-TIMEOUT_S = 20.0
+TIMEOUT_S, CPU = 20.0, torch.device("cpu")
 BackendConfig(on_cards.BACKEND)  # torch looks for it among all packages, here once for all ranks
+
+
+def worker_of(
+    rank: int = 0, size: int = 1, device: torch.device = CPU, gpus: tuple[int, ...] = ()
+) -> Worker:
+    """Return the worker of this rank, of all on one machine."""
+    sizes = {"world_size": size, "local_world_size": size}
+    return Worker(rank=rank, local_rank=rank, device=device, gpus=gpus, **sizes)
 
 
 def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
@@ -73,14 +81,8 @@ def _rank(
     gc.freeze()  # collections pass by what is the test's
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    worker = Worker(
-        rank=rank,
-        world_size=size,
-        local_rank=rank,
-        local_world_size=size,
-        device=on_cards.device_of(rank),
-        gpus=tuple(range(size)) if on_cards.ON else (),
-    )
+    gpus = tuple(range(size)) if on_cards.ON else ()
+    worker = worker_of(rank, size, on_cards.device_of(rank), gpus)
     meeting = dist.FileStore(str(store), size)
     with process_group(worker, backend=on_cards.BACKEND, timeout_s=TIMEOUT_S, store=meeting):
         answer.send(each(worker))

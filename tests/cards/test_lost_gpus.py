@@ -1,13 +1,21 @@
-"""Dead, full and faulty GPUs, in the commands that meet them."""
+"""Dead, full and faulty GPUs, in the commands that meet them, and those of workers of launchers."""
 
 import json
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+import expt
+from expt.runs.paths import RunPaths
+from expt.runs.result import Record, read_result
 from tests.conftest import Cards
-from tests.facade import python, run
+from tests.facade import ended, python, run, start
 
 QUICK = ("max_steps=2", "tensorboard.images=false", "dataset.train_limit=256")
 FAULTY = """
@@ -76,7 +84,7 @@ def test_a_sweep_says_each_fault_once_at_its_end(cards: Cards, tmp_path: Path, g
     assert done.stdout.count("use gpus=[0,2]") == 2, "as it ends, and in the summary"
 
 
-@pytest.mark.parametrize("fault", ["dead", "full"])
+@pytest.mark.parametrize("fault", [pytest.param("dead", marks=pytest.mark.slow), "full"])
 def test_a_search_ends_where_no_card_can_be_used(cards: Cards, tmp_path: Path, fault: str) -> None:
     """A trial that others' memory has stopped is none of its settings' result."""
     cards(count=2, **{fault: (0, 1)})
@@ -183,6 +191,13 @@ def test_the_doctor_names_dead_and_full_cards(cards: Cards, tmp_path: Path) -> N
     assert all(found[f"GPU {card}"].endswith("take others: gpus=[0,1]") for card in (2, 3))
 
 
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory, _forkserver: None) -> Path:
+    """The folder of a run whose model is to predict on cards."""
+    folder = tmp_path_factory.mktemp("on_cpu")
+    return expt.run(*QUICK, "gpus=0", "world_size=1", f"hydra.run.dir={folder}").folder
+
+
 @pytest.mark.parametrize(
     ("stage", "device", "code", "said"),
     [
@@ -194,24 +209,28 @@ def test_the_doctor_names_dead_and_full_cards(cards: Cards, tmp_path: Path) -> N
     ],
 )
 def test_a_prediction_takes_a_gpu_that_can_be_used(
-    cards: Cards, tmp_path: Path, stage: dict[str, Any], device: str, code: int, said: str
+    on_cpu: Path,
+    cards: Cards,
+    tmp_path: Path,
+    stage: dict[str, Any],
+    device: str,
+    code: int,
+    said: str,
 ) -> None:
-    cards()
-    assert run("gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path).returncode == 0
     cards(**stage)
     words = ("--split", "test", "--output", "p.csv", *["--device", device] * (device != "auto"))
-    done = run("predict", "r", *words, cwd=tmp_path)
+    done = run("predict", str(on_cpu), *words, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("fail_at", [1, 5, 20])
-def test_prediction_on_a_bad_card_is_told(cards: Cards, tmp_path: Path, fail_at: int) -> None:
-    cards()
-    assert run("gpus=1", *QUICK, "hydra.run.dir=r", cwd=tmp_path).returncode == 0
+def test_prediction_on_a_bad_card_is_told(
+    on_cpu: Path, cards: Cards, tmp_path: Path, fail_at: int
+) -> None:
     cards(fail_at=fail_at)
-    done = run("predict", "r", "--split", "test", "--output", "p.csv", cwd=tmp_path)
+    done = run("predict", str(on_cpu), "--split", "test", "--output", "p.csv", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
@@ -242,3 +261,114 @@ def test_the_variable_that_shows_too_few_cards_is_named(
     assert "Traceback" not in done.stderr
     if used is not None:
         assert record(tmp_path / "r")["devices"] == used
+
+
+QUICKER = ("max_steps=2", "tensorboard.images=false", "hydra.run.dir=r")
+
+
+def tasks(
+    cwd: Path, *words: str, visible: Sequence[str | None]
+) -> list[subprocess.CompletedProcess[str]]:
+    """Tasks of Slurm's on one node, and the cards that it shows each."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    of_all = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    of_all |= {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NODELIST": "here",
+    }
+    of_all |= {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    of_each = [
+        {"SLURM_PROCID": f"{at}", "SLURM_LOCALID": f"{at}", "SLURM_GPUS_PER_TASK": "1"}
+        | ({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown})
+        for at, shown in enumerate(visible)
+    ]
+    started = [start(*QUICKER, *words, cwd=cwd, **of_all, **own) for own in of_each]
+    return [ended(each) for each in started]
+
+
+def record_of(folder: Path) -> Record:
+    return read_result(RunPaths(folder / "r"))
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ((None, None), ["0", "1"]),  # --gpus-per-task=1 --gpu-bind=none
+        # --gpus-per-task=1, or --gpu-bind=single:1
+        pytest.param(("3", "1"), ["3", "1"], marks=pytest.mark.slow),
+    ],
+)
+def test_each_task_of_slurm_has_a_card(
+    cards: Cards, tmp_path: Path, visible: Sequence[str | None], gpus: list[str]
+) -> None:
+    cards()
+    done = tasks(tmp_path, visible=visible)
+    assert [each.returncode for each in done] == [0, 0], done
+    found = record_of(tmp_path)
+    assert (found["devices"], found["backend"]) == (gpus, "nccl")
+    assert found["device_s"] > 0
+    assert found["energy_j"] > 0
+    assert f"2 workers on GPUs {', '.join(gpus)}" in done[0].stdout
+
+
+def test_tasks_that_share_a_card_are_told_to_use_gloo(cards: Cards, tmp_path: Path) -> None:
+    cards()
+    refused = tasks(tmp_path, visible=("2", "2"))
+    assert [each.returncode for each in refused] == [2, 2], refused
+    assert "use backend=gloo" in refused[0].stderr
+    assert not (tmp_path / "r").exists()
+    done = tasks(tmp_path, "backend=gloo", visible=("2", "2"))
+    assert [each.returncode for each in done] == [0, 0], done
+    assert record_of(tmp_path)["devices"] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "why"),
+    [
+        (("0", ""), "auto", "gpus: rank 1 of 2 can see none"),
+        (("", "1"), "auto", "gpus: rank 0 of 2 can see none"),
+        (("0,1", "2"), "2", f"rank 1 of 2 on {socket.gethostname()}: "),
+    ],
+)
+def test_what_one_task_can_not_do_ends_all_of_them_in_a_line(
+    cards: Cards, tmp_path: Path, visible: Sequence[str], gpus: str, why: str
+) -> None:
+    cards()
+    refused = tasks(tmp_path, f"gpus={gpus}", visible=visible)
+    assert [each.returncode for each in refused] == [2, 2], refused
+    assert refused[0].stderr.startswith(f"error: {why}")
+    assert ("gpus=" in refused[0].stderr, refused[1].stderr) == (True, "")
+    assert not (tmp_path / "r").exists()
+
+
+def test_dead_cards_of_tasks_are_named_with_their_node(cards: Cards, tmp_path: Path) -> None:
+    cards(dead=(1, 3))
+    done = tasks(tmp_path, visible=("1", "3"))
+    assert [each.returncode for each in done] == [1, 1]
+    for card, each in zip((1, 3), done, strict=True):
+        assert f"GPU {card} (GPU-{card + 1:08d}-" in each.stderr
+        assert f" of {socket.gethostname()}: " in each.stderr
+    assert record_of(tmp_path)["error_kind"] == "DeviceLost"
+
+
+def test_a_debugged_run_has_its_card_on_record(cards: Cards, tmp_path: Path) -> None:
+    cards()
+    done = run("gpus=[2]", "debug=true", *QUICKER, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert record_of(tmp_path)["devices"] == ["2"]
+    assert "1 worker on GPU 2" in done.stdout
+
+
+@pytest.mark.slow
+def test_cards_unknown_to_nvml_are_used_without_energy(cards: Cards, tmp_path: Path) -> None:
+    """As AMD's: torch's CUDA is there, and no NVML."""
+    variables = cards(nvml=False, count=2, dead=(0,))
+    done = run("gpus=1", *QUICKER, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "GPU 0 (0000:00:00): " in done.stderr
+    found = record_of(tmp_path)
+    assert (found["devices"], found["hardware"]["gpus"]) == (["1"], ["Soft GPU"] * 2)
+    assert "energy_j" not in found
+    assert "0000:01:00.lock" in os.listdir(variables["EXPT_LOCKS"])

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from expt.command.rerun import NOT_REPEATED
+from tests.cards.plain import BATCH, CLIP, LR, MOMENTUM, SEED, STEPS
 from tests.conftest import Cards, Trained
-from tests.facade import NO_PICTURES, RunFolder, as_typed
+from tests.facade import NO_PICTURES, RunFolder, as_typed, python
+from tests.integration.test_resume import assert_equal, kill_at
 
 WITHIN = 1e-5
 FEW = (
@@ -104,13 +106,11 @@ def known() -> dict[tuple[str, int], Values]:
 
 def values(run: RunFolder) -> Values:
     """All losses and metrics of a run, by tag and step; those of the end are of step 0."""
-    points = map(json.loads, run.points)
-    found = {(point["tag"], point["step"]): point["value"] for point in points}
     last = {(tag, 0): value for tag, value in run.result["metrics"].items()}
     of_machine = (*NOT_REPEATED, "lr", "epoch")
     return {
         at: value
-        for at, value in {**found, **last}.items()
+        for at, value in {**run.values, **last}.items()
         if value is not None and not at[0].startswith(of_machine)
     }
 
@@ -170,3 +170,84 @@ def test_losses_on_cards_are_those_of_the_cpu(
     for at, difference in off.items():
         within = NOISE if summed_otherwise and at[0].endswith("/test") else WITHIN
         assert difference < within, (at, found[at], expected[at])
+
+
+BY_HAND = """
+import json, sys
+from tests.cards import plain
+print(json.dumps(plain.losses(*sys.argv[1:])))
+"""
+BY_PLAIN_LOOP = as_typed(
+    f"gpus=1 batch_size={BATCH} max_steps={STEPS} seed={SEED} optimizer.lr={LR} model.dropout=0 "
+    f"optimizer.momentum={MOMENTUM} gradient_clip={CLIP} log_every=1 threads=1"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_losses_are_those_of_a_loop_by_hand(
+    model: str, amp: str, cards: Cards, trained: Trained, tmp_path: Path
+) -> None:
+    cards()
+    done = python(BY_HAND, model, amp, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *expected, of_validation = json.loads(done.stdout)
+    words = (*BY_PLAIN_LOOP, NO_PICTURES, f"model={model}")
+    run, exact = trained(*words, f"amp={amp}"), trained(*words, name="exact")
+    found, others = ([loss for _, loss in each.curve("running/loss")] for each in (run, exact))
+    off = max(abs(mine - other) for mine, other in zip(found, expected, strict=True))
+    print(f"off by {off:.1e} in running/loss, of {len(found)} values")
+    assert off < WITHIN
+    step, loss = run.curve("loss/val")[-1]
+    assert step == STEPS
+    assert loss == pytest.approx(of_validation, abs=WITHIN)
+    assert found != pytest.approx(others, abs=10 * WITHIN), "it was in full precision"
+
+
+DRAWING = as_typed(
+    "model=convnet model.dropout=0.3 optimizer=adam epochs=3 dataset.train_limit=480 log_every=1 "
+    "checkpoint.every_steps=3 threads=1"
+)
+RESUMED = {
+    "fp16, one card": "gpus=1 amp=fp16",
+    "fp16, ddp": "gpus=2 amp=fp16",
+    "fp16, fsdp": "gpus=2 amp=fp16 strategy=fsdp",
+    "fsdp, sharded checkpoints": "gpus=2 strategy=fsdp checkpoint.sharded=true",
+    "bf16, hsdp": "gpus=4 amp=bf16 strategy=hsdp sharding.shards=2",
+    "dp": "gpus=2 strategy=dp",
+    "average, states on the host": "gpus=2 ema=0.9 offload=cpu",
+}
+FAST_RESUMED = ("fp16, ddp",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FAST_RESUMED else pytest.mark.slow)
+        for name in RESUMED
+    ],
+)
+def test_killed_run_is_exact(name: str, cards: Cards, trained: Trained, tmp_path: Path) -> None:
+    words = (*DRAWING, NO_PICTURES, *as_typed(RESUMED[name]))
+    cards(poison=True, late=True)
+    kill_at(tmp_path / "killed", words, step=9)
+    resumed = trained("resume=auto", name="killed")
+    whole = trained(*words, name="whole")
+    assert resumed.result["attempts"] == 2
+    assert resumed.result["resumed_from"]["step"] > 0
+    assert_equal(resumed, whole)
+    assert not raced(whole)
+    assert not raced(resumed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESUMED)
+def test_new_memory_late_copies_are_harmless(name: str, cards: Cards, trained: Trained) -> None:
+    words = (*DRAWING, *as_typed(RESUMED[name]), "tensorboard.images=true", "epochs=2")
+    cards()
+    plain = trained(*words, name="plain")
+    cards(poison=True, late=True)
+    staged = trained(*words, name="staged")
+    assert not raced(staged)
+    assert_equal(plain, staged)

@@ -81,6 +81,7 @@ class Spoiling(nn.Module):
         return outputs
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_halves_is_of_inputs_as_they_came(cards: Cards, trained: Trained) -> None:
     cards(count=1)
     words = (*SHORT, "gpus=1", "~model", f"+model._target_={__name__}.Spoiling")
@@ -109,6 +110,7 @@ class Keeping(nn.Module):
         return outputs + 0 * weights
 
 
+@pytest.mark.slow
 def test_memory_for_averaging_counts_in_fitting(cards: Cards, trained: Trained) -> None:
     """Else rank 1 would fail within the collective, for which rank 0 waits."""
     cards(count=2, memory=133e6)

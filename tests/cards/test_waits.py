@@ -130,7 +130,7 @@ TWO = {
 }
 
 
-FAST = {"ema", "fp16", "transformer", "skipped with states", "ddp", "fsdp"}
+FAST = {"ema", "fp16", "transformer", "skipped with states", "ddp"}
 
 
 class Watch:

@@ -7,10 +7,11 @@ import pytest
 
 from expt.config.schema import RunConfig
 from tests.conftest import Configured
+from tests.facade import Patch
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
     """The folder of what is decoded and downloaded, which is not there yet."""
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"

@@ -27,7 +27,7 @@ from expt.errors import ConfigError, DataError
 from expt.features import Classes, Features, Labels
 from tests.conftest import Configured
 from tests.data.test_files import idx
-from tests.facade import built, dataset
+from tests.facade import Capture, Patch, built, dataset
 
 
 def image_files(listing: Listing) -> Pictures:
@@ -77,9 +77,7 @@ def test_a_last_batch_that_is_much_of_the_data_is_not_dropped_in_silence(
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_a_val_folder_validates(
-    tmp_path: Path, cache: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_val_folder_validates(tmp_path: Path, cache: bool, monkeypatch: Patch) -> None:
     """Nothing is held out of train then, and nothing is a test set but test/."""
     dataset = folder_config(write_folder(tmp_path / "images", test="val"), cache=cache)
     dataset.prepare()
@@ -103,7 +101,7 @@ def test_nothing_is_trained_on_a_test_alone(tmp_path: Path, configured: Configur
     assert content_of(config) != both, "an evaluation knows it by what there is"
 
 
-def test_a_folder_may_be_read_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_may_be_read_grey(tmp_path: Path, monkeypatch: Patch) -> None:
     root = write_folder(tmp_path / "photos")
     for cache in (True, False):
         colour, grey = (folder_config(root, channels=channels, cache=cache) for channels in (3, 1))
@@ -139,7 +137,7 @@ def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
     assert [name in line for name, line in zip(("emu", "fox"), caught.value.problems, strict=True)]
 
 
-def test_classes_are_those_of_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_are_those_of_train(tmp_path: Path, capsys: Capture) -> None:
     root = write_folder(tmp_path)
     shutil.rmtree(root / "test/cat")
     (root / "test/emu").mkdir()
@@ -181,7 +179,7 @@ def synthetic(**options: Any) -> Any:
     return dataset("dataset=synthetic", **size, num_classes=7, val_fraction=0.0, **options)
 
 
-def test_a_limit_beyond_what_there_is_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_beyond_what_there_is_says_so_once(capsys: Capture) -> None:
     for rank in (0, 1):
         build_data(digits(train_limit=2000), shard=Shard(rank, 2))
     build_data(digits(train_limit=1293))

@@ -19,6 +19,7 @@ from expt.errors import ConfigError, DataError
 from expt.features import Columns, Features
 from tests.conftest import Trained
 from tests.data.test_table import CLASS, CPU, NUMBER, built, of, samples, written
+from tests.facade import Capture, Patch
 from tests.late import Late
 
 pandas: Any = Late("pandas")
@@ -88,8 +89,8 @@ def opened(path: Path, **options: Any) -> Any:
 @pytest.mark.parametrize(("name", "scales"), [("t.csv", True), ("t.parquet", False)])
 def test_the_matrix_is_scikit_learns(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capture,
     name: str,
     scales: bool,
 ) -> None:

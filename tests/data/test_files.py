@@ -13,7 +13,7 @@ import pytest
 
 from expt.data.kinds.originals import DEBIAN_FASHION_MNIST, Downloaded
 from expt.errors import DataError
-from tests.facade import as_typed
+from tests.facade import Patch, as_typed
 
 NAMES = (
     *as_typed("train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte"),
@@ -113,7 +113,7 @@ def test_the_default_root_lies_in_the_cache(cache: Path) -> None:
 
 
 def test_gzip_is_decoded_once_and_mapped(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+    tmp_path: Path, cache: Path, monkeypatch: Patch, recwarn: pytest.WarningsRecorder
 ) -> None:
     write_idx_set(tmp_path, ".gz")
     dataset = config("mnist", tmp_path)
@@ -141,9 +141,7 @@ def test_a_changed_or_damaged_entry_is_decoded_again(tmp_path: Path, cache: Path
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_leaves_no_entry(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_no_entry(tmp_path: Path, cache: Path, monkeypatch: Patch) -> None:
     def save(_path: Path, _array: np.ndarray) -> None:
         with Path("/dev/full").open("wb", buffering=0) as full:
             full.write(b"1")
@@ -154,9 +152,7 @@ def test_a_full_disk_leaves_no_entry(
     assert [path.name for path in (cache / "decoded").glob("[!.]*")] == []
 
 
-def test_without_a_network_the_error_comes_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_error_comes_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
     for scheme in ("http", "https", "ftp"):
         monkeypatch.setenv(f"{scheme}_proxy", "http://127.0.0.1:9")  # nobody listens
     monkeypatch.setenv("no_proxy", "")

@@ -22,7 +22,7 @@ from expt.runs.paths import RunPaths, write_atomically
 from expt.runs.result import create_result, read_result, update_result
 from tests.conftest import Configured
 from tests.data.test_files import config, write_idx_set
-from tests.facade import as_typed, dataset, request_of, run, start
+from tests.facade import Capture, Patch, as_typed, dataset, request_of, run, start
 from tests.faults.running import wait_until
 
 
@@ -54,9 +54,7 @@ def test_one_known_set_is_not_taken_for_another(mnist: str) -> None:
         config("fashion_mnist", mnist).fingerprint()
 
 
-def test_other_files_are_known_by_their_content(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_files_are_known_by_their_content(tmp_path: Path, capsys: Capture) -> None:
     write_idx_set(tmp_path / "one")
     write_idx_set(tmp_path / "two", sizes=(31, 20))
     shutil.copytree(tmp_path / "one", tmp_path / "packed")
@@ -102,7 +100,7 @@ def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
     assert folder(root).fingerprint() != before
 
 
-def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(cache, "SAMPLED", 5)
     root = images(tmp_path / "one")
     shutil.copytree(root, tmp_path / "copy")
@@ -114,7 +112,7 @@ def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert folder(root).fingerprint() != folder(tmp_path / "copy").fingerprint()
 
 
-def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_once(tmp_path: Path, monkeypatch: Patch) -> None:
     root = images(tmp_path / "one")
     first = folder(root).fingerprint()
     (remembered,) = (tmp_path / "cache").rglob("*.json")
@@ -186,7 +184,7 @@ class Net(torch.nn.Sequential):
 
 
 def test_plugins_that_only_a_search_finds_are_part_of_what_a_run_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """A new one, and an edit that leaves size and time of the file as they were.
 

@@ -1,4 +1,4 @@
-"""Groups are held out whole, classes in proportion, and what lies in two parts is reported."""
+"""Groups are held out whole, classes in proportion, in folds too; copies in parts are reported."""
 
 import io
 import shutil
@@ -17,7 +17,7 @@ from expt.errors import ConfigError, DataError
 from expt.tasks.classification import Config
 from expt.tasks.regression import Config as Regression
 from expt.tasks.segmentation import Config as Segmentation
-from tests.facade import built, dataset
+from tests.facade import Capture, built, dataset
 
 IMAGES = "dataset=image_folder dataset.image_size=[4,4]"
 OWN = "dataset={_target_:tests.data.test_groups.Visits,num_classes:2,test:null,train:{}}"
@@ -136,9 +136,7 @@ def test_a_row_without_a_group_and_a_single_group_are_refused(tmp_path: Path, ce
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_rows_that_come_twice_are_reported_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str
-) -> None:
+def test_rows_that_come_twice_are_reported_once(tmp_path: Path, capsys: Capture, task: str) -> None:
     made = table(tmp_path, twice=True)
     if task == "regression":
         built(dataset(f"task=regression dataset=table dataset.path={made.path} dataset.targets=a"),
@@ -153,9 +151,7 @@ def test_rows_that_come_twice_are_reported_once(
     assert "trained on, too" not in capsys.readouterr().err
 
 
-def test_rows_of_few_values_may_be_equal_by_chance(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_of_few_values_may_be_equal_by_chance(tmp_path: Path, capsys: Capture) -> None:
     draw = np.random.default_rng(0)
     lines = [",".join(map(str, row)) for row in draw.integers(0, 3, (300, 4)).tolist()]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,c,y", *lines]))
@@ -164,7 +160,7 @@ def test_rows_of_few_values_may_be_equal_by_chance(
 
 
 def test_equal_rows_of_columns_that_depend_on_one_another_are_no_copies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     draw = np.random.default_rng(0)
     degrees = draw.integers(-10, 40, 400).tolist()
@@ -214,7 +210,7 @@ def test_pictures_of_a_group_are_in_one_part(tmp_path: Path, way: str) -> None:
 
 
 def test_a_part_whose_pictures_are_not_all_named_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     root = pictures(tmp_path, parts=("train", "val"))
     for named, says in ((1, "has no line for 1 of 40 val pictures, such as val/cat/"), (40, "")):
@@ -231,9 +227,7 @@ def test_a_part_whose_pictures_are_not_all_named_is_reported(
         assert ("has no line" in said) == bool(says)  # a part without any is as it was made
 
 
-def test_pictures_and_groups_in_two_parts_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_and_groups_in_two_parts_are_reported(tmp_path: Path, capsys: Capture) -> None:
     root = pictures(tmp_path, parts=("train", "test"))
     for number in range(8):
         shutil.copy(root / f"train/cat/cat{number}.png", root / f"test/dog/x{number}.png")
@@ -261,7 +255,7 @@ def test_a_custom_dataset_has_its_groups_in_an_attribute() -> None:
 
 @pytest.mark.parametrize("kind", ["rows", "pictures", "masks"])
 def test_a_hugging_face_dataset_has_its_groups_in_a_column(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+    tmp_path: Path, capsys: Capture, kind: str
 ) -> None:
     library = pytest.importorskip("datasets")
     root = pictures(tmp_path / "r")
@@ -304,3 +298,48 @@ def test_a_hugging_face_dataset_has_its_groups_in_a_column(
     assert len(told) == 1, told
     with pytest.raises(ConfigError, match=r"dataset.group=wo: train has no such column"):
         built(dataset(words, group="wo", **more), task)
+
+
+@pytest.mark.parametrize(("size", "folds"), [(442, 5), (7, 7), (10, 3)])
+def test_each_sample_validates_once_and_each_fold_has_its_share_of_every_class(
+    size: int, folds: int
+) -> None:
+    classes = torch.arange(size) % 3 * 7  # sorted neither by index nor without gaps
+    parts = [split_fold(classes, folds, fold, None) for fold in range(folds)]
+    everything = list(range(size))
+    assert torch.cat([val for _, val in parts]).sort().values.tolist() == everything
+    for train, val in parts:
+        assert torch.cat([train, val]).sort().values.tolist() == everything
+        assert val.equal(val.sort().values)
+        assert train.equal(train.sort().values)
+    for counts in (
+        torch.stack([(classes[val] == each).sum() for _, val in parts]) for each in (0, 7, 14)
+    ):
+        assert counts.max() - counts.min() <= 1
+    assert {len(val) for _, val in parts} <= {size // folds, -(-size // folds)}
+
+
+def digits(**options: Any) -> Data:
+    return built(dataset("dataset=digits", **options), batch_size=64, drop_last=True)
+
+
+def test_images_have_folds_of_equal_classes_and_the_test_set_stays() -> None:
+    found, tests = [], []
+    for fold in range(4):
+        data = digits(folds=4, fold=fold)
+        assert data.val is not None
+        assert data.test is not None
+        found.append(torch.cat([batch.targets for batch in data.val.evaluation()]).bincount())
+        tests.append(torch.cat([batch.inputs for batch in data.test.evaluation()]))
+        assert data.info.val_size is not None
+        assert (data.info.train_size + data.info.val_size, data.info.test_size) == (1437, 360)
+    counts = torch.stack(found)
+    assert (counts.max(0).values - counts.min(0).values).max() <= 1
+    assert counts.sum() == 1437
+    assert all(each.equal(tests[0]) for each in tests)
+    assert digits(folds=4, fold=0, train_limit=100).info.train_size == 100
+
+
+def test_more_folds_than_samples_are_refused() -> None:
+    with pytest.raises(ConfigError, match="folds=1438: there are 1437 training samples"):
+        digits(folds=1438, fold=0)

@@ -3,7 +3,7 @@
 import csv
 import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from expt.config.schema import RunConfig
 from expt.data import build
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.features import Numbers
 from expt.worker.build import build_data, build_learner
+from tests.conftest import Configured
 from tests.data.test_huggingface import of, pixels
 from tests.facade import as_typed
 from tests.late import Late
@@ -58,9 +58,7 @@ def people(tmp_path: Path) -> list[dict[str, str]]:
 AGES = ("task=regression", "dataset.target=age", "dataset.val_fraction=0.25")
 
 
-def test_a_folder_of_pictures_with_a_csv_of_numbers(
-    people: Any, chosen: Callable[..., RunConfig]
-) -> None:
+def test_a_folder_of_pictures_with_a_csv_of_numbers(people: Any, chosen: Configured) -> None:
     config = chosen(*AGES, "dataset.mean=[0.5,0.5,0.5]", "dataset.augment.flip=true")
     data = build_data(config, ALONE)
     assert data.info.features.shapes == {"channels": 3, "image_size": (6, 5), "num_classes": 1}
@@ -77,7 +75,7 @@ def test_a_folder_of_pictures_with_a_csv_of_numbers(
 
 
 def test_numbers_are_standardised_by_those_that_are_trained_on(
-    people: Any, chosen: Callable[..., RunConfig]
+    people: Any, chosen: Configured
 ) -> None:
     config = chosen(*AGES, "dataset.standardise_targets=true")
     data = build_data(config, ALONE)
@@ -93,7 +91,7 @@ def test_numbers_are_standardised_by_those_that_are_trained_on(
     )
 
 
-def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) -> None:
+def test_transforms_and_labels(people: Any, chosen: Configured) -> None:
     crop = "dataset.transforms=[{_target_: torchvision.transforms.v2.RandomCrop, size: [4, 4]}]"
     words = (
         *as_typed("task=multilabel dataset.target=[old,tall] dataset.image_size=[4,4]"),
@@ -116,7 +114,7 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
             build_data(chosen(*AGES, *more), ALONE)
 
 
-def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_masks_of_a_column(chosen: Configured, tmp_path: Path) -> None:
     masks = [Image.fromarray(pixels(index, 1) % 3) for index in range(8)]
     images = [Image.fromarray(pixels(index)) for index in range(8)]
     features = hf.Features({"image": hf.Image(), "mask": hf.Image(), "kind": hf.Value("int64")})

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from expt.data import indexing
+from tests.facade import Patch
 
 WORLD_SIZES = (1, 2, 3, 4)
 sizes = st.integers(1, 300)
@@ -110,7 +111,7 @@ def _refuse(*_: int) -> None:
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_many_numbers_are_not_in_this_process_s_memory_unless_the_disk_is_full(
-    is_full: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    is_full: bool, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "new"))
     if is_full:

@@ -1,16 +1,17 @@
 """Loaders: the batches that workers see, from memory and streamed; and the errors of a person's own
 data."""
 
+import contextlib
 import dataclasses
 import gc
 import multiprocessing
 import random
 import re
-import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,15 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from expt.data import loading
 from expt.data.images import image_part
 from expt.data.loader import Loader
-from expt.data.loading import Batch, LoaderOptions, Shard
+from expt.data.loading import Batch, LoaderOptions, Shard, prefetched
 from expt.data.memory import eval_batch_size
 from expt.errors import DataError
 from expt.features import Classes
 from tests.data.loaders import makers
-from tests.facade import alive, environment
+from tests.facade import Patch, alive, environment, python
 from tests.faults.running import wait_until
 from tests.warm import Command
 
@@ -278,7 +280,7 @@ def test_loader_processes_outlive_an_epoch_and_an_early_stop() -> None:
     assert len(started) == 2
 
 
-def test_a_daemonic_process_reads_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemonic_process_reads_by_itself(monkeypatch: Patch) -> None:
     """One of a multiprocessing.Pool may have no children."""
     config = vars(multiprocessing.current_process())["_config"]
     monkeypatch.setitem(config, "daemon", True)
@@ -390,18 +392,90 @@ class Sent(torch.utils.data.Dataset):
 """
 
 
+ANEW = """
+import multiprocessing, runpy, tempfile
+tempfile.tempdir = None  # a forked command knows its folder for temporary files
+vars(multiprocessing.current_process())["_config"].pop("tempdir", None)
+runpy.run_module("expt", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_reading_processes_that_cannot_send_are_refused_at_once(tmp_path: Path) -> None:
     """torch notes it in a thread of that process, and waits."""
     (tmp_path / "mine.py").write_text(SENT)
     (long := tmp_path / ("x" * 120)).mkdir()
     words = "{_target_: mine.Sent, num_classes: 2, train: {}, test: null, num_workers: 1}"
     given = (f"dataset={words}", "model=mlp", "epochs=1", "world_size=1", "batch_size=4")
-    # not `run`, whose processes are copies of one that knows its folder for temporary files
-    command = [sys.executable, "-m", "expt", *given, "hydra.run.dir=run"]
-    surroundings = environment(TMPDIR=str(long))
-    done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True)
+    done = python(ANEW, *given, "hydra.run.dir=run", cwd=tmp_path, TMPDIR=str(long))
     assert done.returncode == 2, done.stderr
     assert f"TMPDIR={long}" in done.stderr
     assert "dataset.num_workers=1" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+GPU = torch.device("cuda", 0)
+
+
+class Streams:
+    """The streams by their names, and in which order who was told what."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.current = self.named("main")
+
+    def named(self, name: str) -> Any:
+        def wait(other: Any) -> None:
+            self.told.append(f"{name} waits for {other.name}")
+
+        return SimpleNamespace(name=name, wait_stream=wait)
+
+    @contextlib.contextmanager
+    def entered(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+
+@pytest.fixture
+def streams(monkeypatch: Patch) -> Iterator[Streams]:
+    found = Streams()
+    loading._side_stream.cache_clear()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda index: found.named("side"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: found.current)
+    monkeypatch.setattr(torch.cuda, "stream", found.entered)
+    monkeypatch.setattr(
+        Tensor,
+        "record_stream",
+        lambda self, stream: found.told.append(f"{int(self)} is used by {stream.name}"),
+    )
+    yield found
+    loading._side_stream.cache_clear()
+
+
+def made(streams: Streams, count: int) -> Iterator[tuple[Any, Any, str]]:
+    for number in range(count):
+        streams.told.append(f"{number} is made on {streams.current.name}")
+        yield {"image": torch.tensor(number)}, torch.tensor(10 + number), "no tensor"
+
+
+def test_a_batch_is_made_aside_and_waited_for_by_its_user_alone(streams: Streams) -> None:
+    for batch in prefetched(made(streams, 2), GPU):
+        streams.told.append(f"{int(batch[1]) - 10} is taken on {streams.current.name}")
+    assert streams.told == [
+        "side waits for main", "0 is made on side", "main waits for side", "0 is used by main",
+        "10 is used by main", "0 is taken on main", "1 is made on side", "main waits for side",
+        "1 is used by main", "11 is used by main", "1 is taken on main",
+    ]  # fmt: skip
+
+
+def test_whoever_asks_on_another_stream_is_the_one_that_waits(streams: Streams) -> None:
+    batches = prefetched(made(streams, 1), GPU)
+    with streams.entered(streams.named("other")):
+        next(batches)
+    assert streams.told[2:] == ["other waits for side", "0 is used by other", "10 is used by other"]
+
+
+def test_on_a_cpu_there_is_no_stream(streams: Streams) -> None:
+    assert len(list(prefetched(made(streams, 2), torch.device("cpu")))) == 2
+    assert streams.told == ["0 is made on main", "1 is made on main"]

@@ -28,6 +28,7 @@ from expt.features import Classes
 from expt.tasks.classification import Config as Classification
 from expt.tasks.multilabel import Config as Multilabel
 from expt.tasks.regression import Config as Regression
+from tests.facade import Patch
 
 FILES: dict[str, Any] = {}
 MULTILABEL, REGRESSION = (
@@ -344,7 +345,7 @@ class Rare(Dataset[Any]):
 )
 @pytest.mark.parametrize(("rare", "has_targets"), [(5, False), (40, False), (1500, True)])
 def test_what_reading_a_rare_class_changes_is_known(
-    how: str, told: str | None, rare: int, has_targets: bool, monkeypatch: pytest.MonkeyPatch
+    how: str, told: str | None, rare: int, has_targets: bool, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(changes, "LIMIT_S", 60)
     kwargs = {"how": how, "rare": rare, "has_targets": has_targets}

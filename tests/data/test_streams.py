@@ -30,10 +30,9 @@ from expt.worker import steps
 from expt.worker.build import build_data
 from expt.worker.run import Run
 from tests.conftest import Configured
-from tests.facade import RunFolder, as_typed, built, request_of
+from tests.facade import Capture, Patch, RunFolder, as_typed, built, request_of
 from tests.ranks import together
 from tests.worker.conftest import ALONE, TrainAlone, stop_at, train_alone
-from tests.worker.test_run import values
 
 __all__ = ["train_alone"]
 
@@ -296,9 +295,7 @@ def test_an_evaluation_is_one_pass_and_has_each_sample_once(kind: type, readers:
     "kind", [*(pytest.param(kind, marks=SLOW) for kind in (Numbers, Shards)), Kept]
 )
 @pytest.mark.parametrize("readers", [pytest.param(0, marks=SLOW), 1])
-def test_it_goes_on_where_its_state_was_kept(
-    kind: type, readers: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_goes_on_where_its_state_was_kept(kind: type, readers: int, capsys: Capture) -> None:
     for rank in range(2):
         uncut = [data_of(kind, rank, 2, readers).train for _ in range(2)]
         [*uncut[0].epoch(1)], [*uncut[1].epoch(1)]
@@ -377,7 +374,7 @@ def test_a_run_on_it_has_the_numbers_of_a_plain_loop_and_resumes_to_the_same_bit
     train_alone: TrainAlone,
     tmp_path: Path,
     configured: Configured,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(steps, "MEET_EVERY_S", 0.0)
     words, weights = (*WORDS, OWN % kind), dict[str, Tensor]()
@@ -415,7 +412,7 @@ def test_a_run_on_it_has_the_numbers_of_a_plain_loop_and_resumes_to_the_same_bit
         ends = [each(ALONE)] if size == 1 else together(tmp_path / f"store {size}", size, each)
         assert ends == [["interrupted", "completed"]] * size
         again = RunFolder(paths.folder)
-        assert size == 2 or values(again) == values(done)
+        assert size == 2 or again.points == done.points
         found = [loss for _, loss in again.curve("running/loss")]
         assert found == pytest.approx(losses, rel=1e-5)
 
@@ -436,4 +433,4 @@ def test_a_run_on_one_of_known_length_resumes_to_the_same_bits(train_alone: Trai
     words += ("drop_last=false",)
     done = train_alone(*words)
     last = train_alone(*words, name="stopped", before=stop_at(8)).paths.last
-    assert values(train_alone(*words, name="stopped", source=last)) == values(done)
+    assert train_alone(*words, name="stopped", source=last).points == done.points

@@ -30,7 +30,7 @@ from expt.tasks.sums import Sums
 from expt.tasks.task import Facts
 from tests import facade
 from tests.conftest import Configured
-from tests.facade import dataset
+from tests.facade import Capture, Patch, dataset
 
 CLASS = Classification()
 NUMBER = Regression(name="regression", loss="mse")
@@ -139,7 +139,7 @@ def test_what_numbers_the_rows_is_no_feature_unless_it_is_named(tmp_path: Path, 
 
 
 def test_numbers_that_rise_otherwise_are_features_with_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     """Times, or years: an ID of chosen rows can't be told from them. Named ones are meant."""
     path = written(tmp_path, f"time,b,y\n{''.join(NUMBERED.splitlines(True)[::2])}")
@@ -157,9 +157,7 @@ def test_numbers_that_rise_otherwise_are_features_with_a_warning(
         assert ("column id" in capsys.readouterr().err) == warns
 
 
-def test_texts_that_differ_only_in_case_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_that_differ_only_in_case_are_reported(tmp_path: Path, capsys: Capture) -> None:
     path = written(tmp_path, "a,b,y\n" + "1,Ulm,yes\n1,ulm ,Yes\n2,Bonn,no\n" * 9)
     of(path).prepare(CLASS)
     said = capsys.readouterr().err
@@ -181,9 +179,7 @@ def test_the_columns_of_a_run_are_those_of_its_evaluation(tmp_path: Path) -> Non
     assert of(dataset.path, "a", None).load(NUMBER, known).feature_names == ("b", "a")
 
 
-def test_a_class_that_train_has_none_of_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_that_train_has_none_of_is_reported(tmp_path: Path, capsys: Capture) -> None:
     for place in (39, 31):
         rows = [f"{row * 3 % 7},{'uv'[row % 2] if row != place else 'odd'}" for row in range(40)]
         path = written(tmp_path, "a,y\n" + "\n".join(rows))
@@ -281,7 +277,6 @@ def test_what_pandas_writes_into_a_parquet(tmp_path: Path) -> None:
 
 ALL = {"features": None}
 BAD: list[tuple[Any, str, str, dict[str, Any]]] = [
-    (NUMBER, "a,y\n1,1\n2,2\nx y,3\n", "column a, row 3: 'x y' .* use dataset.categories$", ALL),
     (
         NUMBER,
         "a,b,y\n" + "".join(f"1,n{row},2\n" for row in range(10_002)),
@@ -295,7 +290,6 @@ BAD: list[tuple[Any, str, str, dict[str, Any]]] = [
     (NUMBER, "a,y\n1,2\n", "dataset.targets and dataset.f.*=y: is", {"features": ("a", "y")}),
     (NUMBER, "y\n1\n", "has only targets; give it other", ALL),
     (CLASS, "a,y\n" + "".join(f"1,{x}\n" for x in range(30)), "y: has 30 classes in 30 rows", ALL),
-    (NUMBER, "a,b,y\nx,2,\n", "column y, row 1: has no val", {}),
     (NUMBER, "a,b,y\n1,2,0\n1,2\n", "row 2 has 2 cells for 3 columns", {}),
     (NUMBER, "a,a,y\n1,2,0\n", "two columns are called 'a'; rename one", {}),
     (NUMBER, "a;b;y\n1,5;2;3\n", "column a, row 1: .*decimal sign", {}),
@@ -348,9 +342,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         of(tmp_path / "u.npz").load(NUMBER)
 
 
-def test_another_content_is_another_dataset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_content_is_another_dataset(tmp_path: Path, monkeypatch: Patch) -> None:
     first = of(written(tmp_path, CSV)).fingerprint()
     (tmp_path / "elsewhere").mkdir()
     assert of(written(tmp_path / "elsewhere", CSV)).fingerprint() == first
@@ -370,7 +362,7 @@ def test_columns_may_be_called_by_numbers(tmp_path: Path, configured: Configured
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_blocks_end_with_a_row_whatever_it_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+    tmp_path: Path, monkeypatch: Patch, ending: str
 ) -> None:
     """Quoted lines, true and false after numbers, empty lines; read a few bytes at a time."""
     monkeypatch.setattr(table_files, "_BYTES", 32)
@@ -384,7 +376,7 @@ def test_blocks_end_with_a_row_whatever_it_holds(
     assert spelled == np.repeat(["u", "v, w", "x\ny", "z"], 90).tolist()
 
 
-def test_a_large_table_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_table_is_read_once(tmp_path: Path, monkeypatch: Patch) -> None:
     path, read = written(tmp_path, CSV), list[Path]()
 
     def opened(path: Path) -> table_files.Table:
@@ -401,7 +393,7 @@ def test_a_large_table_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     path = written(tmp_path, CSV)
 

@@ -16,7 +16,7 @@ from expt.data.columns import Column
 from expt.data.kinds import Opening
 from expt.errors import ConfigError, DataError
 from tests.data.test_table import CLASS, CPU, LABEL, NUMBER, built, samples
-from tests.facade import dataset
+from tests.facade import Capture, dataset
 from tests.late import Late
 
 hf: Any = Late("datasets")
@@ -262,9 +262,7 @@ def test_folders_that_are_no_tables(tmp_path: Path) -> None:
     refused(r"holds \.csv and \.parquet")
 
 
-def test_files_that_are_no_part_of_a_table_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_are_no_part_of_a_table_are_counted(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "table"
     for name in ("1.csv", "2.csv", "key=1/3.csv"):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)

@@ -22,7 +22,7 @@ from expt.errors import DataError
 from expt.features import NO_TARGET
 from expt.inference.inputs import inputs_of
 from tests.conftest import Configured
-from tests.facade import as_typed, built, dataset
+from tests.facade import Capture, Patch, as_typed, built, dataset
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")
@@ -160,7 +160,7 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
-    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(text_kind, "_AT_A_TIME", 100)
     (root := tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
@@ -303,7 +303,7 @@ def _tokenizer(library: Any, kind: str) -> Any:
     [("bpe", 4), ("bpe_unknown", 4), ("word", 8), ("piece", 8), ("unigram", 4), ("byte", 0)],
 )
 def test_characters_without_a_token_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, lost: int
+    tmp_path: Path, capsys: Capture, kind: str, lost: int
 ) -> None:
     """Also from the cache; in a prediction, too."""
     library = pytest.importorskip("tokenizers")

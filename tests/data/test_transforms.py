@@ -16,11 +16,11 @@ from expt.data import indexing
 from expt.data.build import Data
 from expt.errors import ConfigError, DataError
 from expt.inference.inputs import inputs_of
-from expt.training.collectives import Worker
 from expt.worker.build import build_data
 from tests.conftest import Configured
-from tests.facade import as_typed
+from tests.facade import Capture, as_typed
 from tests.late import Late
+from tests.ranks import worker_of
 
 v2: Any = Late("torchvision.transforms.v2")
 
@@ -90,10 +90,7 @@ def photos(folder: Path, configured: Configured) -> Any:
 
 
 def data(config: RunConfig, rank: int = 0, world_size: int = 1) -> Data:
-    worker = Worker(
-        rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, device=CPU
-    )
-    return build_data(config, worker)
+    return build_data(config, worker_of(rank, world_size))
 
 
 def epoch(made: Data, number: int = 1, skip: int = 0) -> Tensor:
@@ -210,30 +207,8 @@ def test_what_a_transform_makes_of_an_image_is_checked(
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["dataset.transforms=[{size: 3}]"], "dataset.transforms.0 names no class"),
-        (["dataset.transforms=[{_target_: torchvision.transforms.v2.Normalize, mean: [0.1], std: "
-          "[0.1]}]"],
-         "dataset.transforms.0 would normalise training images only; give dataset.mean and "
-         "dataset.std instead"),
-        ([LIST, "dataset=image_folder", "dataset.root=x", "dataset.cache=true"],
-            "dataset.cache=true: "),
-        (["dataset.transforms=3"], "dataset.transforms=3"),
-        (["dataset.transforms=[]"], "dataset.transforms=[]: is empty; use dataset.transforms=null"),
-    ],
-)  # fmt: skip
-def test_a_list_that_is_none_is_refused_before_anything_starts(
-    words: list[str], said: str, configured: Configured
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        configured(*words)
-    assert said in str(refused.value)
-
-
 def test_a_generator_of_a_transforms_own_is_reported(
-    configured: Configured, capfd: pytest.CaptureFixture[str]
+    configured: Configured, capfd: Capture
 ) -> None:
     data(configured(f"dataset.transforms=[{{_target_: {__name__}.OwnNoise}}]"))
     assert "dataset.transforms.0.generator" in capfd.readouterr().err

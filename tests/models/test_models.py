@@ -1,4 +1,4 @@
-"""Shapes and sizes of the models, and a person's own class in their place."""
+"""Shapes, sizes, blocks and first weights of models, and a person's own class in their place."""
 
 import importlib
 from pathlib import Path
@@ -11,38 +11,24 @@ from torch import nn
 from expt.config import constraints, groups
 from expt.errors import ConfigError
 from expt.models import build as model_build
+from expt.models.blocks import blocks
+from expt.models.build import freeze, initialise
+from expt.models.transformer import Transformer
 from expt.models.vision import MLP, ConvNet, ResNet18
+from tests.facade import Patch, part
 from tests.models import images
 
 SIZES = [(8, 8), (28, 28), (32, 32), (28, 20)]
-CONFIGS: dict[str, Any] = {
-    "mlp": groups.MLP(name="mlp", hidden=(32, 16), dropout=0.1),
-    "convnet": groups.ConvNet(
-        name="convnet",
-        widths=(4, 6, 8),
-        kernels=(3, 6, 6),
-        strides=(1, 2, 2),
-        paddings=("same", "valid", "same"),
-        batch_norm=True,
-        pool=1,
-        global_average=True,
-        hidden=16,
-        dropout=0.5,
-    ),
-    "convnet of one kind of layer": groups.ConvNet(
-        name="convnet",
-        widths=(5,),
-        kernels=(4,),
-        strides=(3,),
-        paddings=("same",),
-        batch_norm=False,
-        pool=2,
-        global_average=False,
-        hidden=None,
-        dropout=0.0,
-    ),
-    "small": groups.ResNet18(name="resnet18", stem="small"),
-    "imagenet": groups.ResNet18(name="resnet18", stem="imagenet"),
+CONFIGS = {
+    "mlp": "model=mlp model.hidden=[32,16] model.dropout=0.1",
+    "convnet": "model=convnet model.widths=[4,6,8] model.kernels=[3,6,6] model.strides=[1,2,2]"
+    " model.paddings=[same,valid,same] model.batch_norm=true model.pool=1 model.hidden=16"
+    " model.global_average=true model.dropout=0.5",
+    "convnet of one kind of layer": "model=convnet model.widths=[5] model.kernels=[4]"
+    " model.strides=[3] model.paddings=[same] model.batch_norm=false model.pool=2"
+    " model.global_average=false model.hidden=null model.dropout=0.0",
+    "small": "model=resnet18 model.stem=small",
+    "imagenet": "model=resnet18 model.stem=imagenet",
 }
 DEFAULT = groups.DefaultInit(name="default")
 PADDLE: dict[str, Any] = {
@@ -53,6 +39,7 @@ GREY_28: dict[str, Any] = {"channels": 1, "image_size": (28, 28), "num_classes":
 
 
 def build(config: Any, init: Any, **shapes: Any) -> nn.Module:
+    config = part("model", config) if isinstance(config, str) else config
     return model_build.build(
         config, init, images(**shapes), torch.zeros(1, shapes["channels"], *shapes["image_size"])
     )
@@ -63,10 +50,12 @@ def size(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("image_size", SIZES, ids=str)
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_images_to_logits(config: Any, image_size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("name", CONFIGS)
+def test_images_to_logits(name: str, image_size: tuple[int, int]) -> None:
     with torch.device("meta"):  # shapes without the arithmetic
-        model = build(config, DEFAULT, channels=3, image_size=image_size, num_classes=7)
+        model = build(
+            part("model", CONFIGS[name]), DEFAULT, channels=3, image_size=image_size, num_classes=7
+        )
         assert model(torch.zeros(2, 3, *image_size)).shape == (2, 7)
 
 
@@ -107,7 +96,9 @@ def test_the_geometry_of_the_published_networks() -> None:
     expected = [(1, "same"), (2, (0, 0)), (2, (2, 2))]
     assert [(layer.stride[0], layer.padding) for layer in layers] == expected
     for stem, side in (("small", 32), ("imagenet", 8)):
-        model = build(CONFIGS[stem], DEFAULT, channels=1, image_size=(32, 32), num_classes=10)
+        model = build(
+            part("model", CONFIGS[stem]), DEFAULT, channels=1, image_size=(32, 32), num_classes=10
+        )
         assert isinstance(model, ResNet18)
         assert model.maxpool(model.conv1(torch.zeros(1, 1, 32, 32))).shape == (1, 64, side, side)
 
@@ -157,7 +148,7 @@ class Any(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_models(tmp_path: Path, monkeypatch: Patch) -> None:
     """A module `own_model` with a person's own classes, in a folder on the path."""
     (tmp_path / "own_model.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -262,3 +253,114 @@ def test_what_is_expanded_gets_memory_unless_it_follows_another() -> None:
         module.scale.fill_(2.0)
     assert buffers["twin"].tolist() == [2.0, 2.0, 2.0]
     assert (buffers["edges"].layout, buffers["rows"].layout) == (torch.sparse_coo, torch.sparse_csr)
+
+
+IMAGES: Any = {"channels": 1, "image_size": (8, 8), "num_classes": 3}
+ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3)
+
+
+@pytest.mark.parametrize(("module", "names"), [
+    (Transformer(vocab_size=7, context=6, layers=2, width=8, heads=2), "blocks.0 blocks.1"),
+    (Transformer(vocab_size=7, context=6, layers=1, width=8, heads=2), "blocks.0"),
+    (ResNet18(**IMAGES), " ".join(f"layer{stage}.{block}" for stage in range(1,
+        5) for block in range(2))),
+    (nn.ModuleDict({"encoder": ENCODER, "head": nn.Linear(8, 2)}),
+        " ".join(f"encoder.layers.{n}" for n in range(3))),
+    (nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), ""),
+    (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), ""),
+    (MLP(hidden=(4, 4), dropout=0.0, **IMAGES), ""),
+])  # fmt: skip
+def test_the_blocks_of(module: nn.Module, names: str) -> None:
+    found = blocks(module)
+    assert list(found) == names.split()
+    assert all(module.get_submodule(name) is block for name, block in found.items())
+
+
+def deep() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), nn.Linear(3, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [
+        ([], "0.weight 0.bias 1.0.weight 1.0.bias 1.1.weight 1.1.bias 2.weight 2.bias"),
+        (["^0", r"1\.1"], "1.0.weight 1.0.bias 2.weight 2.bias"),
+        (["bias$"], "0.weight 1.0.weight 1.1.weight 2.weight"),
+    ],
+)
+def test_what_matches_is_not_trained(patterns: list[str], left: str) -> None:
+    module = deep()
+    freeze(module, patterns)
+    assert [
+        name for name, parameter in module.named_parameters() if parameter.requires_grad
+    ] == left.split()
+
+
+@pytest.mark.parametrize(
+    ("patterns", "says"),
+    [
+        (["1.0.wight"], "freeze=1.0.wight: is in no parameter's name. Did you mean '1.0.weight'?"),
+        (["^0", "xyz"], "freeze=xyz: is in no parameter's name. There are 8, such as 0.weight, "),
+        (["weight", "bias"], "freeze=[weight,bias]: leaves no parameter to train; freeze fewer"),
+    ],
+)  # fmt: skip
+def test_what_matches_nothing_or_all_is_refused(patterns: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        freeze(deep(), patterns)
+    assert str(refused.value).startswith(says)
+
+
+FAN_IN, FAN_OUT = 400, 900
+
+
+def layers(init: Any) -> tuple[nn.Linear, nn.Conv2d, nn.BatchNorm2d]:
+    """A linear layer, a convolution of the same two fans, and a batch norm, initialised."""
+    torch.manual_seed(0)
+    made = (
+        nn.Linear(FAN_IN, FAN_OUT),
+        nn.Conv2d(FAN_IN // 100, FAN_OUT // 100, 10),
+        nn.BatchNorm2d(3),
+    )
+    initialise(nn.ModuleList([*made]), init)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "std"),
+    [
+        ("init=normal init.std=0.01", 0.01),
+        ("init=xavier init.distribution=uniform", (2 / (FAN_IN + FAN_OUT)) ** 0.5),
+        ("init=xavier init.distribution=normal", (2 / (FAN_IN + FAN_OUT)) ** 0.5),
+        ("init=kaiming init.distribution=normal init.mode=fan_in", (2 / FAN_IN) ** 0.5),
+        ("init=kaiming init.distribution=uniform init.mode=fan_out", (2 / FAN_OUT) ** 0.5),
+    ],
+)
+def test_the_spread_of_the_weights(words: str, std: float) -> None:
+    init = part("init", words, zero_bias=True)
+    linear, convolution, norm = layers(init)
+    for layer in (linear, convolution):
+        weight = layer.weight.detach()
+        assert float(weight.std()) == pytest.approx(std, rel=0.03)
+        assert float(weight.mean()) == pytest.approx(0, abs=std / 20)
+        assert layer.bias is not None
+        assert not layer.bias.any()
+        # A uniform distribution ends at the square root of 3 times its deviation.
+        uniform = getattr(init, "distribution", "normal") == "uniform"
+        assert (float(weight.abs().max()) <= std * 3**0.5 + 1e-6) == uniform
+    assert (norm.weight == 1).all()
+
+
+def test_orthogonal_rows_have_the_length_of_the_gain() -> None:
+    linear, _, _ = layers(groups.OrthogonalInit(name="orthogonal", gain=3.0, zero_bias=False))
+    assert torch.allclose(linear.weight.T @ linear.weight, 9 * torch.eye(FAN_IN), atol=1e-3)
+    assert linear.bias.any()
+
+
+def test_default_draws_nothing() -> None:
+    plain = nn.Linear(3, 3)
+    before, state = plain.weight.clone(), torch.get_rng_state()
+    initialise(plain, groups.DefaultInit(name="default"))
+    assert torch.equal(plain.weight, before)
+    assert torch.equal(torch.get_rng_state(), state)

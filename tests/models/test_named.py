@@ -15,6 +15,7 @@ from expt.errors import ConfigError
 from expt.models.build import build
 from expt.worker import first_weights
 from tests.conftest import Configured
+from tests.facade import Capture, Patch
 from tests.models import images
 
 DEFAULT = groups.DefaultInit(name="default")
@@ -97,7 +98,7 @@ def test_what_a_library_has_not_is_told_in_a_line(
 
 
 def test_timm_that_is_not_installed_is_told_with_the_command(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ConfigError, match=r"^model=timm: needs timm; pip install 'expt\[timm\]'$"):
@@ -112,7 +113,7 @@ def fetched(home: Path) -> Path:
 
 
 def test_published_weights_are_loaded_but_for_other_classes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     models: Any = importlib.import_module("torchvision.models")
@@ -129,7 +130,7 @@ def test_published_weights_are_loaded_but_for_other_classes(
 
 
 def test_weights_that_were_fetched_before_and_are_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     file = fetched(tmp_path)
@@ -156,7 +157,7 @@ def test_without_fetching_it_is_the_same_network(channels: int) -> None:
 
 @pytest.mark.parametrize(("library", "arch"), [("torchvision", "resnet18"), ("timm", "resnet18")])
 def test_whose_normalisation_is_used_with_published_weights_is_told(
-    library: Any, arch: str, configured: Configured, capsys: pytest.CaptureFixture[str]
+    library: Any, arch: str, configured: Configured, capsys: Capture
 ) -> None:
     if library == "timm":
         pytest.importorskip("timm")

@@ -2,9 +2,11 @@
 them all.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,11 +18,11 @@ from expt.features import Anything, Numbers
 from expt.tasks.classification import Classification
 from expt.tasks.extra_metrics import ExtraMetrics, build
 from expt.tasks.regression import Regression
+from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
 from expt.tasks.task import Sum, Task
 from expt.training.collectives import Worker, gather_across_workers
-from tests.conftest import Configured
-from tests.facade import Capture, as_typed, run
+from tests.facade import Capture, Patch, as_typed, dataset, run
 from tests.late import Late
 from tests.ranks import together
 
@@ -117,7 +119,7 @@ def test_a_metric_that_cannot_be_built_is_told(
     arguments: dict[str, Any],
     told: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"task\.metrics\.auroc") as caught:
@@ -256,22 +258,129 @@ def test_a_run_is_chosen_by_a_metric_that_is_no_sum(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
 
 
-NAMED = word("auroc", _target_=AUROC, better="max")
+measures: Any = Late("sklearn.metrics")
+datasets: Any = Late("sklearn.datasets")
+
+CPU = torch.device("cpu")
+SIZES_OF_PARTS, NUMBER, IGNORED, FAR = (40, 7, 1, 23), 4, 255, 1e6
+DRAWN = torch.Generator().manual_seed(0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ((word("auroc", _target_=AUROC),), "task.metrics.auroc.better: has no value; give one"),
-        ((word("auroc", _target_=AUROC, better="up"),), "task.metrics.auroc.better=up: input"),
-        ((word("accuracy", _target_=AUROC, better="max"),), "task.metrics.accuracy: the task"),
-        (("+task.metrics.f1=min",), "task.metrics.f1=min: task=classification has no"),
-        (("experiment=diabetes", "+task.metrics.f1=max"), "task.metrics.f1=max: task=regr"),
-        ((NAMED, "objective=auroc/train"), "objective=auroc/train: is not measured"),
-    ],
-    ids=lambda value: "",
-)
-def test_bad_input(arguments: tuple[str, ...], told: str, configured: Configured) -> None:
-    with pytest.raises(ConfigError) as refused:
-        configured(*arguments)
-    assert told in str(refused.value)
+class Case(NamedTuple):
+    task: Task
+    outputs: Tensor
+    targets: Tensor
+    expected: Callable[[Any, Any], Mapping[str, float]]
+    """By scikit-learn, of outputs and targets as arrays"""
+
+
+def normal(*size: int) -> Tensor:
+    return torch.randn(sum(SIZES_OF_PARTS), *size, generator=DRAWN)
+
+
+def class_numbers(*size: int, number: int = NUMBER) -> Tensor:
+    return torch.randint(number, (sum(SIZES_OF_PARTS), *size), generator=DRAWN)
+
+
+def without(targets: Tensor, nothing: int) -> Tensor:
+    """A third counts for nothing."""
+    return targets.masked_fill(torch.rand(targets.shape, generator=DRAWN) < 1 / 3, nothing)
+
+
+def chances(logits: Any) -> Any:
+    return torch.tensor(logits).double().softmax(1).numpy()
+
+
+def of_uneven_classes(logits: Any, labels: Any) -> Mapping[str, float]:
+    found = logits.argmax(1)
+    return {
+        "loss": measures.log_loss(labels, chances(logits), labels=range(NUMBER + 1)),
+        "accuracy": measures.accuracy_score(labels, found),
+        "f1": measures.f1_score(labels, found, average="macro"),
+        "balanced_accuracy": measures.recall_score(labels, found, average="macro", labels=[0, 1]),
+    }
+
+
+def of_numbers(outputs: Any, targets: Any) -> Mapping[str, float]:
+    ours, theirs = outputs.astype(float).ravel(), targets.astype(float).ravel()
+    return {
+        "loss": measures.mean_squared_error(theirs, ours),
+        "mae": measures.mean_absolute_error(theirs, ours),
+        "rmse": measures.root_mean_squared_error(theirs, ours),
+        "r2": measures.r2_score(theirs, ours),
+    }
+
+
+def of_pixels(logits: Any, masks: Any) -> Mapping[str, float]:
+    here = masks != IGNORED
+    rows, right = np.moveaxis(logits, 1, -1)[here], masks[here]
+    predicted = rows.argmax(1)
+    return {
+        "loss": measures.log_loss(right, chances(rows)),
+        "mean_iou": measures.jaccard_score(right, predicted, average="macro"),
+        "accuracy": measures.accuracy_score(right, predicted),
+        "dice": measures.f1_score(right, predicted, average="macro"),
+    }
+
+
+CASES = {
+    "classification by class": Case(
+        Classification(
+            metrics={"accuracy": "max", "f1": "max", "balanced_accuracy": "max"},
+            num_classes=NUMBER + 1,
+        ),
+        torch.nn.functional.pad(normal(NUMBER), (0, 1), value=-9),
+        class_numbers(number=2),
+        of_uneven_classes,
+    ),
+    "regression of several targets": Case(
+        Regression(origin=(0.0, FAR)),
+        normal(2) + torch.tensor([0, FAR]),
+        normal(2) + torch.tensor([0, FAR]),
+        lambda ours, theirs: {
+            **of_numbers(ours, theirs),
+            "rmse": measures.root_mean_squared_error(theirs.astype(float), ours.astype(float)),
+            "r2": measures.r2_score(theirs.astype(float), ours.astype(float)),
+        },
+    ),
+    "regression of pictures": Case(Regression(), normal(2, 3, 3), normal(2, 3, 3), of_numbers),
+    "regression far from 0": Case(
+        Regression(origin=FAR + 1), normal(1) + FAR, normal(1) + FAR, of_numbers
+    ),
+    "a class that is nowhere": Case(
+        Segmentation(NUMBER + 1, IGNORED),
+        torch.nn.functional.pad(normal(NUMBER, 3, 5), (0, 0, 0, 0, 0, 1), value=-100),
+        without(class_numbers(3, 5), IGNORED),
+        lambda logits, masks: of_pixels(logits[:, :NUMBER], masks),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_metrics_are_scikit_learns_of_the_whole_set(name: str) -> None:
+    task, outputs, targets, expected = CASES[name]
+    sums = Sums(task, CPU)
+    for given, wanted in zip(
+        outputs.split(SIZES_OF_PARTS), targets.split(SIZES_OF_PARTS), strict=True
+    ):
+        batch = Batch(given, wanted, len(given))
+        sums.add(task.loss(given, batch), given, batch)
+    found = sums.averages(sums.values).values
+    assert found == pytest.approx(expected(outputs.numpy(), targets.numpy()), abs=1e-6)
+
+
+def test_the_diabetes_are_scikit_learns() -> None:
+    rows = dataset("dataset=diabetes task=regression").load(None)
+    table = datasets.load_diabetes(scaled=False)
+    assert list(rows.feature_names) == table.feature_names
+    assert np.array_equal(rows.features[:], table.data)
+    assert np.array_equal(rows.targets[:][:, 0], table.target)
+
+
+def test_the_digits_are_scikit_learns() -> None:
+    config = dataset("dataset=digits")
+    order, table = np.random.default_rng(0).permutation(1797), datasets.load_digits()
+    for part, chosen in (("test", np.sort(order[:360])), ("train", np.sort(order[360:]))):
+        images, labels = config.load(part)
+        assert np.array_equal(images[:, 0], np.round(table.images[chosen] * 255 / 16))
+        assert np.array_equal(labels, table.target[chosen])

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
+from expt.models.vision import UNet
 from expt.tasks.classification import Classification
 from expt.tasks.regression import Regression
+from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import MAX_KEPT, Sums, check_loss, loss_is_finite, refuse_weightless
 from expt.tasks.task import PhasedTask, Sum, Task
+from tests.facade import Patch
 from tests.operators import Operators
 
 CPU = torch.device("cpu")
@@ -242,9 +246,7 @@ class Counted(Task):
 
 
 @pytest.mark.parametrize("finite_only", [False, True])
-def test_a_tasks_own_sums_with_weights_of_their_own(
-    finite_only: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tasks_own_sums_with_weights_of_their_own(finite_only: bool, monkeypatch: Patch) -> None:
     sums = Sums(Counted(), CPU, finite_only=finite_only)
     for row in ([0.5, 2.5, 0.0], [0.0, 1.5], *([[math.nan]] * finite_only)):
         outputs = torch.tensor(row)
@@ -273,9 +275,7 @@ BINS = torch.zeros(3), 1
         ({"mean": (torch.tensor(2 + 1j), 1), "bins": BINS}, "mean is complex64"),
     ],
 )
-def test_what_is_not_a_sum_is_refused(
-    given: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_a_sum_is_refused(given: dict[str, Any], text: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Counted, "measure", lambda *_: given)
     with pytest.raises(ConfigError, match=text):
         Sums(Counted(), CPU).add(
@@ -421,3 +421,55 @@ def test_numbers_that_are_no_sums_of_steps_that_count() -> None:
     resumed.reset()
     with pytest.raises(ConfigError, match=r"^Peaks\.measure: high is "):
         resumed.add(loss, torch.ones(3), Batch(outputs, None, 1))
+
+
+CPU = torch.device("cpu")
+IGNORED = 255
+
+
+def averages_of(task: Segmentation, found: list[tuple[Tensor, Batch]]) -> dict[str, float]:
+    sums = Sums(task, CPU)
+    for logits, batch in found:
+        sums.add(task.loss(logits, batch), logits, batch)
+    return dict(sums.averages(sums.values).values)
+
+
+def test_samples_of_which_nothing_counts_are_no_divergence() -> None:
+    task = Segmentation(2, IGNORED)
+    logits, masks = torch.randn(1, 2, 3, 3), torch.full((1, 3, 3), IGNORED)
+    values = averages_of(task, [(logits, Batch(logits, masks, 1))])
+    assert values["loss"] != values["loss"], "not 0, which would be the best"
+    assert values["mean_iou"] != values["mean_iou"]
+    with pytest.raises(Diverged):
+        averages_of(task, [])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "masks", "told"),
+    [
+        (torch.zeros(2, 3), torch.zeros(2, 4, 4).long(), r"gives float32 \[2, 3\] where \[2, 3, 4"),
+        (torch.zeros(2, 3, 2, 2), torch.zeros(2, 4, 4).long(), r"gives float32 \[2, 3, 2, 2\]"),
+        ({"out": torch.zeros(2, 3, 4, 4)}, torch.zeros(2, 4, 4).long(), "gives a dict where"),
+        (torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4), "target is torch.float32"),
+        (torch.zeros(2, 3, 4, 4), torch.zeros(2).long(), "let it be a mask of class numbers"),
+    ],
+)
+def test_outputs_and_targets_of_another_shape_are_refused(
+    outputs: Any, masks: Tensor, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Segmentation(3).loss(outputs, Batch(None, masks, 2))
+
+
+@pytest.mark.parametrize("size", [(28, 28), (13, 9), (4, 7)])
+def test_a_unet_takes_any_size(size: tuple[int, int]) -> None:
+    model = UNet(channels=2, image_size=size, num_classes=5, widths=(4, 6, 8))
+    logits = model(torch.randn(2, 2, *size))
+    assert logits.shape == (2, 5, *size)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_unet_of_more_levels_than_an_image_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="3 levels need images of 4x4 or more, and these are 8x3"):
+        UNet(channels=2, image_size=(8, 3), num_classes=5)

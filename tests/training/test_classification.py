@@ -36,7 +36,6 @@ SETTINGS: tuple[str, ...] = (
 )  # fmt: skip
 SETTINGS += ("optimizer=plain_sgd", f"optimizer.lr={LR}", f"dataset.train_limit={LIMIT}")
 SETTINGS += ("label_smoothing=0.1",)
-TABLE = ("dataset=table", "dataset.path=t.csv", "dataset.targets=y")
 DIGITS = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
 
 
@@ -155,26 +154,6 @@ def test_class_weights_are_checked(weights: Any, counts: tuple[int, ...], said: 
         Config(class_weights=weights).build(
             Facts(class_counts=counts, targets=Classes(names=("a", "b", "c")), trains=True)
         )
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("task.class_weights=[0,0]",), "task.class_weights: all are 0"),
-        (("task.class_weights=[1,-1]",), "task.class_weights"),
-        (("mixup=0",), "mixup=0"),
-        ((*TABLE, "task=regression", "mixup=0.2"),
-            "mixup=0.2: works with task=classification only; use mixup=null"),
-        (("task.class_weights=balanced", "dataset.sampling=balanced"),
-            "evens the classes out too; use one of them"),
-        ((*TABLE, "task=regression", "dataset.sampling=balanced"),
-         "dataset.sampling=balanced: works with task=classification only"),
-    ],
-)  # fmt: skip
-def test_settings_that_conflict(words: tuple[str, ...], said: str, configured: Configured) -> None:
-    with pytest.raises(ConfigError) as refused:
-        configured(*words)
-    assert said in str(refused.value)
 
 
 def test_a_balanced_order_takes_classes_equally_and_their_samples_too() -> None:

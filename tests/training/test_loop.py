@@ -1,4 +1,4 @@
-"""A step, an epoch and an evaluation, against the same written out by hand."""
+"""A step, an epoch, an evaluation and the average of weights, against the same by hand."""
 
 import copy
 import itertools
@@ -11,13 +11,14 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from expt.data.indexing import local_slice
 from expt.data.loading import Batch
+from expt.errors import ConfigError
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Averages, Sums
-from expt.training.collectives import Worker
-from expt.training.learner import Learner, Position
+from expt.training.learner import Learner, Position, ema_of
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.precision import Precision
 from expt.training.strategy import DDP, Strategy, micro_batches
@@ -26,6 +27,7 @@ from tests import on_cards
 from tests.conftest import Configured
 from tests.facade import Patch
 from tests.operators import Operators
+from tests.ranks import worker_of
 
 DEVICE = on_cards.device_of(0)
 SHAPE, CLASSES = (2, 3, 3), 4
@@ -52,8 +54,12 @@ def learner(
         module=module,
         optimizer=optimizer,
         scheduler=LambdaLR(optimizer, lambda step: 0.9**step),
-        precision=Precision(False, DEVICE, gradient_clip=clip),
-        **{"task": Classification(label_smoothing), "strategy": Strategy(module), **settings},
+        **{
+            "task": Classification(label_smoothing),
+            "strategy": Strategy(module),
+            "precision": Precision(False, DEVICE, gradient_clip=clip),
+            **settings,
+        },
     )
 
 
@@ -279,7 +285,7 @@ def test_interleaved_parts_of_a_small_batch_are_as_many_on_each_worker() -> None
     assert [part.weightless for part in parts[1]] == [False, False, True]
 
 
-ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
+ALONE = worker_of()
 
 
 def a_step(configured: Configured, *words: str) -> Operators:
@@ -317,3 +323,73 @@ def test_kernels_within_budget(model: str, configured: Configured, monkeypatch: 
 def test_what_asks_for_a_value_is_found_out(configured: Configured) -> None:
     """As momentum of Muon, or float16 on a CPU; else the test above shows nothing."""
     assert a_step(configured, "model=mlp", "on_nan=skip").waits
+
+
+class Odd(nn.Module):
+    """Parameters of several types, one of which is not trained, and a buffer."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for kind in ("float32", "float64", "bfloat16", "complex64", "int64"):
+            values = torch.arange(3).to(getattr(torch, kind))
+            self.register_parameter(f"of_{kind}", nn.Parameter(values, requires_grad=False))
+        self.register_buffer("count", torch.tensor(0))
+
+    def move(self) -> None:
+        for parameter in self.parameters():
+            parameter.add_((torch.randn(3) * 9).to(parameter.dtype))
+        self.count += 1
+
+
+def test_it_is_that_of_torch_to_the_bit_and_loads_its_state() -> None:
+    model = Odd()
+    ours, theirs = ema_of(model, 0.9), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(4):
+        model.move()
+        ours.update_parameters(model)
+        theirs.update_parameters(model)
+        assert ours.state_dict().keys() == theirs.state_dict().keys()
+        for name, mine in ours.state_dict().items():
+            assert torch.equal(mine, theirs.state_dict()[name]), name
+    loaded = ema_of(model, 0.9)
+    loaded.load_state_dict(theirs.state_dict())
+    model.move()
+    loaded.update_parameters(model)
+    theirs.update_parameters(model)
+    assert torch.equal(*(each.module.get_parameter("of_float32") for each in (loaded, theirs)))
+
+
+def test_a_step_that_was_skipped_counts_not() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(18), nn.Linear(18, 4)).to(DEVICE)
+    skipping = Precision(False, DEVICE, skip_non_finite=True)
+    subject = learner(module, precision=skipping, ema=ema_of(module, 0.75))
+    assert subject.ema
+    train(subject, 3, summed=Sums(Classification(), DEVICE, finite_only=True))
+    before = copy.deepcopy(subject.ema.state_dict())
+
+    def spoil() -> None:
+        gradient = next(subject.module.parameters()).grad
+        assert gradient is not None
+        gradient.fill_(torch.inf)
+
+    finite = Sums(Classification(), DEVICE, finite_only=True)
+    train(subject, 2, summed=finite, on_gradients=spoil)
+    after = subject.ema.state_dict()
+    assert subject.precision.skipped == 2
+    assert after["n_averaged"] == before["n_averaged"] == 3
+    assert all(
+        torch.equal(after[name], before[name])
+        for name in before
+        if name.endswith(("weight", "bias"))
+    )
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    module: Any = nn.Linear(2, 2)
+    module.lines = (line for line in "ab")
+    with pytest.raises(
+        ConfigError, match=r"^ema=0\.5: the model can't be copied \(TypeError: cannot pickle "
+    ):
+        ema_of(module, 0.5)

@@ -19,17 +19,10 @@ from expt.worker.run import Run
 from tests import on_cards
 from tests.conftest import Configured
 from tests.facade import Patch, RunFolder, request_of, same, usual
-from tests.ranks import together
+from tests.ranks import together, worker_of
 from tests.worker.sharded import Configs, Observer
 
-ALONE = Worker(
-    rank=0,
-    world_size=1,
-    local_rank=0,
-    local_world_size=1,
-    device=on_cards.device_of(0),
-    gpus=(0,) if on_cards.ON else (),
-)
+ALONE = worker_of(device=on_cards.device_of(0), gpus=(0,) if on_cards.ON else ())
 
 
 class Trained(RunFolder):

@@ -1,6 +1,5 @@
 """Runs of sharded models in forked ranks, and their losses side by side."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,10 +58,7 @@ def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any
 
 def losses(folder: Path) -> dict[tuple[str, int], float]:
     """All that a run has measured of its loss, by tag and step."""
-    points = map(json.loads, RunFolder(folder).points)
-    return {
-        (point["tag"], point["step"]): point["value"] for point in points if "loss" in point["tag"]
-    }
+    return {at: value for at, value in RunFolder(folder).values.items() if "loss" in at[0]}
 
 
 def apart(one: Path, other: Path) -> float:

@@ -27,13 +27,13 @@ from expt.errors import ConfigError
 from expt.features import Features
 from expt.inference import load
 from expt.machine import Machine
-from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.worker import build, parallel
 from expt.worker.build import build_data, build_learner, check_first_output
 from tests.composing import composed
 from tests.conftest import Configured
 from tests.facade import Capture, Patch, as_typed
+from tests.ranks import worker_of
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 
 STEPS, SEED = 8, 3
@@ -170,17 +170,14 @@ def config(*overrides: str) -> RunConfig:
     return parse(composed(*overrides), Machine(cpus=8))
 
 
-def worker(rank: int = 0, world_size: int = 1) -> Worker:
-    cpu = torch.device("cpu")
-    return Worker(
-        rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, device=cpu
-    )
+def learner_of(made: RunConfig, **changes: Any) -> tuple[Data, Learner]:
+    me = dataclasses.replace(worker_of(), **changes)
+    data = build_data(made, me)
+    return data, build_learner(made, data, me)
 
 
 def built(*overrides: str, world_size: int = 1) -> tuple[Data, Learner]:
-    made, me = config(*overrides), worker(world_size=world_size)
-    data = build_data(made, me)
-    return data, build_learner(made, data, me)
+    return learner_of(config(*overrides), world_size=world_size, local_world_size=world_size)
 
 
 def test_the_layout_of_the_data_and_of_the_layers() -> None:
@@ -192,15 +189,6 @@ def test_the_layout_of_the_data_and_of_the_layers() -> None:
             assert found.is_contiguous(memory_format=torch.channels_last) == on
 
 
-def test_an_augmentation_reaches_training_images_alone() -> None:
-    plain_data, augmented = built()[0], built("dataset.augment.cutout=4")[0]
-    assert not torch.equal(
-        next(plain_data.train.epoch(1)).inputs, next(augmented.train.epoch(1)).inputs
-    )
-    tests = [data.test for data in (plain_data, augmented) if data.test]
-    assert torch.equal(next(tests[0].evaluation()).inputs, next(tests[1].evaluation()).inputs)
-
-
 @pytest.mark.parametrize(
     ("wanted", "repays", "compiled"),
     [(True, 21, True), (False, 20, False), ("auto", 20, True), ("auto", 21, False)],
@@ -208,8 +196,7 @@ def test_an_augmentation_reaches_training_images_alone() -> None:
 def test_long_run_is_compiled(wanted: Any, repays: int, compiled: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr("expt.training.compiling.REPAYS_STEPS", repays)
     made = dataclasses.replace(config("batch_size=64", "epochs=1"), compile=wanted)  # as on a GPU
-    data = build_data(made, worker())
-    assert build_learner(made, data, worker()).compiled == compiled
+    assert learner_of(made)[1].compiled == compiled
 
 
 def test_the_initialisation() -> None:
@@ -283,10 +270,10 @@ def test_sync_needs_samples_on_each_worker(words: tuple[str, ...], told: str | N
     chosen |= dict(word.split("=") for word in words)
     made = config(*(f"{key}={value}" for key, value in chosen.items()))
     if told is None:
-        build_data(made, worker(world_size=3))
+        build_data(made, worker_of(size=3))
         return
     with pytest.raises(ConfigError, match=f"^batch_norm=sync: an epoch's last batch {told}"):
-        build_data(made, worker(world_size=3))
+        build_data(made, worker_of(size=3))
 
 
 class Few(nn.Module):
@@ -332,7 +319,7 @@ def with_model(name: str, outputs: int, *overrides: str) -> RunConfig:
 )
 def test_first_output_is_checked(name: str, outputs: int, told: str | None) -> None:
     made = with_model(name, outputs)
-    learner = build_learner(made, build_data(made, worker()), worker())
+    _, learner = learner_of(made)
     module, images = learner.module, torch.zeros(2, 1, 8, 8)
     if told is None:
         assert module(images).shape == (2, 10)
@@ -354,14 +341,13 @@ def test_metrics_are_tried_out_without_a_trace_in_the_model() -> None:
     with pytest.raises(ConfigError, match=r"^task\.metrics\.x: "):
         built(wrong)
     made = with_model("Counting", 10, fine)
-    assert not hasattr(build_learner(made, build_data(made, worker()), worker()).module, "seen")
+    assert not hasattr(learner_of(made)[1].module, "seen")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_outputs_that_no_class_has_are_told_once(rank: int, capsys: Capture) -> None:
     made = with_model("Few", 11)
-    who = dataclasses.replace(worker(), rank=rank)
-    module = build_learner(made, build_data(made, worker()), who).module
+    module = learner_of(made, rank=rank)[1].module
     for _ in range(2):
         module(torch.zeros(2, 1, 8, 8))
     said = (
@@ -385,7 +371,7 @@ def test_outputs_of_a_softmax_are_warned_of_once(capsys: Capture) -> None:
 ])  # fmt: skip
 def test_batch_norm_missing(model: str, how: str, rank: int, told: int, capsys: Capture) -> None:
     made = config(f"model={model}", f"batch_norm={how}")
-    build_learner(made, build_data(made, worker()), dataclasses.replace(worker(), rank=rank))
+    learner_of(made, rank=rank)
     assert capsys.readouterr().err.count(f"warning: batch_norm={how}: ") == told
 
 

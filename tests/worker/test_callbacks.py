@@ -15,7 +15,7 @@ from expt.worker.callbacks import Callbacks, as_bytes
 from tests.facade import Capture, Patch, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stopped_and_resumed
 from tests.worker.looking_on import Busy, Noting
-from tests.worker.test_run import TURNING, measured, values
+from tests.worker.test_run import TURNING, measured
 
 OWN = "tests.worker.looking_on"
 
@@ -35,12 +35,12 @@ def test_called_every_few_steps(train_alone: TrainAlone, train_together: TrainTo
     done = train_alone(*noisy, name="done")
     assert [step for step, _ in done.curve("mine/calls")] == [3, 6, 9, 12, 15, 18]
     plain = train_alone(*NOISY, "log_every=1", name="plain")
-    others = [point for point in values(done) if not point["tag"].startswith("mine/")]
-    assert others == values(plain), "no number depends on it"
+    others = [point for point in done.points if '"mine/' not in point]
+    assert others == plain.points, "no number depends on it"
     assert "callbacks" not in plain.state()
     assert done.run.callbacks.beyond(3) == done.run.callbacks.beyond(4) == {}
     assert done.run.callbacks.beyond(2) == {"callbacks.0.every_steps": ("steps", 3)}
-    assert values(stopped_and_resumed(train_alone, *noisy, step=12)) == values(done)
+    assert stopped_and_resumed(train_alone, *noisy, step=12).points == done.points
 
 
 @pytest.mark.parametrize("every", ["0", "true", "null", "2.5"])
@@ -87,7 +87,7 @@ def test_what_it_is_told_and_when(train_alone: TrainAlone, monkeypatch: Patch) -
 
 def test_the_tags_of_expt_are_its_own(train_alone: TrainAlone) -> None:
     done = train_alone(*TURNING, "on_nan=skip", "epochs=1", "log_every=5")
-    begin = {point["tag"].partition("/")[0] for point in map(dict, values(done))}
+    begin = {tag.partition("/")[0] for tag, _ in done.values}
     metrics = {"loss", "accuracy"}
     assert metrics < begin <= metrics | tags.OF_EXPT
     callbacks = train_alone(*TURNING, "epochs=1", words("Noting"), name="own").run.callbacks

@@ -1,6 +1,5 @@
 """Where a loss stopped being finite, and weights that are not."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
@@ -19,7 +18,7 @@ from expt.tasks.sums import Sums
 from expt.training.learner import Position
 from expt.worker import diagnosis
 from tests.conftest import Configured
-from tests.facade import Capture, as_typed
+from tests.facade import Capture, RunFolder, as_typed
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether, stop_at
 
 REGRESSION, UNIT = "task=regression dataset=diabetes", "dataset.standardise_targets=true"
@@ -223,14 +222,9 @@ def words(bad: str, *more: str) -> tuple[str, ...]:
     return ("~dataset", own, *as_typed(model), *more)
 
 
-def numbers(points: Sequence[str]) -> dict[tuple[str, int], float]:
+def numbers(run: RunFolder) -> dict[tuple[str, int], float]:
     """Those of training, by tag and step."""
-    found = [json.loads(line) for line in points]
-    return {
-        (each["tag"], each["step"]): each["value"]
-        for each in found
-        if each["tag"].split("/")[0] in NUMBERS
-    }
+    return {at: value for at, value in run.values.items() if at[0].split("/")[0] in NUMBERS}
 
 
 NUMBERS = ("loss", "mae", "running", "skipped_steps")
@@ -239,7 +233,7 @@ NUMBERS = ("loss", "mae", "running", "skipped_steps")
 def test_it_is_the_same_on_any_number_of_workers_and_parts(train_together: TrainTogether) -> None:
     def found(size: int, parts: int) -> dict[tuple[str, int], float]:
         more = ("epochs=2", "log_every=2", f"gradient_accumulation={parts}")
-        return numbers(train_together(size, *words("[3]", *more), name=f"{size}").points)
+        return numbers(train_together(size, *words("[3]", *more), name=f"{size}"))
 
     alone = found(1, 1)
     assert alone["skipped_steps", 10] == 2, "one in each epoch"
@@ -261,8 +255,8 @@ def test_where_every_step_is_left_out_nothing_is_logged(train_alone: TrainAlone)
 
 def test_they_count_on_where_a_run_resumes_within_an_epoch(train_alone: TrainAlone) -> None:
     chosen = words("[3,9,17,30]", "epochs=2", "log_every=100")
-    whole = numbers(train_alone(*chosen, name="whole").points)
+    whole = numbers(train_alone(*chosen, name="whole"))
     assert whole["skipped_steps", 10] > whole["skipped_steps", 5] > 1
     last = train_alone(*chosen, before=stop_at(9)).run.paths.last
     assert checkpoint.load(last)["skipped_steps"] > whole["skipped_steps", 5], "one in this epoch"
-    assert numbers(train_alone(*chosen, source=last).points) == whole
+    assert numbers(train_alone(*chosen, source=last)) == whole

@@ -135,6 +135,7 @@ def test_a_replica_computes_in_the_type_of_the_run() -> None:
     assert found == [torch.float16, torch.bfloat16]
 
 
+@pytest.mark.slow
 def test_resume_without_weights(tmp_path: Path, monkeypatch: Patch, configured: Configured) -> None:
     """They would be fetched once more, on a machine that may not have them, and be overwritten."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))

@@ -51,11 +51,6 @@ def loaded(run: Run, done: RunFolder, name: str) -> tuple[nn.Module, dict[str, A
     return run.learner.module, state
 
 
-def values(done: RunFolder) -> list[dict[str, Any]]:
-    """The points of metrics.jsonl that are equal whenever a run is done again."""
-    return [json.loads(line) for line in done.points]
-
-
 def test_the_best_epoch_is_saved_tested_and_the_objective(train_alone: TrainAlone) -> None:
     turning = train_alone(*TURNING, "checkpoint.every_epochs=null", "checkpoint.keep=0")
     losses = dict(turning.curve("loss/val"))
@@ -141,7 +136,7 @@ def test_who_looks_on_is_told_of_each_moment(train_alone: TrainAlone) -> None:
     first = [*step, *step, "epoch, True, False", "val, False"]
     last = [*step, *step, "epoch, True, True", "val, True", "test, True", "end, True"]
     assert seen.moments == [*first, *last]
-    assert values(done) == values(train_alone(*words, name="drawn")), "no number depends on it"
+    assert done.points == train_alone(*words, name="drawn").points, "no number depends on it"
 
 
 def test_who_looks_on_is_told_where_early_stop_ends_a_run(train_alone: TrainAlone) -> None:
@@ -199,7 +194,7 @@ def test_stopped_run_resumes_to_the_same_numbers(train_alone: TrainAlone) -> Non
     elapsed_s = stopped.state()["elapsed_s"]
     resumed = train_alone(*words, source=stopped.paths.last)
     whole = train_alone(*words, name="whole")
-    assert values(resumed) == values(whole)
+    assert resumed.points == whole.points
     assert [step for step, _ in resumed.curve("speed/epoch_s")] == [5, 10, 15]
     assert resumed.result["epoch_s"][1] >= elapsed_s
     assert len(resumed.result["epoch_s"]) == 3
