@@ -29,6 +29,7 @@ from expt.runs.view.text import STALE, as_csv, cells, elapsed, plain_table, sett
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
 """The largest number of rows that are printed."""
+SPREAD = "a ± b (n): mean and standard deviation of n repetitions"
 _LAST_RESORT = "experiment without seed"
 """The column that tells any two rows apart."""
 
@@ -298,9 +299,9 @@ def leaderboard(
     found = rows(runs, sort, among)
     head, *below = lines(found[:SHOWN], objective_name(among or runs), stale)
     table = plain_table(head, left={*head[: len(_keys(found[:SHOWN]))], "status"})
-    if len(found) > SHOWN:
-        table.caption = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}"
-        table.caption_justify = "left"
+    notes = [SPREAD] * any(len(row.values) > 1 for row in found[:SHOWN])
+    notes += [f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}"] * (len(found) > SHOWN)
+    table.caption, table.caption_justify = "\n".join(notes) or None, "left"
     for line in below:
         table.add_row(*cells(*line))
     return table
