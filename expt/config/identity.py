@@ -23,6 +23,9 @@ REPEATED = keys.varying("repetition")
 LENGTH = (*keys.varying("length"), "scheduler.kwargs.total_steps")
 """The keys by which a run differs from one that continues it."""
 
+_SET_BY = {"data": "dataset", "weights": "weights"}
+"""The setting that names the files of a part of the content."""
+
 
 class Content(TypedDict, total=False):
     """Digests of the parts of a run other than its settings; None for a part that it lacks."""
@@ -63,8 +66,8 @@ def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) ->
     if {*REPEATED} <= {*but}:
         found["fork"] = seedless
         settings = _as_written(settings, config.following)
-        for key in config.following:
-            found.pop({"dataset": "data"}.get(key.partition(".")[0], key), None)
+        following = {key.partition(".")[0] for key in config.following}
+        found = {part: value for part, value in found.items() if _SET_BY.get(part) not in following}
     for part, value in found.items():
         if value:
             settings.pop(part, None)  # a path: the content there counts, wherever it lies

@@ -273,7 +273,7 @@ class RunPictures:
             self._draw_grid(events, tags.TRAIN_IMAGES, self._first.inputs.cpu(), captions, 1)
             self._first = None
         if len(total) <= MOST_CLASSES:
-            events.picture(tags.confusion(split), confusion_matrix(total.numpy(), names), step)
+            events.picture(tags.CONFUSION + split, confusion_matrix(total.numpy(), names), step)
         worst = worst_of(mistakes, MISTAKES)
         if worst is not None:
             each = zip(worst.predicted, worst.probabilities, worst.labels, strict=True)
@@ -281,7 +281,7 @@ class RunPictures:
                 f"{names[int(wrong)]} {float(sure):.0%}\nis {names[int(right)]}"
                 for wrong, sure, right in each
             ]
-            self._draw_grid(events, tags.mistakes(split), worst.images, captions, step)
+            self._draw_grid(events, tags.MISTAKES + split, worst.images, captions, step)
 
     def _draw_grid(
         self, events: Writer, tag: str, images: Tensor, captions: Sequence[str], step: int

@@ -329,7 +329,7 @@ def _bring_bests(found: Checkpoint, before: Checkpoint | None, paths: RunPaths) 
     has_best = bool(bests) and _is_of(paths.best, bests[0])
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
         warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")
-    others = (checkpoint_file.of_step(paths.best, best["step"]) for best in bests[1:])
+    others = (checkpoint_file.numbered(paths.best, best["step"]) for best in bests[1:])
     wanted = [*zip((paths.best, *others), bests, strict=False)][has_best:]
     places = (each for last in (paths.best, of.best, of.last) for each in candidates(last))
     known = [found.file, *places]

@@ -324,7 +324,7 @@ def so_far(paths: RunPaths, record: Record) -> Record:
     last = {point.tag: point.value for point in points}
     since = record["forked_from"]["step"] if "forked_from" in record else 0
     own = [point for point in points if point.step > since]
-    bests = [point for point in own if point.tag == tags.best(name)]
+    bests = [point for point in own if point.tag == tags.BEST + name]
     # It is logged after each evaluation.
     first = next((point for point in bests if point.value == bests[-1].value), None)
     best: Best | None = None
