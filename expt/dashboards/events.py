@@ -112,19 +112,18 @@ def _until(
         ):
             continue
         if event.step == step:
-            ended = ended or any(_is_of_the_end(tag, kinds[tag], measured) for tag in kinds)
+            ended = ended or any(
+                kind == "simple_value"
+                and tag.replace(OBJECTIVE, tags.BEST, 1) not in measured
+                # Norms of layers are only in event files.
+                and not tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))
+                for tag, kind in kinds.items()
+            )
             is_review = any(tag.startswith((tags.CONFUSION, tags.MISTAKES)) for tag in kinds)
             if (ended or (end_pictures and is_review)) and not (is_done and is_review):
                 continue
         found.append((event, record))
     return found
-
-
-def _is_of_the_end(tag: str, kind: str | None, measured: Collection[str]) -> bool:
-    """Return whether a curve has no such point yet; norms of layers are only in event files."""
-    tag = tag.replace(OBJECTIVE, tags.BEST, 1)
-    of_layers = tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))
-    return kind == "simple_value" and tag not in measured and not of_layers
 
 
 def _replace_files(paths: RunPaths, start: Summary, kept: Sequence[bytes]) -> None:

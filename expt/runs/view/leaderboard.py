@@ -62,7 +62,10 @@ class Row:
     @property
     def first(self) -> FoundRun:
         """The counted run of the lowest seed and fold, which was not chosen by its own numbers."""
-        return min(self.counted, key=lambda run: [*map(_place, seed_and_fold(run))])
+        return min(
+            self.counted,
+            key=lambda run: [x if isinstance(x, int) else -1 for x in seed_and_fold(run)],
+        )
 
     @property
     def is_whole(self) -> bool:
@@ -227,10 +230,6 @@ def seed_and_fold(run: FoundRun) -> tuple[Any, ...]:
     if config := run.config:
         return config.get("seed"), (config.get("dataset") or {}).get("fold")
     return tuple(run.typed.get(key) for key in REPEATED)
-
-
-def _place(seed_or_fold: Any) -> int:
-    return seed_or_fold if isinstance(seed_or_fold, int) else -1
 
 
 def without_seed(run: FoundRun) -> str:
