@@ -376,8 +376,7 @@ class Pool:
         return DeviceLost("\n".join((text, *faults.values())), gpus=faults)
 
     def _release(self, number: int, *, passed: bool = False) -> None:
-        job = self._active.pop(number, None)
-        if job is None:
+        if (job := self._active.pop(number, None)) is None:
             return
         (self._gpus if job.devices else self._cores).end(number)
         if passed:

@@ -258,20 +258,18 @@ class Aftermath:
             return kind(f"{text}\n{log}", gpus=gpus)
         code = self._codes[rank]
         if code is not None and code < 0:
-            hint = " (out of memory?)" if -code == signal.SIGKILL else self._of_cpp(rank)
+            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+            # An exception of C++, such as one of gloo.
+            if found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank)):
+                hint = f": {found[1][:300]}"
+                if "collective mismatch" in found[1]:
+                    hint += (
+                        "\nworkers must call the same layers in the same order with strategy=fsdp"
+                        " or hsdp, and the same collectives in custom code"
+                    )
             return Killed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
         return RunFailed(
             f"{who} exited with code {code} before it had completed{self._disk(rank)}\n{log}"
-        )
-
-    def _of_cpp(self, rank: int) -> str:
-        """Return the text of an exception of C++ that has ended a worker, such as one of gloo."""
-        if not (found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank))):
-            return ""
-        is_mismatch = "collective mismatch" in found[1]
-        return f": {found[1][:300]}" + is_mismatch * (
-            "\nworkers must call the same layers in the same order with strategy=fsdp or hsdp, and"
-            " the same collectives in custom code"
         )
 
     def _late(self, timeout_s: float) -> TimedOut:

@@ -260,13 +260,12 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
 def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:
     """Return the state before the run was ended, where it may continue."""
     path, offset = found.paths.before_end, found.state["position"].get("offset", 0)
-    end = config.total_steps(found.state["steps_per_epoch"], offset)
-    if end <= found.step or not path.is_file():
-        return found
-    if damage := checkpoint_file.damage_of(path):
+    is_further = config.total_steps(found.state["steps_per_epoch"], offset) > found.step
+    if is_further and path.is_file() and (damage := checkpoint_file.damage_of(path)):
         warn(f"{damage}; the run continues from its end, at {found}")
-        return found
-    return _before_end(found) or found
+    elif is_further and (before := _before_end(found)):
+        return before
+    return found
 
 
 def _before_end(found: Checkpoint) -> Checkpoint | None:

@@ -96,14 +96,13 @@ def until(source: RunPaths, num_bytes: int, step: int, *, tests_later: bool = Tr
     last = kept[kept.rfind(b"\n", 0, -1) + 1 :]
     if kept[-1:] in (b"", b"\n") and next(_steps(last), 0) <= step <= next(_steps(rest), step):
         return kept
-    lines = ((line, _point(line)) for line in text.splitlines(keepends=True))
-
-    def is_before(point: Point) -> bool:
-        return point.step < step or (
-            point.step == step and not (tests_later and point.tag.endswith("/test"))
-        )
-
-    return b"".join(line for line, point in lines if point and is_before(point))
+    found = list[bytes]()
+    for line in text.splitlines(keepends=True):
+        point = _point(line)
+        is_later = point and tests_later and point.tag.endswith("/test")
+        if point and (point.step < step or (point.step == step and not is_later)):
+            found.append(line)
+    return b"".join(found)
 
 
 def _steps(text: bytes) -> Iterator[int]:

@@ -405,7 +405,6 @@ def num_devices(record: Record) -> int:
 
 def device_s(record: Record) -> float:
     """Return the seconds that devices were busy; of a run that was killed those of training."""
-    if "device_s" in record:
-        return record["device_s"]
-    trained = num_devices(record) * (sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0))
-    return record.get("device_s_before", 0.0) + trained
+    trained_s = sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0)
+    so_far = record.get("device_s_before", 0.0) + num_devices(record) * trained_s
+    return record.get("device_s", so_far)

@@ -22,7 +22,7 @@ from expt.runs.found import FoundRun, results
 from expt.runs.grid import read_grid
 from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, PRUNED, device_s
-from expt.runs.view.listing import best_first, chosen, falls, filtered_key, ordered
+from expt.runs.view.listing import best_first, chosen, falls, ordered, parts_of
 from expt.runs.view.summary import epochs_done
 from expt.runs.view.text import STALE, as_csv, cells, elapsed, plain_table, setting
 
@@ -180,7 +180,7 @@ def filtered(
     passes as a whole, if one of its runs does: without the others its mean would be chosen too.
     Raises ConfigError as `chosen`.
     """
-    by_run = [text for text in filters if filtered_key(text, runs) in REPEATED]
+    by_run = [text for text in filters if parts_of(text, runs)[0] in REPEATED]
     passed, among = {run.folder for run in chosen(runs, filters)}, chosen(runs, by_run)
     if by_run:
         among = [dataclasses.replace(run, is_chosen_repetition=True) for run in among]
@@ -300,7 +300,7 @@ def leaderboard(
     table = plain_table(head, left={*head[: len(_keys(found[:SHOWN]))], "status"})
     notes = [SPREAD] * any(len(row.values) > 1 for row in found[:SHOWN])
     notes += [f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}"] * (len(found) > SHOWN)
-    table.caption, table.caption_justify = "\n".join(notes) or None, "left"
+    table.caption = "\n".join(notes)
     for line in below:
         table.add_row(*cells(*line))
     return table

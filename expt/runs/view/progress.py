@@ -353,16 +353,13 @@ class Printed:
             self._read[log] = read + len(whole)
             rank, printed = int(log.parent.name), log.stem == "stdout"
             for line in whole.decode(errors="replace").splitlines():
-                if printed or self._is_new_warning(line):
+                if printed:
+                    yield rank, line
+                elif line.startswith(WARNING) and line not in self._warned:
+                    self._warned.add(line)
                     yield rank, line
             if printed and last and read + len(whole) < size:
                 yield rank, f"... more in {log}"
-
-    def _is_new_warning(self, line: str) -> bool:
-        if not line.startswith(WARNING) or line in self._warned:
-            return False
-        self._warned.add(line)
-        return True
 
 
 def show_printed(

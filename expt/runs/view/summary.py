@@ -52,11 +52,12 @@ _MOST_CLASSES = 20
 def print_summary(console: Console, paths: RunPaths) -> None:
     """Print the final numbers, each with its epoch, and the next commands."""
     result = read_result(paths)
+    longer = resume_command(paths, result.get("ended_by", "epochs"))
     is_pruned = result.get("status") == PRUNED
     resumed_at = result.get("resumed_from", {}).get("step")
     if not is_pruned and resumed_at and resumed_at == result.get("steps"):
         at_end = f"nothing was left to train: the run was at its end, step {resumed_at}, already"
-        say(console, f"{at_end}; to continue: {_longer(paths, result)}")
+        say(console, f"{at_end}; to continue: {longer}")
     values: Mapping[str, float | None] = result.get("metrics") or {}
     metrics = metrics_of((result.get("config") or {}).get("task"))
     table = plain_table(("", *metrics, "of epoch"), left=[""])
@@ -79,7 +80,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         say(console, f"best         {best['metric']} {best['value']:.4f} {_when(result, best)}")
     if stopped := result.get("stopped_early"):
         why = f"{_when(result, stopped)}: {stopped['reason']}"
-        say(console, f"stopped      {why}; to continue: {_longer(paths, result)}")
+        say(console, f"stopped      {why}; to continue: {longer}")
     folder = shown_path(paths.folder)
     if is_pruned:
         command = resume_command(paths)
@@ -92,10 +93,6 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     say(console, f"look at it   tensorboard --logdir {_quoted(logdir(paths.folder))}")
     if folder.startswith("outputs/"):  # where the report looks by itself
         say(console, f"compare      {provenance.program()} report")
-
-
-def _longer(paths: RunPaths, result: Record) -> str:
-    return resume_command(paths, result.get("ended_by", "epochs"))
 
 
 def _number(value: Any) -> str:

@@ -71,6 +71,8 @@ class PlainTable(Table):
             if number:
                 yield Segment.line()
             yield from Table.__rich_console__(part, console, options.update(max_width=UNLIMITED))
+        if self.caption:  # Rich would fold it to the table's width
+            yield Text(str(self.caption), "table.caption")
 
     def _parts(self, room: int) -> Iterator[Table]:
         """Yield tables of at most `room` characters, where their columns can be so narrow."""
@@ -108,8 +110,6 @@ class PlainTable(Table):
             )
             table = Table(*columns, box=None, pad_edge=False, header_style="bold")
             table.rows = self.rows
-            if part is parts[-1]:
-                table.caption, table.caption_justify = self.caption, self.caption_justify
             yield table
 
 
