@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -213,7 +213,7 @@ class SearchCommand:
             found = {**{f"its {part}": f"its {part} has changed since" for part in parts}, **found}
         return found or {"its code": "its code has changed since"}
 
-    def _warn_of_others(self, others: Mapping[str, Sequence[str]]) -> None:
+    def _warn_of_others(self, others: Mapping[str, Collection[str]]) -> None:
         if others:
             names = dict.fromkeys(key for differing in others.values() for key in differing)
             warn(

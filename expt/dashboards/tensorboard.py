@@ -163,8 +163,8 @@ class LayerValues:
             self._gradient_norms = None
         each = itertools.chain.from_iterable(self._layers.values())
         for name, parameter in each if self._settings.histograms else ():
-            both = {"weights": parameter.detach(), "gradients": self._gradients.get(name)}
-            for kind, part in both.items():
+            parts = {"weights": parameter.detach(), "gradients": self._gradients.get(name)}
+            for kind, part in parts.items():
                 values = None if part is None else sharding.whole(part)
                 if events and values is not None and bool(values.isfinite().all()):
                     events.histogram(f"{kind}/{name}", values, step)

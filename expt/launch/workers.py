@@ -260,9 +260,9 @@ class Aftermath:
         if code is not None and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
             # An exception of C++, such as one of gloo.
-            if found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank)):
-                hint = f": {found[1][:300]}"
-                if "collective mismatch" in found[1]:
+            if what := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank)):
+                hint = f": {what[1][:300]}"
+                if "collective mismatch" in what[1]:
                     hint += (
                         "\nworkers must call the same layers in the same order with strategy=fsdp"
                         " or hsdp, and the same collectives in custom code"

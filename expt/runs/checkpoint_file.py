@@ -150,14 +150,14 @@ def full_disk_in_words(path: Path) -> Iterator[None]:
         raise not_written(path, first_line(error)) from error
 
 
-def not_written(path: Path, reason: str) -> RunFailed:
-    """Return the error for a checkpoint that probably found no room on its disk."""
+def not_written(path: Path, reason: str, what: str = "the checkpoint") -> RunFailed:
+    """Return the error for a file that probably found no room on its disk."""
     free_mb = shutil.disk_usage(path.parent).free / 1e6
     fix = f"is the disk full? {free_mb:.1f} MB are free; make room, or name a folder on another"
     fix += " disk by hydra.run.dir"
     if os.strerror(errno.EFBIG) in reason:
         fix = "files may not be so large here; raise the limit, by ulimit -f or of the file system"
-    return RunFailed(f"{path}: the checkpoint could not be written; {fix} ({reason[:200]})")
+    return RunFailed(f"{path}: {what} could not be written; {fix} ({reason[:200]})")
 
 
 @contextlib.contextmanager

@@ -7,9 +7,9 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
-from expt.errors import warn
+from expt.errors import RunFailed, warn
 from expt.runs.paths import RunPaths, dumps
 
 NEWLINE = b"\n"
@@ -30,10 +30,16 @@ class MetricsWriter:
     """A writer of metrics.jsonl that flushes at every log point."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self._file: TextIO = paths.metrics.open("a", encoding="utf-8")
+        self._path, self._file = paths.metrics, paths.metrics.open("a", encoding="utf-8")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Write a line for each of `values`, tag to value."""
+        """Write a line for each of `values`, tag to value.
+
+        Raises RunFailed where the run's folder was renamed or removed.
+        """
+        if not self._path.exists():  # else checkpoints would go into a second folder
+            folder = self._path.parent
+            raise RunFailed(f"{folder}: was renamed or removed while the run was at work there")
         lines = [
             dumps(Point(step, epoch, tag, value)._asdict()) + "\n" for tag, value in values.items()
         ]

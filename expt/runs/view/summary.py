@@ -176,10 +176,10 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
         classes = record["evaluation_of"].get("by_class", {})
         if 0 < len(classes) <= _MOST_CLASSES:
             table = plain_table(("class", "samples", "precision", "recall", "F1"), left=["class"])
-            for name, of in classes.items():
-                shares = (of["precision"], of["recall"], of["f1"])
+            for each, by in classes.items():
+                shares = (by["precision"], by["recall"], by["f1"])
                 shown = ("" if share is None else f"{share:.4f}" for share in shares)
-                table.add_row(*cells(name, of["samples"], *shown))
+                table.add_row(*cells(each, by["samples"], *shown))
             console.print(table)
         for line in _facts_of_evaluation(record):
             say(console, line)
