@@ -215,7 +215,7 @@ class Aftermath:
         """Return whether a worker waited in vain: workers that did not wait are late."""
         if raised := self._raised(rank := self._first_failed()):
             return raised.kind == TimedOut.__name__
-        return self._aborted(rank, _NCCL_GAVE_UP)
+        return _NCCL_GAVE_UP in self._log_of_abort(rank)
 
     def was_stuck(self) -> bool:
         """Return whether the first worker that failed ended itself for lack of progress."""
@@ -307,10 +307,10 @@ class Aftermath:
         ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
         raised = {rank: left[rank] for rank in ended if rank in left}
         vanished = [rank for rank in ended if rank not in raised]
-        if first := [
-            rank for rank in vanished if not (raised and self._aborted(rank, *_NCCL_ABORTED))
-        ]:
-            return first[0]
+        for rank in vanished:
+            log = self._log_of_abort(rank)
+            if not (raised and any(text in log for text in _NCCL_ABORTED)):
+                return rank
         stuck = all(found.progress is not None for found in raised.values())
 
         def order(rank: int) -> tuple[bool, tuple[int, ...], int]:
@@ -319,9 +319,6 @@ class Aftermath:
             return found.has_lost_others, progress, found.time_ns
 
         return min(raised, key=order)
-
-    def _aborted(self, rank: int, *texts: str) -> bool:
-        return any(text in self._log_of_abort(rank) for text in texts)
 
     def _log_of_abort(self, rank: int) -> str:
         log = self._stderr(rank)

@@ -214,8 +214,12 @@ def side_by_side(first: FoundRun, second: FoundRun) -> Table:
     others = {*results, "run", "started"}
     settings = dict.fromkeys(key for run in both for key in run.values if key not in others)
     rows = [(key, *(setting(run.values.get(key, "")) for run in both)) for key in settings]
-    rows.append(("commit", *map(_commit, both)))
-    rows.append(("versions", *map(_versions, both)))
+    gits = [run.record.get("git") or {} for run in both]
+    marks = [" with changes" if git.get("diff") else "" for git in gits]
+    commits = (f"{g.get('commit', '')[:12]}{mark}" for g, mark in zip(gits, marks, strict=True))
+    versions = (run.record.get("versions", {}).items() for run in both)
+    rows.append(("commit", *commits))
+    rows.append(("versions", *(", ".join(map(" ".join, each)) for each in versions)))
     for name, a, b in rows:
         if a != b:
             table.add_row(*cells(name, a, b, ""))
@@ -225,16 +229,6 @@ def side_by_side(first: FoundRun, second: FoundRun) -> Table:
         difference = f"{y - x:+.4g}" if isinstance(x, float) and isinstance(y, float) else ""
         table.add_row(*cells(key, _shown(x), _shown(y), difference))
     return table
-
-
-def _commit(run: FoundRun) -> str:
-    git = run.record.get("git") or {}
-    return git.get("commit", "")[:12] + (" with changes" if git.get("diff") else "")
-
-
-def _versions(run: FoundRun) -> str:
-    versions = run.record.get("versions", {})
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _shown(value: Any) -> str:
