@@ -29,7 +29,7 @@ PACKAGES = (
     *("training", "tasks", "data", "models", "runs", "config", "features"),
 )
 DOORS = ("__init__", "__main__", "api", "catalogue")  # above all packages
-GROUND = ("errors", "machine", "progress", "registry", "signals")  # below them
+GROUND = ("errors", "late", "machine", "progress", "registry", "signals")  # below them
 LEVEL = {
     name: level
     for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS))
@@ -58,7 +58,6 @@ NOT_REWORDED = {
 ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")
 DOCUMENTED = {
     "planning.plan": {"_subclasses", "_python_dispatch"},
-    "worker.batch_dependence": {"_python_dispatch"},
 }  # of torch, by its own pages
 STRATEGIES = ("Strategy", "DDP", "Phased", "Sharded", "Fitting")
 UNPICKLES = ("data.formats", "launch.forkserver")  # CIFAR's own files; messages of processes
@@ -169,7 +168,7 @@ def imports_go_down(module: Module) -> Iterator[str]:
 
 def imports_of_others(module: Module) -> Iterator[str]:
     """Hold Hydra in two modules, and torch, whose import takes long, out of records and config."""
-    light = module.component in (*GROUND, "config") or (
+    light = (module.component in (*GROUND, "config") and module.name != "late") or (
         module.component == "runs" and module.name.rpartition(".")[2] not in WITH_TORCH
     )
     for name in imported(module.tree):

@@ -12,25 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from expt.data import indexing, overlap
-from expt.data.augment import Augmentation
+from expt.data.augment import Augmentation, Mixing
 from expt.data.checked_samples import build_transforms
 from expt.data.kinds import DatasetConfig, Opening
 from expt.data.loader import Loader
 from expt.data.loading import Batch, LoaderOptions, is_double, mapped, of_type
-from expt.data.source import (
-    Source,
-    as_evaluated,
-    check_batch,
-    majority_of,
-    mixing_of,
-    refuse_uncounted,
-    warn_of_absent,
-)
-from expt.errors import ConfigError, warn
+from expt.data.source import Source
+from expt.errors import ConfigError, DataError, described, listed, warn
 from expt.features import Features
 from expt.runs.request import Split
 
 _NO_FOLDS = "none can be held out of an IterableDataset; give it '+dataset.val={split: val}'"
+UNEVEN = 0.1
+"""The least by which a class's share exceeds an even one if it is reported."""
 NOTICEABLE = 0.05
 """The share of the training samples that `drop_last` leaves out without a warning."""
 
@@ -61,8 +55,8 @@ class DataInfo:
     def told(self) -> dict[str, Any]:
         """The `data` of a record."""
         more = {"majority": self.majority, "is_uncounted": self.is_uncounted}
-        told = {name: one for name, one in more.items() if one}
-        return {**self.features.told, **self.sizes, **told}
+        some = {name: one for name, one in more.items() if one}
+        return {**self.features.told, **self.sizes, **some}
 
 
 @dataclass(frozen=True)
@@ -78,9 +72,7 @@ class Data:
 
     def blank(self, size: int) -> Batch:
         """Return a batch of `size` samples, all zeros."""
-        inputs, targets = mapped(
-            lambda tensor: tensor.expand(size, *tensor.shape).clone(), self.example
-        )
+        inputs, targets = mapped(lambda x: x.expand(size, *x.shape).clone(), self.example)
         return Batch(inputs, targets, size)
 
     def of_type(self, module: nn.Module) -> Data:
@@ -156,12 +148,80 @@ def build(
         val = source.train.load(val_idx, in_order)
     train = source.train.load(train_idx, to_train)
     return Data(
-        info=_info(source, train_idx, train=train, val=val, test=test),
+        info=_info(source, train_idx, train, val, test),
         example=mapped(lambda one: torch.zeros_like(one, device=given.device), source.example),
         train=train,
         val=val,
         test=test,
     )
+
+
+def majority_of(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:
+    """Return the class of most samples and its share, if that alone makes a good accuracy."""
+    most = max(counts, default=0)
+    share = most / sum(counts) if most else 0.0
+    return (names[counts.index(most)], share) if share > UNEVEN + 1 / max(1, len(counts)) else ()
+
+
+def warn_of_absent(dataset: DatasetConfig, source: Source, train: Tensor) -> None:
+    """Warn of classes that no training sample has; if a few are read, of a single class only."""
+    targets = source.features.targets
+    absent = targets.absent(lambda: source.known_targets(train))
+    number = targets.shapes.get("num_classes", 0)
+    if targets.has_one_class and number == 1:
+        warn(f"{dataset.label}: all samples are of one class; nothing can be learned of it")
+    if absent and not (source.sees_few and len(absent) < number - 1):
+        warn(
+            f"{dataset.label}: no training sample has the class {listed(absent)}, which can't be"
+            f" learned; {targets.absent_fix}"
+        )
+
+
+def refuse_uncounted(
+    dataset: DatasetConfig, epoch_steps: int | None, overfit_batches: int | None
+) -> None:
+    """Raise ConfigError for keys that samples without a number can't have, or need."""
+    given = {"dataset.train_limit": dataset.train_limit, "dataset.folds": dataset.folds}
+    for key, value in {**given, "overfit_batches": overfit_batches}.items():
+        if value is not None:
+            raise ConfigError(f"{key}={value}: needs a dataset with __len__; use {key}=null")
+    if not epoch_steps:
+        raise ConfigError(
+            f"{dataset.label}: has no __len__ that says where an epoch ends; give epoch_steps, or"
+            " max_steps for a run of one epoch"
+        )
+
+
+def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
+    """Raise DataError where there is no whole batch, which is to be a multiple of `parts`."""
+    if num_samples < batch_size:
+        fits = num_samples // parts * parts
+        smaller = f"batch_size={fits}, or " if fits else ""
+        raise DataError(
+            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; use"
+            f" {smaller}drop_last=false"
+        )
+
+
+def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
+    """Return the mixing of samples, if there is any. Raise ConfigError if they can't be mixed."""
+    inputs = source.example[0]
+    for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
+        if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
+            what = "cuts images" if key == "cutmix" else "adds tensors"
+            raise ConfigError(
+                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
+                f" {key}=null"
+            )
+    number = source.features.shapes.get("num_classes", 0)
+    return Mixing(number, mixup, cutmix) if mixup or cutmix else None
+
+
+def as_evaluated(dataset: DatasetConfig, options: LoaderOptions) -> LoaderOptions:
+    """Return the options with the transforms of evaluations."""
+    key, chosen = "dataset.eval_transforms", getattr(dataset, "eval_transforms", None) or ()
+    transforms = build_transforms(chosen, key)
+    return dataclasses.replace(options, transforms=transforms, transforms_key=key)
 
 
 def warn_of_samples(dataset: DatasetConfig, source: Source, train: Tensor, fills: int) -> None:
@@ -183,12 +243,7 @@ def warn_of_samples(dataset: DatasetConfig, source: Source, train: Tensor, fills
 
 
 def _info(
-    source: Source,
-    chosen: Tensor,
-    *,
-    train: Loader,
-    val: Loader | None,
-    test: Loader | None,
+    source: Source, chosen: Tensor, train: Loader, val: Loader | None, test: Loader | None
 ) -> DataInfo:
     features, counts = source.features, list[int]()
     if (classes := source.counted) is not None:

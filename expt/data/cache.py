@@ -8,20 +8,21 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import random
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from expt.errors import ConfigError, DataError, collected
+from expt.late import np
 
 if TYPE_CHECKING:
-    import numpy as np
     from filelock import FileLock
 
 Made = TypeVar("Made")
@@ -82,50 +83,66 @@ def decoded(
     """
     content = of_content(sources, kept)
     name = f"{label}-{digest(str(path.resolve()) for path in sources)}.{content}"
-    return filled(name, lambda folder: _save(decode(), folder), _read) or decode()
+
+    def write(folder: Path) -> None:
+        for part, array in zip(Arrays._fields, decode(), strict=True):
+            np.save(folder / f"{part}.npy", array)
+
+    def read(folder: Path) -> Arrays:
+        # Copy-on-write: pages are shared until written, and torch takes the array without warning.
+        parts = (np.load(folder / f"{part}.npy", mmap_mode="c") for part in Arrays._fields)
+        return Arrays(*parts)
+
+    return filled(name, write, read) or decode()
 
 
-def filled(
-    name: str, write: Callable[[Path], object], read: Callable[[Path], Made | None]
-) -> Made | None:
+def filled(name: str, write: Callable[[Path], object], read: Callable[[Path], Made]) -> Made | None:
     """Return the result of `read` on the entry `name`, which `write` fills if it is not there.
 
     A read-only or full disk, or one without locks, costs time and memory but stops nobody.
     """
-    if (found := _used(name, read)) is None:
+    if (found := used(name, read)) is None:
         with contextlib.suppress(OSError, NotImplementedError):
             fill(name, write, read)
-        found = _used(name, read)
+        found = used(name, read)
     return found
 
 
-def _used(name: str, read: Callable[[Path], Made | None]) -> Made | None:
-    found = read(entry := _folder() / name)
+def used(name: str, read: Callable[[Path], Made]) -> Made | None:
+    """Return the result of `read` on the entry `name`, if there is one that is whole."""
+    found = _whole(entry := _folder() / name, read)
     with contextlib.suppress(OSError):  # another's cache
         os.utime(entry)  # it was used
     return found
 
 
-def _save(arrays: Arrays, folder: Path) -> None:
-    import numpy as np
+def _whole(entry: Path, read: Callable[[Path], Made]) -> Made | None:
+    with contextlib.suppress(OSError, ValueError, EOFError, KeyError):
+        return read(entry)
+    return None
 
-    for part, array in zip(Arrays._fields, arrays, strict=True):
-        np.save(folder / f"{part}.npy", array)
 
-
-def fill(name: str, write: Callable[[Path], object], read: Callable[[Path], Any]) -> None:
-    """Let `write` fill the folder of the entry `name`, unless there is one that `read` returns.
+def fill(name: str, write: Callable[[Path], object], read: Callable[[Path], object]) -> None:
+    """Let `write` fill the folder of the entry `name`, unless `read` returns one that is whole.
 
     An entry whose name is the same up to the last dot makes way. Raise OSError where it cannot be
     written.
     """
     entry = _folder() / name
+    beside = entry.with_name(f"{_NEW}{name}")
     entry.parent.mkdir(parents=True, exist_ok=True)
     with _lock(entry):  # it may be held for minutes
-        if read(entry) is not None:
+        if _whole(entry, read) is not None:
             return
-        with _new(entry) as beside:
+        shutil.rmtree(beside, ignore_errors=True)  # of one that was killed
+        beside.mkdir()
+        try:
             write(beside)
+            for old in [path for path in entry.parent.glob("[!.]*") if _kind(path) == _kind(entry)]:
+                shutil.rmtree(old, ignore_errors=True)
+            beside.rename(entry)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
     _make_room(entry)
 
 
@@ -133,8 +150,6 @@ class Rows:
     """Images of an entry that come one by one, from all processes that read them, mapped."""
 
     def __init__(self, folder: Path) -> None:
-        import numpy as np
-
         self.folder = folder
         mode: Any = "c" if self.are_whole else "r+"
         self.images = np.load(folder / "images.npy", mmap_mode=mode)
@@ -169,26 +184,12 @@ def new_rows(folder: Path, number: int, shape: tuple[int, ...]) -> Rows:
 
     The room on the disk is taken before: a full disk would end a writer by SIGBUS.
     """
-    import numpy as np
-
     np.save(folder / "sums.npy", np.zeros(number, np.uint32))
     images = folder / "images.npy"
     np.lib.format.open_memmap(images, "w+", np.uint8, (number, *shape)).flush()
     with images.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, images.stat().st_size)
     return Rows(folder)
-
-
-def rows(name: str) -> Rows | None:
-    """Return the images of the entry `name` to read and to write, if there is one."""
-    return _used(name, open_rows)
-
-
-def open_rows(folder: Path) -> Rows | None:
-    """Return the images in a folder that `new_rows` has written, if there are any."""
-    with contextlib.suppress(OSError, ValueError, EOFError):
-        return Rows(folder)
-    return None
 
 
 def entries() -> list[Entry]:
@@ -260,32 +261,6 @@ def _make_room(kept: Path) -> None:
             total -= entry.num_bytes
 
 
-def _read(entry: Path) -> Arrays | None:
-    import numpy as np
-
-    try:
-        # Copy-on-write: pages are shared until written, and torch takes the array without a
-        # warning.
-        return Arrays(*(np.load(entry / f"{part}.npy", mmap_mode="c") for part in Arrays._fields))
-    except (OSError, ValueError, EOFError):
-        return None
-
-
-@contextlib.contextmanager
-def _new(entry: Path) -> Iterator[Path]:
-    """Yield a folder that becomes `entry` once it is filled without an error; hold its lock."""
-    beside = entry.with_name(f"{_NEW}{entry.name}")
-    shutil.rmtree(beside, ignore_errors=True)  # of one that was killed
-    beside.mkdir()
-    try:
-        yield beside
-        for old in [path for path in entry.parent.glob("[!.]*") if _kind(path) == _kind(entry)]:
-            shutil.rmtree(old, ignore_errors=True)
-        beside.rename(entry)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
 SAMPLED = 20_000
 """Files of a folder that are read; of a larger one this many, the names and sizes of all."""
 
@@ -304,15 +279,10 @@ def of_files(root: Path, names: Sequence[str]) -> str:
     start = os.path.join(root, "")  # joined by Path, very many take seconds
     with Checksums.below(root) as checksums:
         read = sampled(names)
-        sums = dict(
-            zip(read, collected(lambda name: checksums.of(start + name), read), strict=True)
-        )
-    words = (
-        word
-        for name in names
-        for word in (name, str(os.stat(start + name).st_size), sums.get(name, ""))
-    )
-    return digest(words)
+        found = collected(lambda name: checksums.of(start + name), read)
+    sums = dict(zip(read, found, strict=True))
+    about = ((name, str(os.stat(start + name).st_size), sums.get(name, "")) for name in names)
+    return digest(itertools.chain.from_iterable(about))
 
 
 def of_content(paths: Iterable[Path], kept: str = "known") -> str:
@@ -355,10 +325,9 @@ class Checksums:
 
     def of(self, path: str | Path) -> str:
         """Return the MD5 of a file, decompressed if its name ends in .gz; it is read once."""
-        key = key_of(path)
         try:
             state = state_of(path)
-            if (kept := self._kept(key, state)) is not None:
+            if (kept := self.known(path)) is not None:
                 return kept
             opens: Any = gzip.open if str(path).endswith(".gz") else open
             with opens(path, "rb") as file:
@@ -367,12 +336,13 @@ class Checksums:
             raise DataError(
                 f"{path} is damaged or cannot be read ({error}); fix or replace it"
             ) from error
-        self.note(key, f"{state}|{found}")
+        self.note(key_of(path), f"{state}|{found}")
         return found
 
     def known(self, path: str | Path) -> str | None:
         """Return the MD5 of a file that was read before, and is unchanged."""
-        return self._kept(key_of(path), state_of(path))
+        state, _, kept = self._known.get(key_of(path), "").partition("|")
+        return kept if state == str(state_of(path)) else None
 
     def refuse_changed(self, path: str | Path) -> None:
         """Raise DataError for a file that holds something else than when it was read before."""
@@ -387,10 +357,6 @@ class Checksums:
     def note(self, key: str, text: str) -> None:
         """Note a text."""
         self._known[key], self._changed = text, True
-
-    def _kept(self, key: str, state: list[int]) -> str | None:
-        before, _, kept = self._known.get(key, "").partition("|")
-        return kept if before == str(state) else None
 
 
 def key_of(path: str | Path) -> str:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from expt.data.plain_text import composed
 from expt.data.table_files import MISSING
 from expt.errors import DataError, listed
+from expt.late import np, pa
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from expt.data.table_files import Table
 
 FIX = "give it a number, or remove the row"
@@ -89,8 +88,6 @@ class Column:
 
     def read(self, cells: Any) -> np.ndarray:
         """Return an array of Arrow's as float64 [N, W], nan for a gap and a text."""
-        import numpy as np
-
         number, (flat, width) = len(cells), _flat(cells, len(self.parts) if self._rows else None)
         if not self._rows and width > 1:
             self.parts = [f"{self.name}[{place}]" for place in range(width)]
@@ -114,8 +111,6 @@ class Column:
 
     def _told_apart(self, cells: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return numbers, and the places of texts: -1 for a number or a gap."""
-        import numpy as np
-
         texts, rows = _different(cells)
         values, codes = np.full(len(texts) + 1, np.nan), np.full(len(texts) + 1, -1, np.int32)
         for place, text in enumerate(map(_plain, texts)):
@@ -134,8 +129,6 @@ class Column:
     @property
     def codes(self) -> np.ndarray:
         """The places of the cells' texts among `texts`, int [N, W]: -1 for a number or a gap."""
-        import numpy as np
-
         found = np.full((self._rows, len(self.parts)), -1, np.int32)
         for start, codes in self._coded:
             found[start : start + len(codes)] = codes
@@ -143,8 +136,6 @@ class Column:
 
     def texts_as(self, numbers: Sequence[float]) -> None:
         """Write a number in place of each text."""
-        import numpy as np
-
         if self._coded:
             codes = self.codes
             self.values[:] = np.where(codes < 0, self.values, np.array([*numbers, 0.0])[codes])
@@ -168,8 +159,6 @@ class Column:
 
     def odd_rows(self, fix: str, table: Table, *, may_have_gaps: bool = False) -> str:
         """Return which rows hold texts that are no flags, or gaps, if any do."""
-        import numpy as np
-
         odd = [text.casefold() not in _FLAGS for text in self.texts]
         if not any(odd) and (may_have_gaps or not self.has_gaps):
             return ""
@@ -212,9 +201,6 @@ def _flat(cells: Any, wanted: int | None) -> tuple[Any, int]:
 
     A float32 that is 0.1 in a .csv is 0.1, unless it is in a list.
     """
-    import numpy as np
-    import pyarrow as pa
-
     types, found, width = pa.types, cells, 1
     if types.is_float16(cells.type):
         return pa.array(cells.to_numpy(zero_copy_only=False).astype(str)), 1
@@ -236,8 +222,6 @@ def _flat(cells: Any, wanted: int | None) -> tuple[Any, int]:
 
 def _numbers(cells: Any) -> np.ndarray | None:
     """Return cells as float64 [N] if all are numbers or gaps."""
-    import pyarrow as pa
-
     kinds = pa.types.is_temporal, pa.types.is_boolean, pa.types.is_dictionary
     if any(is_one(cells.type) for is_one in kinds):
         return None
@@ -253,8 +237,6 @@ def _numbers(cells: Any) -> np.ndarray | None:
 
 def _different(cells: Any) -> tuple[list[str], np.ndarray]:
     """Return the different cells as texts, and the place of each cell among these, -1 for none."""
-    import pyarrow as pa
-
     if pa.types.is_nested(cells.type):
         texts = [None if cell is None else str(cell) for cell in cells.to_pylist()]
         cells = pa.array(texts, pa.string())
@@ -334,8 +316,6 @@ def read_as_known(
     Also why rows can't be used, by their place, and how often texts occur in a column that the run
     does not know: they are -1.
     """
-    import numpy as np
-
     found, wrong, unknown = list[np.ndarray](), dict[int, str](), dict[str, Counter[str]]()
     for name, cells in columns.items():
         how = encoded.get(name, {})
@@ -382,15 +362,11 @@ def are_numbers(names: Iterable[str]) -> bool:
 
 def counts_rows(values: np.ndarray) -> bool:
     """Return whether integers [N] number the rows, in whichever order these are now."""
-    import numpy as np
-
     return len(values) >= FEW and _are_ids(values) and bool(np.ptp(values) == len(values) - 1)
 
 
 def may_be_ids(values: np.ndarray) -> bool:
     """Return whether integers [N] rise or fall with each row, or all differ, and not by chance."""
-    import numpy as np
-
     if len(values) < FEW or not _are_ids(values):
         return False
     alike = len(values) ** 2 / (2 * np.ptp(values) + 2)  # pairs of random numbers
@@ -400,8 +376,6 @@ def may_be_ids(values: np.ndarray) -> bool:
 
 def _are_ids(values: np.ndarray) -> bool:
     """Return whether values [N] are integers, no two equal: the first ones mostly tell."""
-    import numpy as np
-
     return all(
         bool((some == np.floor(some)).all() and np.diff(np.sort(some)).all())
         for some in (values[:_HEAD], values)
@@ -414,8 +388,6 @@ def classes_of(path: Path, column: Column, table: Table) -> tuple[np.ndarray, tu
     These are as they are known, or texts in order of the alphabet, or integers by their value.
     Raise DataError for a cell that is not a class.
     """
-    import numpy as np
-
     if (number := len(column.parts)) > 1:
         what = f"has {number} numbers in each row; a class is one"
         raise DataError(f"{path}: column {column.name} {what}")
@@ -461,11 +433,7 @@ def check_learnable(
 
 def check_labels(path: Path, column: Column, table: Table) -> None:
     """Raise DataError for a number that is neither 0 nor 1."""
-    import numpy as np
-
-    wrong = (column.values != 0) & (column.values != 1)
-    if wrong.any():
-        first, place = np.argwhere(wrong)[0]
+    for first, place in np.argwhere((column.values != 0) & (column.values != 1)):
         raise DataError(
             f"{path}: column {column.parts[place]}, {table.row(first)}:"
             f" {column.values[first, place]:g} is not a label, which is 0 or 1; fix it, or use"

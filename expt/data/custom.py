@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,20 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from expt.config import user_class
-from expt.data import changes, samples
-from expt.data.checked_samples import (
-    Check,
-    as_it_is,
-    checked,
-    checked_image,
-    in_words,
-    like,
-    read,
-    read_all,
-    structure_of,
-    telling,
-    to_tensor,
-)
+from expt.data import changes, checked_samples, samples
 from expt.data.images import stacked
 from expt.data.loader import loading
 from expt.data.samples import MEDIAN_OF, Collate, Reading, median_read_s
@@ -55,7 +43,7 @@ def source(dataset: Custom, num_workers: int, task: Any = None) -> Source:
         first = samples.first(train)
         if threading.active_count() > threads:  # a forked process has none of the threads
             num_workers = 0
-        found = _Built(dataset, parts, num_workers, task).source(first)
+        found = _Built(dataset, parts, train, num_workers, task).source(first)
         is_picture = dataset.num_classes is not None and not hasattr(train, "collate")
         notes = [*_notes(train, first, is_picture)]
     groups = _groups(parts, dataset.group) if dataset.group else {}
@@ -85,7 +73,7 @@ def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
         try:
             size = samples.size_of(part)
         except Exception as error:
-            raise in_words(error, f"{key}: len() of its {name} part") from error
+            raise checked_samples.in_words(error, f"{key}: len() of its {name} part") from error
         if size == 0:
             raise DataError(f"{key}: its {name} part has no samples")
     return parts
@@ -93,34 +81,26 @@ def _parts(dataset: Custom) -> dict[str, Dataset[Any]]:
 
 def _groups(parts: Mapping[str, Dataset[Any]], name: str) -> dict[str, Tensor]:
     """Return the groups of the parts by their attribute, which train has. Raise ConfigError."""
-    numbers, found = dict[str, int](), dict[str, Tensor]()
+    numbers, found = dict[Any, int](), dict[str, Tensor]()
     for part, each in parts.items():
         groups, size = getattr(each, name, None), samples.size_of(each)
         if groups is None and part != "train":
             continue
-        texts, what = list[str](), f"has a {type(groups).__name__}"
+        values, what = list[Any](), f"has a {type(groups).__name__}"
         if isinstance(groups, Iterable) and not isinstance(groups, Mapping | str | bytes):
-            values = groups.tolist() if hasattr(groups, "tolist") else groups
-            texts = [_as_group(one) for one in values]
-            what = f"has {len(texts)} for {size} samples"
-        if len(texts) != size or "" in texts:
+            several = groups.tolist() if hasattr(groups, "tolist") else groups
+            values = [one.item() if hasattr(one, "item") else one for one in several]
+            what = f"has {len(values)} for {size} samples"
+        lacking = [at for at, one in enumerate(values) if one in (None, "") or one != one]
+        if len(values) != size or lacking:
             what = "has none" if groups is None else what
-            what = f"has none for sample {texts.index('')}" if "" in texts else what
+            what = f"has none for sample {lacking[0]}" if lacking else what
             raise ConfigError(
                 f"dataset.group={name}: {part} {what}; let it be an attribute of the dataset, a"
                 " list of the group of each sample"
             )
-        found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in texts])
+        found[part] = torch.tensor([numbers.setdefault(x, len(numbers)) for x in values])
     return found
-
-
-def _as_group(one: Any) -> str:
-    """Return a group's name: 7.0 is 7, and None and nan are none."""
-    one = one.item() if hasattr(one, "item") else one
-    if isinstance(one, float) and not math.isfinite(one):
-        return ""
-    is_whole = isinstance(one, float) and one.is_integer()
-    return "" if one is None else str(int(one) if is_whole else one)
 
 
 def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
@@ -131,8 +111,10 @@ def _notes(train: Dataset[Any], first: Any, is_picture: bool) -> Iterator[str]:
         if is_stream:  # each pass may draw again
             samples.first(train)
         else:
-            places = telling(cast(int, samples.size_of(train)), _classes_of(train))
-            reads = (functools.partial(_read_alone, train, at) for at in places)
+            places = checked_samples.telling(cast(int, samples.size_of(train)), _classes_of(train))
+            collate, first_of = getattr(train, "collate", None), operator.itemgetter(0)
+            make = functools.partial(samples.collated, own=collate) if collate else first_of
+            reads = (lambda at=at: make([checked_samples.read(train, at)]) for at in places)  # type: ignore[misc]
         own = {} if keeps else {"dataset": train}  # its state holds them
         yield from changes.unseeded(reads, own, again=not (keeps or is_stream))
         inputs = first[0]
@@ -154,46 +136,48 @@ def _begun(train: Dataset[Any]) -> list[Any]:
     return found
 
 
-def _read_alone(train: Dataset[Any], index: int) -> Any:
-    """Return a sample, or the batch that the dataset's own `collate` makes of it."""
-    sample, own = read(train, index), getattr(train, "collate", None)
-    return samples.collated([sample], own) if own else sample
-
-
 @dataclass(frozen=True)
 class _Built:
     """The parts of a custom dataset, for a task."""
 
     config: Custom
     parts: Mapping[str, Dataset[Any]]
+    train: Dataset[Any]
     num_workers: int
     task: Any
-
-    @property
-    def train(self) -> Dataset[Any]:
-        """The training part."""
-        return self.parts["train"]
 
     def source(self, first: Any) -> Source:
         """Return them as a source: samples like the first, of a class each or of any kind."""
         if self.config.num_classes is not None:
             return self._of_classes(first)
         takes: type[Feature] = getattr(self.task, "takes", Anything)
-        _, targets = samples.example(self.train, first, as_it_is)
+        _, targets = samples.example(self.train, first, checked_samples.as_it_is)
         return self._like(first, takes.of_custom(targets, self.train, self.task))
 
     def _of_classes(self, first: Any) -> Source:
         """Return samples (inputs, label): images, or inputs of any kind."""
         classes = Classes(names=self._names())
-        inputs, _ = checked(functools.partial(labelled, what="inputs"), 0, first)
-        shape = None if hasattr(self.train, "collate") else _image_shape(inputs)
+        inputs, _ = checked_samples.checked(functools.partial(labelled, what="inputs"), 0, first)
+        shape: Any = None
+        with contextlib.suppress(DataError):
+            shape = (
+                None
+                if hasattr(self.train, "collate")
+                else tuple(checked_samples.to_tensor(inputs).shape)
+            )
         if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
             found = self._like(first, classes)
         else:
-            check = functools.partial(checked_image, shape=shape, classes=classes)
+            check = functools.partial(checked_samples.checked_image, shape=shape, classes=classes)
             found = self._like(first, classes, check, stacked)
         if found.features.inputs.is_image:
-            self._refuse_channels_last(tuple(found.example[0].shape))
+            channels, height, width = shape = tuple(found.example[0].shape)
+            if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
+                raise DataError(
+                    f"dataset._target_={self.config.target}: its images are {shape}, read as"
+                    " (channels, height, width), and look like (height, width, channels); give"
+                    " tensors as image.permute(2, 0, 1)"
+                )
         return dataclasses.replace(found, classes=_classes_of(self.train), targets_of=None)
 
     def _names(self) -> tuple[str, ...]:
@@ -206,20 +190,13 @@ class _Built:
             )
         return names
 
-    def _refuse_channels_last(self, shape: tuple[int, int, int]) -> None:
-        channels, height, width = shape
-        if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
-            raise DataError(
-                f"dataset._target_={self.config.target}: its images are {shape}, read as (channels,"
-                " height, width), and look like (height, width, channels); give tensors as"
-                " image.permute(2, 0, 1)"
-            )
-
     def _seconds(self) -> float:
         """Return the time for a sample, where that decides who reads it."""
         if self.config.num_workers != "auto":
             return math.inf
-        reads: Read = functools.partial(read_all, self.train, as_it_is)
+        reads: Read = functools.partial(
+            checked_samples.read_all, self.train, checked_samples.as_it_is
+        )
         if isinstance(self.train, IterableDataset):
             reads = samples.Stream(Reading(self.train)).read
         return median_read_s(reads, samples.size_of(self.train) or MEDIAN_OF)
@@ -228,17 +205,19 @@ class _Built:
         self,
         first: Any,
         targets: Feature,
-        check: Check | None = None,
+        check: checked_samples.Check | None = None,
         collate: Collate | None = None,
     ) -> Source:
         """Return samples of any kind, which are like the `first`."""
         check = check or targets.check
         if not (collate or hasattr(self.train, "collate")):  # which may make anything of anything
-            check = like(structure_of(first), check)
+            check = checked_samples.like(checked_samples.structure_of(first), check)
         example, classes = samples.example(self.train, first, check), self.config.num_classes
-        channels = _channels(example[0]) if classes else None
-        if channels:
-            example = example[0].float(), example[1]  # as they are once they are normalised
+        inputs, channels = example[0], None
+        is_image = classes and isinstance(inputs, Tensor) and inputs.dim() == 3
+        if is_image and (inputs.dtype == torch.uint8 or inputs.is_floating_point()):
+            # As they are once they are normalised.
+            example, channels = (inputs.float(), example[1]), inputs.shape[0]
         of = classes if getattr(self.task, "takes", Classes).has_one_class else None
         how: Any = {"channels": channels, "sample_s": self._seconds()}
 
@@ -273,22 +252,6 @@ def _inputs(dataset: Dataset[Any], inputs: Any, *, has_pixels: bool) -> Feature:
     return Anything.like(inputs, are_inputs=True)
 
 
-def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
-    """Return channels, height and width; None where it is not an image."""
-    try:
-        channels, height, width = to_tensor(inputs).shape
-    except DataError:
-        return None
-    return channels, height, width
-
-
-def _channels(inputs: Any) -> int | None:
-    """Return those of images [C, H, W], which are normalised and augmented."""
-    is_image = isinstance(inputs, Tensor) and inputs.dim() == 3
-    has_pixels = is_image and (inputs.dtype == torch.uint8 or inputs.is_floating_point())
-    return inputs.shape[0] if has_pixels else None
-
-
 def _collated(
     given: list[Any], own: Callable[[list[Any]], Any], classes: int | None, are_images: bool
 ) -> tuple[Any, Any]:
@@ -321,7 +284,9 @@ def some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
         if isinstance(train, IterableDataset):
             found = [*itertools.islice(train, _SOME)]
         else:
-            found = [read(train, index) for index in indices[places].unique().tolist()]
+            found = [
+                checked_samples.read(train, index) for index in indices[places].unique().tolist()
+            ]
     # One by one: they may differ in length.
     targets = [samples.collated([sample], getattr(train, "collate", None))[1] for sample in found]
     return torch.cat([target.flatten() for target in targets if isinstance(target, Tensor)])

@@ -19,7 +19,7 @@ _COLUMNS = ("file_name", "group")
 def groups_of(
     file: str, root: str, parts: Mapping[str, Sequence[str]], *, learns: bool
 ) -> dict[str, list[int]]:
-    """Return the number of the group of each picture in the parts that `file` names whole.
+    """Return the number of the group of each picture in the parts; -1 where `file` has no line.
 
     It names a picture by its path below `root`, below the part's folder, or by its name if no other
     has it. Raise ConfigError for another kind of file, DataError where it does not name all
@@ -30,23 +30,24 @@ def groups_of(
     folders, found = parts_there(root), dict[str, list[int]]()
     names = Counter(os.path.basename(path) for paths in parts.values() for path in paths)
     for part, paths in parts.items():
-        groups, lacking = list[int](), list[str]()
+        found[part] = []
         for path in paths:
             name = os.path.basename(path)
             ways = [os.path.relpath(path, root), os.path.relpath(path, folders[part])]
             ways += [name] if names[name] == 1 else []
-            if group := next((known[way] for way in map(composed, ways) if way in known), None):
-                groups.append(numbers[group])
-            else:
-                lacking.append(ways[0])
-        if not lacking:
-            found[part] = groups
-        elif part == "train" and learns:
-            raise DataError(
-                f"dataset.group={file}: has no line for {len(lacking)} of {len(paths)} training"
-                f" pictures, such as {lacking[0]}; give each one, by its path below {root}"
-            )
+            known_as = (known[way] for way in map(composed, ways) if way in known)
+            found[part].append(numbers.get(next(known_as, ""), -1))
+        if part == "train" and learns and -1 in found[part]:
+            what = lacking("training", found[part], paths, root)
+            fix = f"give each one, by its path below {root}"
+            raise DataError(f"dataset.group={file}: {what}; {fix}")
     return found
+
+
+def lacking(kind: str, groups: Sequence[int], paths: Sequence[str], root: str) -> str:
+    """Return how many pictures have no group, and the first."""
+    first = os.path.relpath(paths[groups.index(-1)], root)
+    return f"has no line for {groups.count(-1)} of {len(paths)} {kind} pictures, such as {first}"
 
 
 def _read(file: str) -> dict[str, str]:

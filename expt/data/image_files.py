@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from expt import progress
 from expt.errors import DataError, ExptError, collected, first_line, listed, warn
 from expt.features import Mask
+from expt.late import Image, np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from expt.data.cache import Checksums
 
 T = TypeVar("T")
@@ -140,12 +139,16 @@ def of_suffix(paths: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
 
 
 def left_out(paths: Iterable[str], taken: Iterable[str]) -> str:
-    """Return how many of the paths are not `taken`, and of the commonest suffixes; "" for none."""
-    rest = sorted({*paths}.difference(taken))
+    """Return how many of the paths are not `taken`, their suffixes, share, and first; or ""."""
+    every = {*paths}
+    if not (rest := sorted(every.difference(taken))):
+        return ""
     suffixes = Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in rest)
     each = ", ".join(f"{suffix} {number}" for suffix, number in suffixes.most_common(8))
     fix = "; save HEIC and raw pictures as JPEG or PNG" if {*suffixes} & _UNREADABLE else ""
-    return f"{len(rest)} ({each}{fix})" if rest else ""
+    first = os.path.basename(rest[0]) if os.path.isabs(rest[0]) else rest[0]
+    share = f"{len(rest) / len(every):.1%} of the files, such as {first}"
+    return f"{len(rest)} ({each}{fix}), {share}"
 
 
 @functools.cache
@@ -176,37 +179,25 @@ def open_picture(
     `size_of`. With `counts` its `info` says how many `frames` there are. Raise DataError for
     anything else, by its path, or by the `name` of another.
     """
-    from PIL import Image
-
     with refuse_damaged(source if isinstance(source, str | Path) else name):
         if hasattr(source, "convert"):
             source.load()
-            return upright(in_mode(source, mode) if mode else source)
+            return turn(in_mode(source, mode) if mode else source)
         with Image.open(source) as file:
             frames = getattr(file, "n_frames", 1) if counts else 1
             if needed and file.format in _JPEGS:
-                file.draft(None, needed if _note_size(file) >= 5 else needed[::-1])
-            picture = upright(in_mode(file, mode) if mode else file.copy())
+                is_lying = orientation_of(file) >= 5
+                file.info["whole"] = file.size[::-1] if is_lying else file.size
+                file.draft(None, needed if is_lying else needed[::-1])
+            picture = turn(in_mode(file, mode) if mode else file.copy())
         picture.info |= {"frames": frames} if frames > 1 else {}
         return picture
-
-
-def _note_size(picture: Any) -> int:
-    orientation = orientation_of(picture)
-    picture.info["whole"] = picture.size[::-1] if orientation >= 5 else picture.size
-    return orientation
 
 
 def size_of(picture: Any) -> tuple[int, int]:
     """Return the width and height of a picture in its file, upright."""
     size: tuple[int, int] = picture.info.get("whole", picture.size)
     return size
-
-
-def upright(picture: Any) -> Any:
-    """Return a picture turned by its EXIF orientation; `info["turned"]` has that then."""
-    orientation = orientation_of(picture)
-    return turn(picture, orientation) if orientation > 1 else picture
 
 
 def orientation_of(picture: Any) -> int:
@@ -220,10 +211,11 @@ def orientation_of(picture: Any) -> int:
     return orientation if orientation in range(2, 9) else 1
 
 
-def turn(picture: Any, orientation: int) -> Any:
-    """Return a picture that lies as EXIF's `orientation` says, upright."""
-    from PIL import Image
-
+def turn(picture: Any, orientation: int | None = None) -> Any:
+    """Return a picture upright, by its EXIF orientation or another; see `info["turned"]`."""
+    orientation = orientation or orientation_of(picture)
+    if orientation == 1:
+        return picture
     turned = picture.transpose(list(Image.Transpose)[(0, 3, 1, 5, 4, 6, 2)[orientation - 2]])
     kept = {key: value for key, value in picture.info.items() if key not in _METADATA}
     turned.info = {**kept, "turned": orientation}
@@ -250,9 +242,6 @@ def in_mode(image: Any, mode: str) -> Any:
     Transparent parts lie on white; `info["transparent"]` says so. Raise ValueError for pixels of
     an unknown range.
     """
-    import numpy as np
-    from PIL import Image
-
     image.load()  # before that a PNG may not know of its transparency
     info, key = image.info, image.info.get("transparency")
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
@@ -355,8 +344,6 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
     `info` of the image says so, or that it is not known. Raise DataError for one in colours, or of
     another size.
     """
-    import numpy as np
-
     if mask.mode[:4] not in _OF_NUMBERS:  # I;16B too
         raise DataError(
             f"{name} is a picture of mode {mask.mode}; save its mask as a grey or palette PNG of"
@@ -373,13 +360,7 @@ def numbers_of_mask(mask: Any, image: Any, name: str) -> np.ndarray:
     return np.array(mask).astype(np.int64)
 
 
-def look_at_pair(
-    source: Any,
-    mask: Any,
-    mode: str,
-    values: Mask | None,
-    name: str = "",
-) -> Any:
+def look_at_pair(source: Any, mask: Any, mode: str, values: Mask | None, name: str = "") -> Any:
     """Return a picture as `look` does. Raise DataError where it or its mask is wrong."""
     its = mask if isinstance(mask, str) else f"{name}: its mask"
     reads: Any = (
@@ -402,8 +383,6 @@ def fit(image: Any, image_size: tuple[int, int]) -> Any:
 
     The bytes are those of torchvision's resize and center_crop, whose import takes a second.
     """
-    from PIL import Image
-
     height, width = image_size
     scale = max(height / image.height, width / image.width)
     covered = (
@@ -418,6 +397,4 @@ def fit(image: Any, image_size: tuple[int, int]) -> Any:
 
 def stretch(image: Any, image_size: tuple[int, int]) -> Any:
     """Resize a picture to height and width, whatever its shape."""
-    from PIL import Image
-
     return image.resize(image_size[::-1], Image.Resampling.BILINEAR)

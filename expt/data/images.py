@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.data.cache import SAMPLED, Checksums, Rows
+from expt.data.cache import Checksums, Rows, sampled
 from expt.data.checked_samples import Transformed, checked_image, to_tensor
 from expt.data.image_files import (
     MODES,
@@ -193,10 +192,6 @@ class Pictures(Dataset[tuple[Tensor, Any]]):
                 " size, e.g. 'dataset.image_size=[224,224]'"
             )
 
-    def as_is(self) -> Pictures:
-        """Return the same pictures, neither scaled nor all of one size."""
-        return replace(self, size=None, one_size=None, needed=None)
-
 
 def look_at_all(dataset: DatasetConfig, pictures: Mapping[str, Pictures]) -> None:
     """Look at the pictures of each part, of very many at some, once for a content.
@@ -205,9 +200,8 @@ def look_at_all(dataset: DatasetConfig, pictures: Mapping[str, Pictures]) -> Non
     """
     if not pictures:
         return
-    samples = [
-        (f"{part} {index}",) for part, each in pictures.items() for index in _some(len(each))
-    ]
+    parts = ([f"{part} {index}" for index in range(len(each))] for part, each in pictures.items())
+    samples = [(name,) for names in parts for name in sampled(names)]
     chosen = [getattr(dataset, key, None) for key in ("input", "target", "set", "options")]
     first = next(iter(pictures.values()))
     how = f"{chosen} {first.channels} {getattr(first, 'values', None)}"
@@ -219,12 +213,6 @@ def look_at_all(dataset: DatasetConfig, pictures: Mapping[str, Pictures]) -> Non
     with Checksums(f"pictures-{dataset.fingerprint()}") as sums:
         found = look_at(sums, how, samples, look_at_one, usable_cpus(), fitted=first.size, key=str)
     report_found(dataset.label, found)
-
-
-def _some(number: int) -> Sequence[int]:
-    """Return the places of the samples of a part that are looked at: SAMPLED at most."""
-    places = range(number)
-    return places if number <= SAMPLED else random.Random(number).sample(places, SAMPLED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,17 +258,6 @@ class Kept(Held):
         return eval_batch_size(options)
 
 
-Sets = TypeVar("Sets", bound=Pictures)
-
-
-def of_one_shape(sets: Mapping[str, Sets]) -> tuple[Shape, dict[str, Sets]]:
-    """Return the shape of all images, and sets that refuse those of another."""
-    first = next(iter(sets.values()))
-    height, width = first.size or first.opened(0)[0].size[::-1]
-    shape = first.channels, height, width
-    return shape, {part: replace(each, one_size=shape[1:]) for part, each in sets.items()}
-
-
 def pictures_of(pairs: Mapping[str, Any], dataset: Any) -> dict[str, Pictures]:
     """Return the pictures of each part, grey ones if the first is and nothing else is said."""
     channels = dataset.channels
@@ -302,18 +279,15 @@ def of_sets(
 
     Without transforms parts in `memory` are taken from there.
     """
-    (shape, sets), held = of_one_shape(sets), memory or {}
-    parts = {
-        part: image_part(held.get(part, each), shape, num_workers, targets, each.as_is())
-        for part, each in sets.items()
-    }
+    first, held, parts = next(iter(sets.values())), memory or {}, dict[str, Part]()
+    height, width = first.size or first.opened(0)[0].size[::-1]
+    shape = first.channels, height, width
+    for part, each in sets.items():
+        images = held.get(part, replace(each, one_size=shape[1:]))
+        originals = replace(each, size=None, one_size=None, needed=None)
+        parts[part] = image_part(images, shape, num_workers, targets, originals)
     more["pictures"] = {part: each for part, each in sets.items() if part not in held}
     return of_parts(shape, targets, parts, **more)
-
-
-def row(target: Any) -> Tensor:
-    """Return numbers as float32 [T]."""
-    return torch.as_tensor(target).float().reshape(-1)
 
 
 def of_numbers(
@@ -336,12 +310,13 @@ def of_numbers(
     def found(by: Mapping[str, Any], **more: Any) -> Source:
         scale = Encoder(names, {}, by)
         values = scale(targets).float()
-        scaled = {
-            part: replace(each, target=lambda target: scale(row(target)[None])[0].float())
-            for part, each in sets.items()
-        }
+
+        def scaled(target: Any) -> Tensor:
+            return scale(torch.as_tensor(target).float().reshape(1, -1))[0].float()
+
+        pictures = {part: replace(each, target=scaled) for part, each in sets.items()}
         more |= {"targets_of": values.__getitem__, "target": torch.zeros_like(targets[0]), **also}
-        return of_sets(scaled, takes.of_columns(names, by), num_workers, **more)
+        return of_sets(pictures, takes.of_columns(names, by), num_workers, **more)
 
     def fitted(chosen: Tensor) -> Source:
         values = targets[chosen].double()

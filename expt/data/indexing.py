@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from expt.data.cache import cache_dir
-from expt.data.groups import folds as folds_of
-from expt.data.groups import held_out
 
 MANY = 2**20  # samples
 _SPLIT_SEED = 20_240_229  # of the validation split: one for all runs, so that their scores compare
 _BALANCE_SEED = 20_261_122  # sets the numbers of a balanced order apart from those of a permutation
+_TRIED = 200_000
+"""Groups that are gone through, in other orders, to come near to the shares of classes."""
+_ORDERS = 20
 
 
 class Piece(NamedTuple):
@@ -121,7 +122,7 @@ def split(
         return torch.arange(first, size - num_val), torch.arange(size - num_val, size)
     val, trains = torch.empty(0, dtype=torch.int64), torch.ones(size, dtype=torch.bool)
     if num_val and groups is not None:
-        trains = ~held_out(groups, classes, num_val, _SPLIT_SEED)
+        trains = ~_held_out(groups, classes, num_val, _SPLIT_SEED)
         val = torch.nonzero(~trains).flatten()
     elif num_val:
         drawn = _shuffled(size, _SPLIT_SEED)
@@ -146,7 +147,7 @@ def split_fold(
     so do their samples of each class in `strata` [size].
     """
     if groups is not None:
-        validates = folds_of(groups, strata, folds, _SPLIT_SEED) == fold
+        validates = _folds(groups, strata, folds, _SPLIT_SEED) == fold
         train, val = (torch.nonzero(each).flatten() for each in (~validates, validates))
         return _limited(train, limit, classes), val
     drawn = torch.randperm(len(strata), generator=torch.Generator().manual_seed(_SPLIT_SEED))
@@ -180,6 +181,81 @@ def _shares(classes: Tensor, number: int) -> Tensor:
     first = np.flatnonzero(turns < last)
     ties = np.flatnonzero(turns == last)[: number - len(first)]
     return torch.from_numpy(np.concatenate([first, ties]))
+
+
+class _Groups:
+    """The samples of each class in each group, and the shares that they come near to."""
+
+    def __init__(self, groups: Tensor, classes: Tensor | None, seed: int) -> None:
+        named, self.members = torch.unique(groups, return_inverse=True)
+        strata = torch.zeros_like(self.members)
+        if classes is not None:
+            strata = torch.unique(classes, return_inverse=True)[1]
+        self.number, width = len(named), int(strata.max()) + 1
+        pairs, counts = torch.unique(self.members * width + strata, return_counts=True)
+        self.counts: list[list[tuple[int, int]]] = [[] for _ in range(self.number)]
+        """The classes in each group, and the number of samples of each."""
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            self.counts[pair // width].append((pair % width, count))
+        self.of_classes: list[float] = strata.bincount().double().tolist()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def drawn(self) -> list[int]:
+        """Return the groups in a drawn order."""
+        found: list[int] = torch.randperm(self.number, generator=self._generator).tolist()
+        return found
+
+    def gain(self, group: int, lacking: list[float]) -> float:
+        """Return how much less a part is `lacking` of each class with a group."""
+        pairs = self.counts[group]
+        return sum(n * (2 * lacking[each] - n) / self.of_classes[each] for each, n in pairs)
+
+    def add(self, group: int, lacking: list[float]) -> None:
+        """Take a group into a part."""
+        for each, count in self.counts[group]:
+            lacking[each] -= count
+
+
+def _held_out(groups: Tensor, classes: Tensor | None, number: int, seed: int) -> Tensor:
+    """Return whether each sample is held out, bool [N]: about `number`, in whole groups, not all.
+
+    There are two groups or more, and one at least is held out. Of groups in a drawn order each is
+    taken that brings the numbers of each class nearer to its share; of several orders the best.
+    """
+    known = _Groups(groups, classes, seed)
+    wanted = [number / len(groups) * count for count in known.of_classes]
+    best, least = list[int](), float("inf")
+    for _ in range(max(1, min(_ORDERS, _TRIED // known.number))):
+        lacking, taken, order = [*wanted], list[int](), known.drawn()
+        for group in order:
+            if len(taken) < known.number - 1 and known.gain(group, lacking) > 0:
+                known.add(group, lacking)
+                taken.append(group)
+        if not taken:
+            taken = [max(order, key=lambda group: known.gain(group, wanted))]
+            known.add(taken[0], lacking)
+        away = sum(x * x / n for x, n in zip(lacking, known.of_classes, strict=True))
+        if away < least - 1e-9:
+            best, least = taken, away
+    found = torch.zeros(known.number, dtype=torch.bool)
+    found[best] = True
+    return found[known.members]
+
+
+def _folds(groups: Tensor, classes: Tensor, number: int, seed: int) -> Tensor:
+    """Return the fold of each sample, int64 [N], of a `number` that is not above the groups'.
+
+    The largest groups come first, each to the fold that lacks most of its classes.
+    """
+    known = _Groups(groups, classes, seed)
+    lacking = [[count / number for count in known.of_classes] for _ in range(number)]
+    found = torch.empty(known.number, dtype=torch.int64)
+    sizes = [sum(count for _, count in each) for each in known.counts]
+    for group in sorted(known.drawn(), key=lambda group: -sizes[group]):
+        ways = [(known.gain(group, each), sum(each)) for each in lacking]
+        found[group] = fold = ways.index(max(ways))
+        known.add(group, lacking[fold])
+    return found[known.members]
 
 
 def num_batches(size: int, batch_size: int, drop_last: bool) -> int:

@@ -115,20 +115,18 @@ class Loader:
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Yield this worker's share of each batch of an epoch, after the first `skip`, unread."""
-        options, pieces, order = self._options, self._pieces(skip), self._whole_order(epoch)
+        options, pieces, samples = self._options, self._pieces(skip), self.order(epoch)
+        drawn = None
+        if options.augment:
+            drawn = options.augment.draw(self.size, options.seed, epoch)
+            drawn = options.augment.in_turn(drawn, samples, self._indices, options.seed, epoch)
+        times = None if options.balanced is None else indexing.times_before(samples)
+        order = Order(samples, epoch, drawn, times)
         if options.mixing is None:
             return self._batches(order, pieces)
         positions, wider = indexing.with_partners([*pieces], options.batch_size, skip)
         batches = self._batches(order.at(positions), wider)
         return options.mixing.mixed(batches, options.seed, epoch, skip)
-
-    def _whole_order(self, epoch: int) -> Order:
-        options, samples, drawn = self._options, self.order(epoch), None
-        if options.augment:
-            drawn = options.augment.draw(self.size, options.seed, epoch)
-            drawn = options.augment.in_turn(drawn, samples, self._indices, options.seed, epoch)
-        times = None if options.balanced is None else indexing.times_before(samples)
-        return Order(samples, epoch, drawn, times)
 
     def indices(self, epoch: int, number: int) -> Tensor:
         """Return the samples of this worker's share of an epoch's batch `number`, int64 [b]."""

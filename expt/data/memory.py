@@ -104,13 +104,6 @@ def parts_of(rows: Rows, test_fraction: float, how: str) -> dict[str, np.ndarray
     return {"train": train.numpy(), "test": test.numpy()}
 
 
-def groups_of(rows: Rows, parts: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Return the group of each row of the parts [N], if there are groups."""
-    if rows.groups is None:
-        return {}
-    return {name: torch.from_numpy(rows.groups[index]) for name, index in parts.items()}
-
-
 def of_rows(
     dataset: Any,
     rows: Rows,
@@ -175,7 +168,9 @@ def _source(
         features=Features(inputs, feature),
         example=mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, np.arange(1))),
         classes=torch.from_numpy(rows.targets[train]) if rows.class_names else None,
-        groups=groups_of(rows, parts),
+        groups={}
+        if (groups := rows.groups) is None
+        else {name: torch.from_numpy(groups[index]) for name, index in parts.items()},
         digests=lambda name: overlap.of_rows(rows, parts[name]),
         targets_of=lambda chosen: targets(torch.from_numpy(rows.targets[train[chosen.numpy()]])),
         notes=features.notes,
@@ -363,12 +358,12 @@ class Windows(Held):
         self._ends = list(itertools.accumulate(extent.sizes))
         # A file without a byte cannot be mapped.
         self._files: list[np.ndarray] = (
-            [tokens]
-            if tokens is not None
-            else [
+            [
                 np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
                 for path, size in zip(extent.files, extent.sizes, strict=True)
             ]
+            if tokens is None
+            else [tokens]
         )
         if [len(file) for file in self._files] != [*extent.sizes]:
             raise DataError(
@@ -402,11 +397,9 @@ class Windows(Held):
         """Return tokens of the whole text, over the ends of files."""
         first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop)
         pieces = []
-        for file, end in zip(
-            self._files[first : last + 1], self._ends[first : last + 1], strict=True
-        ):
-            begin = end - len(file)
-            pieces.append(file[max(start - begin, 0) : stop - begin])
+        for place in range(first, last + 1):
+            begin = self._ends[place] - len(self._files[place])
+            pieces.append(self._files[place][max(start - begin, 0) : stop - begin])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
@@ -415,11 +408,8 @@ def of_extents(
 ) -> Source:
     """Return a text's parts, by windows."""
     context = features.shapes["context"]
-    train, val, test = (extent and _part(Windows(extent, context, tokens)) for extent in extents)
+    windows = [None if extent is None else Windows(extent, context, tokens) for extent in extents]
+    train, val, test = (x if x is None else Part(len(x), loading(x)) for x in windows)
     assert train
     window = torch.zeros(context, dtype=torch.int64)
     return Source(features=features, example=(window, window), train=train, val=val, test=test)
-
-
-def _part(windows: Windows) -> Part:
-    return Part(len(windows), loading(windows))

@@ -7,13 +7,13 @@ import csv
 import functools
 import itertools
 import math
+import mmap
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
+from expt.late import compute, np, pa
 
 _COMMENT = r"^\s*(#+|//+|;|%+|!|--+|\*+)\s+\S"
 """The beginning of a comment; a name such as #1 or #id is none."""
@@ -35,10 +35,10 @@ _SURE = re.compile(r"(grand |sub-?)?(totals?|sums?)\b|eof|end of", re.IGNORECASE
 """One of those that is hardly a value; media and end may be."""
 _HEAD = 200
 """The lines in which a header is looked for."""
-_TAIL = 1 << 16
-"""Bytes in which the last line is looked for."""
+_LONG = 1 << 16
+"""The most bytes of a last line that are looked at."""
 _MANY = 10
-"""The least number of rows whose sum is not equal to the last row by chance."""
+"""The least number of different cells whose sum is not equal to the last cell by chance."""
 _FEW = 5
 """The most lines that may be named, and the most comments; more are data."""
 
@@ -88,16 +88,36 @@ def header_below(path: Path, name: str, separators: str) -> str:
     return ""
 
 
-def among(batch: Any, first: str | None, read: Sequence[str], *, is_last: bool) -> dict[int, str]:
+def tail(path: Path, separator: str) -> tuple[int, list[str]]:
+    """Return the number of rows without a text at the end, and the cells of the line above them."""
+    blank = 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = len(content)
+        while end > 0:
+            start = content.rfind(b"\n", 0, end) + 1
+            line = content[start:end]
+            if line.strip(b" \t\r" + separator.encode()):
+                text = line[:_LONG].decode(errors="replace")
+                with contextlib.suppress(csv.Error):
+                    return blank, next(csv.reader([text], delimiter=separator))
+                break
+            blank, end = blank + (separator.encode() in line), start - 1
+    return blank, []
+
+
+def is_word(cell: str) -> bool:
+    """Return whether a cell may name a total or a statistic."""
+    return bool(_TOTAL.fullmatch(cell.strip()) or _MARK.fullmatch(cell.strip()))
+
+
+def among(
+    batch: Any, first: str | None, read: Sequence[str], targets: Sequence[str], *, is_last: bool
+) -> dict[int, str]:
     """Return why rows of texts are no data, by their place in the batch.
 
     The table's `first` column may have comments, the last row of all may be a total: of the columns
     that are `read`, or of another, which names it.
     """
-    import numpy as np
-    from pyarrow import compute as pc
-
-    compute: Any = pc  # it makes its functions when it is imported
     names, found = batch.schema.names, dict[int, str]()
     if len(names) > 1:
         lower = [name.lower() for name in names]
@@ -108,72 +128,47 @@ def among(batch: Any, first: str | None, read: Sequence[str], *, is_last: bool) 
                 found[row] = "repeats the header"
     if first in names:
         is_comment = compute.match_substring_regex(batch.column(first), _COMMENT)
-        rows = np.flatnonzero(is_comment.fill_null(False)).tolist()
-        rows = [row for row in rows if _is_comment(batch, row)]
+        rows = list[int]()
+        for row in np.flatnonzero(is_comment.fill_null(False)).tolist():
+            cells = [_text(column, row) for column in batch.columns]  # -- none -- may be a value
+            rows += [row] * (not all(cells) or any(cell.startswith(("#", "//")) for cell in cells))
         found |= dict.fromkeys(rows if len(rows) <= _FEW else (), "is a comment")
     if batch.num_rows and all(_RULE.fullmatch(_text(column, 0)) for column in batch.columns):
         found[0] = "is a rule"
     if is_last and batch.num_rows > 1:
-        found |= _totals(batch, read)
+        with np.errstate(all="ignore"):
+            found |= _ends(batch, read, targets)
     return found
 
 
-def ends(path: Path, separator: str, names: Sequence[str]) -> list[str]:
-    """Return which columns have a text in the last line that may name a total or a statistic."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL))
-        lines = file.read().decode(errors="replace").split("\n")
-    last = next((line for line in reversed(lines) if line.strip(f" \t\r{separator}")), "")
-    cells = next(csv.reader([last], delimiter=separator), [])
-    pairs = zip(names, cells, strict=True) if len(cells) == len(names) else ()
-    return [name for name, cell in pairs if _is_word(cell.strip())]
-
-
-def _is_word(text: str) -> bool:
-    return bool(_TOTAL.fullmatch(text) or _MARK.fullmatch(text))
-
-
-def _is_comment(batch: Any, row: int) -> bool:
-    """Return whether a row that begins like a comment is one: -- none -- may be a value."""
-    begins = any(_text(column, row).startswith(("#", "//")) for column in batch.columns)
-    return begins or not all(_text(column, row) for column in batch.columns)
-
-
-def _totals(batch: Any, read: Sequence[str]) -> dict[int, str]:
-    """Return why the last rows are none of data, by their places: they are totals or statistics."""
+def _ends(batch: Any, read: Sequence[str], targets: Sequence[str]) -> dict[int, str]:
+    """Return why the last rows are none of data, by their places: totals, statistics, notes."""
     last = batch.num_rows - 1
     filled = [name for name in batch.schema.names if _text(batch[name], last)]
-    gaps = [name for name in read if name not in filled and not batch[name][:last].null_count]
     for name in filled:
         text = _text(batch[name], last)
-        if not _is_word(text) or not (size := _named(batch[name])):
-            continue
-        above = batch.slice(0, batch.num_rows - size)
-        is_end = name in read and bool(_TOTAL.fullmatch(text))
-        if (
-            (_SURE.match(text) and (gaps or not _is_inside(batch, above)))
-            or (is_end and (gaps or len(_numbers(above[name]))))
-            or _counts(_numbers(above[name]))
-            or _is_statistic(batch, above, text)
-        ):
-            more = f", and so {'is' if size == 2 else 'are'} the {size - 1} below it" * (size > 1)
-            rows = range(above.num_rows, batch.num_rows)
-            return dict.fromkeys(rows, f"is a total, or an end{more}")
-    have_gaps = any(column[:last].null_count for column in batch.columns)
-    is_alone = len(filled) == 1 < batch.num_columns - 1
-    if is_alone and not have_gaps and not _is_inside(batch, batch.slice(0, last)):
+        if is_word(text) and (size := _named(batch[name])):
+            above = batch.slice(0, batch.num_rows - size)
+            if (
+                _counts(_numbers(above[name]))
+                or _is_statistic(batch, above, text)
+                or _is_total(batch, name, read, targets)
+            ):
+                more = f", and so {'is' if size == 2 else 'are'} the {size - 1} below it"
+                what = f"is a total, or an end{more * (size > 1)}"
+                return dict.fromkeys(range(above.num_rows, batch.num_rows), what)
+    if len(filled) == 1 < batch.num_columns - 1 and _is_note(batch, batch[filled[0]]):
         return {last: "has a single cell that is not empty, and no other row has an empty one"}
-    return {last: "is the sum of the rows above it"} if last >= _MANY and _is_sum(batch) else {}
+    return {last: "is the sum of the rows above it"} if _is_sum(batch) else {}
 
 
-def _is_inside(batch: Any, above: Any) -> bool:
-    """Return whether the last row has numbers, all in the range of those above."""
-    pairs = [
-        (_numbers(batch[name][batch.num_rows - 1 :]), _numbers(above[name]))
-        for name in batch.schema.names
-    ]
-    found = [(one[0], rest) for one, rest in pairs if len(one) and len(rest)]
-    return bool(found) and all(rest.min() <= one <= rest.max() for one, rest in found)
+def _named(column: Any) -> int:
+    """Return how many last rows name totals or statistics, each in a word of its own."""
+    cells = [(text or "").strip() for text in column.to_pylist()]
+    for size, text in enumerate(reversed(cells)):
+        if not is_word(text) or cells.count(text) > 1:
+            return size
+    return 0
 
 
 def _counts(numbers: np.ndarray) -> bool:
@@ -181,22 +176,29 @@ def _counts(numbers: np.ndarray) -> bool:
     return len(numbers) > 1 and bool((numbers[1:] == numbers[:-1] + 1).all())
 
 
-def _named(column: Any) -> int:
-    """Return how many last rows name totals or statistics, each in a word of its own."""
-    cells = [(text or "").strip() for text in column.to_pylist()]
-    for size, text in enumerate(reversed(cells)):
-        if not _is_word(text) or cells.count(text) > 1:
-            return size
-    return 0
+def _is_total(batch: Any, name: str, read: Sequence[str], targets: Sequence[str]) -> bool:
+    """Return whether a word in a last row is no value: of a class, or next to the only gaps.
+
+    A total may be a value, too, and its numbers the largest: only its sum or a gap tells.
+    """
+    last = batch.num_rows - 1
+    text = _text(batch[name], last)
+    if not _SURE.match(text) and not (name in read and _TOTAL.fullmatch(text)):
+        return False
+    lacks = (x for x in read if not _text(batch[x], last) and not batch[x][:last].null_count)
+    return any(lacks) or (name in targets and bool(_SURE.match(text)))
+
+
+def _is_note(batch: Any, column: Any) -> bool:
+    """Return whether the only cell of a last row is no number like others, and none has gaps."""
+    last = batch.num_rows - 1
+    own, others = _numbers(column[last:]), _numbers(column[:last])
+    is_like = len(own) and len(others) and others.min() <= own[0] <= others.max()
+    return not is_like and not any(each[:last].null_count for each in batch.columns)
 
 
 def _numbers(cells: Any) -> np.ndarray:
     """Return the numbers of a column's cells; none where one is a text."""
-    import numpy as np
-    import pyarrow as pa
-    from pyarrow import compute as pc
-
-    compute: Any = pc
     texts = compute.utf8_trim_whitespace(cells).drop_null()
     with contextlib.suppress(pa.ArrowInvalid):
         found: np.ndarray = texts.filter(compute.not_equal(texts, "")).cast(pa.float64()).to_numpy()
@@ -209,8 +211,6 @@ def _is_statistic(batch: Any, above: Any, text: str) -> bool:
 
     If the word may be a value, two columns have it to their digits, and no row `above` is like it.
     """
-    import numpy as np
-
     last, mark = batch.num_rows - 1, _MARK.fullmatch(text)
     pairs = [
         (numbers, _text(batch[name], last))
@@ -219,13 +219,13 @@ def _is_statistic(batch: Any, above: Any, text: str) -> bool:
     ]
     if not pairs or (mark and (len(pairs) < 2 or len({len(x) for x, _ in pairs}) > 1)):
         return False
+    if mark and np.all([x == float(cell) for x, cell in pairs], axis=0).any():
+        return False
     ways: list[Any] = [np.sum, np.mean]
     if mark and mark.lastgroup:
         ways = [functools.partial(np.quantile, q=_QUANTILES[mark.lastgroup])]
     elif text.lower().startswith(("count", "std")):
         ways = [len, functools.partial(np.std, ddof=1)]
-    if mark and np.all([x == float(cell) for x, cell in pairs], axis=0).any():
-        return False
     near = (1e-6, 1.001) if mark else (1e-3, 0.0)
     return any(all(_is_near(way(x), cell, *near) for x, cell in pairs) for way in ways)
 
@@ -238,20 +238,26 @@ def _is_near(number: float, text: str, share: float, halves: float) -> bool:
 
 
 def _is_sum(batch: Any) -> bool:
-    """Return whether the last row is the sum of those above in all columns of numbers.
+    """Return whether the last row, unlike the one above it, is the sum of those above it.
 
-    In two of them it is out of their range, so that it is no row like others.
+    It is so in all columns of numbers, and in two of them, of many values, it is out of range.
     """
-    last, outside = batch.num_rows - 1, 0
-    for column in batch.columns:
-        value = _numbers(column[last:])
-        if len(value) and len(above := _numbers(column[:last])):
-            are_whole = not (above % 1).any()
-            exact = (0.0, 0.5) if are_whole else (1e-6, 1e-9)  # 1, 2, 4, 8 is no sum
-            if not math.isclose(above.sum(), value[0], rel_tol=exact[0], abs_tol=exact[1]):
-                return False
-            outside += not above.min() <= value[0] <= above.max()
-    return outside > 1
+    last = batch.num_rows - 1
+    pairs = [(_numbers(each[:last]), _numbers(each[last:])) for each in batch.columns]
+    rows = [(above, float(own[0])) for above, own in pairs if len(above) > 1 and len(own)]
+    out = [
+        not above.min() <= own <= above.max() and len(np.unique(above)) >= _MANY
+        for above, own in rows
+    ]
+    if sum(out) < 2 or not all(_adds_up(*each) for each in rows):
+        return False
+    return not all(_adds_up(above[:-1], float(above[-1])) for above, _ in rows)
+
+
+def _adds_up(above: np.ndarray, number: float) -> bool:
+    are_whole = bool((above == above.round()).all())
+    relative, absolute = (0.0, 0.5) if are_whole else (1e-6, 1e-9)  # 1, 2, 4, 8 is no sum
+    return math.isclose(above.sum(), number, rel_tol=relative, abs_tol=absolute)
 
 
 def _text(column: Any, row: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ _BITS = 24
 _FINE = 0.15
 """The share of different values in some column, below which rows may be equal by chance."""
 _COPIES = 8
-"""The most equal rows in train; more are values that often occur, such as all zeros."""
+"""The most equal rows in train that are copies."""
 _TIMES = 10
 """How many more rows are to be equal than would be by chance."""
 
@@ -43,14 +43,12 @@ class Digests(NamedTuple):
     """uint64 [N]"""
     chance: float = 0.0
     """the probability that two samples are equal by chance"""
-    exact: Callable[[np.ndarray], np.ndarray] | None = None
-    """digests of the samples at some places, if `values` only say which may be equal"""
+    most: float = math.inf
+    """the most equal samples in train; more are values that often occur, such as all zeros"""
 
     def at(self, index: np.ndarray) -> Digests:
         """Return those of the samples at `index`."""
-        exact = self.exact
-        of = None if exact is None else lambda places: exact(index[places])
-        return Digests(self.values[index], self.chance, of)
+        return self._replace(values=self.values[index])
 
 
 def of_files(files: Iterable[str | None], sums: Checksums) -> Digests:
@@ -74,20 +72,15 @@ def of_bytes(content: Any) -> int:
 
 def of_rows(rows: Rows, index: np.ndarray) -> Digests:
     """Return the digests of the rows at `index`: of their features and targets."""
-    columns = [rows.features, *([] if isinstance(rows.targets, np.ndarray) else [rows.targets])]
-    chances = [_chances(each) for each in columns]
-    few = _telling(chances[0], rows.features.shape[0])
+    columns, classes = [rows.features], np.zeros(len(index), np.uint64)
+    if isinstance(rows.targets, np.ndarray):
+        classes = rows.targets[index].astype(np.uint64)
+    else:
+        columns.append(rows.targets)
     # Of columns that depend on one another the product says nothing.
-    is_fine = max(_share_of_values(each) for each in columns) >= _FINE
-    chance = float(math.prod(map(np.prod, chances))) if is_fine else 1.0
-
-    def exact(places: np.ndarray) -> np.ndarray:
-        found = sum((_digests(each, index[places]) for each in columns), np.uint64(0))
-        if isinstance(rows.targets, np.ndarray):
-            found += rows.targets[index[places]].astype(np.uint64)
-        return found
-
-    return Digests(_digests(rows.features.columns(few), index), chance, exact)
+    is_fine = max(map(_share_of_values, columns)) >= _FINE
+    chance = math.prod(map(_chance, columns)) if is_fine else 1.0
+    return Digests(sum((_digests(each, index) for each in columns), classes), chance, _COPIES)
 
 
 def _digests(columns: Chosen, index: np.ndarray) -> np.ndarray:
@@ -101,15 +94,15 @@ def _digests(columns: Chosen, index: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _chances(columns: Chosen) -> np.ndarray:
-    """Return how often two different rows have equal cells in each column."""
-    number = columns.shape[0]
+def _chance(columns: Chosen) -> float:
+    """Return how often two different rows have equal cells in all columns."""
+    number, found = columns.shape[0], 1.0
     some = np.unique(columns[np.arange(0, number, max(1, number // _SOME))], axis=0)
-    pairs, found = max(1, len(some) * (len(some) - 1)), list[float]()
+    pairs = max(1, len(some) * (len(some) - 1))
     for cells in some.T:
         counts = np.unique(cells, return_counts=True)[1]
-        found.append(max(1.0, (counts * (counts - 1)).sum()) / pairs)
-    return np.array(found)
+        found *= max(1.0, (counts * (counts - 1)).sum()) / pairs
+    return found
 
 
 def _share_of_values(columns: Chosen) -> float:
@@ -117,13 +110,6 @@ def _share_of_values(columns: Chosen) -> float:
     number = columns.shape[0]
     some = columns[np.arange(0, number, max(1, number // _SOME))]
     return max((len(np.unique(cells)) / len(some) for cells in some.T), default=0.0)
-
-
-def _telling(chances: np.ndarray, number: int) -> list[int]:
-    """Return columns in which few of a `number` of rows are equal by chance, if there are such."""
-    order = chances.argsort(kind="stable")
-    enough = int((chances[order].cumprod() * number**2 > 1).sum()) + 1
-    return sorted(order[:enough].tolist())
 
 
 def warn_of_shared(
@@ -176,17 +162,11 @@ def _shared(parts: Mapping[str, Digests]) -> dict[str, tuple[int, int, int]]:
         if name == "train" or least >= len(each.values):
             continue
         ours, theirs = _alike(each.values, train.values)
-        digests = [
-            one.exact(places) if one.exact else one.values[places]
-            for one, places in ((each, ours), (train, theirs))
-        ]
-        mine, its = _alike(*digests)
-        if each.exact:
-            there, counts = np.unique(digests[1], return_counts=True)
-            mine = mine[counts[np.searchsorted(there, digests[0][mine])] <= _COPIES]
-        if len(mine) > least:
-            like = its[(digests[1][its] == digests[0][mine[0]]).argmax()]
-            found[name] = len(mine), int(ours[mine[0]]), int(theirs[like])
+        there, counts = np.unique(train.values[theirs], return_counts=True)
+        ours = ours[counts[np.searchsorted(there, each.values[ours])] <= each.most]
+        if len(ours) > least:
+            like = theirs[(train.values[theirs] == each.values[ours[0]]).argmax()]
+            found[name] = len(ours), int(ours[0]), int(like)
     return found
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 from expt import progress
 from expt.data.cache import digest, filled, state_of
@@ -27,9 +26,7 @@ from expt.data.columns import (
 from expt.data.table_files import Table, files_of, fingerprint, open_table
 from expt.errors import ConfigError, DataError, did_you_mean, listed
 from expt.features import Classes, Feature, Labels
-
-if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
-    import numpy as np
+from expt.late import np
 
 Read: TypeAlias = "tuple[dict[str, Any], np.ndarray]"
 """The description of rows that were read, and their classes [N], if there are any."""
@@ -99,11 +96,11 @@ class Rows(NamedTuple):
     """The number of rows in train, val and test, if the table comes in parts."""
     groups: np.ndarray | None = None
     """The number of each row's group, int64 [N]."""
+    notes: Sequence[str] = ()
+    """Warnings of parts of the table that are not read."""
 
     def places(self) -> dict[str, np.ndarray]:
         """Return where the rows of each part are."""
-        import numpy as np
-
         ends = np.cumsum([*self.parts.values()])
         return dict(zip(self.parts, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
 
@@ -154,8 +151,6 @@ def kept(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
     """Return the rows that `read` writes into a file, mapped from the cache if that can be."""
 
     def write(folder: Path) -> None:
-        import numpy as np
-
         with (folder / "numbers").open("w+b") as file:
             about, classes = read(file)
             os.fsync(file.fileno())
@@ -168,14 +163,10 @@ def kept(name: str, read: Callable[[IO[bytes]], Read]) -> Rows:
         return rows_of(*read(file), file)
 
 
-def _entry(folder: Path) -> Rows | None:
-    import numpy as np
-
-    with contextlib.suppress(OSError, ValueError, EOFError):
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        with (folder / "numbers").open("rb") as file:
-            return rows_of(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
-    return None
+def _entry(folder: Path) -> Rows:
+    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    with (folder / "numbers").open("rb") as file:
+        return rows_of(about, np.load(folder / "classes.npy", mmap_mode="c"), file)
 
 
 def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> Rows:
@@ -184,23 +175,20 @@ def rows_of(about: Mapping[str, Any], classes: np.ndarray, file: IO[bytes]) -> R
     target_places, targets = zip(*about["targets"], strict=True)
     places, features = zip(*about["features"], strict=True) if about["features"] else ((), ())
     answers = classes if names else Chosen(numbers, target_places)
-    more = {name: about[name] for name in ("left_out", "texts", "gaps", "flags", "parts")}
+    kept = ("left_out", "texts", "gaps", "flags", "parts", "notes")
+    more = {name: about[name] for name in kept}
     group = about["group"]
     more["groups"] = None if group is None else numbers[:, group].astype(int)
     return Rows(Chosen(numbers, places), answers, features, targets, names, **more)
 
 
 def _mapped(file: IO[bytes], shape: Sequence[int], mode: Any = "c") -> np.ndarray:
-    import numpy as np
-
     file.flush()
     return np.memmap(file, float, mode, shape=tuple(shape))
 
 
 def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
     """Write the numbers of a table; return their description, and the classes [N] if any."""
-    import numpy as np
-
     names, left_out = _candidates(table, wanted)
     table.targets = wanted.targets
     if wanted.takes is not Classes:
@@ -240,7 +228,12 @@ def read_rows(table: Table, wanted: Wanted, file: IO[bytes]) -> Read:
         "class_names": class_names,
         "left_out": left_out,
     }
-    about |= {"parts": table.parts, "targets": places[:number], "features": places[number:]}
+    about |= {
+        "parts": table.parts,
+        "notes": [*table.notes],
+        "targets": places[:number],
+        "features": places[number:],
+    }
     for each in features:
         each.number()
     for each in groups:
@@ -286,8 +279,6 @@ def _answers(
 
     Raise DataError for wrong targets.
     """
-    import numpy as np
-
     path = table.path
     if wanted.takes is Classes:
         (target,) = targets

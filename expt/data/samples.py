@@ -337,20 +337,12 @@ class _Batches(Dataset[Any]):
         try:
             return self._collate(samples)
         except DataError as error:
-            if self._has_collate or not (odd := _odd(samples)):
+            shapes = [[*map(np.shape, leaves(default_convert(one)))] for one in samples]
+            odd = next((at for at, each in enumerate(shapes) if each != shapes[0]), None)
+            if self._has_collate or odd is None:
                 raise
             other = f"has another shape than sample {keys.samples[0]}"
             raise DataError(f"sample {keys.samples[odd]} {other}: {error}") from error
-
-
-def _odd(samples: list[Any]) -> int:
-    """Return the place of a sample of other shapes than the first; 0 for none."""
-    shapes = [[*map(np.shape, leaves(default_convert(sample)))] for sample in samples]
-    return next((place for place, each in enumerate(shapes) if each != shapes[0]), 0)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _processes(device: torch.device, num_workers: int) -> dict[str, Any]:
@@ -366,7 +358,7 @@ def _processes(device: torch.device, num_workers: int) -> dict[str, Any]:
     )
     return {
         "batch_size": None,
-        "collate_fn": _as_it_is,
+        "collate_fn": as_it_is,
         "num_workers": num_workers,
         "pin_memory": device.type == "cuda",
         "prefetch_factor": _BATCHES_AHEAD if num_workers > 0 else None,

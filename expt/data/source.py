@@ -10,17 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from expt.data.augment import Mixing
-from expt.data.checked_samples import build_transforms
-from expt.data.kinds import DatasetConfig
 from expt.data.loader import Load, Loader
 from expt.data.loading import LoaderOptions
 from expt.data.overlap import Digests
-from expt.errors import ConfigError, DataError, described, listed, warn
+from expt.errors import DataError
 from expt.features import Features
-
-UNEVEN = 0.1
-"""The least by which a class's share exceeds an even one if it is reported."""
 
 
 class Part(NamedTuple):
@@ -89,75 +83,3 @@ class Source:
         if (classes := self.counted) is not None:
             return classes[chosen]
         return self.targets_of(chosen) if self.targets_of else None
-
-
-def majority_of(names: Sequence[str], counts: Sequence[int]) -> tuple[str, float] | tuple[()]:
-    """Return the class of most samples and its share, if that alone makes a good accuracy."""
-    most = max(counts, default=0)
-    share = most / sum(counts) if most else 0.0
-    return (names[counts.index(most)], share) if share > UNEVEN + 1 / max(1, len(counts)) else ()
-
-
-def warn_of_absent(dataset: DatasetConfig, source: Source, train: Tensor) -> None:
-    """Warn of classes that no training sample has; if a few are read, of a single class only."""
-    targets = source.features.targets
-    absent = targets.absent(lambda: source.known_targets(train))
-    number = targets.shapes.get("num_classes", 0)
-    if targets.has_one_class and number == 1:
-        warn(f"{dataset.label}: all samples are of one class; nothing can be learned of it")
-    if absent and not (source.sees_few and len(absent) < number - 1):
-        warn(
-            f"{dataset.label}: no training sample has the class {listed(absent)}, which can't be"
-            f" learned; {targets.absent_fix}"
-        )
-
-
-def refuse_uncounted(
-    dataset: DatasetConfig, epoch_steps: int | None, overfit_batches: int | None
-) -> None:
-    """Raise ConfigError for keys that samples without a number can't have, or need."""
-    given = {
-        "dataset.train_limit": dataset.train_limit,
-        "dataset.folds": dataset.folds,
-        "overfit_batches": overfit_batches,
-    }
-    for key, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{key}={value}: needs a dataset with __len__; use {key}=null")
-    if not epoch_steps:
-        raise ConfigError(
-            f"{dataset.label}: has no __len__ that says where an epoch ends; give epoch_steps, or"
-            " max_steps for a run of one epoch"
-        )
-
-
-def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
-    """Raise DataError where there is no whole batch, which is to be a multiple of `parts`."""
-    if num_samples < batch_size:
-        fits = num_samples // parts * parts
-        smaller = f"batch_size={fits}, or " if fits else ""
-        raise DataError(
-            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; use"
-            f" {smaller}drop_last=false"
-        )
-
-
-def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
-    """Return the mixing of samples, if there is any. Raise ConfigError if they can't be mixed."""
-    inputs = source.example[0]
-    for key, value, least in (("mixup", mixup, 1), ("cutmix", cutmix, 3)):
-        if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
-            what = "cuts images" if key == "cutmix" else "adds tensors"
-            raise ConfigError(
-                f"{key}={value}: {what}, and a sample's inputs are {described(inputs)}; use"
-                f" {key}=null"
-            )
-    number = source.features.shapes.get("num_classes", 0)
-    return Mixing(number, mixup, cutmix) if mixup or cutmix else None
-
-
-def as_evaluated(dataset: DatasetConfig, options: LoaderOptions) -> LoaderOptions:
-    """Return the options with the transforms of evaluations."""
-    key, chosen = "dataset.eval_transforms", getattr(dataset, "eval_transforms", None) or ()
-    transforms = build_transforms(chosen, key)
-    return dataclasses.replace(options, transforms=transforms, transforms_key=key)

@@ -10,17 +10,15 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from expt.data import other_lines
 from expt.data.cache import of_content, of_files
 from expt.data.image_files import files_below
 from expt.data.plain_text import not_utf8, opened
-from expt.errors import ConfigError, DataError, first_line
-
-if TYPE_CHECKING:
-    import numpy as np
+from expt.errors import ConfigError, DataError, first_line, listed
+from expt.late import csv, np, pa, parquet
 
 Batch: TypeAlias = Any  # of pyarrow
 _BYTES, _CELLS = 1 << 24, 1 << 20
@@ -50,6 +48,8 @@ class Table(ABC):
     """columns in which the class -1 stays, for a message; in others it is a gap"""
     parts: Mapping[str, int] = {}
     """the number of rows in each file or split, by its name, if there are several"""
+    notes: Sequence[str] = ()
+    """warnings of parts that are not read"""
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
         """Raise DataError where two columns have one name."""
@@ -65,7 +65,7 @@ class Table(ABC):
         A row with too few or too many cells is one of gaps; the reason is put into `damaged` by its
         number, from 0. Raise DataError for it without `damaged`, and for a damaged file.
         """
-        found, self._counts = dict[int, str]() if damaged is None else damaged, damaged is not None
+        found, self._raises = dict[int, str]() if damaged is None else damaged, damaged is None
         with reading(self.path):
             for batch in self._batches(names, found):
                 if damaged is None and found:
@@ -97,8 +97,6 @@ class Table(ABC):
 
     def _named(self, batch: Batch, own: Mapping[str, Sequence[str] | None]) -> Batch:
         """Return a batch with `classes` by their names: a part may count its `own` otherwise."""
-        import pyarrow as pa
-
         for name in {*self.classes}.intersection(batch.schema.names):
             cells, names = batch.column(name), own.get(name) or self.classes[name]
             known: dict[int, str | None] = dict(enumerate(names))
@@ -133,7 +131,12 @@ def files_of(path: Path) -> list[Path]:
         what = f"holds {' and '.join(kinds) or 'no ' + ', '.join(_KINDS)}; keep one kind there"
         what = what if path.is_dir() else "there is no such file or folder"
         raise DataError(f"dataset.path={path}: {what}")
-    return sorted(found, key=lambda each: [*map(_order, re.split(r"(\d+)", str(each)))])
+
+    def order(path: Path) -> list[tuple[int, str]]:
+        parts = re.split(r"(\d+)", str(path))
+        return [(int(part) if part.isdecimal() else -1, part) for part in parts]
+
+    return sorted(found, key=order)
 
 
 def fingerprint(path: Path) -> str:
@@ -142,10 +145,6 @@ def fingerprint(path: Path) -> str:
     if path.is_file():
         return of_content(files)
     return of_files(path, [str(each.relative_to(path)) for each in files])
-
-
-def _order(part: str) -> tuple[int, str]:
-    return int(part) if part.isdecimal() else -1, part
 
 
 @contextlib.contextmanager
@@ -182,7 +181,6 @@ class Arrays(Table):
         lengths = {name: len(array) for name, array in arrays.items()}
         if len({*lengths.values()}) > 1:
             raise DataError(f"{path}: its arrays differ in their rows: {lengths}")
-        import pyarrow as pa
 
         columns = [
             pa.FixedSizeListArray.from_arrays(pa.array(each.reshape(-1)), each.shape[1])
@@ -198,8 +196,6 @@ class Arrays(Table):
 
 
 def _npz(path: Path) -> Table:
-    import numpy as np
-
     with path.open("rb") as content, np.lib.npyio.NpzFile(content) as file:
         arrays = {name: file[name] for name in file.files}
     if not arrays:
@@ -213,8 +209,6 @@ class _Parquet(Table):
     """A file of Arrow's types."""
 
     def __init__(self, path: Path) -> None:
-        from pyarrow import parquet
-
         self._file = parquet.ParquetFile(path)
         schema = self._file.schema_arrow
         super().__init__(path, schema.names)
@@ -258,18 +252,19 @@ class _Folder(Table):
         return open_table(next(iter(self._files.values()))).header_below(name)
 
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
-        import pyarrow as pa
-
-        self.parts = parts = dict[str, int]()
+        first = next(iter(self._files))
+        self.parts, self.notes = parts, lost = dict[str, int](), list[str]()
         for part, file in self._files.items():
             table, constant, done = open_table(file), _of_folders(part), sum(parts.values())
             table.classes = {x: table.classes.get(x, self.classes[x]) for x in self.classes}
             table.targets = self.targets
             if missing := {*names} - {*table.names, *constant}:
                 raise DataError(f"{file}: has no column {min(missing)}, which other files have")
+            if more := listed(x for x in table.names if x not in self.names):
+                lost.append(f"{part} has the column {more}, which is left out: {first} has it not")
             there, wrong = [x for x in names if x not in constant], dict[int, str]()
             parts[part] = 0
-            for batch in table.batches(there or table.names[:1], wrong if self._counts else None):
+            for batch in table.batches(there or table.names[:1], None if self._raises else wrong):
                 size = batch.num_rows
                 same = {x: pa.array([text] * size, pa.string()) for x, text in constant.items()}
                 columns = [same[x] if x in same else batch.column(x) for x in names]
@@ -316,33 +311,35 @@ class _Csv(Table):
 
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
         """Yield all cells as texts: which of them are numbers is decided in `columns`."""
-        done, counted, ready = 0, self._counts, None
+        blank, ends = other_lines.tail(self.path, self.separator)
         every = dict.fromkeys(names)  # a total may be named in another column, such as an index
-        every |= dict.fromkeys(other_lines.ends(self.path, self.separator, self.names))
-        for batch in itertools.chain(self._read([*every], damaged), [None]):
-            if ready is not None:
-                odd = other_lines.among(ready, self.names[0], names, is_last=batch is None)
-                damaged |= {done + row: why for row, why in odd.items()}
-                done += ready.num_rows
-                yield ready.select([*names])
-            if self._counts != counted:  # it reads from the beginning
-                done, counted = 0, self._counts
-            ready = batch
+        if len(ends) == len(self.names):
+            pairs = zip(self.names, ends, strict=True)
+            every |= dict.fromkeys(name for name, cell in pairs if other_lines.is_word(cell))
+        done, held = 0, list[Batch]()
+
+        def looked_at(batch: Batch, *, is_last: bool = False) -> Batch:
+            odd = other_lines.among(batch, self.names[0], names, self.targets, is_last=is_last)
+            damaged.update({done + row: why for row, why in odd.items()})
+            return batch.select([*names])
+
+        for batch in self._read([*every], damaged):
+            held.append(batch)
+            while sum(each.num_rows for each in held[1:]) > blank:
+                yield looked_at(held[0])
+                done += held.pop(0).num_rows
+        rest = pa.Table.from_batches(held).slice(0, sum(each.num_rows for each in held) - blank)
+        for batch in rest.combine_chunks().to_batches():
+            yield looked_at(batch, is_last=True)
 
     def _read(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Batch]:
-        import pyarrow as pa
-        from pyarrow import csv
-
-        there, odd, done = [self._there[name] for name in names], list[Any](), 0
-        blank, held = b" \t\r\n" + self.separator.encode(), list[Batch]()
+        """Yield all rows but blank ones; one of too few or too many cells is one of gaps."""
+        there, odd, done, skipped = [self._there[name] for name in names], list[Any](), 0, 2
         with self.path.open("rb") as file:
             quotes = sum(block.count(b'"') for block in iter(lambda: file.read(_BYTES), b""))
-            file.seek(max(0, file.tell() - 4096))
-            ends_blank = not (file.read().splitlines() or [b""])[-1].strip(blank)
         reader = csv.open_csv(
             self.path,
-            # Several threads do not count the rows.
-            csv.ReadOptions(use_threads=not self._counts, block_size=self._block),
+            csv.ReadOptions(use_threads=False, block_size=self._block),  # several count no rows
             _how(self.separator, odd),
             csv.ConvertOptions(
                 column_types=dict.fromkeys(there, pa.string()),
@@ -353,26 +350,18 @@ class _Csv(Table):
         )
         last = pa.RecordBatch.from_pylist([], reader.schema)
         for batch in itertools.chain(reader, [last]):
-            if not self._counts and any(row.text.strip() for row in odd):
-                self._counts = True  # read it again to find the row
-                yield from self._read(names, damaged)
-                return
-            odd *= self._counts
             places: list[int | None] = [*range(batch.num_rows)] if odd else []
-            while odd and (batch is last or odd[0].number - 2 <= done + len(places)):
+            while odd and (batch is last or odd[0].number - skipped <= done + len(places)):
                 row = odd.pop(0)
-                places.insert(row.number - 2 - done, None)
+                if not row.text.strip():
+                    skipped += 1
+                    continue
+                places.insert(row.number - skipped - done, None)
                 what = f"has {row.actual_columns} cells for {len(self.names)} columns"
-                damaged |= {row.number - 2: what} if row.text.strip() else {}
+                damaged[row.number - skipped] = what
             found = batch.take(pa.array(places, pa.int64())) if None in places else batch
-            done += (filled := found.num_rows)
-            found = found.rename_columns([*names])
-            while ends_blank and filled:
-                if any((x[filled - 1].as_py() or "").strip() for x in found.columns):
-                    break
-                filled -= 1
-            yield from [*held, found.slice(0, filled)] if filled else []
-            held = [found.slice(filled)] if filled else [*held, found]
+            done += found.num_rows
+            yield found.rename_columns([*names])
         if quotes % 2:
             where = f"{self.path}: {self.row(done - 1)}"
             raise DataError(f"{where}: a quote is not closed up to the end of the file")
@@ -380,7 +369,6 @@ class _Csv(Table):
 
 def _how(separator: str, odd: list[Any]) -> Any:
     """Return how pyarrow finds cells; rows with too few or too many come into `odd`."""
-    from pyarrow import csv
 
     def left_out(row: Any) -> str:
         odd.append(row)
@@ -393,9 +381,6 @@ def _how(separator: str, odd: list[Any]) -> Any:
 
 def _header(head: bytes, separator: str) -> tuple[bool, int, list[str]]:
     """Return whether the first row has several cells, as many as the header, and the header."""
-    import pyarrow as pa
-    from pyarrow import csv
-
     odd, names, read = list[Any](), list[str](), csv.ReadOptions(use_threads=False)
     with contextlib.suppress(pa.ArrowInvalid):
         names += csv.read_csv(pa.py_buffer(head + b"\n"), read, _how(separator, odd)).column_names

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from expt.errors import ConfigError, DataError, listed
+from expt.late import np, torch
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Generator, Tensor
 
 Record: TypeAlias = "dict[str, Any]"
@@ -57,6 +57,8 @@ class Feature:
     outputs: ClassVar[str] = ""
     """Outputs of a model for such targets, in words."""
 
+    gives_sizes: ClassVar[bool] = True
+    """True if another dataset's values become like these by keys of their sizes."""
     loose: ClassVar[Collection[str]] = ()
     """The sizes in which samples may differ from those that were trained on."""
     absent_fix: ClassVar[str] = "add some, or hold out other samples"
@@ -84,8 +86,6 @@ class Feature:
 
     def in_units(self, values: Tensor) -> Tensor:
         """Return standardised values, T for each sample, in their own units, as float64."""
-        import torch  # late: the driver has none
-
         scales = [*self.scales.values()]
         mean, deviation = torch.tensor(scales, dtype=torch.float64, device=values.device).T
         rows = values.reshape(-1, len(scales)).double()
@@ -99,7 +99,7 @@ class Feature:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The keys by which another dataset's values become like these."""
-        return self.shapes
+        return self.shapes if self.gives_sizes else {}
 
     @property
     def told(self) -> dict[str, Any]:
@@ -143,8 +143,6 @@ class Feature:
 
     def drawn(self, number: int, generator: Generator) -> Tensor | None:
         """Return random values [number, ...]; None where their shape is not known."""
-        import torch
-
         if not (size := self.shapes.get("image_size")):
             return None
         return torch.rand((number, self.shapes["channels"], *size), generator=generator)
@@ -223,6 +221,7 @@ class Anything(Feature):
     """Values of any kind, such as those of a custom dataset; their shape if they are a tensor."""
 
     each: ClassVar[str] = ""
+    gives_sizes: ClassVar[bool] = False
     loose: ClassVar[Collection[str]] = ("image_size",)
     shape: tuple[int, ...] = ()
     dtype: str = ""
@@ -258,14 +257,8 @@ class Anything(Feature):
         channels, *size = (1,) * (3 - len(self.shape)) + self.shape
         return {"channels": channels, "image_size": tuple(size)}
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return {}
-
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return the predictions of a custom task by their names."""
-        from torch import Tensor
-
         found = [as_array(tensor) for tensor in tensors_in(predicted)]
         if not found:
             kind = type(predicted).__name__
@@ -274,7 +267,7 @@ class Anything(Feature):
         if isinstance(predicted, Mapping) and len(predicted) == len(found):
             names = [*map(apart, map(str, predicted))]
         several = dict(zip(names, found, strict=True))
-        if isinstance(targets, Tensor) and targets.dim() and targets.numel() == len(targets):
+        if isinstance(targets, torch.Tensor) and targets.dim() and targets.numel() == len(targets):
             several["target"] = as_array(targets.flatten())
         return several, {}
 
@@ -313,8 +306,6 @@ def noun_of(record: Mapping[str, Any]) -> str:
 
 def at_least_single(numbers: Tensor) -> Tensor:
     """Return numbers in float32; those of a model in float64 stay as they are."""
-    import torch  # late: the driver has none
-
     return numbers if numbers.dtype == torch.float64 else numbers.float()
 
 
@@ -327,9 +318,7 @@ def as_array(tensor: Tensor) -> np.ndarray:
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """Yield the tensors in containers, detached."""
-    from torch import Tensor
-
-    if isinstance(tree, Tensor):
+    if isinstance(tree, torch.Tensor):
         yield tree.detach()
     elif isinstance(tree, Mapping | list | tuple):
         for below in tree.values() if isinstance(tree, Mapping) else tree:
@@ -338,9 +327,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 def like_targets(targets: Any, predicted: Tensor) -> dict[str, Tensor]:
     """Return the targets as `target`, in the shape of the predictions, if they are as many."""
-    from torch import Tensor
-
-    if isinstance(targets, Tensor) and targets.numel() == predicted.numel():
+    if isinstance(targets, torch.Tensor) and targets.numel() == predicted.numel():
         return {"target": at_least_single(targets.reshape(predicted.shape))}
     return {}
 
@@ -409,8 +396,6 @@ def _shown(key: str, value: Any) -> str:
 
 def _short(array: np.ndarray) -> list[Any]:
     """Return nested lists, of float32 as Python floats with just its digits."""
-    import numpy as np
-
     if array.dtype == np.float32:
         array = np.array([float(f"{x:.9g}") for x in array.ravel().tolist()]).reshape(array.shape)
     return list(array.tolist())

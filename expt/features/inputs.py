@@ -11,14 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from expt.errors import DataError, listed
-from expt.features.feature import (
-    Answers,
-    Anything,
-    Arrays,
-    Feature,
-    Record,
-    at_least_single,
-)
+from expt.features.feature import Answers, Anything, Arrays, Feature, Record, at_least_single
+from expt.late import np, torch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -64,8 +58,6 @@ class Columns(Feature):
         return {} if any("[" in name for name in self.names) else {"features": [*self.names]}
 
     def drawn(self, number: int, generator: Generator) -> Tensor:
-        import torch
-
         found = torch.randn((number, self.width), generator=generator)
         mean, deviation = torch.tensor([*self.scales.values()] or [(0.0, 1.0)]).T
         return torch.addcmul(mean, found, deviation)
@@ -118,16 +110,12 @@ class Tokens(Feature):
         return {"vocab_size": self.vocab_size, "context": self.context}
 
     def drawn(self, number: int, generator: Generator) -> Tensor:
-        import torch
-
         return torch.randint(self.vocab_size, (number, self.context), generator=generator)
 
     def check(self, sample: Any) -> Any:
-        from torch import Tensor
-
         is_pair = isinstance(sample, list | tuple) and len(sample) == 2
         for name, tokens in zip(("inputs", "targets"), sample if is_pair else (), strict=False):
-            if not isinstance(tokens, Tensor):
+            if not isinstance(tokens, torch.Tensor):
                 continue
             if tokens.is_floating_point():
                 raise DataError(f"its {name} are {tokens.dtype}; let them be tokens, int64")
@@ -144,10 +132,10 @@ class Tokens(Feature):
 
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Any]]:
         """Return the summed loss of each window, and its tokens."""
-        from torch.nn import functional
-
         logits, wanted = at_least_single(predicted).flatten(0, -2), targets.flatten().long()
-        each = functional.cross_entropy(logits, wanted, ignore_index=NO_TARGET, reduction="none")
+        each = torch.nn.functional.cross_entropy(
+            logits, wanted, ignore_index=NO_TARGET, reduction="none"
+        )
         sums, counts = each.double().view(targets.shape).sum(1), (targets != NO_TARGET).sum(1)
         return {"tokens": counts.cpu().numpy(), "loss": sums.cpu().numpy()}, {}
 
@@ -156,16 +144,10 @@ class Tokens(Feature):
 
     def joined(self, several: Iterable[Answers]) -> Iterator[Answers]:
         """Yield the windows of one text as one sample, with means in the place of sums."""
-        import numpy as np
-
-        windows = (
-            window
-            for given in several
-            for window in zip(
-                given.about, *(given.arrays[name].tolist() for name in ("tokens", "loss")),
-                strict=True,
-            )
-        )  # fmt: skip
+        windows = itertools.chain.from_iterable(
+            zip(one.about, *(one.arrays[x].tolist() for x in ("tokens", "loss")), strict=True)
+            for one in several
+        )
         texts = map(_summed, itertools.groupby(windows, key=operator.itemgetter(0)))
         while some := list(itertools.islice(texts, 1024)):
             about, tokens, sums = zip(*some, strict=True)

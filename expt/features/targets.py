@@ -21,11 +21,11 @@ from expt.features.feature import (
     like_targets,
     spread,
 )
+from expt.late import np, torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from torch import Tensor
 
 # Deviations from 0, beyond which a variance from sums of squares loses more than four digits.
@@ -114,14 +114,16 @@ class Classes(Feature):
 
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return probabilities [n, C] and the likeliest class of each."""
-        from torch import Tensor
-
         found = {"class": predicted.argmax(1), "probabilities": predicted}
         width = predicted.shape[1]
         if self.top:
             found["probabilities"], classes = predicted.topk(self.top)
             found |= {"class": classes[:, 0], "classes": classes}
-        if isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point():
+        if (
+            isinstance(targets, torch.Tensor)
+            and targets.dim() == 1
+            and not targets.is_floating_point()
+        ):
             found["target"] = targets
         names = [*map(self._name, range(max(width, len(self.names))))]
         return {name: each.cpu().numpy() for name, each in found.items()}, {"class_names": names}
@@ -185,15 +187,12 @@ class Labels(Feature):
     """
 
     outputs: ClassVar[str] = "logits of the labels"
+    gives_sizes: ClassVar[bool] = False
     threshold: float = 0.5
 
     @classmethod
     def of_custom(cls, targets: Any, dataset: Any, task: Any) -> Feature:
         return cls(names=tuple(f"label_{place}" for place in range(_number_of(targets))))
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return {}
 
     def absent(self, known: Known) -> Sequence[str]:
         if (values := known()) is None or values.dim() != 2:
@@ -245,6 +244,7 @@ class Numbers(Feature):
 
     has_unit: ClassVar[bool] = True
     outputs: ClassVar[str] = "numbers"
+    gives_sizes: ClassVar[bool] = False
     shape: tuple[int, ...] = ()
     origin: float | tuple[float, ...] = 0.0
     """A number near which they lie, if that is far from 0 by their deviation; of a row each."""
@@ -257,10 +257,6 @@ class Numbers(Feature):
     @property
     def shapes(self) -> Mapping[str, Any]:
         return {"num_classes": math.prod(self.shape)}
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return {}
 
     @classmethod
     def of_columns(cls, names: Sequence[str], scales: Mapping[str, Any]) -> Feature:
@@ -288,8 +284,6 @@ class Numbers(Feature):
         return ["value"] if number == 1 else [f"value_{place}" for place in range(number)]
 
     def _in_units(self, values: Tensor) -> np.ndarray:
-        import numpy as np
-
         numbers = at_least_single(values).cpu().numpy()
         if self.scales:
             columns = zip(numbers.T, self.scales.values(), strict=True)
@@ -318,8 +312,6 @@ def _near(values: Tensor) -> float:
 
 def _in_unit(standardised: np.ndarray, mean: float, deviation: float) -> np.ndarray:
     """Return it to five decimals after the first digit of its deviation, as exact as float32."""
-    import numpy as np
-
     decimals = 5 - math.floor(math.log10(deviation))
     numbers: np.ndarray = np.round(standardised.astype(np.float64) * deviation + mean, decimals)
     return numbers
@@ -344,8 +336,6 @@ class Mask(Feature):
         return {"num_classes": self.num_classes}
 
     def check(self, sample: Any) -> Any:
-        import torch
-
         inputs, mask = labelled(sample, "image", "mask")
         mask = torch.as_tensor(mask)
         if mask.dim() != 2 or mask.is_floating_point():
@@ -369,8 +359,6 @@ class Mask(Feature):
             )
 
     def absent(self, known: Known) -> Sequence[str]:
-        import torch
-
         if (values := known()) is None:
             return ()
         there = torch.isin(torch.arange(self.num_classes), values.long()).tolist()
@@ -378,8 +366,6 @@ class Mask(Feature):
 
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return masks [n, H, W], uint8 where classes are few enough."""
-        import numpy as np
-
         masks = predicted.cpu().numpy()
         return {"masks": masks.astype(np.uint8 if masks.max(initial=0) < 256 else np.uint16)}, {}
 

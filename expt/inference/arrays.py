@@ -6,9 +6,9 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 from expt.errors import ConfigError, DataError, first_line
+from expt.late import np, torch
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 NAMES = ("x", "images", "inputs")
@@ -17,19 +17,15 @@ NAMES = ("x", "images", "inputs")
 
 def are_arrays(given: Any) -> bool:
     """Return whether samples are numbers already: a tensor, an array, or several."""
-    import numpy as np
-    from torch import Tensor
-
     if isinstance(given, list | tuple):
         return any(map(are_arrays, given))
-    return isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind != "O")
+    return isinstance(given, torch.Tensor) or (
+        isinstance(given, np.ndarray) and given.dtype.kind != "O"
+    )
 
 
 def as_tensor(given: Any) -> Tensor:
     """Return a tensor, or that of an array. Raise ConfigError for another value."""
-    import numpy as np
-    import torch
-
     if isinstance(given, torch.Tensor):
         return given
     if isinstance(given, np.ndarray):
@@ -49,8 +45,6 @@ def samples_of(path: str) -> np.ndarray:
 
 def array_of(path: str) -> np.ndarray:
     """Return the array of a .npy, mapped into memory, or that of an .npz that has one of NAMES."""
-    import numpy as np
-
     try:
         if path.lower().endswith(".npy"):
             array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -112,7 +112,7 @@ def export(
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
     epoch, dims = state["position"]["epoch"], dict[int, Any]()
-    about = _metadata(run, trained, config, epoch, preprocess=preprocess)
+    about = _metadata(run, trained, config, epoch, preprocess)
     if not batch_size:
         dims[0] = torch.export.Dim("batch")
         if isinstance(inputs, Tokens):
@@ -138,11 +138,7 @@ def export(
 
 
 def _samples(
-    config: RunConfig,
-    data: Mapping[str, Any],
-    trained: TrainedModel,
-    number: int,
-    preprocess: bool,
+    config: RunConfig, data: Mapping[str, Any], trained: TrainedModel, number: int, preprocess: bool
 ) -> tuple[Batch, str]:
     """Return up to `number` samples of the run's dataset, or random ones, and their origin.
 
@@ -152,10 +148,9 @@ def _samples(
     encoded = getattr(trained.features.inputs, "encoded", {})
     if preprocess and any({*how} - {"flags"} for how in encoded.values()):
         raise ConfigError("--preprocess: the run's table has texts or gaps; leave it out")
-    dataset = config.dataset
+    dataset, features = config.dataset, trained.features
     left_out = {key: False for key in ("download", "cache") if hasattr(dataset, key)}
     dataset = dataclasses.replace(dataset, **left_out)
-    features = trained.features
     if preprocess:
         dataset = dataclasses.replace(dataset, mean=None, std=None)
         features = Features(*(each.unscaled for each in features))
@@ -181,12 +176,7 @@ def _samples(
 
 
 def _metadata(
-    run: Path,
-    trained: TrainedModel,
-    config: RunConfig,
-    epoch: int,
-    *,
-    preprocess: bool,
+    run: Path, trained: TrainedModel, config: RunConfig, epoch: int, preprocess: bool
 ) -> dict[str, str]:
     """Return the metadata of the file, each value in JSON."""
     inputs, targets = trained.features
@@ -199,8 +189,7 @@ def _metadata(
         "epoch": epoch,
     }
     if not preprocess:
-        scales = {"features": inputs.scales}
-        scales["targets"] = targets.scales
+        scales = {"features": inputs.scales, "targets": targets.scales}
         about |= {"mean": config.dataset.mean, "std": config.dataset.std}
         about["encoded"] = getattr(inputs, "encoded", {})
         about["standardised"] = {key: value for key, value in scales.items() if value}

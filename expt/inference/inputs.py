@@ -16,28 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+from expt.data import image_files
 from expt.data.columns import Column, base, read_as_known, text_of, texts_of, unknown_texts
-from expt.data.image_files import (
-    MODES,
-    files_below,
-    fit,
-    left_out,
-    of_suffix,
-    picture_suffixes,
-    report_left_out,
-    size_of,
-    stretch,
-)
 from expt.data.kinds import DatasetConfig
 from expt.data.table_files import SUFFIXES, Arrays, Table, open_table, reading
 from expt.errors import ConfigError, DataError, did_you_mean, listed, warn
 from expt.features import NO_TARGET, Columns, Feature, Features, Image, Tokens
 from expt.features.feature import new_names
 from expt.inference.arrays import are_arrays, array_of, as_tensor, samples_of
+from expt.late import np, pa, torch
 from expt.machine import usable_cpus
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 Sample: TypeAlias = Any
@@ -93,8 +83,6 @@ class Inputs:
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
         """Return the batch."""
-        import torch
-
         if isinstance(samples, list | tuple):
             return torch.cat([self(sample) for sample in samples])
         return self._batch(samples)
@@ -133,7 +121,7 @@ class Inputs:
         ones.
         """
         self.files = [file for path in paths for file in self._files_of(path)]
-        self._opened = [*map(self._open, of_suffix(self.files, self.suffixes))]
+        self._opened = [*map(self._open, image_files.of_suffix(self.files, self.suffixes))]
 
     def _files_of(self, path: Path) -> list[str]:
         """Return a file that is named, or of a folder those below it, sorted by folder."""
@@ -144,10 +132,10 @@ class Inputs:
             # A part of a segmentation_folder has its masks next to its images.
             has_masks = (path / "images").is_dir() and (path / "masks").is_dir()
             folder = path / "images" if has_masks and self.pictures else path
-            every = files_below(folder)
-            if not (found := of_suffix(every, suffixes)):
+            every = image_files.files_below(folder)
+            if not (found := image_files.of_suffix(every, suffixes)):
                 raise ConfigError(f"{path}: no {self.noun} lies in it or below; expected {wanted}")
-            report_left_out(folder, left_out(every, found), self.noun)
+            image_files.report_left_out(folder, image_files.left_out(every, found), self.noun)
             return found
         if not path.exists():
             raise ConfigError(f"{path}: there is no such file or folder")
@@ -168,9 +156,8 @@ class Inputs:
         for path, array in zip(self.files, self._opened, strict=True):
             for start in range(0, len(array), size):
                 part = array[start : start + size].copy()
-                about: list[Mapping[str, str | int]] = [
-                    {"path": path, "index": start + place} for place in range(len(part))
-                ]
+                places = range(start, start + len(part))
+                about: list[Mapping[str, str | int]] = [{"path": path, "index": x} for x in places]
                 yield Piece(about, self._checked(path, part))
 
     def _checked(self, path: str, part: np.ndarray) -> np.ndarray:
@@ -215,13 +202,13 @@ class Pictures(Inputs):
         from expt.data.images import Pictures as Opened
 
         channels, image_size = self.feature.channels, self.feature.image_size
-        if channels not in MODES:
+        if channels not in image_files.MODES:
             raise ConfigError(f"a picture: the model takes {channels} channels; give a tensor")
         needed = None if self._transforms else self.dataset.needed
-        resize = stretch if self.targets.each == "pixel" else fit
+        resize = image_files.stretch if self.targets.each == "pixel" else image_files.fit
         opened = Opened([(given, 0)], channels, image_size, needed=needed, resize=resize)
         picture, _ = opened.opened(0)
-        width, height = size_of(picture)
+        width, height = image_files.size_of(picture)
         if not self._transforms:
             return opened.pixels(picture), (height, width)
         shape = channels, *image_size
@@ -230,7 +217,7 @@ class Pictures(Inputs):
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        return picture_suffixes()
+        return image_files.picture_suffixes()
 
     @property
     def size(self) -> int | None:
@@ -264,8 +251,6 @@ class Pictures(Inputs):
 
     def pieces(self, size: int) -> Iterator[Piece]:
         """Yield images of arrays; or pictures, decoded by threads ahead of the model."""
-        import torch
-
         if self._opened:
             yield from super().pieces(size)
             return
@@ -330,9 +315,6 @@ class Rows(Inputs):
 
     def _coded(self, given: Any) -> np.ndarray:
         """Return rows of numbers, texts and None as the encoder takes them, float64 [N, F]."""
-        import numpy as np
-        import pyarrow as pa
-
         names = self.feature.names
         if hasattr(given, "columns"):  # of pandas, by their names
             given = given[[*names]].to_numpy(object)
@@ -428,8 +410,6 @@ class Texts(Inputs):
     feature: Tokens
 
     def __call__(self, samples: Sample | Sequence[Sample]) -> Tensor:
-        import torch
-
         if isinstance(samples, str):
             samples = torch.tensor([self.dataset.encode(samples)])
         elif isinstance(samples, bytes):
@@ -438,25 +418,22 @@ class Texts(Inputs):
 
     def pieces(self, size: int) -> Iterator[Piece]:
         """Yield lines that are not blank, in windows as an evaluation has them, in their order."""
-        from torch.nn.utils.rnn import pad_sequence
-
         windows = (
             ({"path": path, "line": number}, window)
             for path in self.files
             for number, tokens in self.dataset.lines(path)
             for window in _windows(tokens, self.feature.context)
         )
+        pad = torch.nn.utils.rnn.pad_sequence
         while several := list(itertools.islice(windows, size)):
             about, tokens = zip(*several, strict=True)
             inputs = [as_tensor(window[:-1]) for window in tokens]
             targets = [as_tensor(window[1:]) for window in tokens]
-            wanted = pad_sequence(targets, batch_first=True, padding_value=NO_TARGET)
-            yield Piece(about, pad_sequence(inputs, batch_first=True), targets=wanted)
+            wanted = pad(targets, batch_first=True, padding_value=NO_TARGET)
+            yield Piece(about, pad(inputs, batch_first=True), targets=wanted)
 
 
 def _windows(tokens: np.ndarray, context: int) -> Iterator[np.ndarray]:
-    import numpy as np
-
     if len(tokens) == 1:  # no token follows
         yield np.array([tokens[0], NO_TARGET])
     for start in range(0, len(tokens) - 1, context):

@@ -9,18 +9,9 @@ from typing import cast
 
 import torch
 
-from expt import machine
+from expt import errors, machine
 from expt.data import build
 from expt.data.loading import Batch, LoaderOptions
-from expt.errors import (
-    ConfigError,
-    OutOfMemory,
-    RunFailed,
-    first_line,
-    is_out_of_memory,
-    listed,
-    warn,
-)
 from expt.features import Answers
 from expt.inference.inputs import Piece
 from expt.inference.load import TrainedModel, importable_from_here, load
@@ -45,7 +36,9 @@ class Predictor:
             self._task = plan.config.task.build(Facts(targets=plan.features.targets))
             load_task_state(self._task, self.model.workers, self.device)
         if self._task.phases:
-            raise ConfigError(f"{plan.run}: a model of several phases is used by expt.load only")
+            raise errors.ConfigError(
+                f"{plan.run}: a model of several phases is used by expt.load only"
+            )
         self.form = plan.form
         self.seen = 0
         """Samples so far, with those that are left out."""
@@ -98,19 +91,16 @@ class Predictor:
         dataset.prepare(config.task, learns=False)
         then, now = record.get("content", {}).get("data"), dataset.fingerprint()
         if then is not None and now is not None and then != now:
-            warn("the dataset's files are other than those of the run")
+            errors.warn("the dataset's files are other than those of the run")
         options = LoaderOptions(
             batch_size=config.batch_size,
             eval_batch_size=size or config.samples_per_evaluation,
             device=self.device,
             channels_last=config.channels_last,
         )
-        workers, part = min(machine.usable_cpus(), 8), cast("Split", split)
-        (loader,) = build.load(
-            *(dataset, config.task, part, self._plan.features, options),
-            own=True,
-            num_workers=workers,
-        ).loaders
+        workers, chosen = min(machine.usable_cpus(), 8), (cast("Split", split), self._plan.features)
+        found = build.load(dataset, config.task, *chosen, options, own=True, num_workers=workers)
+        (loader,) = found.loaders
         build.keep_doubles(self.model, [loader])
         about, numbers = dataset.origin(config.task, split), loader.numbers()
         for batch in loader.evaluation():
@@ -124,13 +114,13 @@ def _faults_in_words(device: torch.device) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if not errors.is_out_of_memory(error):
             if isinstance(error, torch.AcceleratorError):
-                raise RunFailed(first_line(error)) from error
+                raise errors.RunFailed(errors.first_line(error)) from error
             raise
         others = held_by_others(device.index) if device.type == "cuda" else ""
         fix = others or "use a smaller --batch-size, or --device cpu"
-        raise OutOfMemory(f"{first_line(error).partition('. ')[0]}; {fix}") from error
+        raise errors.OutOfMemory(f"{errors.first_line(error).partition('. ')[0]}; {fix}") from error
 
 
 def _device(name: str) -> torch.device:
@@ -139,7 +129,7 @@ def _device(name: str) -> torch.device:
     Raises ConfigError where torch has none of that name, RunFailed where it can't be used.
     """
     gpus = [f"cuda:{n}" for n in range(torch.cuda.device_count()) if torch.cuda.is_available()]
-    known, faults = f"use --device {listed(['cpu', *gpus])}", list[RunFailed]()
+    known, faults = f"use --device {errors.listed(['cpu', *gpus])}", list[errors.RunFailed]()
     for each in (gpus or ["cpu"]) if name == "auto" else [name]:
         try:
             device = torch.device(each)
@@ -149,12 +139,14 @@ def _device(name: str) -> torch.device:
                 found = torch.empty(1, device=device).device  # memory of it is the first use
             if found.type == "cuda":
                 torch.cuda.set_device(found)  # else torch begins to use the first one, too
-        except RunFailed as error:
+        except errors.RunFailed as error:
             faults.append(type(error)(f"--device {each}: {error}"))
         except (RuntimeError, AssertionError) as error:
-            raise ConfigError(f"--device {each}: {first_line(error)}; {known}") from error
+            raise errors.ConfigError(
+                f"--device {each}: {errors.first_line(error)}; {known}"
+            ) from error
         else:
             for fault in faults:
-                warn(f"{fault}; {each} is used")
+                errors.warn(f"{fault}; {each} is used")
             return found
     raise type(faults[0])(f"{'; '.join(map(str, faults))}; {known}")

@@ -17,12 +17,11 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from expt.errors import ConfigError
 from expt.features import Answers, Feature
+from expt.late import Image, np
 from expt.runs.paths import dumps, written
 from expt.runs.view.text import in_csv
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from expt.features.feature import Record
 
 Write: TypeAlias = "Callable[[Answers, Feature], None]"
@@ -60,10 +59,7 @@ def new_file(output: Path, *, force: bool) -> Iterator[IO[bytes]]:
 @contextlib.contextmanager
 def to_file(output: Path, *, force: bool) -> Iterator[Write]:
     """Yield a function that writes to a new file of one of FILES."""
-    with (
-        new_file(output, force=force) as file,
-        FILES[output.suffix.lower()](file) as write,
-    ):
+    with new_file(output, force=force) as file, FILES[output.suffix.lower()](file) as write:
         yield write
 
 
@@ -102,8 +98,6 @@ def _to_jsonl(file: IO[bytes]) -> Iterator[Write]:
 @contextlib.contextmanager
 def _to_npz(file: IO[bytes]) -> Iterator[Write]:
     """Yield a function that collects arrays by name, an entry for each sample."""
-    import numpy as np
-
     parts, names = collections.defaultdict[str, list[Any]](list), dict[str, Any]()
 
     def write(answers: Answers, form: Feature) -> None:
@@ -194,8 +188,6 @@ def _name(about: Mapping[str, Any], root: str) -> Path:
 
 
 def _picture(mask: np.ndarray, size: tuple[int, int] | None) -> Any:
-    from PIL import Image
-
     picture: Any = Image.fromarray(mask)
     if size is not None and picture.size != size[::-1]:
         picture = picture.resize(size[::-1], Image.Resampling.NEAREST)

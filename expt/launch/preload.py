@@ -71,11 +71,14 @@ def for_sweep() -> None:
     import numpy.random  # noqa: F401
     import PIL.ImageDraw  # noqa: F401
     import tensorboard.plugins.hparams.metadata  # noqa: F401
+    import torch.utils.serialization
     import torch.utils.tensorboard  # noqa: F401
     from PIL import Image
 
-    from expt.runs import result
+    import expt.data.images  # noqa: F401
+    from expt.runs import provenance, result
 
+    provenance.imported_versions()
     Image.preinit()  # the formats that pictures are written in
     "é".encode("latin-1").decode("cp437")  # PIL's font is
     result.as_written()

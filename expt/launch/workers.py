@@ -195,6 +195,10 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
 
 
 NO_SPACE_BYTES = 1_000_000
+_UNEQUAL = (
+    "workers exchanged tensors of unequal sizes: use drop_last=true if a loss gathers their shares"
+    " of a batch, and gather in training_loss only (evaluations are uneven); or else call the same"
+)
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
 _NCCL_ABORTED = (
     _NCCL_GAVE_UP,
@@ -258,19 +262,23 @@ class Aftermath:
             return kind(f"{text}\n{log}", gpus=gpus)
         code = self._codes[rank]
         if code is not None and code < 0:
-            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-            # An exception of C++, such as one of gloo.
-            if what := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank)):
-                hint = f": {what[1][:300]}"
-                if "collective mismatch" in what[1]:
-                    hint += (
-                        "\nworkers must call the same layers in the same order with strategy=fsdp"
-                        " or hsdp, and the same collectives in custom code"
-                    )
+            hint = " (out of memory?)" if -code == signal.SIGKILL else self._of_cpp(rank)
+            config = read_result(self._paths).get("config", {})
+            of = config.get("strategy"), config.get("drop_last")
+            if _UNEQUAL in hint and of == ("ddp", False):
+                return ConfigError(f"drop_last=false: {who}{hint}\n{log}")
             return Killed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
         return RunFailed(
             f"{who} exited with code {code} before it had completed{self._disk(rank)}\n{log}"
         )
+
+    def _of_cpp(self, rank: int) -> str:
+        """Return the text of an exception of C++ that has ended a worker, such as one of gloo."""
+        if not (found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank))):
+            return ""
+        hint = _UNEQUAL if "size doesn't match" in found[1] else "workers must call the same"
+        hint += " layers in the same order with strategy=fsdp or hsdp, and collectives in own code"
+        return f": {found[1][:300]}" + f"\n{hint}" * ("collective mismatch" in found[1])
 
     def _late(self, timeout_s: float) -> TimedOut:
         first, *_ = ranks = sorted(self._stacks)

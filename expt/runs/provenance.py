@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import platform
@@ -157,36 +158,46 @@ def imported_versions() -> dict[str, str]:
 
     The names of folders are read: importlib.metadata takes 0.8 s for it.
     """
-    tops, found = {name.partition(".")[0] for name in sys.modules.copy()}, dict[str, str]()
-    own = own_code.own_files().values()
-    for at in map(Path, map(str, sys.path)):
-        for info in sorted((*at.glob("*.dist-info"), *at.glob("*.egg-info"))):
-            name, _, version = info.stem.partition("-")
-            folder = _edited_in(info)
-            is_edited = folder is not None and any(file.startswith(folder) for file in own)
-            if is_edited or {name, name.lower()} & tops or _top_level(info) & tops:
-                version = version.partition("-")[0] or metadata.PathDistribution(info).version
-                found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
+    tops, found = {name.partition(".")[0] for name in [*sys.modules]}, dict[str, str]()
+    for stem, info in itertools.chain.from_iterable(map(_installed_in, map(str, sys.path))):
+        name, _, version = stem.partition("-")
+        if {name, name.lower()} & tops or _top_level(info) & tops or _is_edited(info):
+            version = version.partition("-")[0] or metadata.PathDistribution(info).version
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
     return found
 
 
+@functools.cache
+def _installed_in(folder: str) -> list[tuple[str, Path]]:
+    """Return the metadata folders, and their stems, of distributions in a folder of `sys.path`."""
+    infos = sorted((*Path(folder).glob("*.dist-info"), *Path(folder).glob("*.egg-info")))
+    return [(info.stem, info) for info in infos]
+
+
+def _is_edited(info: Path) -> bool:
+    """Return whether modules were imported from a distribution of `pip install --editable`."""
+    folder = _edited_in(info)
+    own = own_code.own_files().values() if folder else ()
+    return any(file.startswith(f"{folder}/") for file in own)
+
+
+@functools.cache
 def _edited_in(info: Path) -> str | None:
-    """Return the folder that a distribution is imported from after `pip install --editable`."""
     with contextlib.suppress(OSError, ValueError):
         known = json.loads((info / "direct_url.json").read_bytes())
         if known.get("dir_info", {}).get("editable"):
-            return unquote(urlsplit(known["url"]).path) + os.sep
+            return unquote(urlsplit(known["url"]).path)
     return None
 
 
-def _top_level(info: Path) -> set[str]:
+@functools.cache
+def _top_level(info: Path) -> frozenset[str]:
     """Return the names of the modules and packages that a distribution has installed."""
     for file in ("top_level.txt", "RECORD"):
         with contextlib.suppress(OSError):
-            lines = (info / file).read_text(errors="replace").splitlines()
-            firsts = (re.match(r"(\w+)(/|\.py,|$)", line) for line in lines)
-            return {first[1] for first in firsts if first}
-    return set()
+            text = (info / file).read_text(errors="replace")
+            return frozenset(re.findall(r"^\w+(?=/|\.py,|$)", text, re.MULTILINE))
+    return frozenset()
 
 
 def git_state(folder: Path) -> dict[str, str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -13,7 +12,7 @@ from expt.config.constraints import STRICT, Key, NonNegative
 from expt.config.kinds import Better, TaskConfig
 from expt.errors import ConfigError
 from expt.features import Classes, Feature, at_least_single
-from expt.tasks.task import Facts, Sum, Task
+from expt.tasks.task import Facts, Sum, Task, mean_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,7 +160,7 @@ class Classification(Task):
         each = [*zip(means["hits"], means["predicted"], means["given"], strict=True)]
         recalls = [hits / given for hits, _, given in each if given]
         f1 = [2 * hits / (more + given) for hits, more, given in each if more + given]
-        return {"balanced_accuracy": _mean(recalls), "f1": _mean(f1)}
+        return {"balanced_accuracy": mean_of(recalls), "f1": mean_of(f1)}
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Return probabilities [B, num_classes]."""
@@ -175,7 +174,3 @@ class Classification(Task):
         if self.class_weights is not None:
             self.class_weights = self.class_weights.to(logits)  # once
         return self.class_weights
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan

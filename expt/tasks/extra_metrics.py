@@ -131,13 +131,13 @@ class ExtraMetrics:
         return found
 
     def _warn_of_nan(self, found: Mapping[str, float]) -> None:
-        fresh = {name for name, value in found.items() if math.isnan(value)} - self._are_nan
+        fresh = {name for name, value in found.items() if not math.isfinite(value)} - self._are_nan
         self._are_nan |= fresh
         for name in fresh if self._warns else ():
             kind, given = type(self._metrics[name]).__name__, map(_range, self._given)
             predictions, targets = given
             warn(
-                f"task.metrics.{name}: {kind} is nan for these predictions ({predictions}) and"
+                f"task.metrics.{name}: {kind} is {found[name]} for predictions ({predictions}) and"
                 f" targets ({targets}); choose a metric that is defined for them"
             )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -13,7 +12,7 @@ from expt.config.constraints import STRICT, Key
 from expt.config.kinds import Better, TaskConfig
 from expt.errors import ConfigError, described
 from expt.features import Feature, Mask, at_least_single
-from expt.tasks.task import Facts, Sum, Task
+from expt.tasks.task import Facts, Sum, Task, mean_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,8 +98,8 @@ class Segmentation(Task):
             if union
         ]
         return {
-            "mean_iou": _mean([hits / union for hits, union in occurring]),
-            "dice": _mean([2 * hits / (union + hits) for hits, union in occurring]),
+            "mean_iou": mean_of([hits / union for hits, union in occurring]),
+            "dice": mean_of([2 * hits / (union + hits) for hits, union in occurring]),
         }
 
     def predict(self, outputs: Tensor) -> Tensor:
@@ -125,7 +124,3 @@ class Segmentation(Task):
                 " needed: samples, classes, height, width; use model=unet, or a custom model that"
                 " keeps the images' size"
             )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan

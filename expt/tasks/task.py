@@ -5,6 +5,7 @@ The driver imports the modules of this package that configure a task, and no tor
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,6 +130,11 @@ class Task(ABC):
         These are lists where a sum has several values.
         """
         return {}
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of those of some classes; nan of none."""
+    return sum(values) / len(values) if values else math.nan
 
 
 class PhasedTask(Task):

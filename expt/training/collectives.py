@@ -220,7 +220,7 @@ def reserve_bucket(parameters: Sequence[nn.Parameter]) -> None:
     if dist.is_initialized():
         missing = sum(one.nbytes for one in parameters if one.grad is None)
         gradients = [one if one.grad is None else one.grad for one in parameters]
-        copied = (sum(one.nbytes for one in same) for same in _buckets(gradients) if _moves(same))
+        copied = (sum(one.nbytes for one in same) for same in buckets(gradients) if _moves(same))
         size = missing + 4 * len(gradients) + max(copied, default=0)
         torch.empty(size, dtype=torch.uint8, device=parameters[0].device)
 
@@ -228,7 +228,7 @@ def reserve_bucket(parameters: Sequence[nn.Parameter]) -> None:
 @torch.no_grad()
 def _change(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
     """Change `tensors` in place, one bucket of one data type at a time."""
-    for same in _buckets(tensors):
+    for same in buckets(tensors):
         if not _moves(same):
             change(same[0].view(-1))
             continue
@@ -245,15 +245,17 @@ def _moves(same: Sequence[torch.Tensor]) -> bool:
     return len(same) > 1 or not same[0].is_contiguous()
 
 
-def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
-    """Yield groups of tensors of one data type, each of up to BUCKET_BYTES or of one tensor."""
+def buckets(
+    tensors: Iterable[torch.Tensor], most: int | None = None
+) -> Iterator[Sequence[torch.Tensor]]:
+    """Yield groups of tensors of one data type, of `most` (or BUCKET_BYTES) or of one tensor."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for same in by_dtype.values():
         begin = size = 0
         for index, tensor in enumerate(same):
-            if size and size + tensor.nbytes > BUCKET_BYTES:
+            if size and size + tensor.nbytes > (most or BUCKET_BYTES):
                 yield same[begin:index]
                 begin, size = index, 0
             size += tensor.nbytes

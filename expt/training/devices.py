@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -17,27 +16,19 @@ FILLED = 0.25
 """The share of a GPU's memory: where others hold more, they may be why it does not suffice."""
 
 
-class Steps(Protocol):
-    """The steps of a run."""
-
-    first_s: float | None
-    """The seconds until the end of the first one."""
-
-
 @contextlib.contextmanager
-def in_use(indices: Sequence[int]) -> Iterator[list[Steps]]:
-    """Take GPUs into use; name in an error before a first step those that may be to blame.
+def in_use(indices: Sequence[int], has_begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Take GPUs into use; name in an error those that may be to blame, unless a run `has_begun`.
 
-    The body puts its steps into the list. Raises ConfigError where torch has no CUDA, DeviceLost
-    for a GPU that can't be used, DeviceFull where other processes hold it.
+    Raises ConfigError where torch has no CUDA, DeviceLost for a GPU that can't be used, DeviceFull
+    where other processes hold it.
     """
-    steps = list[Steps]()
     for index in indices:
         _begin_to_use(index)
     try:
-        yield steps
+        yield
     except Exception as error:
-        if any(each.first_s for each in steps):
+        if has_begun():
             raise
         if errors.is_out_of_memory(error):
             found = {index: held_by_others(index) for index in indices}

@@ -40,11 +40,13 @@ class Evaluator:
     """The way in which one device, or several together, compute a step."""
     extra_metrics: ExtraMetrics = dataclasses.field(default_factory=lambda: ExtraMetrics({}))
     """Metrics that only evaluations measure."""
+    ema: AveragedModel | None = None
+    """The moving average of `module`: evaluated and saved, too."""
 
     @property
     def evaluated(self) -> nn.Module:
         """The model whose numbers count."""
-        return self.module
+        return self.module if self.ema is None else self.ema.module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +58,12 @@ class Learner(Evaluator):
     scheduler_interval: Literal["epoch", "step"] = "step"
     """The end of a step, or of an epoch once it has been evaluated, advances the schedule."""
     compiled: bool = False
-    ema: AveragedModel | None = None
-    """The moving average of `module`: evaluated and saved, too."""
     trained: frozenset[str] = frozenset()
     """The names of the parameters that were not frozen when the model was built."""
     has_closure: bool = False
     """True if the optimizer computes the loss and its gradients itself, once or several times."""
     phases: Phases = dataclasses.field(default_factory=dict)
     """The updates of a step, and the parameters of each; empty where it is one of all."""
-
-    @property
-    def evaluated(self) -> nn.Module:
-        """The model whose numbers count."""
-        return self.module if self.ema is None else self.ema.module
 
 
 @dataclass

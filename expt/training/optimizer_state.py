@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.runs.checkpoint import copied, map_leaves
+from expt.training.collectives import buckets
 from expt.training.optim import OneCycle, Schedule, fill_momentum
 from expt.training.parameter_groups import members
 from expt.training.sharding import is_sharded
@@ -214,7 +215,8 @@ def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> None:
         whole = [group["params"] for group in self.param_groups]
         try:
-            for part in in_parts(whole, bytes_at_once):
+            changed = (one for group in whole for one in group if one.grad is not None)
+            for part in map(set, buckets(changed, bytes_at_once)):
                 host.load(part)
                 for group, params in zip(self.param_groups, whole, strict=True):
                     group["params"] = [each for each in params if each in part]
@@ -264,16 +266,3 @@ class HostStates:
             for name, value in list(self._optimizer.state.get(parameter, {}).items()):
                 if isinstance(value, Tensor) and value.dim():
                     yield parameter, name, value
-
-
-def in_parts(groups: Sequence[Sequence[Tensor]], bytes_at_once: int) -> Iterator[set[Tensor]]:
-    """Yield the parameters that have a gradient, in order, `bytes_at_once` at a time."""
-    part, size = set[Tensor](), 0
-    for parameter in (each for group in groups for each in group if each.grad is not None):
-        if part and size + parameter.nbytes > bytes_at_once:
-            yield part
-            part, size = set(), 0
-        part.add(parameter)
-        size += parameter.nbytes
-    if part:
-        yield part

@@ -98,6 +98,11 @@ def _compiler_set_aside() -> Iterator[None]:
         del torch._dynamo
 
 
+_ENDS_GRAPH = (False, False)
+"""Neither keeps the graph nor makes one of the gradients."""
+_INTO_LEAVES = {"allow_unreachable": True, "accumulate_grad": True}
+
+
 def backward(loss: Tensor, weight: float, of: Sequence[Tensor] = ()) -> None:
     """Add the gradients of `(loss * weight).backward()`, to the bit, for `loss` [], `of` these."""
     run = _engine()
@@ -105,7 +110,8 @@ def backward(loss: Tensor, weight: float, of: Sequence[Tensor] = ()) -> None:
     if run is None or type(loss) is not Tensor:
         (loss * weight).backward(inputs=of or None)
         return
-    _run(run, loss, _gradient(weight, loss.dtype, loss.device), of)
+    gradient = _gradient(weight, loss.dtype, loss.device)
+    run((loss,), (gradient,), *_ENDS_GRAPH, tuple(of), **_INTO_LEAVES)
 
 
 @functools.cache  # of an epoch's batches, and the last of it; a CUDA graph reads it where it lies
@@ -119,21 +125,13 @@ def _engine() -> Callable[..., Any] | None:
     leaf = torch.ones((), requires_grad=True)
     try:
         run: Callable[..., Any] = torch.autograd.Variable._execution_engine.run_backward
-        _run(run, leaf * 3, torch.full((), 2.0))
+        run((leaf * 3,), (torch.full((), 2.0),), *_ENDS_GRAPH, (), **_INTO_LEAVES)
     except (AttributeError, TypeError) as error:
         warn_changed(
             "the shorter backward pass", first_line(error), "say so with patches.backward=false"
         )
         return None
     return run
-
-
-def _run(
-    run: Callable[..., Any], loss: Tensor, gradient: Tensor, of: Sequence[Tensor] = ()
-) -> None:
-    keep_graph = create_graph = False
-    how = keep_graph, create_graph, tuple(of)
-    run((loss,), (gradient,), *how, allow_unreachable=True, accumulate_grad=True)
 
 
 # Their numbers in malloc.h; mallopt takes a C int.

@@ -328,14 +328,23 @@ def micro_batches(
     if len(cuts) != number:
         cuts = [local_slice(size, index, number) for index in range(number)]
 
-    def part(cut: slice) -> Batch:
-        inputs, targets = mapped(lambda tensor: tensor[cut], (batch.inputs, batch.targets))
-        return batch._replace(inputs=inputs, targets=targets)
-
     return [
-        part(cut) if cut.start < cut.stop else part(slice(1))._replace(weightless=True)
+        part_of(batch, cut)
+        if cut.start < cut.stop
+        else part_of(batch, slice(1))._replace(weightless=True)
         for cut in cuts
     ]
+
+
+def part_of(batch: Batch, cut: slice) -> Batch:
+    """Return some of the samples; their tensors are views."""
+    inputs, targets = mapped(lambda tensor: tensor[cut], (batch.inputs, batch.targets))
+    return batch._replace(inputs=inputs, targets=targets)
+
+
+def can_be_cut(batch: Batch) -> bool:
+    """Return whether all tensors are equally long."""
+    return len({*map(len, leaves((batch.inputs, batch.targets)))}) == 1
 
 
 def _cut(size: int, count: int) -> list[slice]:
@@ -352,6 +361,6 @@ def copied(batch: Batch) -> Batch:
 
 def in_parts(batch: Batch, most: float) -> list[Batch]:
     """Cut a batch into parts of at most `most` samples, if its tensors are equally long."""
-    if batch.size <= most or len({*map(len, leaves((batch.inputs, batch.targets)))}) > 1:
+    if batch.size <= most or not can_be_cut(batch):
         return [batch]
     return micro_batches(batch._replace(global_size=batch.size), math.ceil(batch.size / most))

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from expt import machine, progress, signals
 from expt.config import constraints, groups
@@ -171,6 +170,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
     built = _build_model(config, data, worker, fetch=begins)
     module, ema = built.module, built.ema
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    ratio = config.batch_size / (config.base_batch_size or config.batch_size)
+    optim.scale_lr(optimizer, config.lr_scaling, ratio)
     switch(optimizer, "eval")  # until it trains: weights may be loaded
     if config.offload and worker.device.type == "cuda":
         offload_states(optimizer)
@@ -195,7 +196,13 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, begins: bool
             warns=worker.rank == 0,
         ),
         optimizer=optimizer,
-        scheduler=build_scheduler(config, optimizer, steps_per_epoch=len(data.train)),
+        scheduler=optim.build_scheduler(
+            config.scheduler,
+            optimizer,
+            steps_per_epoch=len(data.train),
+            total_steps=config.total_steps(len(data.train)),
+            better=metrics_of(config.task),
+        ),
         scheduler_interval=getattr(config.scheduler, "interval", "step"),
         compiled=built.compiled,
         ema=ema,
@@ -229,21 +236,6 @@ def _build_model(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) 
         outline = sharding.outline(module) if config.callbacks else None
         ema = parallel.shard_model(config, module, worker, precision)
     return parallel.Built(module, precision, bool(compiled), after_step, memory, ema, outline)
-
-
-def build_scheduler(
-    config: RunConfig, optimizer: Optimizer, *, steps_per_epoch: int
-) -> LRScheduler:
-    """Scale the learning rate, and return its schedule."""
-    ratio = config.batch_size / (config.base_batch_size or config.batch_size)
-    optim.scale_lr(optimizer, config.lr_scaling, ratio)
-    return optim.build_scheduler(
-        config.scheduler,
-        optimizer,
-        steps_per_epoch=steps_per_epoch,
-        total_steps=config.total_steps(steps_per_epoch),
-        better=metrics_of(config.task),
-    )
 
 
 def module_maker(config: RunConfig, data: Data, *, fetch: bool) -> Callable[[], nn.Module]:

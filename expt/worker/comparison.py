@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -30,7 +30,7 @@ from expt import progress
 from expt.config import constraints, groups, user_class
 from expt.config.schema import RunConfig
 from expt.data.build import Data, keep_doubles
-from expt.data.loading import Batch, leaves, mapped
+from expt.data.loading import Batch, leaves
 from expt.errors import ConfigError, ExptError, RunFailed, first_line, listed, warn
 from expt.machine import available_memory
 from expt.runs import checkpoint
@@ -42,7 +42,8 @@ from expt.training.learner import Learner, Position
 from expt.training.optimizer_state import switch
 from expt.training.precision import precision_kept, set_precision
 from expt.training.sharding import gathered, local, num_parameters, shard_as
-from expt.worker import build, custom_code
+from expt.training.strategy import can_be_cut, copied, part_of
+from expt.worker import batch_checks, build
 from expt.worker.checkpoints import Snapshot
 from expt.worker.diagnosis import in_words, lost_peers
 
@@ -125,12 +126,11 @@ def _where(config: RunConfig) -> str:
 def _few(batch: Batch, config: RunConfig, worker: Worker) -> Batch:
     """Return a few samples of a batch; unequal numbers by worker if the run may have them."""
     size = batch.size
-    if len({*map(len, leaves((batch.inputs, batch.targets)))}) == 1:
+    if can_be_cut(batch):
         may_differ = not config.drop_last and config.batch_norm != "sync" and worker.world_size > 1
         size = min(size, FEW)
         size -= may_differ and worker.rank == 0 and size > 2
-        inputs, targets = mapped(lambda tensor: tensor[:size], (batch.inputs, batch.targets))
-        batch = batch._replace(inputs=inputs, targets=targets)
+        batch = part_of(batch, slice(size))
     counted = torch.tensor(0.0 if batch.weightless else size, device=worker.device)
     return batch._replace(global_size=int(collectives.sum_across_workers(counted).item()))
 
@@ -202,11 +202,6 @@ class _Comparison:
         built = build.build_learner(config, self._data, self._worker, begins=False)
         return replace(built, extra_metrics=ExtraMetrics({}))
 
-    @property
-    def _batch(self) -> Batch:
-        """A copy of the samples, which custom code may change in place."""
-        return Batch(*mapped(torch.clone, self._samples))
-
     def _seed(self) -> None:
         random_state.seed(self._config.seed + 1 + self._worker.rank)  # both drop out the same
 
@@ -214,7 +209,7 @@ class _Comparison:
         """Check the sums of a custom task on the whole model: a sharded one can't be copied."""
         if self._config.is_sharded and isinstance(self._config.task, constraints.Target):
             is_first = self._worker.rank == 0
-            custom_code.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
+            batch_checks.check_sums(self._whole, self._all, self._worker.device, warns=is_first)
 
     def run(self, beat: Callable[[], None]) -> bool:
         """Take all steps; return False if a step has several updates or forward passes."""
@@ -249,7 +244,7 @@ class _Comparison:
         """Return few samples, or the whole batch for a model that takes no other."""
         failed = False
         try:
-            parts = self._whole.module, self._whole.task, self._batch
+            parts = self._whole.module, self._whole.task, copied(self._samples)
             module, task, batch = copy.deepcopy(parts)
             task.training_loss(task.forward(module, batch), batch)
         except ExptError:
@@ -261,10 +256,10 @@ class _Comparison:
     @torch.no_grad()
     def _give_whole(self, share: float = 1.0) -> None:
         """Give both models a share of the whole one's weights, so that a copy is out of date."""
-        for _, full, mine in self._parameters():
+        for _, full, mine in self._both():
             full.mul_(share if full.requires_grad else 1.0)
             local(mine).copy_(_as_held(full.detach(), mine))
-        for _, buffer, own in self._buffers():
+        for _, buffer, own in self._both("buffers"):
             own.copy_(buffer)
 
     def _step(self, *, advances: bool) -> None:
@@ -275,14 +270,14 @@ class _Comparison:
                 self._gradients(self._tested)
             self._check_gradients()
         else:  # an optimizer is compared, not a model
-            for _, full, mine in self._parameters():
+            for _, full, mine in self._both():
                 mine.grad = None if full.grad is None else full.grad.mul_(SCALE).clone()
         self._update(self._whole, advances)
         with self._failing(KEEP_STATE if self._when else ""):
             self._update(self._tested, advances)
         self._check_weights("update", starts)
         if self._config.is_sharded:
-            for name, buffer, own in self._buffers():
+            for name, buffer, own in self._both("buffers"):
                 self._expect(f"buffer {name}", own, buffer, self._share(buffer) * _size(buffer))
             self._agree()
         self._give_whole(share=0.95)
@@ -290,7 +285,7 @@ class _Comparison:
     def _gradients(self, learner: Learner) -> None:
         learner.strategy.model.train()
         self._seed()
-        loop.accumulate_gradients(learner, self._batch, lambda *_: None)
+        loop.accumulate_gradients(learner, copied(self._samples), lambda *_: None)
 
     def _update(self, learner: Learner, advances: bool) -> None:
         self._seed()
@@ -307,9 +302,9 @@ class _Comparison:
     @torch.no_grad()
     def _check_gradients(self) -> None:
         """Raise where gradients differ; then give both models the same, SCALE times as large."""
-        gradients = (full.grad for _, full, _ in self._parameters())
+        gradients = (full.grad for _, full, _ in self._both())
         largest = max((_size(one) for one in gradients if one is not None), default=0.0)
-        for name, full, mine in self._parameters():
+        for name, full, mine in self._both():
             if full.requires_grad:
                 grad = torch.zeros_like(mine) if mine.grad is None else mine.grad
                 expected = torch.zeros_like(full) if full.grad is None else full.grad
@@ -324,29 +319,26 @@ class _Comparison:
     @torch.no_grad()
     def _check_weights(self, what: str, starts: list[Tensor] | None = None) -> None:
         """Raise where weights differ by more than rounding and a share of their move."""
-        for index, (name, full, mine) in enumerate(self._parameters()):
+        for index, (name, full, mine) in enumerate(self._both()):
             held = _as_held(full, mine)
-            allowed = NEXT * _eps(full) * held.abs()
-            if starts is not None:
-                allowed = allowed + self._share(full) * _size(full - starts[index])
+            moved = _size(full - starts[index]) if starts is not None else 0.0
+            allowed = NEXT * _eps(full) * held.abs() + self._share(full) * moved
             self._expect(f"{what} of {name}", local(mine), held, allowed)
         self._agree()
 
     def _resume(self) -> None:
         """Load the state of the run's model into a new one, through a checkpoint."""
-        self._snapshot().refuse_unreadable()
-        state: Any = self._snapshot().state_dict()
+        worker, is_first = self._worker, self._worker.rank == 0
+        sums = Sums(self._tested.task, worker.device)
+        snapshot = Snapshot(self._tested, Position(1, 1), sums, worker)
+        snapshot.refuse_unreadable()
+        state: Any = snapshot.state_dict()
         if self._tested.strategy.shards > 1:
-            state = gathered(state, keep=self._worker.rank == 0)
-        is_first = self._worker.rank == 0
+            state = gathered(state, keep=is_first)
         state = checkpoint.load(checkpoint.dumps(state)) if is_first else None
         self._tested = self._build(self._config)
-        snapshot = self._snapshot()
+        snapshot = replace(snapshot, learner=self._tested)
         snapshot.load_state_dict(snapshot.spread(state))
-
-    def _snapshot(self) -> Snapshot:
-        sums = Sums(self._tested.task, self._worker.device)
-        return Snapshot(self._tested, Position(1, 1), sums, self._worker)
 
     def _check_outputs(self) -> None:
         """Raise where the outputs or the loss of an evaluation differ."""
@@ -361,18 +353,14 @@ class _Comparison:
     def _outputs(self, learner: Learner) -> list[Tensor]:
         self._seed()
         collectives.broadcast(learner.evaluated.buffers())
-        outputs = learner.task.forward(learner.evaluated.eval(), batch := self._batch)
+        outputs = learner.task.forward(learner.evaluated.eval(), batch := copied(self._samples))
         loss, _ = learner.task.loss(outputs, batch)
         return [one if one.is_complex() else one.double() for one in (*leaves(outputs), loss)]
 
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
-        """Yield the name, the whole parameter and the run's."""
-        whole, mine = self._whole.module.named_parameters(), self._tested.module.parameters()
-        return ((name, full, own) for (name, full), own in zip(whole, mine, strict=True))
-
-    def _buffers(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield the name, the whole model's buffer and the run's."""
-        whole, mine = self._whole.module.named_buffers(), self._tested.module.buffers()
+    def _both(self, kind: str = "parameters") -> Iterator[tuple[str, Any, Any]]:
+        """Yield the name, the whole model's parameter (or buffer) and the run's."""
+        whole = getattr(self._whole.module, f"named_{kind}")()
+        mine = getattr(self._tested.module, kind)()
         return ((name, full, own) for (name, full), own in zip(whole, mine, strict=True))
 
     def _share(self, tensor: Tensor, least: Mapping[str, float] = UPDATES) -> float:
@@ -413,7 +401,7 @@ class _Comparison:
         saved = self._whole.module.state_dict().keys() if self._when else ()
         return [
             name
-            for name, buffer, own in self._buffers()
+            for name, buffer, own in self._both("buffers")
             if self._when and name not in saved and not torch.equal(buffer, own)
         ]
 

@@ -1,19 +1,12 @@
-"""Checks of custom code in the first steps: wrong sums, untrained tensors, lost state.
-
-The sums of a task are checked on a few samples before the first step, tensors that no optimizer
-trains after it, and state that no checkpoint holds at the first checkpoints.
-"""
+"""Checks of custom code: untrained tensors after the first step, lost state at checkpoints."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -22,15 +15,12 @@ from expt.config.schema import RunConfig
 from expt.data import changes
 from expt.data.changes import Watched
 from expt.data.checked_samples import in_words
-from expt.data.loading import Batch, mapped, named_leaves
-from expt.errors import ConfigError, ExptError, first_line, listed, warn
-from expt.tasks.sums import LOSS, method_of
+from expt.data.loading import named_leaves
+from expt.errors import ConfigError, listed, warn
 from expt.tasks.task import Task
-from expt.training import batch_norm, collectives, random_state
+from expt.training import collectives, random_state
 from expt.training.callback import Callback
-from expt.training.collectives import Worker
 from expt.training.learner import Learner, trained_names
-from expt.training.strategy import in_parts
 from expt.worker.rank_health import UNEQUAL
 
 
@@ -71,9 +61,13 @@ class FirstSteps:
             return
         self.refuse_late()
         self._report_untrained()
+        self._watched = self._watch()
+
+    def _watch(self) -> dict[str, Watched]:
+        """Return the state of custom code as it is now."""
         known, own = self._known(), changes.own_code() if self._is_custom else {}
         watched = {**self._objects, **own}.items()
-        self._watched = {where: Watched(one, known, *_methods(one)) for where, one in watched}
+        return {where: Watched(one, known, *_methods(one)) for where, one in watched}
 
     def refuse_late(self) -> None:
         """Raise ConfigError for parameters that forward passes have made, resized or removed."""
@@ -113,20 +107,21 @@ class FirstSteps:
                 warn(problem)
 
     def end(self, *, within_epoch: bool) -> None:
-        """Warn of state that a checkpoint lacks: before the first, and at two epochs' ends.
+        """Warn of any worker's state that a checkpoint lacks: at the first, and after two epochs.
 
         Evaluations and callbacks may change some, too, and state of each sample changes in the
-        second epoch.
+        second epoch. A collective.
         """
         self.refuse_late()
         if self._steps < 2 or (within_epoch and self._reported is not None):
             return
+        every = itertools.chain(*collectives.gather_across_workers(self._lost()))
         reported = self._reported or set()
-        lost = [name for name in self._lost() if name not in reported]
+        lost = [name for name in dict.fromkeys(every) if name not in reported]
         self._reported = {*reported, *lost}
         self._epochs += not within_epoch
-        if self._epochs == 2:
-            self._watched = {}
+        # Attributes that later steps have made may change, too:
+        self._watched = self._watch() if self._epochs < 2 else {}
         if lost and self._warns:
             warn(
                 f"{listed(lost)}: changes while training, and no checkpoint holds it: a resumed run"
@@ -168,152 +163,3 @@ def _methods(one: object) -> tuple[str, ...]:
     theirs = Task.state_dict, Optimizer.state_dict, Callback.state_dict
     own = isinstance(one, Task | Optimizer | Callback) and type(one).state_dict not in theirs
     return ("state_dict", "load_state_dict") if own or isinstance(one, LRScheduler) else ()
-
-
-SAMPLES = 8
-NEAR, ABOUT = 0.01, 0.2
-"""The share by which a sum may differ from that of its halves; ABOUT with noise, or in 16 bits."""
-TRAINING = "training_loss"
-_Sum = tuple[Tensor, float]
-
-
-def tried(batches: Iterator[Batch], learner: Learner, worker: Worker) -> Iterator[Batch]:
-    """Yield the batches, and check the task's sums on the first. Raises ConfigError for means.
-
-    While a sum is 0, which its mean is too, that is done again on batch 2, 4, 8, ...
-    """
-    is_due = True
-    for number, batch in enumerate(batches, 1):
-        if is_due and number & (number - 1) == 0:
-            warns = worker.rank == 0 and number == 1
-            is_due = check_sums(learner, batch, worker.device, warns=warns)
-        yield batch
-
-
-def check_sums(learner: Learner, batch: Batch, device: torch.device, *, warns: bool) -> bool:
-    """Compare `loss` and `measure` of a few samples with those of the two halves.
-
-    Raises ConfigError where they give means, or weights of all workers, and warns where the halves
-    don't add up. Weights, the states of task and model, and random numbers stay as they were. A
-    batch that can't be halved is not compared. Returns whether a sum is 0, which is not compared
-    either.
-    """
-    if batch.weightless:
-        return False
-    zero: list[str] | None = None
-    for predicted in (False, True):  # accuracies of many classes begin at 0
-        try:
-            found = _found(learner, batch, device, predicted=predicted)
-        except ExptError:
-            raise
-        except _UncopiedError as error:
-            if warns:
-                warn(f"sums are not checked: can't copy model and task ({error})")
-            return False
-        except Exception:  # many classes: training will raise it
-            return False
-        names = found[0] if zero is None else zero
-        zero = [name for name in names if not any(each[name][0].any() for each in found)]
-        for name in names:
-            if name not in zero:
-                _check(learner, name, [each[name] for each in found], warns=warns)
-        if not zero:
-            return False
-    return True
-
-
-def _check(learner: Learner, name: str, found: list[_Sum], *, warns: bool) -> None:
-    whole, again, *others = found
-    is_loss = name in (LOSS, TRAINING)
-    method = method_of(learner.task, name if is_loss else "measure")
-    method += "" if is_loss else f": {name}"
-    sums = bool(whole[0].any()) and torch.allclose(2 * again[0], whole[0], rtol=NEAR)
-    weights = whole[1] and abs(again[1] / whole[1] - 2) <= NEAR
-    if sums or weights:
-        raise ConfigError(
-            f"{method} has batch.global_size in its {'sum' if sums else 'weight'}, where workers"
-            " are added up; give the sum over its own samples, and their number, len(outputs)"
-        )
-    if not torch.allclose(again[0], whole[0], rtol=ABOUT):
-        return  # too noisy to compare
-    is_noisy = not torch.allclose(again[0], whole[0], rtol=NEAR)
-    near = ABOUT if is_noisy or learner.precision.dtype else NEAR
-    # A training loss may compare the samples of a batch.
-    may_warn = warns and not is_noisy and name != TRAINING
-    _compare(method, whole, *others, near=near, warns=may_warn)
-
-
-class _UncopiedError(Exception):
-    """The model or the task can't be copied."""
-
-
-def _found(
-    learner: Learner, batch: Batch, device: torch.device, *, predicted: bool
-) -> list[dict[str, _Sum]]:
-    """Return the sums of a few samples: as they are, on more workers, each twice, and of halves."""
-    before, found = random_state.state_dict(device), []
-    eager = torch.compiler.set_stance("force_eager") if learner.compiled else None
-    try:
-        with torch.no_grad(), collectives.alone(), eager or contextlib.nullcontext():
-            few = mapped(torch.clone, in_parts(batch, SAMPLES)[0])  # views would copy all samples
-            twice = functools.partial(mapped, lambda each: torch.cat((each, each)))
-            few = few if few.size > 1 else twice(few)
-            few = few._replace(global_size=few.size)
-            one, other = in_parts(few, -(-few.size // 2))  # raises where it can't be cut
-            more = few._replace(global_size=2 * few.size)
-            for seed, part in enumerate([few, more, twice(few), one, other]):
-                try:  # all that custom code could change in place
-                    module, task, part = copy.deepcopy((learner.module, learner.task, part))
-                except Exception as error:  # many classes
-                    raise _UncopiedError(first_line(error)) from error
-                batch_norm.part_from_workers(module)
-                random_state.seed(seed)
-                with learner.precision.autocast():
-                    found.append(_sums(task, module.eval(), part, predicted=predicted))
-    finally:
-        random_state.load_state_dict(before, device)
-    return found
-
-
-def _sums(task: Task, module: Any, batch: Batch, *, predicted: bool) -> dict[str, _Sum]:
-    """Return the sums of a batch, or of one whose targets are the `predicted` classes."""
-    outputs = task.forward(module, batch)
-    if predicted:
-        batch = batch._replace(targets=outputs.argmax(1))
-    phases = {name: outputs[name] for name in task.phases}
-    measured = task.measure(outputs, batch)
-    measured = {name: each for name, each in measured.items() if name not in task.reductions}
-    found = {**phases, LOSS: task.loss(outputs, batch), **measured}
-    if type(task).training_loss is not Task.training_loss:
-        found[TRAINING] = task.training_loss(outputs, batch)
-    return {
-        name: (total.detach().double().reshape(-1).cpu(), float(weight))
-        for name, (total, weight) in found.items()
-    }
-
-
-def _compare(
-    method: str, whole: _Sum, twice: _Sum, one: _Sum, other: _Sum, *, near: float, warns: bool
-) -> None:
-    if not whole[0].shape == one[0].shape == other[0].shape:
-        return  # no sums, which the first step refuses
-    total, room = whole[0], near * (one[0].abs() + other[0].abs()) + 1e-9
-    weight = one[1] + other[1]
-    weighs = abs(whole[1] - weight) <= near * abs(weight)
-    off = (total - one[0] - other[0]).abs()
-    if not off.isfinite().all() or (weighs and (off <= room).all()):
-        return
-    mean = (one[0] * one[1] + other[0] * other[1]) / (weight or 1.0)
-    # Where outputs depend on the batch, a sum may equal the mean of its halves by chance.
-    stays = torch.allclose(twice[0], total, rtol=near)
-    if weighs and stays and ((total - mean).abs() <= room).all():
-        raise ConfigError(
-            f"{method} gives a mean where the sum over the batch is expected; return the sum (such"
-            ' as by reduction="sum") and its weight (such as len(outputs))'
-        )
-    if warns:
-        warn(
-            f"{method} of a batch is not the sum of its parts: it depends on how samples are"
-            " batched, and so on world_size and batch_size; return sums over samples, and weights"
-            " (outputs [B, 1] with targets [B] would make pairs, [B, B])"
-        )

@@ -7,7 +7,9 @@ import re
 import socket
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,7 @@ from expt.training.collectives import Worker
 from expt.training.devices import held_by_others
 from expt.training.learner import Position
 from expt.training.precision import is_finite
+from expt.worker import watchdog
 
 _CPU_MEMORY = re.compile(
     r"(?:can't allocate memory|not enough memory): you tried to allocate (\d+)"
@@ -57,14 +60,35 @@ def in_words(error: Exception, config: RunConfig, *, trains: bool = True) -> Exc
 
 def _note_batch(error: Exception, config: RunConfig) -> None:
     """Add the batch, the model and the task to an error of torch."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    values = (value for frame in frames for value in frame.f_locals.values())
-    batch = next((value for value in values if isinstance(value, Batch)), None)
+    batch = _batch_in(frame for frame, _ in traceback.walk_tb(error.__traceback__))
     if batch is None or not hasattr(error, "add_note"):  # Python 3.10
         return
     given = (f"{name} {described(tensor)}" for name, tensor in _named(batch))
     model, task = (getattr(one, "target", one.name) for one in (config.model, config.task))
-    error.add_note(f"{NOTE}{model}, task={task}, given {', '.join(given)}")
+    fix = _if_unequal(batch, config)
+    error.add_note(f"{NOTE}{model}, task={task}, given {', '.join(given)}{'; ' * bool(fix)}{fix}")
+
+
+def _batch_in(frames: Iterable[FrameType]) -> Batch | None:
+    """Return the first batch among the variables of calls."""
+    values = (value for frame in frames for value in frame.f_locals.values())
+    return next((value for value in values if isinstance(value, Batch)), None)
+
+
+def _if_unequal(batch: Batch | None, config: RunConfig) -> str:
+    """Return a fix where workers have unequal shares of a batch, which they might exchange."""
+    size = config.world_size
+    if batch is None or batch.global_size in (batch.size * size, batch.size):
+        return ""
+    shares = f"{batch.global_size} samples are unequal shares of {size} workers"
+    return f"{shares}; if a model or a loss gathers them, use drop_last=true"
+
+
+def where_stuck(config: RunConfig) -> str:
+    """Return the last calls of the main thread, and a fix where it may wait for equal shares."""
+    outer_first = [frame for frame, _ in traceback.walk_stack(watchdog.main_frame())][::-1]
+    fix = _if_unequal(_batch_in(outer_first), config)
+    return f"{watchdog.main_stack().rstrip()}\n{fix}".rstrip()
 
 
 def _named(batch: Batch) -> list[tuple[str, Tensor]]:

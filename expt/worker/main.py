@@ -27,7 +27,7 @@ from expt.training import collectives, devices, patches, random_state
 from expt.training.collectives import Worker
 from expt.training.precision import precision_kept, set_precision
 from expt.worker import evaluation, watchdog
-from expt.worker.diagnosis import in_words
+from expt.worker.diagnosis import in_words, where_stuck
 from expt.worker.run import Run
 
 
@@ -66,7 +66,7 @@ def _patience_s(config: RunConfig) -> float:
 def _give_up(config: RunConfig, beats: int, report: Callable[[Exception], None]) -> NoReturn:
     """End this process, because its main thread is stuck."""
     faulthandler.dump_traceback(all_threads=True)
-    where = watchdog.main_stack().rstrip()
+    where = where_stuck(config)
     text = f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"
     _fail(TimedOut(text, progress=(patches.collectives_begun(), beats)), report)
 
@@ -116,14 +116,15 @@ def run_as(
         ends_with_process=signals.is_driven(),
     )
     anomalies = config.detect_anomaly or torch.is_anomaly_enabled()
-    with devices.in_use(gpus) as begun, group, torch.autograd.set_detect_anomaly(anomalies):
+    run: Run | None = None
+    used = devices.in_use(gpus, lambda: run is not None and run.steps.first_s is not None)
+    with used, group, torch.autograd.set_detect_anomaly(anomalies):
         beat()
         if isinstance(request.instead, Evaluation):
             return evaluation.measure_weights(request.instead, request, worker, beat)
         if request.instead == "preflight":
             return evaluation.time_steps(request, worker, beat)
         run = Run(request, worker, beat=beat, resumes=source is not None)
-        begun.append(run.steps)
         return run.train(source)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from expt import progress
-from expt.config import constraints, own_code
+from expt.config import own_code
 from expt.config.identity import shown
 from expt.config.kinds import metrics_of
 from expt.config.length import Length, beyond_the_end
@@ -32,8 +32,8 @@ from expt.training.collectives import Worker
 from expt.training.loop import averages_since_logged, evaluate, rehearse, train_epoch
 from expt.training.optimizer_state import as_built, in_use, switch
 from expt.training.task_state import load_task_state, task_state
-from expt.worker import build, comparison, custom_code, diagnosis, fault, first_weights, rank_health
-from expt.worker.batch_dependence import BatchDependence
+from expt.worker import build, comparison, diagnosis, fault, first_weights, rank_health
+from expt.worker.batch_checks import BatchChecks
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import TRAINED, Checkpoints, Snapshot
 from expt.worker.custom_code import FirstSteps
@@ -89,7 +89,7 @@ class Run:
         self.early_stop = EarlyStop(config.early_stop, self.directions, config.max_minutes)
         self.times, self._agreed = Times(config), set[str]()
         self._batches: TimedBatches | None = None  # those left of the epoch
-        self._batch_dependence = BatchDependence(config, self.learner, worker)
+        self._batch_checks = BatchChecks(config, self.learner, worker)
         self.health = RankHealth(
             self.learner, self.position, worker, check_weights=config.tensorboard.health
         )
@@ -207,12 +207,7 @@ class Run:
             self.history.begin_epoch()
             self.health.begin_epoch()
             epoch = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
-            custom = isinstance(config.task, constraints.Target)
-            if custom and position.step == 0 and not config.is_sharded:  # comparison checks it
-                epoch = custom_code.tried(epoch, self.learner, self.worker)
-            endless = self.data.train.is_stream or config.epoch_steps
-            size = None if endless else self.data.train.size
-            epoch = self._batch_dependence.of_steps(epoch, size)
+            epoch = self._batch_checks.of_steps(epoch, begins=position.step == 0)
             self._batches = TimedBatches(self.observer.watch(epoch))
         self._is_at_best = False  # whether the model has the weights of the best evaluation
         with self.steps.under_way():
@@ -379,7 +374,7 @@ class Run:
         began = time.perf_counter()
         review = self.observer.review()
         batches = build.with_beats(loader, split, self.worker, self.beat)
-        batches = self._batch_dependence.of_evaluation(batches)
+        batches = self._batch_checks.of_evaluation(batches)
         values = evaluate(self.learner, batches, self.worker.device, review)
         self.history.eval_s += time.perf_counter() - began
         self.record.log(

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from expt.signals import DUMP_STACKS
 
@@ -58,10 +59,14 @@ class Watchdog:
         self._on_hang()
 
 
+def main_frame() -> FrameType:
+    """Return the innermost call of the main thread."""
+    return sys._current_frames()[threading.main_thread().ident or 0]
+
+
 def main_stack() -> str:
     """Return the last calls of the main thread, the innermost at the end."""
-    frame = sys._current_frames()[threading.main_thread().ident or 0]
-    return "".join(traceback.format_stack(frame, limit=SHOWN_CALLS))
+    return "".join(traceback.format_stack(main_frame(), limit=SHOWN_CALLS))
 
 
 def wait_for_dump(log: Path, size_before: int) -> str:

@@ -213,6 +213,24 @@ def test_pictures_of_a_group_are_in_one_part(tmp_path: Path, way: str) -> None:
         dataset(f"{IMAGES} dataset.root={root}", group=str(tmp_path / "none.csv")).prepare()
 
 
+def test_a_part_whose_pictures_are_not_all_named_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = pictures(tmp_path, parts=("train", "val"))
+    for named, says in ((1, "has no line for 1 of 40 val pictures, such as val/cat/"), (40, "")):
+        paths = [path.relative_to(root) for path in sorted(root.rglob("*.png"))]
+        paths = [path for path in paths if path.parts[0] == "train"] + [
+            path for path in paths if path.parts[0] == "val"
+        ][named:]
+        lines = [f"{path},{path.stem}" for path in paths]
+        (tmp_path / "groups.csv").write_text("\n".join(["file_name,group", *lines]))
+        one = dataset(f"{IMAGES} dataset.root={root}", group=str(tmp_path / "groups.csv"))
+        built(one, batch_size=4)
+        said = capsys.readouterr().err
+        assert says in said
+        assert ("has no line" in said) == bool(says)  # a part without any is as it was made
+
+
 def test_pictures_and_groups_in_two_parts_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,8 +196,12 @@ def test_what_is_left_out_is_counted_by_suffix(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     every = files_below(tmp_path)
     assert files_below(tmp_path, picture_suffixes()) == [str(tmp_path / "a.PNG")]
-    assert left_out(every, [str(tmp_path / "a.PNG")]) == "3 (.txt 2, no suffix 1)"
-    assert left_out(["1.c", "1.a", "1.b"], []) == "3 (.a 1, .b 1, .c 1)"
+    assert left_out(every, [str(tmp_path / "a.PNG")]) == (
+        "3 (.txt 2, no suffix 1), 75.0% of the files, such as Makefile"
+    )
+    assert left_out(["1.c", "1.a", "1.b"], []) == (
+        "3 (.a 1, .b 1, .c 1), 100.0% of the files, such as 1.a"
+    )
     assert "JPEG or PNG" in left_out(["1.HEIC", "1.a"], [])
 
 

@@ -61,7 +61,7 @@ def config(root: Path, **options: Any) -> Any:
 def decoded(listing: Listing, dataset: ImageFolder) -> theirs.Rows | None:
     with Checksums.below(Path(dataset.root)) as sums:
         name = image_folder._entry(listing, dataset, sums.known)
-    found = theirs.rows(name) if name else None
+    found = theirs.used(name, theirs.Rows) if name else None
     return found if found and found.are_whole else None
 
 
@@ -91,7 +91,7 @@ def test_the_first_epoch_fills_the_cache(
     monkeypatch.setattr(memory, "place", lambda images, device: images.clone())  # as a GPU does
     streamed = growing(root, cache=False).train
     data, readers = growing(root), list[int]()
-    rows = theirs.rows(next(name for name in entries(cache) if "train" in name))
+    rows = theirs.used(next(name for name in entries(cache) if "train" in name), theirs.Rows)
     assert rows is not None
     assert not any(map(rows.has, range(80)))
     [*data.val.evaluation()]  # these are all there then
@@ -114,7 +114,7 @@ def test_what_a_killed_reader_has_half_written_is_not_read(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = growing(root)
-    rows = theirs.rows(next(name for name in entries(cache) if "train" in name))
+    rows = theirs.used(next(name for name in entries(cache) if "train" in name), theirs.Rows)
     assert rows is not None
     whole = np.full(rows.images.shape[1:], 7, np.uint8)
     rows.images[3] = whole  # killed before the checksum
@@ -294,7 +294,7 @@ def test_what_a_killed_command_has_half_written_is_removed_by_the_next(
         begun.set()
         left.wait()
 
-    writer = threading.Thread(target=theirs.fill, args=("other-1.2", write, theirs.open_rows))
+    writer = threading.Thread(target=theirs.fill, args=("other-1.2", write, theirs.Rows))
     writer.start()
     begun.wait()
     stale = [cache / ".new-image_folder-train-a.b", cache / ".new-as_of_an_older_version"]
@@ -318,7 +318,7 @@ def test_the_cache_keeps_within_its_limit(
             for row in range(3):
                 rows.put(row, np.zeros((1, 100, 100), np.uint8))
 
-        theirs.fill(name, write, theirs.open_rows)
+        theirs.fill(name, write, theirs.Rows)
 
     names = ["a-1.1", "b-1.1", "c-1.1"]
     for second, name in enumerate(names):
@@ -326,7 +326,7 @@ def test_the_cache_keeps_within_its_limit(
         os.utime(cache / name, (second, second))
     assert entries(cache) == names
     monkeypatch.setenv("EXPT_CACHE_GB", str(3.5 * 30_500 / 1e9))
-    theirs.rows("a-1.1")  # used again
+    theirs.used("a-1.1", theirs.Rows)  # used again
     fill("d-1.1")
     assert entries(cache) == ["a-1.1", "c-1.1", "d-1.1"]
     monkeypatch.setenv("EXPT_CACHE_GB", "much")

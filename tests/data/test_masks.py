@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
+from expt.data.build import warn_of_absent
 from expt.data.checked_samples import read_all
 from expt.data.image_files import parts_there
 from expt.data.images import MaskPictures
 from expt.data.kinds import Opening
 from expt.data.kinds.image_folder import list_pairs
-from expt.data.source import warn_of_absent
 from expt.errors import ConfigError, DataError
 from expt.features import Mask
 from expt.worker.build import build_data

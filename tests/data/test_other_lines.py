@@ -111,6 +111,7 @@ GOOD = {
     "a value like a total": "a,b,y\n"
     + "".join(f"{'xy'[n % 2] if n < 39 else 'total'},{n % 7}.5,{'uv'[n % 2]}\n" for n in range(40)),
     "doubling": "a,b,y\n" + "".join(f"{2**n},{3 * 2**n},{'uv'[n % 2]}\n" for n in range(40)),
+    "many blank rows": lines(end=",,\n" * 1000 + "\n ,,"),
     "pauses": texts().replace("x,", "# x,"),
 }
 
@@ -188,6 +189,12 @@ LIKE_OTHERS = {
     "a name": numbers(("max", NUMBERS[0]), names=PEOPLE),
     "cumulated": "\n".join(["a,b,y", *(",".join(map(str, x)) for x in NUMBERS.cumsum(0))]),
     "doubled": "\n".join(["a,b,y", *(f"{2.0**x},{x},{2.0**x}" for x in range(20))]),
+    "doubled, its first rows repeated": "\n".join(
+        ["a,b,y", *(f"{x},{3 * x},{x}" for x in (1, *(2**row for row in range(20))))]
+    ),
+    "a total that is the largest": numbers(("total", [9, 9, 9]), names=PEOPLE, head="name"),
+    "a total that is the least": kinds("Total", np.array([-9, 0.5, 0])),
+    "a sum of few": kinds("sum", np.array([9, 9, 9])),
     "a limit": numbers(("max", NUMBERS[0]), names=range(0, 400, 10), head="limit"),
     "a note, and a gap": numbers(("end", ["", 1, 2]), names=["", "x"] * 20, head="note"),
     "an end, and gaps": kinds("end", ["", 1, 2]).replace(str(NUMBERS[2][0]), "", 1),

@@ -17,12 +17,12 @@ from torch.utils.data import Dataset, IterableDataset, default_collate, get_work
 
 from expt.data import changes, custom
 from expt.data.augment import Mixing
-from expt.data.build import keep_doubles
+from expt.data.build import keep_doubles, mixing_of
 from expt.data.checked_samples import structure_of
 from expt.data.kinds.custom import Custom
 from expt.data.loader import loading
 from expt.data.loading import Batch, LoaderOptions
-from expt.data.source import Source, mixing_of
+from expt.data.source import Source
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.features import Classes
 from expt.tasks.classification import Config as Classification

@@ -390,3 +390,30 @@ def test_a_part_without_the_column_is_left_out_too(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"test has no such column.*dataset.splits"):
         built(dataset(words, **options), CLASS)
     assert built(dataset(words, splits=("train",), **options), CLASS).test is None
+
+
+def test_what_no_part_has_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of splits, files, and columns of a folder's later files."""
+    table = pa.table({" a ": [1, 2, 3] * 6, "y": ["u", "v"] * 9})
+
+    def says(place: Path, **more: Any) -> str:
+        options = {"path": str(place), "input": ("a",), "target": "y", **more}
+        built(dataset("dataset=huggingface dataset.path=x", **options), CLASS)
+        return capsys.readouterr().err
+
+    names = ("train", "dev", "validation", "unsupervised")
+    hf.DatasetDict({name: hf.Dataset(table) for name in names}).save_to_disk(tmp_path / "saved")
+    found = says(tmp_path / "saved")
+    assert "leaves out 36 of 72 rows (50.0%), those of the split dev, unsupervised;" in found
+    assert "leaves out" not in says(tmp_path / "saved", splits=("train", "val"))
+    for suffix, write in ((".csv", csv.write_csv), (".parquet", parquet.write_table)):
+        (place := tmp_path / suffix[1:]).mkdir()
+        write(table, place / f"train{suffix}")
+        assert "leaves out" not in says(place)
+        write(table, place / f"more{suffix}")
+        assert f"1 ({suffix} 1), 50.0% of the files, such as more{suffix}" in says(place)
+    write(table.append_column("z", table["y"]), tmp_path / "csv" / "train.parquet")
+    (tmp_path / "csv" / "train.parquet").rename(tmp_path / "parquet" / "z.parquet")
+    words = f"dataset=table dataset.path={tmp_path}/parquet dataset.targets=y"
+    dataset(words).prepare(CLASS)
+    assert "z.parquet has the column z, which is left out: more.parq" in capsys.readouterr().err

@@ -105,7 +105,8 @@ def test_a_csv_is_safe_whole_and_never_written_over(
         rf"predicted    6 images in .* images/s\nwritten      {output}\n", shown.out
     )
     assert (
-        shown.err == f"warning: {pictures}: left out what is no image: 1 (.txt 1)\n"
+        shown.err == f"warning: {pictures}: left out what is no image: 1 (.txt 1), "
+        "12.5% of the files, such as notes.txt\n"
         f"warning: {pictures}/cat/1b.png cannot be read as an image (image file is truncated);"
         " replace or remove it\n"
     )

@@ -206,6 +206,10 @@ def test_a_metric_in_deviations_and_one_that_is_nan_are_said_once(capfd: Capture
     said = capfd.readouterr().err
     assert said.count("task.metrics.msle: MeanSquaredLogError is nan") == 1
     assert "-3 to 9" in said
+    large = ExtraMetrics({"cosh": torchmetrics.LogCoshError()}, targets, warns=True)
+    far = Batch(both, 1e3 * both, 2)
+    assert values_of(Regression(), [far], large)["cosh"] == float("inf")
+    assert "task.metrics.cosh: LogCoshError is inf" in capfd.readouterr().err
     error = ExtraMetrics({"error": torchmetrics.MeanSquaredError()}, targets, warns=True)
     pairs = both.repeat(1, 2)
     as_pairs = Batch(pairs, pairs, 2)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import prune
@@ -96,6 +97,31 @@ class Counting(Net):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += self.training
         self.total += 1
+        return super().forward(x)
+
+
+class Later(Net):
+    """Begins to count in its fourth step."""
+
+    seen: Tensor
+    late: int
+
+    def __init__(self, **shapes: Any) -> None:
+        super().__init__(**shapes)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += self.training
+        if self.seen > 3:
+            self.late = getattr(self, "late", 0) + self.training
+        return super().forward(x)
+
+
+class OnSecond(Net):
+    """Counts on one of two workers only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training and dist.get_rank() == 1
         return super().forward(x)
 
 

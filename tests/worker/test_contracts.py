@@ -1,4 +1,4 @@
-"""Sums that a custom task promises, tried before the first step; nothing is left changed by it."""
+"""Sums that a custom task promises, tried after the first step; nothing is left changed by it."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ import expt
 from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.training.precision import Precision
-from expt.worker.custom_code import check_sums
+from expt.worker.batch_checks import check_sums
 from tests.facade import Capture
 from tests.worker.stateful import Warm
 
@@ -186,12 +186,15 @@ def test_a_weight_of_all_workers_is_refused() -> None:
 
 
 def test_what_cannot_be_copied_is_said(capsys: Capture) -> None:
-    uncopied = nn.Linear(6, 4)
-    uncopied.last = uncopied.weight * 2
-    check(Task(mean), module=uncopied)
-    assert "copy" in capsys.readouterr().err
     check(Locked(mean))
     assert "copy" in capsys.readouterr().err
+
+
+def test_a_model_that_keeps_what_it_has_computed_is_checked() -> None:
+    module = nn.Linear(6, 4)
+    module.last = [module.weight * 2]
+    with pytest.raises(ConfigError, match="gives a mean"):
+        check(Task(mean), module=module)
 
 
 def test_outputs_that_depend_on_the_batch_are_not_taken_for_means() -> None:

@@ -70,6 +70,18 @@ def test_state_of_epoch_ends_is_reported(train_alone: TrainAlone, capfd: Capture
     assert told == ["task.evaluated, callbacks.0.count", "task.began"]
 
 
+def test_state_that_begins_in_a_later_step_is_reported(
+    train_alone: TrainAlone, capfd: Capture
+) -> None:
+    train_alone("epochs=2", *of("Later"))
+    assert "warning: model.late: changes while training" in capfd.readouterr().err
+
+
+def test_state_of_any_worker_is_reported(train_together: TrainTogether, capfd: Capture) -> None:
+    train_together(2, *usual(of("OnSecond")), "epochs=1", name="two")
+    assert "warning: model.calls: changes while training" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "made"),
     [("Late", "late.weight"), ("Bank", "bank"), ("Replaced", "head.weight"), ("InAList", "more")],

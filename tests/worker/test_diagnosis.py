@@ -11,9 +11,11 @@ from torch import nn
 from expt.data.loading import Batch
 from expt.errors import ConfigError, OutOfMemory, RunFailed
 from expt.training.collectives import Worker
-from expt.worker.diagnosis import in_words, lost_peers
+from expt.worker.diagnosis import in_words, lost_peers, where_stuck
 from tests.conftest import Configured
 from tests.facade import Patch
+
+UNEQUAL = "unequal shares of 2 workers"
 
 
 @pytest.mark.parametrize(
@@ -131,3 +133,15 @@ def test_what_was_given_stands_beside_torchs_own_words(configured: Configured) -
     (note,) = vars(told)["__notes__"]
     for part in ("of model=convnet", "inputs['row'] float32 [4, 5]", "targets int64 [4]"):
         assert part in note
+
+
+@pytest.mark.parametrize(("samples", "of_all"), [(4, 8), (4, 7)])
+def test_unequal_shares_are_named_where_a_worker_fails_or_waits(
+    samples: int, of_all: int, configured: Configured
+) -> None:
+    batch, config = Batch(torch.zeros(samples, 2), None, of_all), configured("world_size=2")
+    assert (UNEQUAL in where_stuck(config)) == (of_all == 7)
+    with pytest.raises(RuntimeError) as raised:
+        batch.inputs.view(3)
+    noted = in_words(raised.value, config)
+    assert (UNEQUAL in "".join(noted.__notes__)) == (of_all == 7)

@@ -20,12 +20,12 @@ from expt.config.kinds import Augment
 from expt.data.plain_text import opened, refuse_unreadable
 from expt.errors import ConfigError
 from expt.features import Classes, Feature, Features, Mask
+from expt.late import np
 
 Check = Callable[[int], None]
 """Checks data in a number of threads; raises DataError that names all that is wrong."""
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from expt.data.source import Source
@@ -49,8 +49,7 @@ ValSplit = Annotated[
     Key(evaluate=True, varies="split", only_if={"dataset.val_split": "last"}),
 ]
 Group = Annotated[
-    Name | None,
-    Key(evaluate=True, varies="split", only_if={"dataset.group": IS_SET}),
+    Name | None, Key(evaluate=True, varies="split", only_if={"dataset.group": IS_SET})
 ]
 """The column, or such, whose samples of one value are held out together."""
 TrainLimit = Annotated[Count | None, Key(fork="epoch", evaluate=True, varies="split")]
@@ -184,8 +183,6 @@ class DatasetConfig:
 
     def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the number and the tokens of each line of a text, for a prediction."""
-        import numpy as np
-
         with refuse_unreadable(path), opened(Path(path)) as text:
             for number, words in enumerate(text, 1):
                 yield number, np.array(self.encode(words.rstrip("\r\n")), np.int64)

@@ -10,17 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, DottedName, Key
-from expt.data.kinds import (
-    DatasetConfig,
-    Group,
-    HeldOut,
-    Mean,
-    Opening,
-    Readers,
-    Std,
-    TrainLimit,
-    ValSplit,
-)
+from expt.data import kinds
 from expt.features import Anything, Classes, Feature, Mask
 
 if TYPE_CHECKING:
@@ -30,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Custom(DatasetConfig):
+class Custom(kinds.DatasetConfig):
     """A class that is built for each part, with `train`, `val` or `test` added to `kwargs`.
 
     With `num_classes` its samples are (inputs, label), else whatever the task takes.
@@ -39,13 +29,13 @@ class Custom(DatasetConfig):
     name: Literal["_target_"] = "_target_"
     target: DottedName
     num_classes: Annotated[int, Field(ge=2)] | None = None
-    num_workers: Readers = "auto"
-    val_fraction: HeldOut = 0.1
-    val_split: ValSplit = "random"
-    group: Group = None
-    train_limit: TrainLimit = None
-    mean: Mean = None
-    std: Std = None
+    num_workers: kinds.Readers = "auto"
+    val_fraction: kinds.HeldOut = 0.1
+    val_split: kinds.ValSplit = "random"
+    group: kinds.Group = None
+    train_limit: kinds.TrainLimit = None
+    mean: kinds.Mean = None
+    std: kinds.Std = None
     train: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": True})
     val: Annotated[
         dict[str, Any] | None,
@@ -110,7 +100,7 @@ class Custom(DatasetConfig):
     def check_pixels(self, path: str, images: np.ndarray) -> None:
         """Accept images as the class counts them."""
 
-    def open(self, how: Opening) -> Source:
+    def open(self, how: kinds.Opening) -> Source:
         from expt.data.custom import source
 
         return source(self, how.num_workers, how.task)

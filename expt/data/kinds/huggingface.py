@@ -22,6 +22,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Count, Key, Name, Size
+from expt.data import kinds
 from expt.data.cache import Checksums, cache_dir, digest, of_files
 from expt.data.columns import texts_of
 from expt.data.image_files import (
@@ -35,21 +36,12 @@ from expt.data.image_files import (
     picture_suffixes,
     report_left_out,
 )
-from expt.data.kinds import (
-    Group,
-    Images,
-    Opening,
-    Place,
-    Readers,
-    SplitNames,
-    Standardise,
-    problems_of_masks,
-)
 from expt.data.kinds.table import names_of, notes_of, problems_of_columns, wanted
 from expt.data.rows import Read, Wanted, kept, read_rows, refuse_twice, rows_of
 from expt.data.table_files import MISSING, Table, open_table
-from expt.errors import ConfigError, DataError, first_line
+from expt.errors import ConfigError, DataError, first_line, listed
 from expt.features import Anything, Classes, Labels, Mask, Numbers
+from expt.late import np, pa, torch
 
 if TYPE_CHECKING:
     from expt.data.overlap import Digests
@@ -57,29 +49,32 @@ if TYPE_CHECKING:
 
 _READ = (".arrow", ".csv", ".json", ".jsonl", ".md", ".parquet", ".tar", ".tsv", ".yaml", ".zip")
 """The suffixes of files that the library reads, apart from pictures, and of descriptions."""
+_TABLES = (".csv", ".jsonl", ".parquet", ".tar", ".tsv", ".zip")
 _SAVED = ("dataset_dict.json", "state.json")
 """Files of save_to_disk."""
 _NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class HuggingFace(Images):
+class HuggingFace(kinds.Images):
     """Images by the name of their column; or rows of numbers, by a list of columns."""
 
     name: Literal["huggingface"]
-    path: Place
+    path: kinds.Place
     input: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
     target: Name | Annotated[tuple[Name, ...], Field(min_length=1)]
     categories: Annotated[tuple[Name, ...], Key(only_if={"dataset.categories": IS_SET})] = ()
     max_categories: Annotated[Count, Key(result="none")] = 100
-    standardise: Standardise = True
-    standardise_targets: Standardise = False
-    group: Group = None
+    standardise: kinds.Standardise = True
+    standardise_targets: kinds.Standardise = False
+    group: kinds.Group = None
     image_size: Size | None
     channels: Literal[1, 3] | None = None
     draft: bool = True
-    num_workers: Readers
-    splits: Annotated[SplitNames, Key(evaluate=True, only_if={"dataset.splits": IS_SET})] = None
+    num_workers: kinds.Readers
+    splits: Annotated[kinds.SplitNames, Key(evaluate=True, only_if={"dataset.splits": IS_SET})] = (
+        None
+    )
 
     OFFERS = (Classes, Labels, Numbers, Mask)
 
@@ -101,7 +96,7 @@ class HuggingFace(Images):
                 f" or name columns of numbers, e.g. 'dataset.input=[{self.input}]'"
             )
         has_masks = task.takes is Mask and not self.has_rows
-        return [*problems, *(problems_of_masks(self, task) if has_masks else [])]
+        return [*problems, *(kinds.problems_of_masks(self, task) if has_masks else [])]
 
     def prepare(self, task: Any = None, *, learns: bool = True) -> None:
         """See DatasetConfig; pictures are looked at once they are opened."""
@@ -135,14 +130,12 @@ class HuggingFace(Images):
 
         look_at_all(self, source.pictures)
 
-    def open(self, how: Opening) -> Source:
+    def open(self, how: kinds.Opening) -> Source:
         """Return its parts, by the names of its splits: images, or rows.
 
         Raise ConfigError for a column that it has not, DataError for one that holds something else,
         and for a folder that is not a dataset.
         """
-        import torch
-
         from expt.data.images import of_masks, of_numbers, of_sets, pictures_of
         from expt.data.memory import of_rows
 
@@ -153,20 +146,20 @@ class HuggingFace(Images):
                 (str(Path(self.path).resolve()), repr(chosen), str(learns), repr(self.splits))
             )
             name = f"rows-{words}.{self.fingerprint()}"
-            rows = kept(name, lambda file: _read(self, _splits(self, task, learns), chosen, file))
+            rows = kept(name, lambda file: _read(self, _Splits(self, task, learns), chosen, file))
             return of_rows(self, rows, rows.places(), how, [*notes_of(rows, are_chosen=True)])
-        splits, chosen = _splits(self, task, learns), chosen._replace(group=None)
+        table, chosen = _Splits(self, task, learns), chosen._replace(group=None)
         if task.takes is Mask:
-            masks = {part: _Rows(split, self, None) for part, split in splits.items()}
+            masks = {part: _Rows(split, self, None) for part, split in table.splits.items()}
             found = of_masks(masks, self, how)
-            return dataclasses.replace(found, **_grouped(self, splits, masks, learns))
+            return dataclasses.replace(found, **_more(self, table, masks, learns))
         if task.takes is Anything and isinstance(self.target, str):  # a custom task
             chosen = chosen._replace(takes=Classes)
         with tempfile.TemporaryFile() as file:
-            rows = rows_of(*_read(self, splits, chosen, file), file)
+            rows = rows_of(*_read(self, table, chosen, file), file)
         targets = {part: torch.from_numpy(rows.targets[at]) for part, at in rows.places().items()}
-        pairs = {part: _Rows(split, self, targets[part]) for part, split in splits.items()}
-        pictures, more = pictures_of(pairs, self), _grouped(self, splits, pairs, learns)
+        pairs = {part: _Rows(split, self, targets[part]) for part, split in table.splits.items()}
+        pictures, more = pictures_of(pairs, self), _more(self, table, pairs, learns)
         if rows.class_names:
             more["classes"] = targets.get("train")
             classes = Classes(names=rows.class_names, are_names=True, column=rows.target_names[0])
@@ -183,39 +176,36 @@ class HuggingFace(Images):
         )
 
 
-def _grouped(
-    dataset: HuggingFace, splits: Mapping[str, Any], pictures: Mapping[str, _Rows], learns: bool
+def _more(
+    dataset: HuggingFace, table: _Splits, pictures: Mapping[str, _Rows], learns: bool
 ) -> dict[str, Any]:
-    """Return the `groups` and the `digests` of a source of pictures."""
-    import torch
-
+    """Return the `groups`, the `digests` and the `notes` of a source of pictures."""
     found: dict[str, Any] = {"digests": lambda part: pictures[part].digests(dataset)}
-    name, table = dataset.group, _Splits(Path(dataset.path), splits)
-    if name is not None and (learns or name in table.names):
+    if (name := dataset.group) is not None and (learns or name in table.names):
         # Read as the classes of no features, which is all that groups are.
         chosen = Wanted((name,), (), Classes, limit=1 if learns else None)
         with tempfile.TemporaryFile() as file:
             numbers = torch.from_numpy(read_rows(table, chosen, file)[1])
         groups = numbers.split([*table.parts.values()])
         found["groups"] = dict(zip(table.parts, groups, strict=True))
-    return found
+    return {**found, "notes": table.notes}
 
 
 class _Splits(Table):
-    """The splits of a dataset one after the other."""
+    """The chosen splits of a dataset one after the other, once their columns are checked."""
 
     key_of_targets = "dataset.target"
 
-    def __init__(self, path: Path, splits: Mapping[str, Any]) -> None:
-        self._splits = splits
-        self.parts = {part: len(split) for part, split in splits.items()}
-        features = next(iter(splits.values())).features
-        super().__init__(path, features)
+    def __init__(self, dataset: HuggingFace, task: Any, learns: bool) -> None:
+        self.splits, self.notes = _splits(dataset, task, learns)
+        self.parts = {part: len(split) for part, split in self.splits.items()}
+        features = next(iter(self.splits.values())).features
+        super().__init__(Path(dataset.path), features)
         named = {name: getattr(each, "names", None) for name, each in features.items()}
         self.classes = {name: names for name, names in named.items() if names}
 
     def _batches(self, names: Sequence[str], damaged: dict[int, str]) -> Iterator[Any]:
-        for split in self._splits.values():
+        for split in self.splits.values():
             chosen = split.select_columns([*names]).with_format("arrow")
             own = {name: getattr(each, "names", None) for name, each in split.features.items()}
             for table in chosen.iter(max(1, 2**21 // len(names))):
@@ -223,13 +213,10 @@ class _Splits(Table):
                     yield self._named(batch.select([*names]), own)
 
 
-def _read(dataset: HuggingFace, splits: Mapping[str, Any], chosen: Wanted, file: IO[bytes]) -> Read:
+def _read(dataset: HuggingFace, table: _Splits, chosen: Wanted, file: IO[bytes]) -> Read:
     """Read rows as `rows.read_rows`. Raise DataError for a class that is not trained on."""
-    import numpy as np
-
-    table = _Splits(Path(dataset.path), splits)
     about, classes = read_rows(table, chosen, file)
-    if len(classes) and not table.classes.get(chosen.targets[0]) and "train" in splits:
+    if len(classes) and not table.classes.get(chosen.targets[0]) and "train" in table.splits:
         train = classes[: table.parts["train"]]
         if (new := ~np.isin(classes, train)).any():
             row, what = int(new.argmax()), f"({new.sum()} such rows)"
@@ -272,8 +259,6 @@ class _Rows:
 
     def digests(self, dataset: HuggingFace) -> Digests:
         """Return the digests of the pictures, of large ones by some of their bytes."""
-        import numpy as np
-
         from expt.data.overlap import Digests, of_bytes, of_files
 
         pictures = self._split.select_columns([self._image]).with_format("arrow")
@@ -300,13 +285,11 @@ class _Rows:
         return open_picture(source, mode, f"column {column}")
 
 
-def _splits(dataset: HuggingFace, task: Any, learns: bool) -> dict[str, Any]:
-    """Return the chosen ones of train, val and test, once their columns are checked."""
-    found = _loaded(dataset)
-    if not isinstance(found, Mapping):  # a single one, by save_to_disk
-        found = {"train": found}
+def _splits(dataset: HuggingFace, task: Any, learns: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the chosen ones of train, val and test, and notes on rows and files in none."""
+    found, files = _loaded(dataset)
     # A format that it was saved with would hide columns, and give other types.
-    named = {name.lower(): split.with_format(None) for name, split in found.items() if len(split)}
+    named = {name.lower(): _plain(split) for name, split in found.items() if len(split)}
     there = {part: next(filter(None, map(named.get, names)), None) for part, names in PARTS.items()}
     every = {part: split for part, split in there.items() if split is not None}
     splits = chosen_parts(dataset.path, every, dataset.splits) if every else {}
@@ -315,6 +298,7 @@ def _splits(dataset: HuggingFace, task: Any, learns: bool) -> dict[str, Any]:
         raise DataError(
             f"dataset.path={dataset.path}: has no rows to {what}; its splits are {', '.join(found)}"
         )
+    notes = [*_lost(dataset, named, every, files)]
     for part, split in splits.items():
         if dataset.group and part != "train" and dataset.group not in split.features:
             own = [f"{part}\0{row}" for row in range(len(split))]  # nothing is held out of it
@@ -332,7 +316,42 @@ def _splits(dataset: HuggingFace, task: Any, learns: bool) -> dict[str, Any]:
                 )
                 if key == "target" and part != "train" and not wants_images:
                     _refuse_unlabelled(splits, part, column, task)
-    return splits
+    return splits, notes
+
+
+def _plain(split: Any) -> Any:
+    """Return a split without a format, whose columns are called as those of any table."""
+    names = {name: name.strip() for name in split.column_names if name != name.strip()}
+    plain = split.with_format(None)
+    return plain.rename_columns(names) if names else plain
+
+
+def _lost(
+    dataset: HuggingFace, named: Mapping[str, Any], every: Mapping[str, Any], files: Sequence[str]
+) -> Iterator[str]:
+    """Yield a line on splits of other names than those of `every`, and one on files in no split."""
+    if dataset.splits is not None:
+        return
+    rest = {
+        name: len(x) for name, x in named.items() if all(x is not one for one in every.values())
+    }
+    if rest:
+        lost, total = sum(rest.values()), sum(map(len, named.values()))
+        yield (
+            f"leaves out {lost} of {total} rows ({lost / total:.1%}), those of the split"
+            f" {listed(rest)}; to use them, call it train, val or test"
+        )
+    names = of_suffix(dataset._names(), (*picture_suffixes(), *_TABLES))
+    used, column = {*files}, names_of(dataset.input)[0]
+    for split in every.values() if files and not dataset.has_rows else ():
+        if type(split.features.get(column)).__name__ == "Image":
+            used.difference_update(of_suffix(used, picture_suffixes()))
+    for split in every.values() if len(used) < len(files) else ():
+        cells = split.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
+        used.update(filter(None, cells.field("path").to_pylist()))
+    folder = os.path.realpath(dataset.path)
+    if rest_of := left_out(names, (os.path.relpath(file, folder) for file in used)) * bool(files):
+        yield f"leaves out files that no part has a row of: {rest_of}"
 
 
 def _checked(split: Any, part: str, column: str, at: str, wants_images: bool) -> Any:
@@ -372,7 +391,8 @@ def _refuse_unlabelled(splits: Mapping[str, Any], part: str, column: str, task: 
         )
 
 
-def _loaded(dataset: HuggingFace) -> Any:
+def _loaded(dataset: HuggingFace) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """Return the splits, and the files that they were read of if these were searched for."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import
     # Else tqdm makes a lock for several processes, which Python reports when a run has failed.
     importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
@@ -381,15 +401,20 @@ def _loaded(dataset: HuggingFace) -> Any:
     folder = os.path.realpath(dataset.path)
     try:
         if any(os.path.exists(os.path.join(folder, name)) for name in _SAVED):
-            return library.load_from_disk(folder)
+            found = library.load_from_disk(folder)
+            return found if isinstance(found, Mapping) else {"train": found}, ()
         files, place = _files(dataset, library, folder)
         if files and dataset.has_rows and all(map(_is_text, itertools.chain(*files.values()))):
-            return {str(split): _of_texts(dataset, each) for split, each in files.items()}
+            texts = {str(split): _of_texts(dataset, each) for split, each in files.items()}
+            return texts, [*itertools.chain(*files.values())]
         if files:
             place["data_files"] = {x: [*map(glob.escape, each)] for x, each in files.items()}
         # The library itself takes a file for unchanged by its time.
         kept = cache_dir() / "huggingface" / dataset.fingerprint()
-        return library.load_dataset(folder, cache_dir=str(kept), **place)
+        builder = library.load_dataset_builder(folder, cache_dir=str(kept), **place)
+        builder.download_and_prepare()
+        used = itertools.chain(*builder.config.data_files.values())
+        return builder.as_dataset(), [*map(str, used)]
     except ConfigError:
         raise
     except Exception as error:  # Arrow, Pillow and the library raise many kinds
@@ -424,8 +449,6 @@ def _is_text(name: str) -> bool:
 
 def _of_texts(dataset: HuggingFace, files: Sequence[str]) -> Any:
     """Return texts as a table has them: for pandas 007 is 7, and a row may have few cells."""
-    import pyarrow as pa
-
     tables = [open_table(Path(file)) for file in files]
     for table, name in itertools.product(tables, names_of(dataset.input)):
         if name not in table.names and (fix := table.header_below(name)):

@@ -6,6 +6,7 @@ are decoded once, into the cache, by the first epoch.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -20,39 +21,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import IS_SET, STRICT, Folder, Key, Size
-from expt.data import cache
+from expt.data import cache, image_files, kinds
 from expt.data.cache import Checksums, of_content, of_files, sampled
-from expt.data.group_file import groups_of
-from expt.data.image_files import (
-    MODES,
-    files_below,
-    left_out,
-    look,
-    look_at,
-    look_at_pair,
-    mask_of,
-    of_suffix,
-    parts_there,
-    picture_suffixes,
-    report_found,
-    report_left_out,
-    subfolders,
-    warn_of_others,
-    warn_once,
-)  # fmt: skip
-from expt.data.kinds import (
-    Check,
-    DatasetConfig,
-    Images,
-    Opening,
-    Place,
-    Readers,
-    Splits,
-    problems_of_masks,
-)
+from expt.data.group_file import groups_of, lacking
+from expt.data.image_files import left_out, look
 from expt.data.plain_text import composed
 from expt.errors import DataError, collected, listed
 from expt.features import Classes, Mask
+from expt.late import torch
 from expt.machine import available_memory, usable_cpus
 
 if TYPE_CHECKING:
@@ -64,18 +40,17 @@ _SHARE = 0.25  # of the free memory and disk, that `auto` takes
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Folder(DatasetConfig):
+class _Folder(kinds.DatasetConfig):
     """Pictures in a folder, which has train, val and test, or is train itself."""
 
-    root: Place
+    root: kinds.Place
     image_size: Size
     channels: Literal[1, 3] = 3
     draft: bool = True
-    num_workers: Readers
-    splits: Splits = None
+    num_workers: kinds.Readers
+    splits: kinds.Splits = None
     group: Annotated[
-        Folder | None,
-        Key(result="none", varies="split", only_if={"dataset.group": IS_SET}),
+        Folder | None, Key(result="none", varies="split", only_if={"dataset.group": IS_SET})
     ] = None  # its content is part of the identity
 
     def _samples(self) -> Mapping[str, Sequence[tuple[str, ...]]]:
@@ -97,13 +72,9 @@ class _Folder(DatasetConfig):
             return samples
         return [each for each in samples if os.path.relpath(each[0], self.root) in read]
 
-    @property
-    def _mode(self) -> str:
-        return MODES[self.channels]
-
     def _checked(
         self, how: str, samples: Sequence[tuple[str, ...]], look: Callable[..., Any]
-    ) -> Check | None:
+    ) -> kinds.Check | None:
         """Look at every picture if they are few, else return a function that does; see `look_at`.
 
         It raises DataError that names all pictures that cannot be read or used.
@@ -111,10 +82,13 @@ class _Folder(DatasetConfig):
 
         def check(threads: int) -> None:
             with Checksums.below(Path(self.root)) as sums:
-                found = look_at(sums, how, samples, look, threads, fitted=self.image_size)
-            report_found(self.root, found)
+                found = image_files.look_at(
+                    sums, how, samples, look, threads, fitted=self.image_size
+                )
+            image_files.report_found(self.root, found)
 
-        if not is_small(itertools.chain.from_iterable(samples)):
+        sizes = (os.path.getsize(x) for x in itertools.chain(*samples) if os.path.exists(x))
+        if any(size > SMALL for size in itertools.accumulate(sizes)):
             return check
         check(usable_cpus())
         return None
@@ -123,7 +97,7 @@ class _Folder(DatasetConfig):
         return True
 
     def parts(self) -> Collection[str]:
-        return parts_there(self.root, self.splits)
+        return image_files.parts_there(self.root, self.splits)
 
     def fingerprint(self) -> str:
         samples = itertools.chain.from_iterable(self._samples().values())
@@ -139,20 +113,23 @@ class _Folder(DatasetConfig):
         parts = {part: [each[0] for each in files] for part, files in self._samples().items()}
         return groups_of(self.group, self.root, parts, learns=learns)
 
-    def _with_groups(self, found: Source, how: Opening) -> Source:
+    def _with_groups(self, found: Source, how: kinds.Opening) -> Source:
         """Return the pictures with their groups and digests."""
-        import torch
-
         from expt.data.overlap import of_files as digests_of
 
-        groups = self._groups(learns=how.trained_on is None)
+        groups, notes = self._groups(learns=how.trained_on is None), list[str]()
+        for part, numbers in groups.items():
+            if -1 in numbers and {*numbers} != {-1}:
+                files = [each[0] for each in self._samples()[part]]
+                what = lacking(part, numbers, files, self.root)
+                notes.append(f"{self.group} {what}; the groups of {part} are not looked at")
 
         def digests(part: str) -> Digests:
             with Checksums.below(Path(self.root)) as sums:
                 return digests_of([each[0] for each in self._samples()[part]], sums)
 
-        tensors = {part: torch.tensor(numbers) for part, numbers in groups.items()}
-        return dataclasses.replace(found, groups=tensors, digests=digests)
+        tensors = {part: torch.tensor(each) for part, each in groups.items() if -1 not in each}
+        return dataclasses.replace(found, groups=tensors, digests=digests, notes=notes)
 
     def origin(self, task: Any, split: str) -> Callable[[int], dict[str, str | int]]:
         """Return the paths of a split's pictures; of val those of train, if it is held out."""
@@ -162,7 +139,7 @@ class _Folder(DatasetConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ImageFolder(_Folder, Images):
+class ImageFolder(_Folder, kinds.Images):
     """Images in a folder for each class."""
 
     name: Literal["image_folder"]
@@ -186,13 +163,13 @@ class ImageFolder(_Folder, Images):
         listings = list_parts(self.root, self.splits)
         return {part: [(file,) for file in each.files] for part, each in listings.items()}
 
-    def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
+    def prepare(self, task: Any = None, *, learns: bool = True) -> kinds.Check | None:
         """Make room for the images in the cache, unless it is false or too small.
 
         For transforms none are decoded. Raise DataError where cache=true and the cache cannot be
         written.
         """
-        warn_of_others(self.root)
+        image_files.warn_of_others(self.root)
         self._groups(learns=learns)
         listings = list_parts(self.root, self.splits, self.group)
         for part, listing in listings.items():
@@ -210,9 +187,8 @@ class ImageFolder(_Folder, Images):
                     self._make_room(listing, sums)
         else:
             samples = self._read(samples)
-        return self._checked(
-            f"look {self._mode}", samples, functools.partial(look, mode=self._mode)
-        )
+        mode = image_files.MODES[self.channels]
+        return self._checked(f"look {mode}", samples, functools.partial(look, mode=mode))
 
     def _make_room(self, listing: Listing, sums: Checksums) -> None:
         """Make room for images in the cache, which their readers fill; a full one is sealed.
@@ -221,13 +197,12 @@ class ImageFolder(_Folder, Images):
         """
         number, shape = len(listing.files), (self.channels, *self.image_size)
         try:
-            if name := _entry(listing, self, sums.of):
+            with contextlib.suppress(DataError):
+                name = _entry(listing, self, sums.of) or ""
                 write = functools.partial(cache.new_rows, number=number, shape=shape)
-                cache.fill(name, write, cache.open_rows)
-                if rows := cache.rows(name):
+                cache.fill(name, write, cache.Rows)
+                if rows := cache.used(name, cache.Rows):
                     rows.seal()
-        except DataError:
-            return
         except (OSError, NotImplementedError) as error:  # a full disk, one without locks
             if self.cache is True:
                 raise DataError(
@@ -235,10 +210,8 @@ class ImageFolder(_Folder, Images):
                     " set EXPT_CACHE to a folder with room, or use dataset.cache=false"
                 ) from error
 
-    def open(self, how: Opening) -> Source:
+    def open(self, how: kinds.Opening) -> Source:
         """Read pictures one by one until they are in the cache, and then from there."""
-        import torch
-
         from expt.data.images import Kept, Unchanged, of_sets, pictures_of
 
         listings = list_parts(self.root, self.splits)
@@ -251,19 +224,13 @@ class ImageFolder(_Folder, Images):
             pictures = pictures_of(pairs, self)
             for part, each in listings.items():
                 name = None if self.cache is False else _entry(each, self, sums.known)
-                if name and (rows := cache.rows(name)):
+                if name and (rows := cache.used(name, cache.Rows)):
                     kept[part] = Kept(pictures[part], each.labels, rows, how.device)
         labels = torch.tensor(listings["train"].labels) if "train" in listings else None
         classes = next(iter(listings.values())).classes
         named = Classes(names=tuple(classes), are_names=True)
         found = of_sets(pictures, named, how.num_workers, kept, classes=labels)
         return self._with_groups(found, how)
-
-
-def is_small(files: Iterable[str]) -> bool:
-    """Return whether the files that are there have at most SMALL bytes."""
-    sizes = (os.path.getsize(file) for file in files if os.path.exists(file))
-    return all(size <= SMALL for size in itertools.accumulate(sizes))
 
 
 class Listing(NamedTuple):
@@ -279,10 +246,10 @@ class Listing(NamedTuple):
 
     def report(self, part: str) -> None:
         """Warn of files that are left out, and of classes without an image."""
-        report_left_out(self.folder, self.left_out, "picture in a class folder")
+        image_files.report_left_out(self.folder, self.left_out, "picture in a class folder")
         if lacking := sorted({*range(len(self.classes))} - {*self.labels}):
             names = listed(self.classes[label] for label in lacking)
-            warn_once(f"{self.folder}: {part} has no image of {names}")
+            image_files.warn_once(f"{self.folder}: {part} has no image of {names}")
 
 
 def list_parts(
@@ -294,9 +261,11 @@ def list_parts(
     the images. Raise DataError for a folder that is missing or has no images, a class that train
     has none of, and files that are none.
     """
-    parts = parts_there(root, splits)
+    parts = image_files.parts_there(root, splits)
     named = [parts["train"]] if "train" in parts else [*parts.values()]
-    classes = tuple(sorted({composed(name) for folder in named for name in subfolders(folder)}))
+    classes = tuple(
+        sorted({composed(name) for folder in named for name in image_files.subfolders(folder)})
+    )
     if not classes or (parts.get("train") == Path(root) and len(classes) == 1):
         what = "no class folders in" if Path(root).is_dir() else "no folder"
         raise DataError(
@@ -305,9 +274,9 @@ def list_parts(
         )
     listings, problems = dict[str, Listing](), list[str]()
     for part, folder in parts.items():
-        every, start = files_below(folder), len(str(folder)) + 1
+        every, start = image_files.files_below(folder), len(str(folder)) + 1
         images: dict[str, list[str]] = {name: [] for name in classes}
-        for file in of_suffix(every, picture_suffixes()):
+        for file in image_files.of_suffix(every, image_files.picture_suffixes()):
             name, inside, _ = file[start:].partition(os.sep)
             if inside:
                 images.setdefault(composed(name), []).append(file)
@@ -370,26 +339,34 @@ class SegmentationFolder(_Folder):
         return self.num_classes
 
     def problems(self, task: Any) -> list[str]:
-        return problems_of_masks(self, task)
+        return kinds.problems_of_masks(self, task)
 
     def _samples(self) -> dict[str, list[tuple[str, ...]]]:
-        parts = parts_there(self.root, self.splits)
+        parts = image_files.parts_there(self.root, self.splits)
         return dict(zip(parts, collected(list_pairs, parts.values()), strict=True))
 
-    def prepare(self, task: Any = None, *, learns: bool = True) -> Check | None:
-        warn_of_others(self.root)
+    def prepare(self, task: Any = None, *, learns: bool = True) -> kinds.Check | None:
+        image_files.warn_of_others(self.root)
         self._groups(learns=learns)
         pairs = self._samples()
-        for part, folder in parts_there(self.root, self.splits).items():
-            every = [*files_below(folder / "images"), *files_below(folder / "masks")]
+        for part, folder in image_files.parts_there(self.root, self.splits).items():
+            every = [
+                *image_files.files_below(folder / "images"),
+                *image_files.files_below(folder / "masks"),
+            ]
             taken = [*itertools.chain.from_iterable(pairs[part]), *_found_as(self.group, every)]
-            report_left_out(folder, left_out(every, taken), "picture in images or masks")
+            image_files.report_left_out(
+                folder, left_out(every, taken), "picture in images or masks"
+            )
         samples = [*itertools.chain.from_iterable(pairs.values())]
-        values = mask_of(self, task) if task else None
-        look = functools.partial(look_at_pair, mode=self._mode, values=values)
-        return self._checked(f"image and mask {self._mode} {values}", self._read(samples), look)
+        values, mode = (
+            image_files.mask_of(self, task) if task else None,
+            image_files.MODES[self.channels],
+        )
+        look = functools.partial(image_files.look_at_pair, mode=mode, values=values)
+        return self._checked(f"image and mask {mode} {values}", self._read(samples), look)
 
-    def open(self, how: Opening) -> Source:
+    def open(self, how: kinds.Opening) -> Source:
         from expt.data.images import Unchanged, of_masks
 
         with Checksums.below(Path(self.root)) as sums:
@@ -416,7 +393,7 @@ def list_pairs(folder: Path) -> list[tuple[str, ...]]:
 
 def _by_stem(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for file in files_below(folder, picture_suffixes()):
+    for file in image_files.files_below(folder, image_files.picture_suffixes()):
         stem = composed(os.path.splitext(os.path.relpath(file, folder))[0])
         if stem in found:
             raise DataError(f"{found[stem]} and {file} have one name; rename or remove one of them")

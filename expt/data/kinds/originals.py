@@ -23,10 +23,10 @@ from expt.data.image_files import warn_once
 from expt.data.kinds import Images, Opening, Place
 from expt.errors import DataError
 from expt.features import Classes, Features, Image
+from expt.late import np, torch
 from expt.machine import impatient
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from expt.data.source import Source
@@ -111,10 +111,7 @@ ORIGINALS = {
         "CIFAR100",
         "cifar-100-python",
         tuple(_CIFAR100.split()),
-        {
-            "train": "16019d7e3df5f24257cddd939b257f8d",
-            "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-        },
+        {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         "they are in cifar-100-python.tar.gz",
         "fine_labels",
     ),
@@ -145,8 +142,6 @@ class Digits(_Arrays):
     name: Literal["digits"]
 
     def load(self, split: Split) -> Arrays:
-        import numpy as np
-
         with np.load(Path(__file__).parents[1] / "digits.npz", allow_pickle=False) as file:
             return Arrays(file[f"{split}_images"], file[f"{split}_labels"].astype("int64"))
 
@@ -339,8 +334,6 @@ class Synthetic(Images):
         return _images(self.channels, self.image_size, [*map(str, range(self.num_classes))])
 
     def open(self, how: Opening) -> Source:
-        import torch
-
         from expt.data.images import of_arrays
         from expt.data.indexing import mix
 
@@ -355,8 +348,6 @@ class Synthetic(Images):
 
 
 def _draw(patterns: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    import torch
-
     labels = torch.randint(len(patterns), (size,), generator=generator)
     images = torch.empty(size, *patterns.shape[1:], dtype=torch.uint8)
     for start in range(0, size, _CHUNK):

@@ -126,7 +126,8 @@ class Diabetes(_Table):
 
 
 def notes_of(rows: Rows, *, are_chosen: bool) -> Iterator[str]:
-    """Yield warnings of odd classes, and of odd features if nobody has chosen them."""
+    """Yield warnings of lost input, odd classes, and odd features if nobody has chosen them."""
+    yield from rows.notes
     texts: dict[str, Sequence[str]] = {"classes": rows.class_names}
     texts |= {f"column {name}: categories": each for name, each in rows.texts.items()}
     for what, each in texts.items():

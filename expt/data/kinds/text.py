@@ -19,10 +19,9 @@ from expt.data.kinds import DatasetConfig, HeldOut, Mean, Opening, Place, Std
 from expt.data.plain_text import head_of, opened, refuse_unreadable
 from expt.errors import ConfigError, DataError, collected, first_line
 from expt.features import Features, Tokens
+from expt.late import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from expt.data.source import Source
 
 _FIRST = 20
@@ -95,7 +94,7 @@ class Text(DatasetConfig):
     def open(self, how: Opening) -> Source:
         from expt.data.memory import of_extents
 
-        tokens = None if self.tokens == "bytes" else self._tokens()
+        tokens = None if self.tokens == "bytes" else self._read_once().images
         return of_extents(self.extents(), self.known_features(), tokens)
 
     def known_features(self, vocabulary: int | None = None) -> Features:
@@ -109,7 +108,8 @@ class Text(DatasetConfig):
         a token and its next.
         """
         files, unit = self.files(), "bytes" if self.tokens == "bytes" else "tokens"
-        sizes = tuple(collected(_size, files)) if unit == "bytes" else (len(self._tokens()),)
+        sizes = tuple(collected(_size, files if unit == "bytes" else ()))
+        sizes = sizes or (len(self._read_once().images),)
         total = sum(sizes)
         test, val = round(total * self.test_fraction), round(total * self.val_fraction)
         bounds = [0, total - val - test, total - test, total]
@@ -152,8 +152,6 @@ class Text(DatasetConfig):
         return [*self._tokenizer().encode(text, add_special_tokens=False).ids]
 
     def lines(self, path: str) -> Iterator[tuple[int, np.ndarray]]:
-        import numpy as np
-
         if self.tokens != "bytes":
             with refuse_unreadable(path), opened(Path(path)) as text:
                 reader = _Reader(self._tokenizer())
@@ -171,25 +169,26 @@ class Text(DatasetConfig):
             return bytes(tokens).decode(errors="replace")
         return str(self._tokenizer().decode(tokens, skip_special_tokens=False))
 
-    def _tokens(self) -> np.ndarray:
-        """Return the tokens of the files [N], from the cache."""
-        return self._read_once().images
-
     def _read_once(self) -> Arrays:
         """Return the tokens, and the numbers of characters that were lost and seen, and a lost one.
 
         The last is by the code points of a piece of the text.
         """
-        import numpy as np
-
         files, tokenizer = self.files(), self._tokenizer()
 
         def read() -> Arrays:
             reader = _Reader(tokenizer)
             kind = np.uint16 if self.vocab_size() <= 1 << 16 else np.uint32
-            found = collected(lambda path: _read(path, reader, kind), files)
+            found: list[Any] = [np.empty(0, kind)]
+
+            def read_one(path: Path) -> None:
+                with opened(path) as file:
+                    while lines := file.readlines(_AT_A_TIME):
+                        found.append(np.array(reader.read("".join(lines)), kind))
+
+            collected(read_one, files)
             about = [reader.lost, reader.seen, *map(ord, reader.first)]
-            return Arrays(np.concatenate([np.empty(0, kind), *found]), np.array(about, np.int64))
+            return Arrays(np.concatenate(found), np.array(about, np.int64))
 
         return decoded("text", [*files, Path(self.tokens)], read, self._kept)
 
@@ -236,8 +235,6 @@ class _Reader:
 
     def read(self, text: str) -> list[int]:
         """Return the tokens of a text."""
-        import numpy as np
-
         found = self._tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = found.ids
         tokens, offsets = np.array(ids), np.array(found.offsets, np.int64).reshape(-1, 2)
@@ -260,13 +257,3 @@ def report_lost(where: object, lost: int, seen: int, first: str) -> None:
             f"{where}: {lost} of {seen} characters ({lost / seen:.2%}) are lost, since the"
             f" tokenizer has no token for them, such as in {first!r}"
         )
-
-
-def _read(path: Path, reader: _Reader, kind: Any) -> np.ndarray:
-    import numpy as np
-
-    found = [np.empty(0, kind)]
-    with opened(path) as file:
-        while lines := file.readlines(_AT_A_TIME):
-            found.append(np.array(reader.read("".join(lines)), kind))
-    return np.concatenate(found)

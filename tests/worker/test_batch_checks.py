@@ -1,6 +1,7 @@
 """Results that depend on how samples are batched, where pages promise equal ones."""
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,15 +21,20 @@ class Frozen(nn.BatchNorm1d):
     def train(self, mode=True):
         return super().train(False)
 
+calls = 0
+
 class Net(nn.Module):
-    def __init__(self, norm=None, centre=False, **sizes):
+    def __init__(self, norm=None, centre=False, drops=0.0, gathers=False, **sizes):
         super().__init__()
         norms = {None: nn.Identity(), "batch": nn.BatchNorm1d(64, track_running_stats=False),
             "layer": nn.LayerNorm(64), "frozen": Frozen(64)}
         self.layers = nn.Sequential(nn.Flatten(), norms[norm], nn.Dropout(0.5), nn.Linear(64, 10))
-        self.centre = centre
+        self.centre, self.drops, self.gathers = centre, drops, gathers
 
     def forward(self, x):
+        if self.gathers and not self.training:  # by the group that was there at the import
+            all_gather(x.mean(0))
+        x = nn.functional.dropout(x, self.drops, self.training)
         return self.layers(x - x.mean(0) if self.centre else x)
 
 class Contrast(expt.Task):
@@ -39,6 +45,8 @@ class Contrast(expt.Task):
         return nn.functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
 
     def training_loss(self, outputs, batch):
+        global calls
+        calls += self.gathers in ("counted", "later")
         every = own = nn.functional.normalize(outputs)
         if self.gathers == "padded":
             sizes = [own.new_zeros(1) for _ in range(dist.get_world_size())]
@@ -46,7 +54,7 @@ class Contrast(expt.Task):
             missing = own.new_zeros(max(map(int, sizes)) - len(own), own.shape[1])
             found = zip(all_gather(torch.cat((own, missing))), sizes)
             every = torch.cat([each[:int(size)] for each, size in found])
-        elif self.gathers == "yes":
+        elif self.gathers == "yes" or (self.gathers == "later" and calls > 2):
             every = torch.cat(all_gather(own))
         return (own @ every.T).exp().sum(1).log().sum(), len(own)
 """
@@ -84,6 +92,14 @@ def assert_said(stderr: str, begins: Sequence[str]) -> None:
         ),
         ([CONTRAST % "no", "gradient_accumulation=2"], [ACCUMULATION]),
         ([CONTRAST % "no"], []),
+        (
+            [
+                CONTRAST % "no",
+                "model={_target_: own_batches.Net, drops: 0.5}",
+                "gradient_accumulation=2",
+            ],
+            [ACCUMULATION],
+        ),
     ],
 )
 def test_a_curve_that_is_not_the_same_is_said(
@@ -98,6 +114,7 @@ def test_a_curve_that_is_not_the_same_is_said(
     [
         ([CONTRAST % "yes", "gradient_accumulation=2"], [ACCUMULATION]),
         ([CONTRAST % "padded", "drop_last=false", "batch_size=100"], []),
+        (["model={_target_: own_batches.Net, gathers: true}"], []),
     ],
 )
 def test_a_loss_may_gather(words: list[str], said: list[str], tmp_path: Path) -> None:
@@ -106,9 +123,15 @@ def test_a_loss_may_gather(words: list[str], said: list[str], tmp_path: Path) ->
     assert_said(done.stderr, said)
 
 
-def test_workers_do_not_gather_unequal_shares_of_a_last_batch(tmp_path: Path) -> None:
+def test_a_look_advances_no_global(train_alone: TrainAlone) -> None:
+    found = train_alone(CONTRAST % "counted", "gradient_accumulation=2", *QUICK)
+    assert sys.modules["own_batches"].calls == 2 * found.result["steps"]
+
+
+@pytest.mark.parametrize("when", ["yes", "later"])
+def test_workers_do_not_gather_unequal_shares_of_a_last_batch(when: str, tmp_path: Path) -> None:
     words = as_typed("epochs=1 batch_size=100 world_size=2 hydra.run.dir=run")  # 93 are left
-    done = run(*words, CONTRAST % "yes", "drop_last=false", cwd=tmp_path)
+    done = run(*words, CONTRAST % when, "drop_last=false", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "drop_last=false: " in done.stderr
     assert "drop_last=true" in done.stderr
