@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -122,7 +122,6 @@ class SearchCommand:
             goals=goals,
             limits=limits,
             differences=self._differences,
-            question=self._question,
         )
         found = Search(sweep.folder, settings, reader, rungs, self._budget)
         self._warn_of_others(found.others)
@@ -181,43 +180,40 @@ class SearchCommand:
                     return trial
         return valid[0] if valid else values
 
-    def _differences(self, values: Values, record: Record) -> list[str]:
-        """Return the settings in which a run of these values differs from this command's."""
+    def _differences(self, values: Values, record: Record) -> dict[str, str]:
+        """Return how a run of these values differs from this command's, its data first.
+
+        Each key is a setting, or "its data", "its code", ..., and the text has both values.
+        """
         if "identity" not in record:  # refused before it had settings
-            return []
+            return {}
         try:
             config = self._config_of(values)
             known = self._sweep.open().identity_of(config)
         except ConfigError:
-            return []
+            return {}
         if record["identity"] == known.digest and not own_code.changed(record):
-            return []
+            return {}
         then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
-        differing = keys.differing(then, now, "result")
-        return [key.removesuffix(".name") for key in differing] or ["its data or code"]
-
-    def _question(self, values: Values, record: Record) -> str:
-        """Return the first difference of another search's run: of its data, else of a setting."""
-        if not (differing := self._differences(values, record)):
-            return ""
-        config = self._config_of(values)
-        here = self._sweep.open().identity_of(config).content
-        then, now = keys.flat(record.get("config", {})), keys.flat(shown(config))
-        found = [
-            f"{key}={keys.typed(then.get(full))} there, {keys.typed(now.get(full))} here"
-            for key in sorted(differing, key=lambda key: not key.startswith("dataset"))
-            if keys.meaning(key).varies != "repetition"
-            and (full := key if key in {**then, **now} else f"{key}.name") in {**then, **now}
+        settings = keys.differing(then, now, "result")
+        settings.sort(key=lambda key: not key.startswith("dataset."))
+        found = {
+            (short := key.removesuffix(".name")): (
+                f"{short}={keys.typed(then.get(key))} there, {keys.typed(now.get(key))} here"
+            )
+            for key in settings
+        }
+        made: Mapping[str, Any] = record.get("content", {})
+        parts = [
+            part
+            for part in ("data", "code", "weights")
+            if made.get(part) != known.content.get(part)
         ]
-        if not found or not found[0].startswith("dataset"):
-            content: Mapping[str, Any] = record.get("content", {})
-            parts = [
-                part for part in ("data", "code", "weights") if content.get(part) != here.get(part)
-            ]
-            found[:0] = [f"its {part} has changed since" for part in parts]
-        return found[0] if found else ""
+        if not next(iter(settings), "").startswith("dataset."):  # which would give other data
+            found = {**{f"its {part}": f"its {part} has changed since" for part in parts}, **found}
+        return found or {"its code": "its code has changed since"}
 
-    def _warn_of_others(self, others: Mapping[str, Sequence[str]]) -> None:
+    def _warn_of_others(self, others: Mapping[str, Collection[str]]) -> None:
         if others:
             names = dict.fromkeys(key for differing in others.values() for key in differing)
             warn(

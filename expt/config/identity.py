@@ -22,6 +22,8 @@ REPEATED = keys.varying("repetition")
 """The keys by which runs differ that measure the same thing again."""
 LENGTH = (*keys.varying("length"), "scheduler.kwargs.total_steps")
 """The keys by which a run differs from one that continues it."""
+_FILES_OF = {"dataset": "data", "weights": "weights"}
+"""The part of the content that a setting names the files of."""
 
 
 class Content(TypedDict, total=False):
@@ -63,8 +65,8 @@ def digest(config: RunConfig, content: Content, *, but: Collection[str] = ()) ->
     if {*REPEATED} <= {*but}:
         found["fork"] = seedless
         settings = _as_written(settings, config.following)
-        for key in config.following:
-            found.pop({"dataset": "data"}.get(key.partition(".")[0], key), None)
+        for part in {_FILES_OF.get(key.partition(".")[0], "") for key in config.following}:
+            found.pop(part, None)
     for part, value in found.items():
         if value:
             settings.pop(part, None)  # a path: the content there counts, wherever it lies

@@ -112,23 +112,18 @@ def _until(
         ):
             continue
         if event.step == step:
-            ended = ended or any(_is_of_the_end(tag, kinds[tag], measured) for tag in kinds)
-            is_review = any(map(_is_review, kinds))
+            ended = ended or any(
+                kind == "simple_value"
+                and tag.replace(OBJECTIVE, tags.BEST, 1) not in measured
+                # Norms of layers are only in event files.
+                and not tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))
+                for tag, kind in kinds.items()
+            )
+            is_review = any(tag.startswith((tags.CONFUSION, tags.MISTAKES)) for tag in kinds)
             if (ended or (end_pictures and is_review)) and not (is_done and is_review):
                 continue
         found.append((event, record))
     return found
-
-
-def _is_of_the_end(tag: str, kind: str | None, measured: Collection[str]) -> bool:
-    """Return whether a curve has no such point yet; norms of layers are only in event files."""
-    tag = tag.replace(OBJECTIVE, tags.best(""), 1)
-    of_layers = tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))
-    return kind == "simple_value" and tag not in measured and not of_layers
-
-
-def _is_review(tag: str) -> bool:
-    return tag.startswith((tags.confusion(""), tags.mistakes("")))
 
 
 def _replace_files(paths: RunPaths, start: Summary, kept: Sequence[bytes]) -> None:
@@ -175,8 +170,8 @@ class Writer:
         """
         for tag, value in values.items():
             self._open().add_scalar(tag, value, step)
-            if tag.startswith(tags.best("")):
-                self._open().add_scalar(tag.replace(tags.best(""), OBJECTIVE, 1), value, step)
+            if tag.startswith(tags.BEST):
+                self._open().add_scalar(tag.replace(tags.BEST, OBJECTIVE, 1), value, step)
 
     def picture(self, tag: str, picture: Image, step: int) -> None:
         """Add a picture to the IMAGES tab."""

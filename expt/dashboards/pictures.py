@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,7 +56,10 @@ def image_grid(images: Bytes, captions: Sequence[str]) -> Image:
     from PIL import Image, ImageDraw  # late: 0.1 s that a run without pictures need not wait for
 
     images = images if images.shape[3] in (1, 3) else images[..., :1]
-    height, width = _fitted(*images.shape[1:3])
+    height, width = images.shape[1:3]
+    side = max(height, width)  # a small image is enlarged by a whole number, a larger one shrunk
+    times = Fraction(_TILE // side) if side <= _TILE else Fraction(_TILE, side)
+    height, width = max(1, int(height * times)), max(1, int(width * times))
     lines = max(caption.count("\n") + 1 for caption in captions)
     cell_width, cell_height = _TILE + _GAP, height + lines * _LINE + 8
     rows = -(-len(images) // _COLUMNS)
@@ -122,14 +126,6 @@ def _cell(classes: int, margin: int) -> int:
     if classes <= _READABLE:
         return min(44, (WIDTH - 2 - margin) // classes)
     return 36 if classes <= _NUMBERED else max(2, 1000 // classes)
-
-
-def _fitted(height: int, width: int) -> tuple[int, int]:
-    """Return a tile's size: a small image is enlarged by a whole number, a larger one shrunk."""
-    side = max(height, width)
-    if side <= _TILE:
-        return height * (_TILE // side), width * (_TILE // side)
-    return max(1, height * _TILE // side), max(1, width * _TILE // side)
 
 
 @cache
@@ -273,7 +269,7 @@ class RunPictures:
             self._draw_grid(events, tags.TRAIN_IMAGES, self._first.inputs.cpu(), captions, 1)
             self._first = None
         if len(total) <= MOST_CLASSES:
-            events.picture(tags.confusion(split), confusion_matrix(total.numpy(), names), step)
+            events.picture(tags.CONFUSION + split, confusion_matrix(total.numpy(), names), step)
         worst = worst_of(mistakes, MISTAKES)
         if worst is not None:
             each = zip(worst.predicted, worst.probabilities, worst.labels, strict=True)
@@ -281,18 +277,15 @@ class RunPictures:
                 f"{names[int(wrong)]} {float(sure):.0%}\nis {names[int(right)]}"
                 for wrong, sure, right in each
             ]
-            self._draw_grid(events, tags.mistakes(split), worst.images, captions, step)
+            self._draw_grid(events, tags.MISTAKES + split, worst.images, captions, step)
 
     def _draw_grid(
         self, events: Writer, tag: str, images: Tensor, captions: Sequence[str], step: int
     ) -> None:
         if captions:
-            events.picture(tag, image_grid(self._visible(images), captions), step)
-
-    def _visible(self, images: Tensor) -> Bytes:
-        """Return normalised images [N, C, H, W] as bytes [N, H, W, C]."""
-        pixels = (images.float() * self._std + self._mean).clamp_(0, 1).mul_(255).round_().byte()
-        return np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy())
+            visible = (images.float() * self._std + self._mean).clamp_(0, 1)
+            pixels = visible.mul_(255).round_().byte().permute(0, 2, 3, 1)
+            events.picture(tag, image_grid(np.ascontiguousarray(pixels), captions), step)
 
 
 def all_names(names: Sequence[str], outputs: int) -> list[str]:

@@ -127,7 +127,10 @@ class Sender:
         self.addresses[run.copy.address] = None
         run.copy.add([*with_epochs(run.reader.read())], time.time())
         if found.has_ended:
-            run.copy.end(found, _sweep_status(found.sweep))
+            runs = runs_in(found.sweep) if found.sweep else []
+            others = {read_result(paths).get("status") for paths in runs}
+            status = COMPLETED if others <= {COMPLETED} else FAILED
+            run.copy.end(found, RUNNING if RUNNING in others else status)
 
     def _key_of(self, sweep: Path) -> str:
         if sweep not in self._sweeps:
@@ -171,14 +174,6 @@ def settings_of(run: Snapshot, name: str, chosen: Mapping[str, Any]) -> Any:
     return COPIES[name][0](**{**found, **of_lists})
 
 
-def _sweep_status(folder: Path | None) -> str:
-    """Return the status of a sweep: failed if a run is, running while one is, else completed."""
-    if folder is None:
-        return ""
-    found = {read_result(paths).get("status") for paths in runs_in(folder)}
-    return RUNNING if RUNNING in found else COMPLETED if found <= {COMPLETED} else FAILED
-
-
 def runs_in(folder: Path) -> list[RunPaths]:
     """Return the run of the folder, or those of a sweep's."""
     if RunPaths(folder).result.is_file() or not is_sweep(folder):
@@ -217,7 +212,9 @@ def main(name: str, folder: Path) -> None:
             if failures == 1:
                 warn(f"{name}: {in_a_line(error)}; runs train on, it is tried again")
     end = time.monotonic() + 3.0  # workers of a killed command may still be there
-    while time.monotonic() < end and any(map(_is_at_work, runs_in(folder))):
+    while time.monotonic() < end and any(
+        read_result(paths).get("status") == RUNNING and is_held(paths) for paths in runs_in(folder)
+    ):
         time.sleep(0.1)
     left = ""
     try:
@@ -226,10 +223,6 @@ def main(name: str, folder: Path) -> None:
     except Exception as error:
         left = f"{LEFT}{in_a_line(error)}"
     print(*(f"{AT}{address}" for address in sender.addresses), left, sep="\n", flush=True)
-
-
-def _is_at_work(paths: RunPaths) -> bool:
-    return read_result(paths).get("status") == RUNNING and is_held(paths)
 
 
 if __name__ == "__main__":

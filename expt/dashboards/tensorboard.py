@@ -161,13 +161,10 @@ class LayerValues:
                 if events:
                     events.write(step, dict(zip(named, values, strict=True)))
             self._gradient_norms = None
-        if self._settings.histograms:
-            self._show_histograms(events, step)
-
-    def _show_histograms(self, events: Writer | None, step: int) -> None:
-        for name, parameter in itertools.chain.from_iterable(self._layers.values()):
-            both = {"weights": parameter.detach(), "gradients": self._gradients.get(name)}
-            for kind, part in both.items():
+        each = itertools.chain.from_iterable(self._layers.values())
+        for name, parameter in each if self._settings.histograms else ():
+            parts = {"weights": parameter.detach(), "gradients": self._gradients.get(name)}
+            for kind, part in parts.items():
                 values = None if part is None else sharding.whole(part)
                 if events and values is not None and bool(values.isfinite().all()):
                     events.histogram(f"{kind}/{name}", values, step)

@@ -389,7 +389,9 @@ class Snapshot(NamedTuple):
         """Further facts of the run, as texts."""
         record: Mapping[str, Any] = self.record
         forked, search = record.get("forked_from") or {}, record.get("search") or {}
-        begun = record.get("weights_from") or {}
+        begun, user = record.get("weights_from") or {}, None
+        with contextlib.suppress(KeyError, OSError, ImportError):  # a container's nameless user
+            user = getpass.getuser()
         found = {
             "expt.folder": self.paths.folder.absolute(),
             "expt.sweep": self.sweep.name if self.sweep else None,
@@ -397,7 +399,7 @@ class Snapshot(NamedTuple):
             "expt.version": (record.get("versions") or {}).get("expt"),
             "git.commit": (record.get("git") or {}).get("commit"),
             "host": record.get("node"),
-            "user": _user(),
+            "user": user,
             **{f"expt.fork.{key}": forked.get(key) for key in ("run", "identity", "step", "epoch")},
             **{f"expt.weights.{key}": begun.get(key) for key in ("run", "identity")},
             "expt.search.number": search.get("number"),
@@ -457,10 +459,3 @@ def with_epochs(points: Iterable[Point]) -> Iterator[Point]:
             step = point.step
             yield Point(point.step, point.epoch, EPOCH, float(point.epoch))
         yield point
-
-
-def _user() -> str | None:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container without a name for the number
-        return None

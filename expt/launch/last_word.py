@@ -74,7 +74,10 @@ def _what_ended(paths: RunPaths, attempt: int, world_size: int) -> Exception:
 
     ranks = range(world_size)
     raised = {rank: each for rank in ranks if (each := read_error(paths.error(attempt, rank)))}
-    by = {rank: -number for rank in ranks if (number := _signal_in(paths.stderr(attempt, rank)))}
+    logs = [paths.stderr(attempt, rank) for rank in ranks]
+    texts = [log.read_text(errors="replace") if log.exists() else "" for log in logs]
+    fatal = {each: f"Fatal Python error: {signal.strsignal(each)}" for each in reversed(FATAL)}
+    by = {rank: -x for rank in ranks for x, line in fatal.items() if line in texts[rank]}
     own = [rank for rank, each in raised.items() if not each.has_lost_others]
     if by or own:  # a rank that another's error ended is no cause
         codes = dict.fromkeys(own, 1) or {**dict.fromkeys(raised, 1), **by}
@@ -82,12 +85,6 @@ def _what_ended(paths: RunPaths, attempt: int, world_size: int) -> Exception:
     others = "".join(f"; rank {rank}: {in_one_line(found.text)}" for rank, found in raised.items())
     ended = f"rank 0 of {world_size} has ended without a word, as a process does that is killed"
     return RunFailed(f"{ended}{others}\n{LOG}{paths.stderr(attempt, 0)}")
-
-
-def _signal_in(log: Path) -> signal.Signals | None:
-    text = log.read_text(errors="replace") if log.exists() else ""
-    found = (each for each in FATAL if f"Fatal Python error: {signal.strsignal(each)}" in text)
-    return next(found, None)
 
 
 if __name__ == "__main__":

@@ -85,12 +85,8 @@ class Packing:
 
         `elsewhere` is how many runs of other schedules count towards `max_concurrent`.
         """
-        if not self.waiting:
-            return None
-        if (
-            self._max_concurrent is not None
-            and len(self.running) + elsewhere >= self._max_concurrent
-        ):
+        most = self._max_concurrent
+        if not self.waiting or (most is not None and len(self.running) + elsewhere >= most):
             return None
         load = self._load()
         # The least loaded first, those that have failed runs last, else in the machine's order.

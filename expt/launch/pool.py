@@ -30,6 +30,7 @@ from expt.launch.workers import Workers
 from expt.launch.workers import start as start_workers
 from expt.machine import Machine, gpu_uuid, instead
 from expt.runs.attempt import Attempt, record_end, take_back
+from expt.runs.checkpoint_file import FULL, not_written
 from expt.runs.paths import PATIENCE_S, FolderLock, is_held
 from expt.runs.result import COMPLETED, FAILED, PRUNED, RUNNING, read_result
 
@@ -272,6 +273,8 @@ class Pool:
             self._end(number, error)
         except OSError as error:  # a full disk, maybe; other runs may still be able to end
             failure = RunFailed(f"{error.filename or job.paths.folder}: {error.strerror or error}")
+            if error.errno in FULL:
+                failure = not_written(job.paths.result, str(error.strerror), "the record")
             if read_result(job.paths).get("status") == RUNNING:
                 record_end(job.paths, failure)
             self._end(number, failure)
@@ -376,8 +379,7 @@ class Pool:
         return DeviceLost("\n".join((text, *faults.values())), gpus=faults)
 
     def _release(self, number: int, *, passed: bool = False) -> None:
-        job = self._active.pop(number, None)
-        if job is None:
+        if (job := self._active.pop(number, None)) is None:
             return
         (self._gpus if job.devices else self._cores).end(number)
         if passed:

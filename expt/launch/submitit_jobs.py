@@ -145,7 +145,11 @@ class Queue:
     def _has_ended(self, job: Job, submitted: Any) -> bool:
         if not submitted.done():
             return False
-        if job in self._cancelled or _has_told(job) or _has_result(submitted):
+        result = read_result(job.paths)
+        has_told = has_reached(result, request_of(job).until_epoch)
+        has_told |= result.get("status") in (INTERRUPTED, FAILED)
+        has_result = all(task.paths.result_pickle.exists() for task in _tasks(submitted))
+        if job in self._cancelled or has_told or has_result:
             return True
         return time.monotonic() >= self._silent_since.setdefault(job, time.monotonic()) + RESULT_S
 
@@ -206,24 +210,12 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     )
 
 
-def _has_told(job: Job) -> bool:
-    result = read_result(job.paths)
-    return has_reached(result, request_of(job).until_epoch) or result.get("status") in (
-        INTERRUPTED,
-        FAILED,
-    )
-
-
 def _is_running(job: Job) -> bool:
     return read_result(job.paths).get("status") == RUNNING
 
 
 def _tasks(submitted: Any) -> list[Any]:
     return [submitted.task(number) for number in range(submitted.num_tasks)]
-
-
-def _has_result(submitted: Any) -> bool:
-    return all(task.paths.result_pickle.exists() for task in _tasks(submitted))
 
 
 def _problem(submitted: Any) -> str:

@@ -53,6 +53,7 @@ class Terminal(NamedTuple):
     err: TextIO
 
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 REQUIRED = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -109,10 +110,11 @@ class ExternalWorker:
                     f"{paths.folder}: has no checkpoint on this machine, the run starts from the"
                     " beginning"
                 )
+            here = int(os.environ["LOCAL_WORLD_SIZE"])
+            where: Record = {"local_world_size": here, "node": arrivals[0].host}
+            about: Record = {**request.about, **where, "hosts": hosts(arrivals)}
             request = dataclasses.replace(
-                request,
-                may_have_run=request.may_have_run or ran,
-                about={**request.about, **_where(arrivals)},
+                request, may_have_run=request.may_have_run or ran, about=about
             )
             # The logs of the first attempt may be on another machine's disk.
             number = max(request.next_attempt(), int(ran))
@@ -156,19 +158,8 @@ def check(environment: Mapping[str, str]) -> None:
 
 
 def _started_again(meeting: Rendezvous) -> bool:
-    # Torchrun's count is this node's own, and starts at 0 with a new torchrun: that of the store
-    # counts too.
-    return (
-        meeting.earlier() is not None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    )
-
-
-def _where(arrivals: list[Arrival]) -> Record:
-    return {
-        "local_world_size": int(os.environ["LOCAL_WORLD_SIZE"]),
-        "node": arrivals[0].host,
-        "hosts": hosts(arrivals),
-    }
+    # Torchrun's count is this node's own, and 0 with a new torchrun: the store's counts too.
+    return meeting.earlier() is not None or int(os.environ.get(RESTARTS, "0")) > 0
 
 
 @dataclass(frozen=True)
@@ -300,6 +291,11 @@ class Arrival:
     node: int
     token: str
 
+    @classmethod
+    def here(cls, rank: int, token: str) -> Arrival:
+        """Return the description of a worker of this machine."""
+        return cls(rank, socket.gethostname(), int(os.environ.get("GROUP_RANK", "0")), token)
+
 
 class Rendezvous:
     """This worker's place in the present round."""
@@ -324,7 +320,7 @@ class Rendezvous:
         Raises RunFailed, naming those that have not.
         """
         hellos = self.of_others("hello", at_most_s)
-        return [_arrival(0, ""), *(Arrival(**each) for each in hellos)]
+        return [Arrival.here(0, ""), *(Arrival(**each) for each in hellos)]
 
     def of_others(self, name: str, at_most_s: float) -> list[dict[str, Any]]:
         """Return the answers called `name` of all other ranks; raises as `gather` does."""
@@ -362,7 +358,7 @@ class Rendezvous:
             current = self._store.get(ROUND).decode() if self._store.check([ROUND]) else ""
             if current and current != self._round:
                 self._round, self._messages = current, 0
-                self.answer("hello", vars(_arrival(self._rank, self._token)))
+                self.answer("hello", vars(Arrival.here(self._rank, self._token)))
             key = self._key(f"decided/{self._messages}")
             if current and self._store.check([key]):
                 decided: dict[str, Any] = json.loads(self._store.get(key))
@@ -379,10 +375,6 @@ class Rendezvous:
 
     def _key(self, name: str) -> str:
         return f"expt/{self._round}/{name}"
-
-
-def _arrival(rank: int, token: str) -> Arrival:
-    return Arrival(rank, socket.gethostname(), int(os.environ.get("GROUP_RANK", "0")), token)
 
 
 def hosts(arrivals: list[Arrival]) -> list[Host]:

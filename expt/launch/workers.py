@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from expt import signals
 from expt.errors import (
@@ -216,11 +217,9 @@ class Aftermath:
 
     def timed_out(self) -> bool:
         """Return whether a worker waited in vain: workers that did not wait are late."""
-        rank = self._first_failed()
-        raised = self._raised(rank)
-        if raised is not None:
+        if raised := self._raised(rank := self._first_failed()):
             return raised.kind == TimedOut.__name__
-        return self._aborted(rank, _NCCL_GAVE_UP)
+        return _NCCL_GAVE_UP in self._log_of_abort(rank)
 
     def was_stuck(self) -> bool:
         """Return whether the first worker that failed ended itself for lack of progress."""
@@ -237,12 +236,10 @@ class Aftermath:
         sizes = {}
         for rank, pid in late.items():
             with contextlib.suppress(OSError):
-                sizes[rank] = self._paths.stderr(self._attempt, rank).stat().st_size
+                sizes[rank] = self._stderr(rank).stat().st_size
                 os.kill(pid, signals.DUMP_STACKS)
         for rank, size in sizes.items():
-            self._stacks[rank] = watchdog.wait_for_dump(
-                self._paths.stderr(self._attempt, rank), size
-            )
+            self._stacks[rank] = watchdog.wait_for_dump(self._stderr(rank), size)
 
     def in_words(self, timeout_s: float) -> ExptError:
         """Return the first failure, with its traceback if it left one, and its log."""
@@ -250,17 +247,19 @@ class Aftermath:
             return self._late(timeout_s)
         rank = self._first_failed()
         raised = self._raised(rank)
-        who, log = f"rank {rank} of {self._size}", self._log(rank)
+        who, log = f"rank {rank} of {self._size}", f"{LOG}{self._stderr(rank)}"
         if raised is not None and raised.is_refusal:
             refusal = DataError if raised.kind == DataError.__name__ else ConfigError
             return refusal(raised.text)
-        if raised is not None and raised.expected:
+        if raised is not None:
+            every = [found for one in range(self._size) if (found := self._raised(one))]
+            gpus = {gpu: fault for found in every for gpu, fault in found.gpus.items()}
+            if not raised.expected:
+                text = f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}"
+                return RunFailed(text, gpus=gpus)
             kind = RECORDED.get(raised.kind, RunFailed)
             text = raised.text if kind is Diverged else f"{who}: {raised.text}"  # all say the same
-            return kind(f"{text}\n{log}", gpus=self._gpus())
-        if raised is not None:
-            text = f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}"
-            return RunFailed(text, gpus=self._gpus())
+            return kind(f"{text}\n{log}", gpus=gpus)
         code = self._codes[rank]
         if code is not None and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else self._of_cpp(rank)
@@ -273,11 +272,6 @@ class Aftermath:
             f"{who} exited with code {code} before it had completed{self._disk(rank)}\n{log}"
         )
 
-    def _gpus(self) -> dict[str, str]:
-        """Return the faults of GPUs that may be to blame, by name; see RunFailed."""
-        raised = [found for rank in range(self._size) if (found := self._raised(rank))]
-        return dict(pair for found in raised for pair in found.gpus.items())
-
     def _of_cpp(self, rank: int) -> str:
         """Return the text of an exception of C++ that has ended a worker, such as one of gloo."""
         if not (found := re.search(r"what\(\):\s*(.+)", self._log_of_abort(rank))):
@@ -287,13 +281,12 @@ class Aftermath:
         return f": {found[1][:300]}" + f"\n{hint}" * ("collective mismatch" in found[1])
 
     def _late(self, timeout_s: float) -> TimedOut:
-        ranks = sorted(self._stacks)
+        first, *_ = ranks = sorted(self._stacks)
         names = ", ".join(map(str, ranks))
-        first = ranks[0]
         stack = f"; rank {first} was here\n\n{self._stacks[first]}\n" if self._stacks[first] else ""
         return TimedOut(
             f"rank {names} of {self._size} did not arrive within {timeout_s:g} s (timeout_s), "
-            f"where the others waited{stack}\n{self._log(first)}"
+            f"where the others waited{stack}\n{LOG}{self._stderr(first)}"
         )
 
     def _disk(self, rank: int) -> str:
@@ -303,10 +296,10 @@ class Aftermath:
         if free < NO_SPACE_BYTES:
             return full
         moved = f"; {folder} was renamed or removed meanwhile: type the command again"
-        return "" if self._paths.stderr(self._attempt, rank).exists() else moved
+        return "" if self._stderr(rank).exists() else moved
 
-    def _log(self, rank: int) -> str:
-        return f"{LOG}{self._paths.stderr(self._attempt, rank)}"
+    def _stderr(self, rank: int) -> Path:
+        return self._paths.stderr(self._attempt, rank)
 
     def _first_failed(self) -> int:
         """Return the rank that failed first.
@@ -322,10 +315,10 @@ class Aftermath:
         ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
         raised = {rank: left[rank] for rank in ended if rank in left}
         vanished = [rank for rank in ended if rank not in raised]
-        if first := [
-            rank for rank in vanished if not (raised and self._aborted(rank, *_NCCL_ABORTED))
-        ]:
-            return first[0]
+        for rank in vanished:
+            log = self._log_of_abort(rank)
+            if not (raised and any(text in log for text in _NCCL_ABORTED)):
+                return rank
         stuck = all(found.progress is not None for found in raised.values())
 
         def order(rank: int) -> tuple[bool, tuple[int, ...], int]:
@@ -335,11 +328,8 @@ class Aftermath:
 
         return min(raised, key=order)
 
-    def _aborted(self, rank: int, *texts: str) -> bool:
-        return any(text in self._log_of_abort(rank) for text in texts)
-
     def _log_of_abort(self, rank: int) -> str:
-        log = self._paths.stderr(self._attempt, rank)
+        log = self._stderr(rank)
         is_there = self._codes[rank] == -signal.SIGABRT and log.exists()
         return log.read_text(errors="replace") if is_there else ""
 

@@ -158,7 +158,9 @@ def _activations(
         task = config.task.build(facts)
         for parameter in module.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(_drop_gradient)  # counted elsewhere
+                parameter.register_post_accumulate_grad_hook(  # gradients are counted elsewhere
+                    lambda one: setattr(one, "grad", None)
+                )
         if task.phases:
             raise ConfigError(f"plan: {type(task).__name__} has steps of several updates")
         inputs, targets = of_type(module, sample.batch(size)[:2])
@@ -169,10 +171,6 @@ def _activations(
                 loss, _ = task.training_loss(outputs, batch)
             (loss * 1.0).backward()  # the outputs are held until then, as in a step
         return peak.bytes + _bytes(leaves((batch.inputs, batch.targets)))
-
-
-def _drop_gradient(parameter: Tensor) -> None:
-    parameter.grad = None
 
 
 class _Peak(TorchDispatchMode):

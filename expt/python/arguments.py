@@ -63,7 +63,8 @@ class _Setting:
 
     def words(self, value: Any) -> Iterator[str]:
         """Yield the words for `value`; a group's choice comes before its keys."""
-        value = self._with_class(value)
+        if self._key in OF_CLASSES:
+            value = as_setting(value, self._key)
         if self._key == "search.when" and isinstance(value, Mapping):
             value = [f"{condition}: {axis}" for condition, axis in value.items()]
         if isinstance(value, Interval):
@@ -78,9 +79,6 @@ class _Setting:
             yield from self._below(value)
         else:
             yield Exact(f"{self._key}={self._text(value)}")
-
-    def _with_class(self, value: Any) -> Any:
-        return as_setting(value, self._key) if self._key in OF_CLASSES else value
 
     def _below(self, values: Mapping[str, Any]) -> Iterator[str]:
         target = values.get("_target_")
@@ -109,7 +107,9 @@ class _Setting:
         if self._key in _LISTS_OF_CLASSES and value is not None:
             several = value if isinstance(value, list | tuple) else [value]
             value = [as_setting(each, f"{self._key}[{at}]") for at, each in enumerate(several)]
-        return text_of(self._key, self._with_class(value))
+        if self._key in OF_CLASSES:
+            value = as_setting(value, self._key)
+        return text_of(self._key, value)
 
 
 def _axis(key: str, value: Any) -> list[Any] | None:

@@ -62,10 +62,9 @@ class Result:
         shown = metrics_of(self.config.get("task"))
         named = ((tag, value) for tag, value in numbers.items() if tag.partition("/")[0] in shown)
         metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in named) or "none"
-        best, seconds = self.best, sum(self.record.get("epoch_s") or [])
-        reached = (
-            f"{best['metric']} {best['value']:.4f} in epoch {best['epoch']}" if best else "none"
-        )
+        seconds, reached = sum(self.record.get("epoch_s") or []), "none"
+        if best := self.best:
+            reached = f"{best['metric']} {best['value']:.4f} in epoch {best['epoch']}"
         return (
             f"expt.Result {self.status}\n  folder   {self.folder}\n  metrics  {metrics}\n"
             f"  best     {reached}\n  trained  {seconds:.1f} s; more in .record"

@@ -141,17 +141,20 @@ class Attempt:
 
     def _lineage(self, source: Source | None) -> Record:
         """Return the entries of the runs that this one comes from."""
-        weights, content = self.request.config.weights, self.request.identity.content
-        record = Record()
+        request, record = self.request, Record()
+        weights = request.config.weights
         if source is not None:
             found = source.checkpoint
             if source.rule == "fork" and found.file != self.paths.forked:
-                record["forked_from"] = continuing.forked_from(self.request.config, found)
+                record["forked_from"] = continuing.forked_from(request.config, found)
             else:
+                before = result_of_any(found.paths)
                 own = ("imported",) if source.rule == "resume" else ()
-                record = _kept(result_of_any(found.paths), "forked_from", "weights_from", *own)
+                record = _kept(before, "weights_from", *own)
+                if "forked_from" in before:
+                    record["forked_from"] = continuing.still_forked_from(before, request.config)
         if weights is not None and "weights_from" not in record:
-            record["weights_from"] = begun_from(weights, content.get("weights"))
+            record["weights_from"] = begun_from(weights, request.identity.content.get("weights"))
         return record
 
 

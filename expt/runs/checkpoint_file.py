@@ -50,9 +50,10 @@ def write(path: Path, by: Callable[[IO[bytes]], None], *, keep: int = 0) -> None
             by(file)
             file.flush()
             os.fsync(file.fileno())
-        for number in range(keep, 0, -1):
-            if older(path, number - 1).exists():
-                keep_as(older(path, number - 1), older(path, number))
+        names = [path, *(numbered(path, number) for number in range(1, keep + 1))]
+        for newer, older in reversed([*itertools.pairwise(names)]):
+            if newer.exists():
+                keep_as(newer, older)
 
 
 def check(path: Path) -> None:
@@ -149,14 +150,14 @@ def full_disk_in_words(path: Path) -> Iterator[None]:
         raise not_written(path, first_line(error)) from error
 
 
-def not_written(path: Path, reason: str) -> RunFailed:
-    """Return the error for a checkpoint that probably found no room on its disk."""
+def not_written(path: Path, reason: str, what: str = "the checkpoint") -> RunFailed:
+    """Return the error for a file that probably found no room on its disk."""
     free_mb = shutil.disk_usage(path.parent).free / 1e6
     fix = f"is the disk full? {free_mb:.1f} MB are free; make room, or name a folder on another"
     fix += " disk by hydra.run.dir"
     if os.strerror(errno.EFBIG) in reason:
         fix = "files may not be so large here; raise the limit, by ulimit -f or of the file system"
-    return RunFailed(f"{path}: the checkpoint could not be written; {fix} ({reason[:200]})")
+    return RunFailed(f"{path}: {what} could not be written; {fix} ({reason[:200]})")
 
 
 @contextlib.contextmanager
@@ -196,16 +197,16 @@ def keep_among(last: Path, step: int, best: Path, steps: Sequence[int]) -> None:
     """
     first, *others = steps
     if step == first and others and best.exists():  # until now the best
-        keep_as(best, of_step(best, others[0]))
-    keep_as(last, best if step == first else of_step(best, step))
-    kept = {best, *(of_step(best, other) for other in others)}
+        keep_as(best, numbered(best, others[0]))
+    keep_as(last, best if step == first else numbered(best, step))
+    kept = {best, *(numbered(best, other) for other in others)}
     for file in {*candidates(best)} - kept:
         file.unlink()
 
 
-def of_step(best: Path, step: int) -> Path:
-    """Return the name of the file of `step`, which is among the best, and not `best`."""
-    return best.with_stem(f"{best.stem}-{step}")
+def numbered(path: Path, number: int) -> Path:
+    """Return the name of another checkpoint next to `path`: an older one, or a best one's step."""
+    return path.with_stem(f"{path.stem}-{number}")
 
 
 def link(source: Path, target: Path) -> None:
@@ -216,11 +217,6 @@ def link(source: Path, target: Path) -> None:
         raise
     except OSError:  # another disk, or one without links
         shutil.copyfile(source, target)
-
-
-def older(path: Path, number: int) -> Path:
-    """Return the name of the file that `path` was that many checkpoints ago."""
-    return path.with_stem(f"{path.stem}-{number}") if number else path
 
 
 def sha256_of(path: Path) -> str:

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -42,29 +42,17 @@ _TRIES = 3
 
 
 class Source(NamedTuple):
-    """The checkpoint that a run begins from, and the rule of the word that names it."""
+    """The checkpoint that a run begins from, and the word that names it."""
 
     rule: Literal["resume", "fork"]
     checkpoint: Checkpoint
 
-    @property
-    def comparison(self) -> keys.Rule:
-        """The rule by which its settings are compared with those of the run that begins."""
-        if self.rule == "resume":
-            return "resume"
-        return "fork" if self.checkpoint.ends_epoch else "fork_within_epoch"
-
-    @property
-    def exempt(self) -> Collection[str]:
-        """Keys that this comparison leaves out."""
-        return _OF_PLAN if self.rule == "resume" else keys.varying("source")
-
     def instead(self, config: RunConfig | None = None) -> str:
         """Return the advice where the run can't begin so; `config` if only its settings forbid."""
-        run = shlex.quote(str(self.checkpoint.run))
-        if config and self.rule == "resume" and not self.kept(config, "fork"):
-            fork, then = self._replace(rule="fork"), self.checkpoint.config
+        run, fork = shlex.quote(str(self.checkpoint.run)), self._replace(rule="fork")
+        if config and self.rule == "resume" and not fork.changed(config):
             lengths = {key: getattr(config, key) for key in ("epochs", "max_steps")}
+            then = self.checkpoint.config
             longer = [f"{key}={n}" for key, n in lengths.items() if n and n != then.get(key)]
             words = [f"fork={run}@{self.checkpoint.step}", *(fork.longer(config) or longer)]
             return f"begin another run from there by {' '.join(words)}"
@@ -84,10 +72,14 @@ class Source(NamedTuple):
             if asked[key] is not None and asked[key] < number
         ]
 
-    def kept(self, config: RunConfig, rule: keys.Rule) -> list[str]:
-        """Return the keys that differ though `rule` forbids it."""
+    def changed(self, config: RunConfig) -> list[str]:
+        """Return the keys that differ from the checkpoint's run though they must not."""
+        rule: keys.Rule = self.rule
+        if rule == "fork" and not self.checkpoint.ends_epoch:
+            rule = "fork_within_epoch"
+        exempt = _OF_PLAN if rule == "resume" else keys.varying("source")
         then, now = keys.flat(self.checkpoint.config), keys.flat(shown(config))
-        return [key for key in keys.differing(then, now, rule) if key not in self.exempt]
+        return [key for key in keys.differing(then, now, rule) if key not in exempt]
 
 
 def find(request: RunRequest) -> Source | None:
@@ -159,16 +151,18 @@ def _refuse(source: Source, request: RunRequest) -> None:
     found, config, content = source.checkpoint, request.config, request.identity.content
     if found.state.get("version") != VERSION:
         raise ConfigError(f"{found.file}: {OTHER_VERSION}")
-    problems = [*_of_settings(source, config)]
-    if source.rule == "fork":
-        problems += _of_fork(found, config)
-    if problems := problems or [*_of_length(source, config)]:
+    if problems := [*_of_settings(source, config)]:
         raise ConfigError(problems)
+    _refuse_short(source, config)
     record = result_of_any(found.paths)
+    made = record.get("content")
     if source.rule == "resume":
-        _refuse_other_fork(config, content, found, record)
+        then, own = found.config.get("fork"), (made or {}).get("fork")
+        if config.fork not in (None, then) and own != content.get("fork", ""):
+            whose = "no fork" if then is None else f"a fork of {then}"
+            raise ConfigError(f"fork={config.fork}: {found.run} is {whose}; leave it out")
         _refuse_other_plan(config, found)
-    if (made := record.get("content")) is None:  # a checkpoint without its run
+    if made is None:  # a checkpoint without its run
         return
     if made.get("data") != content.get("data"):
         raise ConfigError(
@@ -197,23 +191,18 @@ def _refuse_other_code(source: Source, request: RunRequest) -> None:
 
 def _of_settings(source: Source, config: RunConfig) -> Iterator[str]:
     """Yield a problem for each setting that must be as the checkpoint's run has it."""
-    found = source.checkpoint
-    now = keys.flat(shown(config))
-    for key in source.kept(config, source.comparison):
+    found, now = source.checkpoint, keys.flat(shown(config))
+    for key in source.changed(config):
         line = f"{_typed(key, shown(config))}: {found.run} has {_typed(key, found.config)}"
         if source.rule == "fork" and keys.meaning_in(now, key).fork == "epoch":
             yield f"{line}, which cannot change within an epoch, at {found}; fork an epoch's end"
         else:
             keep = f"a {source.rule} must keep that value"
             yield f"{line}, and {keep}; type it, or {source.instead(config)}"
-
-
-def _of_fork(found: Checkpoint, config: RunConfig) -> Iterator[str]:
-    """Yield the problems of a fork that a resume can't have."""
-    if config.weights is not None:
+    if source.rule == "fork" and config.weights is not None:
         yield f"weights={config.weights}: a fork has its parent's weights; leave it out"
-    if config.max_steps is not None:
-        changed = {*keys.differing(keys.flat(found.config), keys.flat(shown(config)), "result")}
+    if source.rule == "fork" and config.max_steps is not None:
+        changed = {*keys.differing(keys.flat(found.config), now, "result")}
         for key in sorted(_OF_EPOCH & changed):
             yield (
                 f"max_steps={config.max_steps}: with another {key} an epoch has another"
@@ -230,27 +219,17 @@ def _typed(key: str, config: Mapping[str, Any]) -> str:
     return f"{name}={keys.typed(keys.flat(config).get(key))}"
 
 
-def _of_length(source: Source, config: RunConfig) -> Iterator[str]:
-    """Yield a problem where more is trained than asked for, or nothing is left for a fork."""
+def _refuse_short(source: Source, config: RunConfig) -> None:
+    """Raise ConfigError where more is trained than asked for, or nothing is left for a fork."""
     rule, found = source
     if not (words := source.longer(config)):
         return
-    asked = [f"{key}={getattr(config, key)}" for key in (word.partition("=")[0] for word in words)]
+    asked = " ".join(f"{key}={getattr(config, key)}" for key, *_ in (w.split("=") for w in words))
     fix = f"give {' '.join(words)} or more"
     if rule == "fork":
         fix = f"a fork trains further; {fix} ({joined([f'fork={config.fork}', *words])})"
     reached = f"{found.run} has reached {found} already"
-    yield f"{' '.join(asked)}: {reached}; {fix}, or an earlier checkpoint"
-
-
-def _refuse_other_fork(
-    config: RunConfig, content: Content, found: Checkpoint, record: Record
-) -> None:
-    then = found.config.get("fork")
-    its_own = record.get("content", Content()).get("fork")
-    if config.fork not in (None, then) and its_own != content.get("fork", ""):
-        whose = "no fork" if then is None else f"a fork of {then}"
-        raise ConfigError(f"fork={config.fork}: {found.run} is {whose}; leave it out")
+    raise ConfigError(f"{asked}: {reached}; {fix}, or an earlier checkpoint")
 
 
 def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
@@ -281,13 +260,12 @@ def _refuse_other_plan(config: RunConfig, found: Checkpoint) -> None:
 def _before_its_end(config: RunConfig, found: Checkpoint) -> Checkpoint:
     """Return the state before the run was ended, where it may continue."""
     path, offset = found.paths.before_end, found.state["position"].get("offset", 0)
-    end = config.total_steps(found.state["steps_per_epoch"], offset)
-    if end <= found.step or not path.is_file():
-        return found
-    if damage := checkpoint_file.damage_of(path):
+    is_further = config.total_steps(found.state["steps_per_epoch"], offset) > found.step
+    if is_further and path.is_file() and (damage := checkpoint_file.damage_of(path)):
         warn(f"{damage}; the run continues from its end, at {found}")
-        return found
-    return _before_end(found) or found
+    elif is_further and (before := _before_end(found)):
+        return before
+    return found
 
 
 def _before_end(found: Checkpoint) -> Checkpoint | None:
@@ -350,7 +328,7 @@ def _bring_bests(found: Checkpoint, before: Checkpoint | None, paths: RunPaths) 
     has_best = bool(bests) and _is_of(paths.best, bests[0])
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
         warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")
-    others = (checkpoint_file.of_step(paths.best, best["step"]) for best in bests[1:])
+    others = (checkpoint_file.numbered(paths.best, best["step"]) for best in bests[1:])
     wanted = [*zip((paths.best, *others), bests, strict=False)][has_best:]
     places = (each for last in (paths.best, of.best, of.last) for each in candidates(last))
     known = [found.file, *places]
@@ -449,9 +427,6 @@ def record_of(given: str) -> Record:
 def forked_from(config: RunConfig, found: Checkpoint) -> Forked:
     """Return the entry of result.json for the other run's checkpoint."""
     record = result_of_any(found.paths)
-    then, now = keys.flat(found.config), keys.flat(shown(config))
-    begun = keys.varying("source")
-    changed = (key for key in keys.differing(then, now, "result") if key not in begun)
     return {
         "given": str(config.fork),
         "run": str(found.run.resolve()),
@@ -460,5 +435,20 @@ def forked_from(config: RunConfig, found: Checkpoint) -> Forked:
         "step": found.step,
         "epoch": found.epochs_done,
         "arguments": record["arguments"],
-        "changed": {key: [then.get(key), now.get(key)] for key in changed},
+        "changed": _changes(found.config, config),
     }
+
+
+def still_forked_from(record: Record, config: RunConfig) -> Forked:
+    """Return that entry of a fork with this record, which continues with the settings `config`."""
+    forked = record["forked_from"]
+    parent = {key: then for key, (then, _) in forked["changed"].items()}
+    return {**forked, "changed": _changes({**keys.flat(record["config"]), **parent}, config)}
+
+
+def _changes(then: Mapping[str, Any], config: RunConfig) -> dict[str, list[Any]]:
+    """Return the values of each setting that differs from the parent's and changes the numbers."""
+    before, after = keys.flat(then), keys.flat(shown(config))
+    differing = keys.differing(before, after, "result")
+    begun = keys.varying("source")
+    return {key: [before.get(key), after.get(key)] for key in differing if key not in begun}

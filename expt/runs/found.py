@@ -124,7 +124,7 @@ class FoundRun:
         from expt.runs.view.text import shown_path  # late: it imports Rich
 
         best, metrics = self.record.get("best"), self.metrics
-        of_objective = metrics.get(tags.best(self.objective), metrics.get(self.objective))
+        of_objective = metrics.get(tags.BEST + self.objective, metrics.get(self.objective))
         texts = {key: str(each) for key, each in self.settings.items() if isinstance(each, list)}
         return {
             "run": shown_path(self.folder),

@@ -7,9 +7,9 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
-from expt.errors import warn
+from expt.errors import RunFailed, warn
 from expt.runs.paths import RunPaths, dumps
 
 NEWLINE = b"\n"
@@ -30,10 +30,16 @@ class MetricsWriter:
     """A writer of metrics.jsonl that flushes at every log point."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self._file: TextIO = paths.metrics.open("a", encoding="utf-8")
+        self._path, self._file = paths.metrics, paths.metrics.open("a", encoding="utf-8")
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Write a line for each of `values`, tag to value."""
+        """Write a line for each of `values`, tag to value.
+
+        Raises RunFailed where the run's folder was renamed or removed.
+        """
+        if not self._path.exists():  # else checkpoints would go into a second folder
+            folder = self._path.parent
+            raise RunFailed(f"{folder}: was renamed or removed while the run was at work there")
         lines = [
             dumps(Point(step, epoch, tag, value)._asdict()) + "\n" for tag, value in values.items()
         ]
@@ -96,14 +102,13 @@ def until(source: RunPaths, num_bytes: int, step: int, *, tests_later: bool = Tr
     last = kept[kept.rfind(b"\n", 0, -1) + 1 :]
     if kept[-1:] in (b"", b"\n") and next(_steps(last), 0) <= step <= next(_steps(rest), step):
         return kept
-    lines = ((line, _point(line)) for line in text.splitlines(keepends=True))
-
-    def is_before(point: Point) -> bool:
-        return point.step < step or (
-            point.step == step and not (tests_later and point.tag.endswith("/test"))
-        )
-
-    return b"".join(line for line, point in lines if point and is_before(point))
+    found = list[bytes]()
+    for line in text.splitlines(keepends=True):
+        point = _point(line)
+        is_later = point and tests_later and point.tag.endswith("/test")
+        if point and (point.step < step or (point.step == step and not is_later)):
+            found.append(line)
+    return b"".join(found)
 
 
 def _steps(text: bytes) -> Iterator[int]:

@@ -13,13 +13,7 @@ from expt.errors import CheckpointError, ConfigError, did_you_mean, warn
 from expt.runs import checkpoint_file, provenance
 from expt.runs.found import by_objective, results, results_below
 from expt.runs.paths import RunPaths, is_sweep
-from expt.runs.result import (
-    RUNNING,
-    Begun,
-    Record,
-    read_result,
-    result_of_any,
-)
+from expt.runs.result import RUNNING, Begun, Record, read_result, result_of_any
 
 Which: TypeAlias = Literal["best", "last"]
 WHICH = ("best", "last")

@@ -149,10 +149,10 @@ def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -
         key for key in given if key in swept or len({point.get(key) for point in settings}) > 1
     ]
     keys = varied or given
-    short = _short_keys(keys)
-    return [
-        run_name({short[key]: point[key] for key in keys if key in point}) for point in settings
-    ]
+    # `lr` of `optimizer.lr`, and `betas.1` of `optimizer.betas.1`, unless another is called so.
+    last = [re.split(r"\.(?!\d+(?:\.|$))", key)[-1] for key in keys]
+    short = {key: x if last.count(x) == 1 else key for key, x in zip(keys, last, strict=True)}
+    return [run_name({name: p[key] for key, name in short.items() if key in p}) for p in settings]
 
 
 def run_name(settings: Mapping[str, str]) -> str:
@@ -171,14 +171,3 @@ def _key_and_value(override: str) -> tuple[str, str]:
     # Of a custom class the last part of its name, and its arguments.
     own = re.fullmatch(r"\{\s*_target_:\s*([\w.]*?)(\w+)\s*(?:,(.*))?\}", value, re.DOTALL)
     return key, (f"{own[2]}({own[3]})" if own[3] else own[2]) if own else unquoted(value)
-
-
-def _short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Shorten `optimizer.lr` to `lr`, and `optimizer.betas.1` to `betas.1`.
-
-    A key stays whole where another would have the same name.
-    """
-    last = [re.split(r"\.(?!\d+(?:\.|$))", key)[-1] for key in keys]
-    return {
-        key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
-    }

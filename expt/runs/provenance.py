@@ -80,14 +80,13 @@ def of(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def differences(then: Mapping[str, Any]) -> list[str]:
     """Return the changes since the run whose result.json is `then`, a line each."""
-    changes = {
-        "versions": other_versions(then),
-        "hardware": _changes(then.get("hardware") or {}, hardware()),
-    }
+    machines = _changes(then.get("hardware") or {}, hardware())
+    changes = {"versions": other_versions(then), "hardware": machines}
     found = [f"{kind}: {'; '.join(lines.values())}" for kind, lines in changes.items() if lines]
     was, is_now = then.get("git") or {}, git_state(Path.cwd()) or {}
-    if was.get("commit") != is_now.get("commit"):
-        found.append(f"git commit: {_short(was)} then, {_short(is_now)} now")
+    before, after = (git.get("commit", "none") for git in (was, is_now))
+    if before != after:
+        found.append(f"git commit: {before[:12]} then, {after[:12]} now")
     elif was.get("diff") != is_now.get("diff"):
         found.append("git: the uncommitted changes are not those of then")
     return [*found, f"git: then {was['problem']}"] if "problem" in was else found
@@ -105,15 +104,11 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, s
     return {key: f"{key} {x} then, {y} now" for key, (x, y) in pairs.items() if x != y}
 
 
-def _short(git: Mapping[str, str]) -> str:
-    return git.get("commit", "none")[:12]
-
-
 @functools.cache
 def hardware() -> dict[str, Any]:
     """Return the processor, its cores that may be used, the memory, and the GPUs."""
-    cpu = _after_colon(Path("/proc/cpuinfo"), "model name")
-    memory_kib = int((_after_colon(Path("/proc/meminfo"), "MemTotal") or "0").split()[0])
+    cpu = _after_colon("/proc/cpuinfo", "model name")
+    memory_kib = int((_after_colon("/proc/meminfo", "MemTotal") or "0").split()[0])
     return {
         "cpu": cpu or platform.processor() or platform.machine(),
         "cores": machine.usable_cpus(),
@@ -122,12 +117,12 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _after_colon(path: Path, name: str) -> str | None:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+def _after_colon(path: str, name: str) -> str:
+    with contextlib.suppress(OSError):
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def command() -> str:
@@ -153,10 +148,9 @@ def versions() -> dict[str, str]:
 
 def version_of(package: str) -> str | None:
     """Return the version of an installed distribution."""
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def imported_versions() -> dict[str, str]:

@@ -324,7 +324,7 @@ def so_far(paths: RunPaths, record: Record) -> Record:
     last = {point.tag: point.value for point in points}
     since = record["forked_from"]["step"] if "forked_from" in record else 0
     own = [point for point in points if point.step > since]
-    bests = [point for point in own if point.tag == tags.best(name)]
+    bests = [point for point in own if point.tag == tags.BEST + name]
     # It is logged after each evaluation.
     first = next((point for point in bests if point.value == bests[-1].value), None)
     best: Best | None = None
@@ -405,7 +405,6 @@ def num_devices(record: Record) -> int:
 
 def device_s(record: Record) -> float:
     """Return the seconds that devices were busy; of a run that was killed those of training."""
-    if "device_s" in record:
-        return record["device_s"]
-    trained = num_devices(record) * (sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0))
-    return record.get("device_s_before", 0.0) + trained
+    trained_s = sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0)
+    so_far = record.get("device_s_before", 0.0) + num_devices(record) * trained_s
+    return record.get("device_s", so_far)

@@ -24,6 +24,11 @@ Late in the alphabet: HPARAMS shows the first five tags until others are chosen.
 """
 TRAIN_IMAGES = "images/train"
 
+BEST, RUNNING = "best/", "running/"
+"""Before the objective: its best value so far; before the loss or a metric: since the last log."""
+CONFUSION, MISTAKES = "confusion/", "mistakes/"
+"""Before a split: the picture of its confusion matrix, and of its worst mistakes."""
+
 OF_EXPT = {LR, SKIPPED_STEPS, GRADIENT_NORM, WEIGHT_NORM, "running", "speed", "images", "model"}
 OF_EXPT |= {"best", "confusion", "mistakes", "memory", "ranks", "weights", "gradients"}
 """First parts of all tags but those of metrics, which begin with the metric's name."""
@@ -45,26 +50,6 @@ def is_higher_better(tag: str, metrics: Mapping[str, str]) -> bool:
 def metric(name: str, split: str) -> str:
     """Return the tag of the loss or a metric on `split`: train, val or test."""
     return f"{name}/{split}"
-
-
-def running(name: str) -> str:
-    """Return the tag of the loss or a metric in training, since the last log point."""
-    return f"running/{name}"
-
-
-def best(objective: str) -> str:
-    """Return the tag of the best value so far of the tag `objective`."""
-    return f"best/{objective}"
-
-
-def confusion(split: str) -> str:
-    """Return the tag of the picture of `split`'s confusion matrix."""
-    return f"confusion/{split}"
-
-
-def mistakes(split: str) -> str:
-    """Return the tag of the picture of the worst mistakes on `split`."""
-    return f"mistakes/{split}"
 
 
 def layout(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from rich.table import Table
 
 from expt.errors import BAD_TRIALS, ConfigError, listed, warn
 from expt.runs.found import FoundRun, by_objective
@@ -51,7 +50,12 @@ class SearchRecord(NamedTuple):
         """Return the Pareto front of the settings, sorted by the first goal."""
         reached = self._reached(runs)
         every = [costs for costs, *_ in reached]
-        return [row for costs, _, row in reached if not any(_beats(each, costs) for each in every)]
+
+        def is_beaten(costs: Sequence[float]) -> bool:
+            others = (each for each in every if each != costs)
+            return any(all(a <= b for a, b in zip(each, costs, strict=True)) for each in others)
+
+        return [row for costs, _, row in reached if not is_beaten(costs)]
 
     def values(self, run: FoundRun) -> list[float | None]:
         """Return the value of each goal."""
@@ -59,11 +63,9 @@ class SearchRecord(NamedTuple):
 
     def means(self, row: Row) -> list[float]:
         """Return the mean of each goal over the repetitions of a setting that is allowed."""
-        every = zip(*(self._costs(run) for run in row.counted), strict=True)
-        return [goal.cost(statistics.fmean(x)) for goal, x in zip(self.goals, every, strict=True)]
-
-    def _costs(self, run: FoundRun) -> list[float]:
-        return costs_of(self.goals, self.values(run))
+        costs = (costs_of(self.goals, self.values(run)) for run in row.counted)
+        every = zip(self.goals, zip(*costs, strict=True), strict=True)
+        return [goal.cost(statistics.fmean(each)) for goal, each in every]
 
     def _reached(self, runs: Sequence[FoundRun]) -> list[tuple[list[float], int, Row]]:
         """Return costs, number and setting of those whose repetitions are allowed, best first."""
@@ -71,10 +73,6 @@ class SearchRecord(NamedTuple):
         found = [row for row in found if all(map(self.allowed, row.counted))]
         reached = [(costs_of(self.goals, self.means(row)), row.first.number, row) for row in found]
         return sorted(reached, key=lambda each: each[:2])
-
-
-def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def search_in(folder: Path, runs: Sequence[FoundRun]) -> SearchRecord | None:
@@ -150,8 +148,11 @@ def conclude_search(
         number = sum(len(row.runs) for row in front)
         of_all = f"{number} of {len(runs)} runs, which no other beats in all goals"
         say(console, f"Pareto       {of_all}", "bold")
+        table = plain_table(("run", *(goal.tag for goal in found.goals)), left=["run"])
+        for row in front:
+            table.add_row(*cells(row.name, *(f"{value:.6g}" for value in found.means(row))))
         if front:
-            console.print(_table(front, found))
+            console.print(table)
     best = next(iter(found.ranked(runs)), None)
     if best is None:
         say(console, "best         none yet: no run has measured all goals and kept all limits")
@@ -159,10 +160,3 @@ def conclude_search(
     tag, value = found.goals[0].tag, found.means(best)[0]
     say(console, f"best         {best.name}  {tag} {value:.4f}", "bold green")
     say(console, f"      to train it: {again(best)}")
-
-
-def _table(front: Sequence[Row], found: SearchRecord) -> Table:
-    table = plain_table(("run", *(goal.tag for goal in found.goals)), left=["run"])
-    for row in front:
-        table.add_row(*cells(row.name, *(f"{value:.6g}" for value in found.means(row))))
-    return table

@@ -136,27 +136,22 @@ def _optuna(known: Known, attempt: int) -> Values:
 
 
 def _asked(trial: optuna.Trial, name: str, parameter: Parameter) -> Value:
+    of = _distribution(parameter)
     if parameter.kind == "categorical":
-        return str(trial.suggest_categorical(name, parameter.choices))
-    if parameter.kind == "int":
-        return trial.suggest_int(name, **_ends(parameter))
-    return trial.suggest_float(name, **_ends(parameter))
+        return str(trial.suggest_categorical(name, of.choices))
+    suggest = trial.suggest_int if parameter.kind == "int" else trial.suggest_float
+    return suggest(name, of.low, of.high, step=of.step, log=of.log)
 
 
-def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:
+def _distribution(parameter: Parameter) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+    low, high, log = parameter.low, parameter.high, parameter.log
     if parameter.kind == "categorical":
         return CategoricalDistribution(parameter.choices)
-    kind = IntDistribution if parameter.kind == "int" else FloatDistribution
-    return kind(**_ends(parameter))
-
-
-def _ends(parameter: Parameter) -> dict[str, Any]:
-    low, high, step = parameter.low, parameter.high, parameter.step
     if parameter.kind == "int":
-        low, high, step = int(low), int(high), int(step or 1)
-    return {"low": low, "high": high, "step": step, "log": parameter.log}
+        return IntDistribution(int(low), int(high), log, int(parameter.step or 1))
+    return FloatDistribution(low, high, log, parameter.step)
 
 
 def _sampler(known: Known, num_bad: int, seed: int) -> optuna.samplers.BaseSampler:
@@ -263,7 +258,7 @@ def _sobol(known: Known, attempt: int) -> Values:
         warnings.simplefilter("ignore")  # that one point is not a power of two
         shares = engine.random(1)[0]
     pairs = zip(space.parameters, shares, strict=True)
-    return space.point([parameter.at(float(share)) for parameter, share in pairs])
+    return space.point(parameter.at(float(share)) for parameter, share in pairs)
 
 
 def _cmaes(known: Known, attempt: int) -> Values:

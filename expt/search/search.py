@@ -110,8 +110,12 @@ class Search(Iterator[Job | None]):
     def __next__(self) -> Job | None:
         if self.has_spent_all():
             raise StopIteration
-        if not self._may_start():
+        if self._batch is None and not self._has_room():
             return None
+        if self._batch is not None:
+            self._left_of_batch = (self._left_of_batch if self._running else self._batch) - 1
+            if self._left_of_batch < 0:
+                return None
         job = self._next()
         if job is not None:
             job.is_trial = True
@@ -194,14 +198,6 @@ class Search(Iterator[Job | None]):
         own = {trial.number for trial in self._trials.values() if trial.number is not None}
         return own | self._repeated
 
-    def _may_start(self) -> bool:
-        if self._batch is None:
-            return self._has_room()
-        if not self._running:
-            self._left_of_batch = self._batch
-        self._left_of_batch -= 1
-        return self._left_of_batch >= 0
-
     def _next(self) -> Job | None:
         while self._unfinished:
             trial = self._unfinished.pop(0)
@@ -227,15 +223,10 @@ class Search(Iterator[Job | None]):
         if job is not None:
             self._trials.pop(trial.folder, None)  # another one, where its run was refused there
             self._trials[job.paths.folder] = replace(trial, folder=job.paths.folder)
-            job.pause_after(self._stop_of(job.paths))
+            if self._rungs is not None:  # one that has begun has it on record
+                record, first = read_result(job.paths), self._rungs.next_stop(0)
+                job.pause_after(record.get("until_epoch") if "attempts" in record else first)
         return job
-
-    def _stop_of(self, paths: RunPaths) -> int | None:
-        """Return the epoch after which a run pauses first; one that has begun has it on record."""
-        if self._rungs is None:
-            return None
-        record = read_result(paths)
-        return record.get("until_epoch") if "attempts" in record else self._rungs.next_stop(0)
 
     def _promoted(self) -> Job | None:
         trial = self._rungs.promotable(self._for_rungs()) if self._rungs else None

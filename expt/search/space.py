@@ -177,28 +177,19 @@ class Space:
 
         for parameter in self.parameters:
             while ends := missing(parameter):
-                chosen: dict[str, Value] = {**self.requires(parameter), parameter.name: ends[0]}
-                point: Values = {}
-                for each in self.parameters:
-                    if each.is_active(point):
-                        preferred = [*missing(each), each.at(0)][0]
-                        point[each.name] = chosen.get(each.name, preferred)
-                found.append(point)
-                if not parameter.is_active(point):
+                chosen: Values = {**self.requires(parameter), parameter.name: ends[0]}
+                preferred = ([*missing(each), each.at(0)][0] for each in self.parameters)
+                pairs = zip(self.parameters, preferred, strict=True)
+                found.append(self.point([chosen.get(each.name, value) for each, value in pairs]))
+                if not parameter.is_active(found[-1]):
                     break
         return found
 
     def variants(self, parameter: Parameter) -> list[Values]:
         """Return trials that differ by one parameter alone, as far as that is possible."""
-        found = list[Values]()
-        for end in parameter.ends:
-            chosen: dict[str, Value] = {**self.requires(parameter), parameter.name: end}
-            point: Values = {}
-            for each in self.parameters:
-                if each.is_active(point):
-                    point[each.name] = chosen.get(each.name, each.at(0))
-            found.append(point)
-        return found
+        required = self.requires(parameter)
+        chosen: list[Values] = [{**required, parameter.name: end} for end in parameter.ends]
+        return [self.point(own.get(p.name, p.at(0)) for p in self.parameters) for own in chosen]
 
     @property
     def labels(self) -> list[str]:

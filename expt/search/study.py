@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import warnings
@@ -74,7 +73,10 @@ def _trials(runs: Sequence[FoundRun], search: SearchRecord) -> Iterator[optuna.t
         yield create_trial(
             state=TrialState.COMPLETE if done else states.get(read.status, TrialState.FAIL),
             values=read.objectives if done else None,  # type: ignore[arg-type]
-            params={key: _in(axes[key], run.typed[key]) for key in own},
+            params={
+                key: setting(run.typed[key]) if hasattr(axes[key], "choices") else run.typed[key]
+                for key in own
+            },
             distributions={key: axes[key] for key in own},
             intermediate_values={x: search.goals[0].cost(cost) for x, cost in costs.items()},
             constraints=dict(read.violations),
@@ -92,10 +94,6 @@ def _axis(values: Sequence[Any]) -> optuna.distributions.BaseDistribution:
     are_whole = all(isinstance(value, int) for value in values)
     kind = IntDistribution if are_whole else FloatDistribution
     return kind(low, high, log=low > 0 and high >= WIDE * low)
-
-
-def _in(axis: optuna.distributions.BaseDistribution, value: Any) -> Any:
-    return setting(value) if hasattr(axis, "choices") else value
 
 
 def importance(folder: Path, runs: Sequence[FoundRun]) -> dict[str, dict[str, dict[str, float]]]:
@@ -117,15 +115,14 @@ def importance(folder: Path, runs: Sequence[FoundRun]) -> dict[str, dict[str, di
         by["fanova"] = of_optuna.FanovaImportanceEvaluator(seed=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the target is to be low
-        for name, goal in itertools.product(by, goals):
-            cost = functools.partial(_cost, goals.index(goal), goal)
+        for name, (place, goal) in itertools.product(by, enumerate(goals)):
+
+            def cost(trial: Any, place: int = place, goal: Goal = goal) -> float:
+                return goal.cost(trial.values[place])
+
             try:
                 weights = of_optuna.get_param_importances(study, evaluator=by[name], target=cost)
             except RuntimeError as error:  # all have the same value
                 raise ConfigError(f"--importance: {goal.tag}: {error}") from None
             found.setdefault(goal.tag, {})[name] = weights
     return found
-
-
-def _cost(place: int, goal: Goal, trial: optuna.trial.FrozenTrial) -> float:
-    return goal.cost(trial.values[place])

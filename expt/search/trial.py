@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from expt.config.constraints import Target
+from expt.config.identity import REPEATED
 from expt.config.kinds import added_by, metrics_of
 from expt.config.schema import RunConfig
 from expt.errors import BAD_TRIALS, ConfigError, OutOfMemory, did_you_mean, warn
@@ -68,10 +69,8 @@ class Reader:
     space: Space
     goals: Sequence[Goal]
     limits: Sequence[Limit] = ()
-    differences: Callable[[Values, Record], Sequence[str]] = lambda *_: ()
-    """A function to the settings, apart from the space, in which a run differs from the search."""
-    question: Callable[[Values, Record], str] = lambda *_: ""
-    """A function to the first difference of the question that a run answers, of another search."""
+    differences: Callable[[Values, Record], Mapping[str, str]] = lambda *_: {}
+    """A function to the settings, apart from the space, in which a run differs, in words."""
 
     def trial(self, run: FoundRun) -> Trial | None:
         """Return the trial of a run, or None where it has no record or is outside the space."""
@@ -99,13 +98,13 @@ class Reader:
             folder=run.folder,
         )
 
-    def own(self, folder: Path) -> tuple[list[Trial], dict[str, Sequence[str]]]:
+    def own(self, folder: Path) -> tuple[list[Trial], dict[str, Collection[str]]]:
         """Return the trials of this search in its folder, and the names of the other runs there.
 
         With each of the others come the settings in which it differs; none if it is outside the
         space. Of several runs of one number the first that has settings counts.
         """
-        trials, others = list[Trial](), dict[str, Sequence[str]]()
+        trials, others = list[Trial](), dict[str, Collection[str]]()
         numbers = set[int | None]()
         for run in sorted(results(folder), key=lambda run: "identity" not in run.record):
             if run.status == DAMAGED:
@@ -128,25 +127,23 @@ class Reader:
         found = [(run, trial) for run in runs if (trial := self.trial(run)) is not None]
         if not found:
             raise ConfigError(f"{key}: has no run in this space")
-        others = [
-            self._other_goal(run) or self.question(each.values, run.record) for run, each in found
-        ]
-        if first := next(filter(None, others), ""):
-            number = f"{sum(map(bool, others))} of its {len(found)} runs"
-            warn(f"{key}: {number} answer another question than this search: {first}")
+        others = [first for each in found if (first := next(self._other_question(*each), ""))]
+        if others:
+            number = f"{len(others)} of its {len(found)} runs"
+            warn(f"{key}: {number} answer another question than this search: {others[0]}")
         return [replace(trial, number=None) for _, trial in found]
 
-    def _other_goal(self, run: FoundRun) -> str:
-        """Return how its objective differs from all goals, or its direction from the goal's."""
+    def _other_question(self, run: FoundRun, trial: Trial) -> Iterator[str]:
+        """Yield how a run of another sweep differs: in its goal, else in its data or settings."""
         goal = next((each for each in self.goals if each.tag == run.objective), None)
-        if not run.objective:  # it was refused
-            return ""
-        if goal is None:
-            return f"objective={run.objective} there, {self.goals[0].tag} here"
-        if run.is_higher_better(goal.tag) != goal.highest:
+        if run.objective and goal is None:  # else it was refused
+            yield f"objective={run.objective} there, {self.goals[0].tag} here"
+        elif goal and run.is_higher_better(goal.tag) != goal.highest:
             ways = ("highest", "lowest") if goal.highest else ("lowest", "highest")
-            return f"the {ways[1]} {goal.tag} is best there, the {ways[0]} here"
-        return ""
+            yield f"the {ways[1]} {goal.tag} is best there, the {ways[0]} here"
+        for key, difference in self.differences(trial.values, run.record).items():
+            if key not in REPEATED:
+                yield difference
 
 
 def in_order(trials: Sequence[Trial]) -> list[Trial]:

@@ -94,7 +94,7 @@ class Record:
     def best(self) -> None:
         """Log the best value of the objective; warn once where it is not finite."""
         if best := self._history.best:
-            self.log({tags.best(best["metric"]): best["value"]})
+            self.log({tags.BEST + best["metric"]: best["value"]})
         elif (why := self._history.why_no_best(self._position.epoch)) and self._metrics:
             warn(why)
 

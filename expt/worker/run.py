@@ -316,7 +316,7 @@ class Run:
         if values is None:
             return
         self._refuse_loss(values)
-        points = tagged(values, tags.running, warns=self.worker.rank == 0)
+        points = tagged(values, lambda name: tags.RUNNING + name, warns=self.worker.rank == 0)
         if samples_per_s is not None:
             points |= {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: samples_per_s}
         self.record.log(points)

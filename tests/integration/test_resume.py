@@ -234,3 +234,14 @@ def test_sweep_of_forks_is_known_without_parents(tmp_path: Path, trained: Traine
     assert configs[2]["optimizer"]["betas"] == [0.8, 0.9], "each has its own parent's settings"
     shutil.rmtree(small)
     assert [run.record for run in expt.sweep(*sweep)] == found
+
+
+def test_a_fork_that_is_resumed_shows_what_differs_now(tmp_path: Path) -> None:
+    given = ("model=mlp", "world_size=1", "dataset.train_limit=128")
+    parent = expt.run(*given, "epochs=1", folder=tmp_path / "parent")
+    fork = (*given, f"fork='{parent.folder}'", "optimizer.lr=0.02")
+    expt.run(*fork, "epochs=2", folder=tmp_path / "fork")
+    longer = expt.run(*fork, "epochs=3", "resume=auto", folder=tmp_path / "fork")
+    assert longer.record["forked_from"]["changed"]["epochs"] == [1, 3]
+    lr = parent.config["optimizer"]["lr"]
+    assert longer.record["forked_from"]["changed"]["optimizer.lr"] == [lr, 0.02]

@@ -278,9 +278,10 @@ def test_a_narrow_terminal_folds_settings_and_no_number(tmp_path: Path) -> None:
             )
     leave_run(tmp_path, "model=mlp,optimizer.lr=0.1,seed=0", status=INTERRUPTED)
     text = printed(tmp_path, width=80)
-    lines = text.splitlines()
+    *lines, note = text.splitlines()
     assert any("0.5000 ± 0.0000 (2)" in line for line in lines)
     assert {len(line) for line in lines} == {80}
+    assert note == leaderboard.SPREAD, "below the table, and not folded to its width"
     assert lines[0].endswith("train time")
     assert {"interrupted", "completed", "accuracy/val"} <= {*text.split()}, text
 

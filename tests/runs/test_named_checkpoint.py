@@ -43,7 +43,7 @@ def paths(tmp_path: Path) -> RunPaths:
     about: Any = {"identity": "a", "seedless_identity": "b", "config": {}, "arguments": []}
     create_result(paths, content=content, **about)
     save(paths.best, 10)
-    save(checkpoint_file.older(paths.last, 1), 15)
+    save(checkpoint_file.numbered(paths.last, 1), 15)
     save(paths.last, 30)
     return paths
 
@@ -114,7 +114,7 @@ def test_all_words_name_a_run_alike(word: str, paths: RunPaths, tmp_path: Path) 
 
 
 def test_first_weights_may_be_any_checkpoint_or_file(paths: RunPaths, tmp_path: Path) -> None:
-    run, older = paths.folder, checkpoint_file.older(paths.last, 1)
+    run, older = paths.folder, checkpoint_file.numbered(paths.last, 1)
     assert chosen(str(run)) == (paths.best, run)
     assert chosen(f"{run}@last") == (paths.last, run)
     assert chosen(f"{run}@15") == (older, run)

@@ -11,7 +11,7 @@ import pytest
 
 from expt.config import secrets
 from expt.config.identity import VERSION
-from expt.errors import Diverged
+from expt.errors import Diverged, RunFailed
 from expt.runs.failure import in_one_line, read_error, write_error
 from expt.runs.found import results, results_below
 from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point, at_best, until
@@ -393,3 +393,14 @@ def test_points_that_a_file_has_lost_are_reported_at_a_resume(
     assert len(MetricsReader(paths).read()) == 14
     assert at_best(paths, "loss/train", {"epoch": 1}) == 14
     assert capsys.readouterr().err == ""
+
+
+def test_a_writer_whose_folder_was_renamed_writes_no_second_one(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.folder.mkdir()
+    writer = MetricsWriter(paths)
+    writer.write(1, 1, {"loss/train": 0.5})
+    paths.folder.rename(tmp_path / "renamed")
+    with pytest.raises(RunFailed, match="run: was renamed or removed while the run was at work"):
+        writer.write(2, 1, {"loss/train": 0.4})
+    writer.close()

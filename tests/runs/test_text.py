@@ -107,14 +107,14 @@ def test_there_is_no_other_console() -> None:
 
 LOGGED = [
     tags.RUNNING_LOSS,
-    tags.running("accuracy"),
+    tags.RUNNING + "accuracy",
     tags.RUNNING_SAMPLES_PER_S,
     *(
         tags.metric(name, split)
         for name in ("loss", "accuracy")
         for split in ("train", "val", "test")
     ),
-    tags.best("accuracy/val"),
+    tags.BEST + "accuracy/val",
     tags.LR,
     tags.SAMPLES_PER_S,
     tags.EPOCH_S,

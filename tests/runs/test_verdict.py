@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import random
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_the_best_is_compared_by_paired_seeds_and_corrected_for_all_pairs() -> N
     b, c = of("b", found), of("c", found)
     # Differences 0.01, 0, 0.03, 0.02, 0.01: deviation sqrt(0.00052 / 4), t = 2.746 of 4 degrees.
     assert b.lead == pytest.approx(0.014)
-    half = 2.7764 * math.sqrt(0.00052 / 4) / math.sqrt(5)
+    half = 2.7764 * math.sqrt(0.00052 / 4) / math.sqrt(5)  # Holm corrects the largest p by 1
     assert b.low == pytest.approx(0.014 - half, abs=1e-5)
     assert b.high == pytest.approx(0.014 + half, abs=1e-5)
     assert b.seeds == 5
@@ -60,6 +61,19 @@ def test_the_best_is_compared_by_paired_seeds_and_corrected_for_all_pairs() -> N
     assert c.p < 1e-3
     assert (b.in_words, c.in_words) == ("none shown", "a difference")
     assert "3 comparisons" in found.notes[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_interval_and_p_agree(seed: int) -> None:
+    draw = random.Random(seed).gauss
+    rows = {
+        name: [draw(0.9 + 0.01 * at, 0.008) for _ in range(4)] for at, name in enumerate("abcdef")
+    }
+    for one in verdict.verdicts(runs_of(**rows)).others:
+        assert (
+            (one.low < 0 < one.high) == (one.p >= verdict.LEVEL) == (one.in_words == "none shown")
+        )
+        assert one.low < one.lead < one.high
 
 
 def test_p_is_corrected_as_holm_has_it() -> None:

@@ -22,13 +22,14 @@ from expt.runs.found import FoundRun, results
 from expt.runs.grid import read_grid
 from expt.runs.paths import is_sweep, write_atomically
 from expt.runs.result import COMPLETED, PRUNED, device_s
-from expt.runs.view.listing import best_first, chosen, falls, filtered_key, ordered
+from expt.runs.view.listing import best_first, chosen, falls, ordered, parts_of
 from expt.runs.view.summary import epochs_done
 from expt.runs.view.text import STALE, as_csv, cells, elapsed, plain_table, setting
 
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
 """The largest number of rows that are printed."""
+SPREAD = "a ± b (n): mean and standard deviation of n repetitions"
 _LAST_RESORT = "experiment without seed"
 """The column that tells any two rows apart."""
 
@@ -61,7 +62,10 @@ class Row:
     @property
     def first(self) -> FoundRun:
         """The counted run of the lowest seed and fold, which was not chosen by its own numbers."""
-        return min(self.counted, key=lambda run: [*map(_place, seed_and_fold(run))])
+        return min(
+            self.counted,
+            key=lambda run: [x if isinstance(x, int) else -1 for x in seed_and_fold(run)],
+        )
 
     @property
     def is_whole(self) -> bool:
@@ -176,7 +180,7 @@ def filtered(
     passes as a whole, if one of its runs does: without the others its mean would be chosen too.
     Raises ConfigError as `chosen`.
     """
-    by_run = [text for text in filters if filtered_key(text, runs) in REPEATED]
+    by_run = [text for text in filters if parts_of(text, runs)[0] in REPEATED]
     passed, among = {run.folder for run in chosen(runs, filters)}, chosen(runs, by_run)
     if by_run:
         among = [dataclasses.replace(run, is_chosen_repetition=True) for run in among]
@@ -226,10 +230,6 @@ def seed_and_fold(run: FoundRun) -> tuple[Any, ...]:
     if config := run.config:
         return config.get("seed"), (config.get("dataset") or {}).get("fold")
     return tuple(run.typed.get(key) for key in REPEATED)
-
-
-def _place(seed_or_fold: Any) -> int:
-    return seed_or_fold if isinstance(seed_or_fold, int) else -1
 
 
 def without_seed(run: FoundRun) -> str:
@@ -298,9 +298,9 @@ def leaderboard(
     found = rows(runs, sort, among)
     head, *below = lines(found[:SHOWN], objective_name(among or runs), stale)
     table = plain_table(head, left={*head[: len(_keys(found[:SHOWN]))], "status"})
-    if len(found) > SHOWN:
-        table.caption = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}"
-        table.caption_justify = "left"
+    notes = [SPREAD] * any(len(row.values) > 1 for row in found[:SHOWN])
+    notes += [f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}"] * (len(found) > SHOWN)
+    table.caption = "\n".join(notes)
     for line in below:
         table.add_row(*cells(*line))
     return table

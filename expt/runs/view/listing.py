@@ -50,7 +50,7 @@ def chosen(runs: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
 
     Raises ConfigError for a text that is not a filter, or of a key that no run has.
     """
-    tests = [_filter(text, [run.values for run in runs]) for text in filters]
+    tests = [_filter(text, runs) for text in filters]
     return [run for run in runs if all(test(run.values) for test in tests)]
 
 
@@ -97,25 +97,29 @@ def _check(key: str, known: Collection[str]) -> None:
         raise ConfigError(f"{key}: no run has such a column, setting or metric.{hint}")
 
 
-def filtered_key(text: str, runs: Iterable[FoundRun]) -> str:
-    """Return the key that a filter is of. Raises ConfigError as `chosen`."""
-    return _parts(text, [run.values for run in runs])[0]
-
-
-def _parts(text: str, runs: Sequence[Values]) -> tuple[str, str, str]:
+def parts_of(text: str, runs: Iterable[FoundRun]) -> tuple[str, str, str]:
+    """Return a filter's key, comparison and value. Raises ConfigError as `chosen`."""
     match = re.fullmatch(r"\s*([^=!<>]+?)\s*(==?|!=|<=|>=|<|>)\s*(.*?)\s*", text, re.DOTALL)
     if match is None:
         raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")
-    return _full_key(match[1], runs), match[2], match[3]
+    key, every = match[1], [run.values for run in runs]
+    known = {known for values in every for known in values}
+    # `optimizer.lr` for `lr`; of several such keys the one in which the runs differ.
+    if key not in known and (several := sorted(x for x in known if x.endswith(f".{key}"))):
+        differing = [x for x in several if len({str(values.get(x)) for values in every}) > 1]
+        key, *others = differing or several
+        if others:
+            names = " or ".join([key, *others])
+            raise ConfigError(f"{match[1]}: may be {names}; write the whole key")
+    _check(key, known)
+    return key, match[2], match[3]
 
 
-def _filter(text: str, runs: Sequence[Values]) -> Callable[[Values], bool]:
-    key, how, wanted = _parts(text, runs)
+def _filter(text: str, runs: Sequence[FoundRun]) -> Callable[[Values], bool]:
+    key, how, wanted = parts_of(text, runs)
     if how in ("=", "==", "!="):
-        is_pattern = re.search(r"[*?]", wanted) and not any(
-            _equal(run.get(key), wanted) for run in runs
-        )
-        is_like = _matches if is_pattern else _equal
+        is_there = any(_equal(run.values.get(key), wanted) for run in runs)
+        is_like = _matches if re.search(r"[*?]", wanted) and not is_there else _equal
         return lambda run: is_like(run.get(key), wanted) == (how != "!=")
     if (limit := _number(wanted)) is None:
         raise ConfigError(f"{text}: {wanted!r} is not a number")
@@ -125,19 +129,6 @@ def _filter(text: str, runs: Sequence[Values]) -> Callable[[Values], bool]:
         return value is not None and bool(_COMPARE[how](value, limit))
 
     return within
-
-
-def _full_key(key: str, runs: Sequence[Values]) -> str:
-    """Return `optimizer.lr` for `lr`; of several such keys the one in which the runs differ."""
-    known = {known for run in runs for known in run}
-    several = sorted(each for each in known if each.endswith(f".{key}"))
-    if key in known or not several:
-        _check(key, known)
-        return key
-    differing = [key for key in several if len({str(run.get(key)) for run in runs}) > 1]
-    if len(found := differing or several) > 1:
-        raise ConfigError(f"{key}: may be {' or '.join(found)}; write the whole key")
-    return found[0]
 
 
 def _matches(value: Any, pattern: str) -> bool:
@@ -223,8 +214,12 @@ def side_by_side(first: FoundRun, second: FoundRun) -> Table:
     others = {*results, "run", "started"}
     settings = dict.fromkeys(key for run in both for key in run.values if key not in others)
     rows = [(key, *(setting(run.values.get(key, "")) for run in both)) for key in settings]
-    rows.append(("commit", *map(_commit, both)))
-    rows.append(("versions", *map(_versions, both)))
+    gits = [run.record.get("git") or {} for run in both]
+    marks = [" with changes" if git.get("diff") else "" for git in gits]
+    commits = (f"{g.get('commit', '')[:12]}{mark}" for g, mark in zip(gits, marks, strict=True))
+    versions = (run.record.get("versions", {}).items() for run in both)
+    rows.append(("commit", *commits))
+    rows.append(("versions", *(", ".join(map(" ".join, each)) for each in versions)))
     for name, a, b in rows:
         if a != b:
             table.add_row(*cells(name, a, b, ""))
@@ -234,16 +229,6 @@ def side_by_side(first: FoundRun, second: FoundRun) -> Table:
         difference = f"{y - x:+.4g}" if isinstance(x, float) and isinstance(y, float) else ""
         table.add_row(*cells(key, _shown(x), _shown(y), difference))
     return table
-
-
-def _commit(run: FoundRun) -> str:
-    git = run.record.get("git") or {}
-    return git.get("commit", "")[:12] + (" with changes" if git.get("diff") else "")
-
-
-def _versions(run: FoundRun) -> str:
-    versions = run.record.get("versions", {})
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _shown(value: Any) -> str:

@@ -20,12 +20,12 @@ from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import evaluated_tag, read_result
+from expt.runs.tags import BEST
 from expt.runs.view.text import Console, duration, gpus_named, say
 
 REFRESH_S = 0.1
 WIDE, BAR = 100, 16
 """The columns of a terminal that has room for a progress bar, and of the bar."""
-BEST = tags.best("")
 PLAIN_LINE_S = EVERY_S * 0.8
 """Seconds between lines within a long epoch where there is no terminal."""
 MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
@@ -222,7 +222,11 @@ class RunDisplay:
         self._line_at = time.monotonic()
         ends_epoch = tags.EPOCH_S in line.values
         if ends_epoch:
-            values = {tag: value for tag, value in values.items() if not _is_running(tag)}
+            values = {
+                tag: value
+                for tag, value in values.items()
+                if not tag.startswith(tags.RUNNING) and tag != tags.RUNNING_SAMPLES_PER_S
+            }
         epoch, step = f"{line.epoch}/{state.epochs}", f"step {line.step}/{state.total_steps}"
         words = [*in_words(values, state.noun), *["best"] * line.is_best]
         if not self._console.is_terminal:
@@ -286,18 +290,13 @@ def found_in(data: Mapping[str, Any]) -> list[str]:
     return [samples + "".join(targets), *features.inputs.in_words()]
 
 
-def _is_running(tag: str) -> bool:
-    return tag.startswith(tags.running("")) or tag == tags.RUNNING_SAMPLES_PER_S
-
-
 def in_words(values: Mapping[str, float], noun: str = "image") -> list[str]:
     """Return the numbers of a line; the epoch's own, else those since the last log point.
 
     A sample is called `noun`.
     """
-    running = tags.running("")
     trained = [tag.removesuffix("/train") for tag in values if tag.endswith("/train")]
-    trained += [tag.removeprefix(running) for tag in values if tag.startswith(running)]
+    trained += [tag.removeprefix(tags.RUNNING) for tag in values if tag.startswith(tags.RUNNING)]
     trained += [tag.rpartition("/")[0] for tag in values if tag.endswith(("/val", "/test"))]
     metric = next((name for name in trained if name != "loss"), "loss")
     named = {"loss": "loss", metric: "acc" if metric == "accuracy" else metric}.items()
@@ -306,7 +305,7 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> list[str]:
     objective = next((tag.removeprefix(BEST) for tag in values if tag.startswith(BEST)), val)
     others = () if objective in (val, test) else (objective,)  # then `best` is of neither
     shown = [
-        *((short, ".4f", tags.metric(of, "train"), tags.running(of)) for of, short in named),
+        *((short, ".4f", tags.metric(of, "train"), tags.RUNNING + of) for of, short in named),
         (val if others else "val", ".4f", val),
         (test if others else "test", ".4f", test),
         *((tag, ".4f", tag) for tag in others),
@@ -354,16 +353,13 @@ class Printed:
             self._read[log] = read + len(whole)
             rank, printed = int(log.parent.name), log.stem == "stdout"
             for line in whole.decode(errors="replace").splitlines():
-                if printed or self._is_new_warning(line):
+                if printed:
+                    yield rank, line
+                elif line.startswith(WARNING) and line not in self._warned:
+                    self._warned.add(line)
                     yield rank, line
             if printed and last and read + len(whole) < size:
                 yield rank, f"... more in {log}"
-
-    def _is_new_warning(self, line: str) -> bool:
-        if not line.startswith(WARNING) or line in self._warned:
-            return False
-        self._warned.add(line)
-        return True
 
 
 def show_printed(

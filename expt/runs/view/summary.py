@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -25,7 +24,6 @@ from expt.runs.result import (
     COMPLETED,
     PRUNED,
     Begun,
-    ByClass,
     Forked,
     Record,
     moment,
@@ -54,11 +52,12 @@ _MOST_CLASSES = 20
 def print_summary(console: Console, paths: RunPaths) -> None:
     """Print the final numbers, each with its epoch, and the next commands."""
     result = read_result(paths)
+    longer = resume_command(paths, result.get("ended_by", "epochs"))
     is_pruned = result.get("status") == PRUNED
     resumed_at = result.get("resumed_from", {}).get("step")
     if not is_pruned and resumed_at and resumed_at == result.get("steps"):
         at_end = f"nothing was left to train: the run was at its end, step {resumed_at}, already"
-        say(console, f"{at_end}; to continue: {_longer(paths, result)}")
+        say(console, f"{at_end}; to continue: {longer}")
     values: Mapping[str, float | None] = result.get("metrics") or {}
     metrics = metrics_of((result.get("config") or {}).get("task"))
     table = plain_table(("", *metrics, "of epoch"), left=[""])
@@ -72,11 +71,16 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         table.add_row(*cells("majority", *shares, f"the share of {name} in train"))
     console.print(table)
     _say_undefined(console, values)
-    for line in _facts(result):
-        say(console, line)
+    if forked := result.get("forked_from"):
+        say(console, f"forked from  {shown_path(Path(forked['run']))}, {_since(forked)}")
+    speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
+    trained_s = sum(result.get("epoch_s") or [0])
+    say(console, f"trained      {trained_s:.1f} s by {_where(result)}, {speed}")
+    if best := result.get("best"):
+        say(console, f"best         {best['metric']} {best['value']:.4f} {_when(result, best)}")
     if stopped := result.get("stopped_early"):
         why = f"{_when(result, stopped)}: {stopped['reason']}"
-        say(console, f"stopped      {why}; to continue: {_longer(paths, result)}")
+        say(console, f"stopped      {why}; to continue: {longer}")
     folder = shown_path(paths.folder)
     if is_pruned:
         command = resume_command(paths)
@@ -89,10 +93,6 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     say(console, f"look at it   tensorboard --logdir {_quoted(logdir(paths.folder))}")
     if folder.startswith("outputs/"):  # where the report looks by itself
         say(console, f"compare      {provenance.program()} report")
-
-
-def _longer(paths: RunPaths, result: Record) -> str:
-    return resume_command(paths, result.get("ended_by", "epochs"))
 
 
 def _number(value: Any) -> str:
@@ -145,15 +145,6 @@ def _where(result: Record) -> str:
     return f"{workers} worker{'s' if workers > 1 else ''} on {gpus_named(devices)}"
 
 
-def _facts(result: Record) -> Iterator[str]:
-    if forked := result.get("forked_from"):
-        yield f"forked from  {shown_path(Path(forked['run']))}, {_since(forked)}"
-    speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
-    yield f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {_where(result)}, {speed}"
-    if best := result.get("best"):
-        yield f"best         {best['metric']} {best['value']:.4f} {_when(result, best)}"
-
-
 def _when(result: Record, at: Mapping[str, Any]) -> str:
     found = moment(result, at)
     return f"{'at' if found.startswith('step') else 'in'} {found}"
@@ -184,22 +175,17 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
     if not several:
         classes = record["evaluation_of"].get("by_class", {})
         if 0 < len(classes) <= _MOST_CLASSES:
-            console.print(_by_class(classes))
+            table = plain_table(("class", "samples", "precision", "recall", "F1"), left=["class"])
+            for each, by in classes.items():
+                shares = (by["precision"], by["recall"], by["f1"])
+                shown = ("" if share is None else f"{share:.4f}" for share in shares)
+                table.add_row(*cells(each, by["samples"], *shown))
+            console.print(table)
         for line in _facts_of_evaluation(record):
             say(console, line)
         say(console, f"numbers      {shown_path(paths.result)}")
     around = run.parent if several else logdir(run)
     say(console, f"look at it   tensorboard --logdir {_quoted(around)}")
-
-
-def _by_class(classes: Mapping[str, ByClass]) -> Table:
-    table = plain_table(("class", "samples", "precision", "recall", "F1"), left=["class"])
-    for name, of in classes.items():
-        shares = (
-            "" if x is None else f"{x:.4f}" for x in (of["precision"], of["recall"], of["f1"])
-        )
-        table.add_row(*cells(name, of["samples"], *shares))
-    return table
 
 
 def _facts_of_evaluation(record: Record) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import itertools
 import re
@@ -70,16 +71,17 @@ class PlainTable(Table):
             if number:
                 yield Segment.line()
             yield from Table.__rich_console__(part, console, options.update(max_width=UNLIMITED))
+        if self.caption:  # Rich would fold it to the table's width
+            yield Text(str(self.caption), "table.caption")
 
     def _parts(self, room: int) -> Iterator[Table]:
         """Yield tables of at most `room` characters, where their columns can be so narrow."""
         whole, least = list[int](), list[int]()
         for column in self.columns:
-            lines = [line for cell in column.cells for line in str(cell).splitlines()]
             heading = cell_len(str(column.header))
-            whole.append(max(heading, *map(cell_len, lines), 0))
-            folded = max(_FOLDED, heading)
-            least.append(whole[-1] if column.no_wrap else min(whole[-1], folded))
+            lines = [line for cell in column.cells for line in str(cell).splitlines()]
+            whole.append(max([heading, *map(cell_len, lines)]))
+            least.append(whole[-1] if column.no_wrap else min(whole[-1], max(_FOLDED, heading)))
 
         def needs(part: Sequence[int]) -> int:
             return sum(least[at] for at in part) + _GAP * (len(part) - 1)
@@ -98,21 +100,16 @@ class PlainTable(Table):
             for at in part:
                 widths[at] = min(whole[at], least[at] + spare)
                 spare -= widths[at] - least[at]
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            for at, width in widths.items():
-                column, is_whole = self.columns[at], width == whole[at]
-                table.add_column(
-                    column.header,
-                    justify=column.justify,
-                    overflow="fold",
-                    no_wrap=is_whole,
+            columns = (
+                dataclasses.replace(
+                    self.columns[at],
+                    no_wrap=(is_whole := width == whole[at]),
                     max_width=None if is_whole else width,
                 )
-            texts = (self.columns[at].cells for at in part)
-            for row in zip(*texts, strict=True):
-                table.add_row(*row)
-            if part is parts[-1]:
-                table.caption, table.caption_justify = self.caption, self.caption_justify
+                for at, width in widths.items()
+            )
+            table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+            table.rows = self.rows
             yield table
 
 
@@ -132,7 +129,9 @@ def plain_table(columns: Iterable[str], left: Collection[str] = ()) -> Table:
     table = PlainTable()
     for column in columns:
         side: Any = "left" if column in left else "right"
-        table.add_column(cells(column)[0], justify=side, no_wrap=column not in left)
+        table.add_column(
+            cells(column)[0], justify=side, no_wrap=column not in left, overflow="fold"
+        )
     return table
 
 

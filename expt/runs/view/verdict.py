@@ -60,8 +60,9 @@ class Verdicts(NamedTuple):
 def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     """Compare the best row with the others by paired t-tests.
 
-    p is corrected (Holm) for the comparisons of all rows with one another, since the best one was
-    chosen by the same numbers. Raises ConfigError where there is nothing to compare.
+    p and the interval are corrected (Holm) for the comparisons of all rows with one another, since
+    the best one was chosen by the same numbers. Raises ConfigError where there is nothing to
+    compare.
     """
     metric = metric or objective_name(runs)
     sign, found = 1 if falls(metric, runs) else -1, rows(runs)
@@ -80,7 +81,8 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
         )
     measured = [index for index, number in enumerate(seeds) if number]
     pairs = itertools.combinations(measured, 2)
-    p = _holm({(one, other): _test(finite[one], finite[other])[3] for one, other in pairs})
+    raw = {(one, other): _test(finite[one], finite[other])[3] for one, other in pairs}
+    corrected = _holm(raw)
 
     def merit(index: int) -> tuple[bool, bool, float]:
         # Of a row with a run that is not finite, or failed, the mean of the others says nothing.
@@ -91,14 +93,18 @@ def verdicts(runs: Sequence[FoundRun], metric: str | None = None) -> Verdicts:
     others = []
     for index, row in enumerate(found):
         if index != best and seeds[index]:
-            lead, low, high, _ = (sign * each + 0.0 for each in _test(finite[best], finite[index]))
             pair, common = (min(best, index), max(best, index)), finite[best].keys() & finite[index]
-            low, high = min(low, high), max(low, high)
-            others.append(Verdict(row, len(common), lead, low, high, p[pair]))
-    known = sum(not math.isnan(each) for each in p.values())
+            p = corrected[pair]  # the interval has 0 within it where p is at least LEVEL
+            level = LEVEL * raw[pair] / p if p else LEVEL / len(raw)
+            lead, *ends, _ = _test(finite[best], finite[index], level)
+            low, high = sorted(sign * end + 0.0 for end in ends)
+            p = min(p, 1.0)  # in this order nan stays
+            others.append(Verdict(row, len(common), sign * lead + 0.0, low, high, p))
+    known = sum(not math.isnan(each) for each in raw.values())
     notes = [
-        "lead and interval compare each row with the best, by runs of the same seed; p is of a"
-        f" paired t-test, corrected (Holm) for {known} comparison{'s' * (known != 1)}"
+        "lead and interval compare each row with the best, by runs of the same seed; interval and p"
+        " are of a paired t-test, corrected (Holm) for"
+        f" {known} comparison{'s' * (known != 1)}"
     ]
     is_unequal = len({frozenset(each) for each in finite if each}) > 1
     notes += _of_repetitions(found, seeds, found[best], is_unequal=is_unequal)
@@ -146,7 +152,7 @@ def _values(row: Row, metric: str) -> Values:
     return found
 
 
-def _test(first: Values, second: Values) -> tuple[float, float, float, float]:
+def _test(first: Values, second: Values, level: float = LEVEL) -> tuple[float, float, float, float]:
     """Return the mean of `first - second` by seed, its interval, and p; nan without a spread."""
     require("--verdict", "scipy", extra="verdict")
     from scipy import stats
@@ -162,17 +168,17 @@ def _test(first: Values, second: Values) -> tuple[float, float, float, float]:
     if max(differences) - min(differences) <= 2 * error:
         return lead, math.nan, math.nan, math.nan
     tested = stats.ttest_1samp(differences, 0.0)
-    interval = tested.confidence_interval(1 - LEVEL)
+    interval = tested.confidence_interval(1 - level)
     return lead, float(interval.low), float(interval.high), float(tested.pvalue)
 
 
 def _holm(p: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Return the corrected p, which may be above 1; nan where it is not known."""
     known = sorted((value, pair) for pair, value in p.items() if not math.isnan(value))
     steps = ((len(known) - place) * value for place, (value, _) in enumerate(known))
-    corrected = itertools.accumulate(steps, max)
     return {
         **p,
-        **{pair: min(1.0, value) for (_, pair), value in zip(known, corrected, strict=True)},
+        **dict(zip((pair for _, pair in known), itertools.accumulate(steps, max), strict=True)),
     }
 
 
