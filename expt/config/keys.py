@@ -50,7 +50,7 @@ def _allowed(key: Key, rule: Rule) -> bool:
         return key.fork is not False
     if rule == "fork_within_epoch":
         return key.fork is True
-    return bool(key.resume if rule == "resume" else key.evaluate if rule == "evaluate" else False)
+    return (rule == "resume" and key.resume is True) or (rule == "evaluate" and bool(key.evaluate))
 
 
 def _equal(one: Any, other: Any) -> bool:
