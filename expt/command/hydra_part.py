@@ -82,6 +82,8 @@ def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: boo
             )
         if sweep and key == "hydra.run.dir":
             warn(f"{path}: {word} is for one run; a sweep has hydra.sweep.dir")
+        elif not sweep and key.startswith("hydra.sweeper.params."):
+            warn(f"{path}: {word} makes a sweep; add -m, or this is one run without it")
         elif not key.startswith((*USED, "hydra.searchpath")) and not needs_hydra(composed):
             warn(f"{path}: {word} has no effect on expt's own runs")
 
