@@ -50,15 +50,23 @@ def chosen(runs: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
 
     Raises ConfigError for a text that is not a filter, or of a key that no run has.
     """
-    tests = [_filter(text, [run.values for run in runs]) for text in filters]
-    return [run for run in runs if all(test(run.values) for test in tests)]
+    values = [*map(_values, runs)]
+    tests = [_filter(text, values) for text in filters]
+    return [run for run, own in zip(runs, values, strict=True) if all(test(own) for test in tests)]
+
+
+def _values(run: FoundRun) -> Values:
+    """Return the values of a run, and each element of a list by a key of its own."""
+    lists = ((key, value) for key, value in run.settings.items() if isinstance(value, list))
+    elements = {f"{key}.{at}": each for key, value in lists for at, each in enumerate(value)}
+    return {**elements, **run.values}
 
 
 def in_order(runs: Sequence[FoundRun], key: str = "started") -> list[FoundRun]:
     """Sort runs by a column, setting or metric: newest first, accuracies from the highest."""
     names = {run.objective for run in runs} if key == "best" else {key}
     down = any(falls(name, runs) for name in names)
-    return ordered(runs, lambda run: run.values.get(key, str(run.typed.get(key, ""))), falling=down)
+    return ordered(runs, lambda run: _values(run).get(key, str(run.typed.get(key, ""))), falling=down)
 
 
 def falls(key: str, runs: Iterable[FoundRun]) -> bool:
@@ -88,7 +96,7 @@ def ordered(items: Sequence[T], value_of: Callable[[T], Any], *, falling: bool) 
 
 def check_key(key: str, runs: Iterable[FoundRun]) -> None:
     """Raise ConfigError where no run has `key`."""
-    _check(key, {known for run in runs for known in (*run.values, *run.typed)})
+    _check(key, {known for run in runs for known in (*_values(run), *run.typed)})
 
 
 def _check(key: str, known: Collection[str]) -> None:
@@ -99,14 +107,14 @@ def _check(key: str, known: Collection[str]) -> None:
 
 def filtered_key(text: str, runs: Iterable[FoundRun]) -> str:
     """Return the key that a filter is of. Raises ConfigError as `chosen`."""
-    return _parts(text, [run.values for run in runs])[0]
+    return _parts(text, [*map(_values, runs)])[0]
 
 
 def _parts(text: str, runs: Sequence[Values]) -> tuple[str, str, str]:
     match = re.fullmatch(r"\s*([^=!<>]+?)\s*(==?|!=|<=|>=|<|>)\s*(.*?)\s*", text, re.DOTALL)
     if match is None:
         raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")
-    return _full_key(match[1], runs), match[2], match[3]
+    return _full_key(re.sub(r"\[(\d+)\]", r".\1", match[1]), runs), match[2], match[3]
 
 
 def _filter(text: str, runs: Sequence[Values]) -> Callable[[Values], bool]:
