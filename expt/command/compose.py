@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from expt.command.conf_files import groups, refuse_misread, written_in
 from expt.command.grammar import lock, parse_one, with_classes_added
 from expt.command.mistakes import as_config_error, unknown_key
 from expt.config.auto import fill_auto_of_a_sweep
-from expt.config.keys import all_keys, names_around, typed
+from expt.config.constraints import kind
+from expt.config.keys import all_keys, example_of, names_around, takes_list, typed
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
 from expt.config.parse import Settings, plain, with_value
 from expt.errors import ConfigError
@@ -153,6 +154,8 @@ class Composer:
             own = base.own
             for each in values:
                 own = base.with_value(own, each)
+            for each in attempt:
+                _refuse_no_list(own, each)
             if all(_reaches_list(own, each.key_or_group.split(".")) for each in attempt):
                 break
         for each in attempt:
@@ -223,6 +226,7 @@ class _Base:
         # Every custom dataset has these keys, in its YAML or not.
         may_add = is_custom and group == "dataset" and {*path[1:2]} & CUSTOM_DATASET_KEYS
         is_added = may_add or word.type != OverrideType.CHANGE
+        _refuse_no_list(own, word)
         if not is_added and (unknown := _unknown(own, path, value)):
             choice = None if is_custom else str(self.choices.get(group) or "")
             more = [f"{group}.{key}" for key in CUSTOM_DATASET_KEYS if group == "dataset"]
@@ -254,6 +258,37 @@ def _unknown(node: Any, path: Sequence[str], value: Any) -> str:
     return ""
 
 
+def _refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
+    """Raise ConfigError for one element of a key that has no list, with the value to type."""
+    path, text, node = word.key_or_group.split("."), str(word.input_line), own
+    is_custom = isinstance(node.get(path[0]), dict) and "_target_" in node[path[0]]
+    for at, name in enumerate(path):
+        key = ".".join(path[:at])
+        if name.isdecimal() and at and not (isinstance(node, list) or word.is_delete()):
+            chosen = kind(node) if key in groups() else None
+            is_list = takes_list(key) and (node in (None, ...) or key in all_keys())
+            if (node is None and is_list) or (isinstance(node, dict) and not chosen):
+                return
+            one = f"[{typed(word.value())}]" if is_list else typed(word.value())
+            whole = (
+                f"{key}={one}"
+                if not any(each.startswith(f"{key}.") for each in all_keys()) or chosen
+                else example_of(path[:at])
+            )
+            why = f"{key} has one value, {typed(chosen or node)}; write {whole}"
+            if node is ...:
+                why = f"nothing sets {key} yet; write the whole list, +{key}={one}"
+            raise ConfigError(f"{text}: {why}")
+        if isinstance(node, list):
+            if not name.isdecimal() or int(name) >= len(node):
+                return
+            node = node[int(name)]
+        elif isinstance(node, dict) and (name in node or is_custom):
+            node = node.get(name, ...)
+        elif node is not ...:
+            return
+
+
 def _reaches_list(node: Any, path: Sequence[str]) -> bool:
     """Return whether a list is on the path in `node`."""
     for key in path:
@@ -278,7 +313,7 @@ def _around(node: Any, path: Sequence[str]) -> Iterator[str]:
     for at, key in enumerate(path):
         if not isinstance(node, dict) or key not in node:
             names = node if isinstance(node, dict) else ()
-            yield from (".".join([*path[:at], name, *path[at + 1 :]]) for name in names)
+            yield from (".".join([*path[:at], str(name), *path[at + 1 :]]) for name in names)
             return
         node = node[key]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from expt.command.conf_files import groups, keys, keys_of, options
@@ -69,48 +70,52 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
 
     `near` are the keys that there are next to it.
     """
-    group = key.partition(".")[0]
+    above, _, last = key.rpartition(".")
+    group, other = key.partition(".")[0], f"{word}: there is no key '{key}'"
     if choice is None:
         hint = did_you_mean(key, near)
         add = f"{' Or type' if hint else '; type'} +{word}, or add it to the class's YAML"
         return f"{word}: nothing sets '{key}' yet{'.' * bool(hint)}{hint}{add}"
-    if key in keys():
-        has = {name: keys_of(group, name) for name in options(group)}
-        missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
-        hint = did_you_mean(key, has.get(choice, ()))
-        names = " or ".join(name for name, below in has.items() if key in (group, *below))
-        add = f"{' Or add' if hint else '; add'} one that has it: {group}={names}"
-        return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
-    if (group in groups() and key.endswith("._target_")) or key.startswith("task.metrics."):
-        return f"{word}: there is no key '{key}'; add it with +{word}"
-    above, _, last = key.rpartition(".")
-    if key in all_keys():  # below a key that is null
+    if (group in groups() and last == "_target_") or key.startswith("task.metrics."):
+        return f"{other}; add it with +{word}"
+    if key in all_keys() and key not in keys():  # below a key that is null
         example = example_of(above.split("."))
         return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
+    has = {name: keys_of(group, name) for name in options(group)}
+    own = has.get(choice, [])
+    if key in keys():
+        missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
+        hint = _near(last, own)
+        add = f"{' Or add' if hint else '; add'} one that has it: {_having(key, has)}"
+        return f"{word}: {missing}{'.' * bool(hint)}{hint}{add}"
     by_end = {name.rpartition(".")[2]: name for name in reversed(keys())}  # lr: optimizer.lr
     if choice and above == group and last not in (*ELSEWHERE, *by_end) and not near:
-        return f"{word}: {_no_such(group, choice, last)}"
+        hint = _near(last, [*itertools.chain(*has.values()), *own])
+        meant = re.findall(r"'(.+)'", hint)
+        if meant and meant[0] not in own:
+            hint += f" {group}={choice} has none; add {_having(meant[0], has)}"
+        listed = f" {group}={choice} has {', '.join(own)}." * bool(own)
+        return f"{other}.{hint or listed}"
     meant = ELSEWHERE.get(last) or by_end.get(last, key)
     known = [name for name in (*keys(), *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
     known += [f"{each}.{last}" for each in groups() if above and group not in keys()]
-    beside = {name.rpartition(".")[2]: name for name in keys() if name.startswith(f"{above}.")}
-    close = difflib.get_close_matches(last, beside, n=1, cutoff=0.8)  # groups: dataset.group
-    hint = did_you_mean(key, near or [beside[each] for each in close]) or did_you_mean(meant, known)
-    listed = f" --help {group} lists its keys" * (not hint and group in keys())
-    return f"{word}: there is no key '{key}'.{hint}{listed}"
+    next_to = {name.rpartition(".")[2]: name for name in keys() if name.startswith(f"{above}.")}
+    close = difflib.get_close_matches(last, next_to, n=1, cutoff=0.8)  # groups: dataset.group
+    hint = did_you_mean(key, near or [next_to[each] for each in close])
+    hint = hint or did_you_mean(meant, known)
+    return f"{other}.{hint}{f' --help {group} lists its keys' * (not hint and group in keys())}"
 
 
-def _no_such(group: str, choice: str, last: str) -> str:
-    """Return the error of a key that no choice of a group has, with the nearest, or those it has.
+def _near(last: str, known: Iterable[str]) -> str:
+    """Return a hint to a key of a group by its last part: the first is the same in all."""
+    ends = {key.rpartition(".")[2]: key for key in known}
+    return re.sub(r"'(\w+)'", lambda found: f"'{ends[found[1]]}'", did_you_mean(last, ends))
 
-    Only the last parts of keys are compared: the first is the same in all.
-    """
-    own = keys_of(group, choice) if choice in options(group) else []
-    others = [key for name in options(group) for key in keys_of(group, name)]
-    ends = {key.rpartition(".")[2]: key for key in [*others, *own]}
-    hint = re.sub(r"'(\w+)'", lambda found: f"'{ends[found[1]]}'", did_you_mean(last, ends))
-    hint = hint or f" {group}={choice} has {', '.join(own)}." * bool(own)
-    return f"there is no key '{group}.{last}'.{hint}"
+
+def _having(key: str, has: Mapping[str, Sequence[str]]) -> str:
+    """Return the choices of a group that have a key."""
+    group = key.partition(".")[0]
+    return f"{group}={' or '.join(name for name, own in has.items() if key in (group, *own))}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:

@@ -113,8 +113,7 @@ def _in_words(problem: ErrorDetails, path: list[str], node: Mapping[str, Any], r
         if len(names) > FEW:
             return f"{key}={value}: not one of {', '.join(names)}.{did_you_mean(str(value), names)}"
     if rule in ("dict_type", "dataclass_type", "tuple_type"):
-        is_element = rule == "tuple_type" and isinstance(value, int | float)
-        example = f"{key}=[{shown}]" if is_element else keys.example_of(path)
+        example = keys.example_of(path)
         if rule == "dataclass_type":
             return f"{key}={shown}: has keys of its own, e.g. {example}"
         return f"{key}={shown}: {_pydantic_s(problem)}, e.g. {example}"
@@ -170,7 +169,9 @@ def _fix(
     if "input should be" not in line:
         return ""
     value, text = value_at(node, key.split(".")), origin.texts.get(key)
-    is_variable = isinstance(value, str) and "oc.env:" in str(text) and "oc.decode:" not in str(text)
+    is_variable = (
+        isinstance(value, str) and "oc.env:" in str(text) and "oc.decode:" not in str(text)
+    )
     if text is not None and not is_variable:
         return f"; it came from {text}"
     came = f"it came from {text}, and variables are texts; " if text else ""

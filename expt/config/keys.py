@@ -186,6 +186,19 @@ def takes_null(key: str) -> bool:
     return any(types.NoneType in _leaves(hint) for hint in _hints_at(key.split(".")))
 
 
+def takes_list(key: str) -> bool:
+    """Return whether a setting may be a list; any may that is not in the schema."""
+
+    def is_list(hint: Any) -> bool:
+        origin, inside = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (typing.Annotated, typing.Union, types.UnionType):
+            return any(map(is_list, inside[:1] if origin is typing.Annotated else inside))
+        return origin is tuple
+
+    hints = _hints_at(key.split("."))
+    return not hints or any(map(is_list, hints))
+
+
 def _values(hint: Any) -> Iterator[str]:
     for leaf in _leaves(hint):  # of a list, one may be typed by itself
         if typing.get_origin(leaf) is typing.Literal:

@@ -66,7 +66,9 @@ def in_order(runs: Sequence[FoundRun], key: str = "started") -> list[FoundRun]:
     """Sort runs by a column, setting or metric: newest first, accuracies from the highest."""
     names = {run.objective for run in runs} if key == "best" else {key}
     down = any(falls(name, runs) for name in names)
-    return ordered(runs, lambda run: _values(run).get(key, str(run.typed.get(key, ""))), falling=down)
+    return ordered(
+        runs, lambda run: _values(run).get(key, str(run.typed.get(key, ""))), falling=down
+    )
 
 
 def falls(key: str, runs: Iterable[FoundRun]) -> bool:
