@@ -270,11 +270,8 @@ def _refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
             if (node is None and is_list) or (isinstance(node, dict) and not chosen):
                 return
             one = f"[{typed(word.value())}]" if is_list else typed(word.value())
-            whole = (
-                f"{key}={one}"
-                if not any(each.startswith(f"{key}.") for each in all_keys()) or chosen
-                else example_of(path[:at])
-            )
+            has_keys = not chosen and any(each.startswith(f"{key}.") for each in all_keys())
+            whole = example_of(path[:at]) if has_keys else f"{key}={one}"
             why = f"{key} has one value, {typed(chosen or node)}; write {whole}"
             if node is ...:
                 why = f"nothing sets {key} yet; write the whole list, +{key}={one}"

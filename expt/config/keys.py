@@ -273,10 +273,11 @@ def described(key: str) -> str:
     """Return in words the effect of a change of the setting; nothing where it makes another run."""
     meant = meaning(key)
     of_results = {"none": "changes no number", "rounding": "changes rounding only"}
+    of_resumes = {True: "may change on resume", "ahead": "may change on resume before it acts"}
     of_forks = {False: "kept by a fork", "epoch": "in a fork from an epoch's end"}
     parts = [of_results.get(str(meant.result))]
     if meant.result == "changes":
-        parts += ["may change on resume" if meant.resume else None, of_forks.get(meant.fork)]
+        parts += [of_resumes.get(meant.resume or False), of_forks.get(meant.fork)]
     return "; ".join([*filter(None, parts), *_conditions(key, meant)])
 
 
