@@ -151,11 +151,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     title = config.dataset.title(chosen and str(chosen), asked.dataset)
     other = None if own else str(secrets.hidden(title))
     evaluation = Evaluation(
-        run=run.absolute(),
-        which=asked.which,
-        split=split,
-        own_data=own,
-        dataset=other,
+        run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other
     )
     folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
     names = [*folder, split, *([] if asked.which == "best" else [asked.which])]

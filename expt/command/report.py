@@ -31,12 +31,7 @@ from expt.runs.view.listing import (
     side_by_side,
 )
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
-from expt.runs.view.text import (
-    Console,
-    cells,
-    plain_table,
-    say,
-)
+from expt.runs.view.text import Console, cells, plain_table, say
 from expt.search.conclusion import best_of, search_in
 from expt.search.study import importance, study_of
 

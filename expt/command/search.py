@@ -8,9 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from expt.command.grammar import (
-    last_of_each,
-)
+from expt.command.grammar import last_of_each
 from expt.command.search_space import refuse_repetitions, space_of
 from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run

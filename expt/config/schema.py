@@ -129,8 +129,7 @@ class Checkpoint:
 class EarlyStop:
     metric: str
     patience: Annotated[
-        Count | None,
-        Key(counts="own evaluations", at=lambda its: its.patience + 1, later=True),
+        Count | None, Key(counts="own evaluations", at=lambda its: its.patience + 1, later=True)
     ] = None
     min_delta: NonNegative = 0.0
     threshold: Annotated[
@@ -275,8 +274,7 @@ class RunConfig:
         ),
     ]
     overfit_batches: Annotated[
-        Count | None,
-        Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET}),
+        Count | None, Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET})
     ] = None
     detect_anomaly: Annotated[bool, Key(result="none", evaluated_as="false")] = False
     debug: Annotated[bool, Key(result="none", evaluated_as="false")]
