@@ -156,7 +156,7 @@ class Composer:
                 own = base.with_value(own, each)
             for each in attempt:
                 _refuse_no_list(own, each)
-            if all(_reaches_list(own, each.key_or_group.split(".")) for each in attempt):
+            if None not in [_list_on(own, each.key_or_group.split(".")) for each in attempt]:
                 break
         for each in attempt:
             own = base.with_value(own, each)
@@ -238,81 +238,79 @@ class _Base:
         return with_value(own, path, value, merge=True)
 
 
-def _unknown(node: Any, path: Sequence[str], value: Any) -> str:
-    """Return the dotted key that `node` lacks: `path`, or one that `value` has below it."""
-    names = [*map(str, path)]  # a mapping may have numbers as keys
-    is_schema_s = ".".join(name for name in names if not name.isdecimal()) in all_keys()
+def _descend(node: Any, path: Sequence[Any]) -> tuple[Any, int]:
+    """Return the deepest value on a path that is there, and how many of its keys lead there."""
     for at, key in enumerate(path):
         if isinstance(node, dict) and key in node:
             node = node[key]
-        elif isinstance(node, list) and names[at].isdecimal() and int(key) < len(node):
+        elif isinstance(node, list) and str(key).isdecimal() and int(key) < len(node):
             node = node[int(key)]
-        elif (node or names[at].isdecimal()) and (node is None or isinstance(node, list)) and at:
+        else:
+            return node, at
+    return node, len(path)
+
+
+def _unknown(node: Any, path: Sequence[Any], value: Any) -> str:
+    """Return the dotted key that `node` lacks: `path`, or one that `value` has below it."""
+    names, (found, at) = [*map(str, path)], _descend(node, path)  # a mapping may have numbers
+    if at < len(path):
+        is_element = names[at].isdecimal()
+        if at and (
+            (isinstance(found, list) and (found or is_element)) or (found is None and is_element)
+        ):
             return ""  # `with_value` names the whole list
-        else:  # an element may lack a key that the schema knows
-            return "" if is_schema_s and names[at - 1].isdecimal() else ".".join(names)
-    if isinstance(node, dict) and isinstance(value, dict):
+        is_schema_s = ".".join(name for name in names if not name.isdecimal()) in all_keys()
+        is_in_list = at and names[at - 1].isdecimal()  # whose elements may lack keys
+        return "" if is_schema_s and is_in_list else ".".join(names)
+    if isinstance(found, dict) and isinstance(value, dict):
         for key, below in value.items():
-            if unknown := _unknown(node, [key], below):
+            if unknown := _unknown(found, [key], below):
                 return ".".join([*names, unknown])
     return ""
 
 
+def _list_on(node: Any, path: Sequence[str]) -> int | None:
+    """Return how many keys of a path lead to the first list on it; None without a list."""
+    ends = range(len(path) + 1)
+    return next((at for at in ends if isinstance(_descend(node, path[:at])[0], list)), None)
+
+
 def _refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
     """Raise ConfigError for one element of a key that has no list, with the value to type."""
-    path, text, node = word.key_or_group.split("."), str(word.input_line), own
-    is_custom = isinstance(node.get(path[0]), dict) and "_target_" in node[path[0]]
-    for at, name in enumerate(path):
-        key = ".".join(path[:at])
-        if name.isdecimal() and at and not (isinstance(node, list) or word.is_delete()):
-            chosen = kind(node) if key in groups() else None
-            is_list = takes_list(key) and (node in (None, ...) or key in all_keys())
-            if (node is None and is_list) or (isinstance(node, dict) and not chosen):
-                return
-            one = f"[{typed(word.value())}]" if is_list else typed(word.value())
-            has_keys = not chosen and any(each.startswith(f"{key}.") for each in all_keys())
-            whole = example_of(path[:at]) if has_keys else f"{key}={one}"
-            why = f"{key} has one value, {typed(chosen or node)}; write {whole}"
-            if node is ...:
-                why = f"nothing sets {key} yet; write the whole list, +{key}={one}"
-            raise ConfigError(f"{text}: {why}")
-        if isinstance(node, list):
-            if not name.isdecimal() or int(name) >= len(node):
-                return
-            node = node[int(name)]
-        elif isinstance(node, dict) and (name in node or is_custom):
-            node = node.get(name, ...)
-        elif node is not ...:
-            return
-
-
-def _reaches_list(node: Any, path: Sequence[str]) -> bool:
-    """Return whether a list is on the path in `node`."""
-    for key in path:
-        if not isinstance(node, dict):
-            break
-        node = node.get(key)
-    return isinstance(node, list)
+    path = word.key_or_group.split(".")
+    (node, at), is_custom = _descend(own, path), "_target_" in str(own.get(path[0]))
+    if isinstance(node, dict) and is_custom and at < len(path) and not path[at].isdecimal():
+        at, node = next((n for n, x in enumerate(path) if n > at and x.isdecimal()), at), ...
+    key, text = ".".join(path[:at]), str(word.input_line)
+    is_group = at == 1 and key in groups()
+    is_mapping = isinstance(node, dict) and not is_group
+    if not at or at == len(path) or not path[at].isdecimal() or is_mapping or word.is_delete():
+        return
+    is_list = takes_list(key) and (node in (None, ...) or key in all_keys())
+    if isinstance(node, list) or (node is None and is_list):
+        return  # `with_value` names the whole list
+    one = f"[{typed(word.value())}]" if is_list else typed(word.value())
+    if node is ...:
+        raise ConfigError(f"{text}: nothing sets {key} yet; write the whole list, +{key}={one}")
+    has_keys = not is_group and any(each.startswith(f"{key}.") for each in all_keys())
+    whole = example_of(path[:at]) if has_keys else f"{key}={one}"
+    value = typed(kind(node) if is_group else node)
+    raise ConfigError(f"{text}: {key} has one value, {value}; write {whole}")
 
 
 def _to_delete(node: Any, path: Sequence[str], word: str) -> str:
     """Return the error for an element that is to be deleted, with the list that is left."""
-    at = next(at for at in range(len(path)) if _reaches_list(node, path[:at]))
-    for key in path[:at]:
-        node = node[key]
-    left = [each for place, each in enumerate(node) if str(place) != path[at]]
-    key = ".".join(path[:at])
+    end = _list_on(node, path) or 0
+    left = [each for at, each in enumerate(_descend(node, path[:end])[0]) if str(at) != path[end]]
+    key = ".".join(path[:end])
     return f"{word}: is in a list; write the list that is left, e.g. {key}={typed(left)}"
 
 
 def _around(node: Any, path: Sequence[str]) -> Iterator[str]:
     """Yield the dotted keys next to the first one of `path` that there is not."""
-    for at, key in enumerate(path):
-        if not isinstance(node, dict) or key not in node:
-            names = node if isinstance(node, dict) else ()
-            yield from (".".join([*path[:at], str(name), *path[at + 1 :]]) for name in names)
-            return
-        node = node[key]
+    node, at = _descend(node, path)
+    for name in node if isinstance(node, dict) else ():
+        yield ".".join([*path[:at], str(name), *path[at + 1 :]])
 
 
 _OF_EXPT: tuple[dict[tuple[str, ...], _Base], dict[str, list[str]]] = {}, {}
