@@ -54,13 +54,9 @@ class Asked(NamedTuple):
 
     @property
     def dataset(self) -> dict[str, Any]:
-        """The keys of the dataset."""
-        return self.below("dataset.")
-
-    def below(self, prefix: str) -> dict[str, Any]:
-        """Return the values of the keys that begin so, by the rest of the key."""
-        found = (key for key in self.values if key.startswith(prefix))
-        return {key.removeprefix(prefix): self.values[key] for key in found}
+        """The values of the dataset's keys."""
+        parts = ((key.partition("dataset."), value) for key, value in self.values.items())
+        return {key: value for (before, _, key), value in parts if key and not before}
 
 
 class Settings(NamedTuple):

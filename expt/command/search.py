@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -77,10 +78,10 @@ class SearchCommand:
 
     def _dry_run(self, search: Search) -> None:
         """Show the next trial; those after it depend on its result."""
-        found = search.suggest() if search.count < self._settings.runs else None
-        if found is not None:
+        what = "no further trial"
+        if search.count < self._settings.runs and (found := search.suggest()) is not None:
             show_dry_run([self._run(*found)])
-        what = "no further trial" if found is None else f"trial {search.count + 1}"
+            what = f"trial {search.count + 1}"
         before = f"; {len(search.unfinished)} continue first" if search.unfinished else ""
         say(Console(), f"{what} of {self._settings.runs}{before}")
 
@@ -105,9 +106,9 @@ class SearchCommand:
         objective = _plain(self._config.objective)
         if isinstance(objective, list):
             self._fixed += _objective_of_runs(objective, self._settings_of(()))
-        self._space = space = space_of(
-            self._axes, settings.when, sweep.composer, self._settings_of, sweep.machine
-        )
+        composer, when = sweep.composer, settings.when
+        self._space = space_of(self._axes, when, composer, self._settings_of, sweep.machine)
+        space = self._space
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         sweep.open()
         refuse_repetitions(space, self._config_of)
@@ -115,13 +116,7 @@ class SearchCommand:
         goals, limits = goals_of(objective, config), limits_of(settings.constraints, config)
         sampler.check(settings.name, space, goals, limited=bool(limits))
         rungs = rungs_of(settings, config, goals)
-        reader = Reader(
-            space=space,
-            goals=goals,
-            limits=limits,
-            differences=self._differences,
-            question=self._question,
-        )
+        reader = Reader(space, goals, limits, self._differences, self._question)
         found = Search(sweep.folder, settings, reader, rungs, self._budget)
         self._warn_of_others(found.others)
         found.nearest = self._nearest
@@ -155,11 +150,10 @@ class SearchCommand:
         return found[0]
 
     def _is_valid(self, values: Values) -> bool:
-        try:
+        with contextlib.suppress(ConfigError):
             self._config_of(values)
-        except ConfigError:
-            return False
-        return True
+            return True
+        return False
 
     def _nearest(self, values: Values, tried: Sequence[Values] = ()) -> Values:
         """Return the values, or those with the nearest integer with which a run can be.
@@ -209,10 +203,8 @@ class SearchCommand:
         ]
         if not found or not found[0].startswith("dataset"):
             content: Mapping[str, Any] = record.get("content", {})
-            parts = [
-                part for part in ("data", "code", "weights") if content.get(part) != here.get(part)
-            ]
-            found[:0] = [f"its {part} has changed since" for part in parts]
+            parts = (x for x in ("data", "code", "weights") if content.get(x) != here.get(x))
+            found = [*(f"its {part} has changed since" for part in parts), *found]
         return found[0] if found else ""
 
     def _warn_of_others(self, others: Mapping[str, Sequence[str]]) -> None:
