@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
 from expt.command.compose import Composer
-from expt.command.grammar import Override, key_of, last_of_each, parse, parse_one
+from expt.command.grammar import Override, key_of, last_of_each, parse_one
 from expt.command.hydra_part import folder_of, launcher_folder, launcher_name, launcher_options
 from expt.command.preflight import preflight
 from expt.command.run import remove_unused
@@ -345,11 +345,13 @@ class Grid:
                 for value in values:
                     self._composer.compose([*first[:at], value, *first[at + 1 :]])
             elif len(values) > 1 and not (dot and (above in several or sets_any)):
-                found: list[object] = [each.value() for each in parse(values[:MAX_VALUES])]
-                known = [each for each in found if "${" not in str(each)]
-                chosen[override.key_or_group] = known
-                pairs = zip(values, found, strict=False)
-                self._resolve(at, [word for word, value in pairs if "${" in str(value)], machine)
+                found = {word: parse_one(word).value() for word in values[:MAX_VALUES]}
+                given = [word for word, value in found.items() if "${" in str(value)]
+                chosen[override.key_or_group] = [
+                    value for word, value in found.items() if word not in given
+                ]
+                for word in given:
+                    self._resolve(at, word, machine)
         self._composer.compose(first)
         try:
             settings = self._composer.settings(first, sweep=True)
@@ -358,25 +360,23 @@ class Grid:
         if wrong := wrong_values(settings, chosen, machine):
             raise ConfigError(wrong)
 
-    def _resolve(self, at: int, words: Sequence[str], machine: Machine) -> None:
+    def _resolve(self, at: int, word: str, machine: Machine) -> None:
         """Raise ConfigError for an interpolation that gives no value, or a wrong one.
 
         It is tried with the first and with the last of all other axes.
         """
-        for word in words:
-            wrong, path = list[str](), parse_one(word).key_or_group.split(".")
-            for end in (0, -1):
-                tried = [word if at == n else several[end] for n, several in enumerate(self._lists)]
-                try:
-                    settings = self._composer.settings(tried, sweep=True, folder=Path())
-                    value = value_at(settings, path)
-                    wrong = wrong_values(settings, {".".join(path): [value]}, machine)
-                except ConfigError as error:
-                    wrong = [*error.problems]
-                if not wrong:
-                    break
-            if wrong:
-                raise ConfigError(wrong)
+        key, wrong = parse_one(word).key_or_group, list[str]()
+        for end in (0, -1):
+            tried = [word if at == n else several[end] for n, several in enumerate(self._lists)]
+            try:
+                settings = self._composer.settings(tried, sweep=True, folder=Path())
+                value = value_at(settings, key.split("."))
+                wrong = wrong_values(settings, {key: [value]}, machine)
+            except ConfigError as error:
+                wrong = [*error.problems]
+            if not wrong:
+                return
+        raise ConfigError(wrong)
 
     def _chooses(self, override: Override) -> bool:
         return self._composer.is_group(override.key_or_group)
