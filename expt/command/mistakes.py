@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from expt.command.conf_files import groups, keys, keys_of, options
@@ -83,39 +83,35 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
         return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
     has = {name: keys_of(group, name) for name in options(group)}
     own = has.get(choice, [])
+
+    def with_it(key: str) -> str:
+        names = (name for name, below in has.items() if key in (group, *below))
+        return f"{group}={' or '.join(names)}"
+
+    def closest(cutoff: float, *others: str) -> str | None:
+        ends = {each.rpartition(".")[2]: each for each in (*others, *own)}  # all begin alike
+        found = difflib.get_close_matches(last, ends, n=1, cutoff=cutoff)
+        return ends[found[0]] if found else None
+
     if key in keys():
         missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
-        hint = _near(last, own)
-        add = f"{' Or add' if hint else '; add'} one that has it: {_having(key, has)}"
-        return f"{word}: {missing}{'.' * bool(hint)}{hint}{add}"
-    by_end = {name.rpartition(".")[2]: name for name in reversed(keys())}  # lr: optimizer.lr
-    if choice and above == group and last not in (*ELSEWHERE, *by_end) and not near:
-        hint = _near(last, [*itertools.chain(*has.values()), *own])
-        meant = re.findall(r"'(.+)'", hint)
-        if meant and meant[0] not in own:
-            hint += f" {group}={choice} has none; add {_having(meant[0], has)}"
-        listed = f" {group}={choice} has {', '.join(own)}." * bool(own)
-        return f"{other}.{hint or listed}"
-    meant = ELSEWHERE.get(last) or by_end.get(last, key)
+        meant = closest(0.6)
+        hint = f". Did you mean '{meant}'? Or" if meant else ";"
+        return f"{word}: {missing}{hint} add one that has it: {with_it(key)}"
+    by_end = {name.rpartition(".")[2]: name for name in reversed(keys())} | ELSEWHERE
+    every = [*itertools.chain(*has.values())]
+    is_of_group = bool(choice) and above == group and not near
+    meant = closest(0.8, *every) or by_end.get(last)  # dataset.groups: dataset.group
+    meant = meant or (closest(0.6, *every) if is_of_group else None)
+    if meant:
+        more = f" {group}={choice} has none; add {with_it(meant)}"
+        return f"{other}. Did you mean '{meant}'?{more * (meant in every and meant not in own)}"
+    if is_of_group:
+        return f"{other}. {group}={choice} has {', '.join(own)}." if own else f"{other}."
     known = [name for name in (*keys(), *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
     known += [f"{each}.{last}" for each in groups() if above and group not in keys()]
-    next_to = {name.rpartition(".")[2]: name for name in keys() if name.startswith(f"{above}.")}
-    close = difflib.get_close_matches(last, next_to, n=1, cutoff=0.8)  # groups: dataset.group
-    hint = did_you_mean(key, near or [next_to[each] for each in close])
-    hint = hint or did_you_mean(meant, known)
+    hint = did_you_mean(key, near or known)
     return f"{other}.{hint}{f' --help {group} lists its keys' * (not hint and group in keys())}"
-
-
-def _near(last: str, known: Iterable[str]) -> str:
-    """Return a hint to a key of a group by its last part: the first is the same in all."""
-    ends = {key.rpartition(".")[2]: key for key in known}
-    return re.sub(r"'(\w+)'", lambda found: f"'{ends[found[1]]}'", did_you_mean(last, ends))
-
-
-def _having(key: str, has: Mapping[str, Sequence[str]]) -> str:
-    """Return the choices of a group that have a key."""
-    group = key.partition(".")[0]
-    return f"{group}={' or '.join(name for name, own in has.items() if key in (group, *own))}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:

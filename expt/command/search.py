@@ -16,6 +16,7 @@ from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
 from expt.config import keys, own_code
 from expt.config.identity import REPEATED, shown
+from expt.config.keys import without_effect
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
@@ -24,6 +25,7 @@ from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
 from expt.runs.grid import GridRecord, write_grid
+from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PRUNED, OfSearch, Record
 from expt.runs.view.text import Console, say
@@ -114,6 +116,8 @@ class SearchCommand:
         refuse_repetitions(space, self._config_of)
         config = self._checked()
         goals, limits = goals_of(objective, config), limits_of(settings.constraints, config)
+        for line in without_effect(config, map(key_of, self._fixed), self._keys):
+            warn(line)
         sampler.check(settings.name, space, goals, limited=bool(limits))
         rungs = rungs_of(settings, config, goals)
         reader = Reader(space, goals, limits, self._differences, self._question)

@@ -25,6 +25,8 @@ from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.explained import value_at
 from expt.config.groups import GROUPS
 from expt.config.identity import REPEATED, shown, typed_hyperparameters
+from expt.config.keys import without_effect
+from expt.config.parse import parse as parsed
 from expt.config.parse import wrong_values
 from expt.dashboards.hparams import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
@@ -359,6 +361,11 @@ class Grid:
             return
         if wrong := wrong_values(settings, chosen, machine):
             raise ConfigError(wrong)
+        if not sets_any:
+            with contextlib.suppress(ConfigError):
+                given = (key_of(parse_one(values[0])) for values in self._lists)
+                for line in without_effect(parsed(settings, machine), given, self.keys):
+                    warn(line)
 
     def _resolve(self, at: int, word: str, machine: Machine) -> None:
         """Raise ConfigError for an interpolation that gives no value, or a wrong one.

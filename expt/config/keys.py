@@ -12,7 +12,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from expt.config.constraints import IS_GIVEN, IS_SET, SCALARS, Key, kind, names_of, plain
@@ -284,11 +284,20 @@ def _conditions(key: str, meant: Key) -> Iterator[str]:
             yield f"only with {other}={' or '.join(map(typed, values))}"
 
 
-def without_effect(config: RunConfig, given: Iterable[str]) -> list[str]:
-    """Return a line for each of the `given` keys that has no effect with the other settings."""
+def without_effect(
+    config: RunConfig, given: Iterable[str], varied: Collection[str] = ()
+) -> list[str]:
+    """Return a line for each of the `given` keys that has no effect with the other settings.
+
+    Left out are those that have one with other values of the `varied` keys.
+    """
     settings = flat(plain(config))
     idle = [key for key in given if settings.get(key) and is_idle(key, settings)]
     found = {key: ", ".join(_conditions(key, meaning_in(settings, key))) for key in idle}
+    for key in idle:
+        conditions = meaning_in(settings, key).only_if
+        if any(other in varied or other.partition(".")[0] in varied for other in conditions):
+            del found[key]
     return [
         f"{key}={typed(settings[key])}: has no effect, {why}" for key, why in found.items() if why
     ]
