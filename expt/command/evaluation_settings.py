@@ -129,8 +129,14 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     config = parsed(node, machine.detect(), measures=True)
     content = content_of(config)
     own = _is_of_run(record, config, content)
-    if not own and asked.dataset and "group" not in asked.dataset:
-        config = _without_groups(config)
+    if (
+        not own
+        and asked.dataset
+        and {"group"} <= vars(config.dataset).keys() - asked.dataset.keys()
+    ):
+        # the groups of the run's samples say nothing of others
+        ungrouped = dataclasses.replace(config.dataset, group=None)
+        config = dataclasses.replace(config, dataset=ungrouped)
     if own:
         _refuse_leak(then["dataset"], asked)
     elif not any(key.startswith("dataset") for key in asked.values):
@@ -184,13 +190,6 @@ def _is_of_run(record: Record, config: RunConfig, content: Content) -> bool:
         return False
     then, now = record["config"]["dataset"], shown(config)["dataset"]
     return not differing(flat({"dataset": then}), flat({"dataset": now}), "evaluate")
-
-
-def _without_groups(config: RunConfig) -> RunConfig:
-    """Return settings without the groups of the run's samples, which say nothing of others."""
-    if getattr(config.dataset, "group", None) is None:
-        return config
-    return dataclasses.replace(config, dataset=dataclasses.replace(config.dataset, group=None))
 
 
 def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:

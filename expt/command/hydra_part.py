@@ -103,23 +103,12 @@ def environment_of(composed: DictConfig) -> dict[str, str]:
         return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}
 
 
-def launcher_folder(composed: DictConfig) -> str:
-    """Return where submitit keeps its own files."""
-    with resolving(composed):
-        return str(composed.hydra.launcher.submitit_folder)
-
-
 def launcher_options(composed: DictConfig) -> dict[str, Any]:
     """Return the keys of `hydra.launcher`, without that of a folder, which is made at once."""
     found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
     return {
         key: value for key, value in found.items() if key not in ("_target_", "submitit_folder")
     }
-
-
-def launcher_name(composed: DictConfig) -> str:
-    """Return the chosen launcher of Hydra's."""
-    return str(composed.hydra.runtime.choices.get("hydra/launcher"))
 
 
 def needs_hydra(composed: DictConfig) -> str:

@@ -52,8 +52,8 @@ def as_config_error(
     if type(error).__name__ == "MissingMandatoryValue":
         return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
-        is_unset = "Interpolation" in type(error).__name__
-        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" * is_unset
+        is_unset = re.search("' not found|Unsupported interpolation type", str(error))
+        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" * bool(is_unset)
         return ConfigError(f"{word}: {first_line(error)}{fix}")
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
@@ -70,8 +70,8 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
 
     `near` are the keys that there are next to it.
     """
-    above, _, last = key.rpartition(".")
     group, other = key.partition(".")[0], f"{word}: there is no key '{key}'"
+    above, _, last = key.rpartition(".")
     if choice is None:
         hint = did_you_mean(key, near)
         add = f"{' Or type' if hint else '; type'} +{word}, or add it to the class's YAML"
@@ -83,6 +83,9 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
         return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
     has = {name: keys_of(group, name) for name in options(group)}
     own = has.get(choice, [])
+    whole = re.sub(r"\.\d+(\..*)?$", "", key)
+    if whole in keys() and own and whole not in own:  # a list of another choice
+        key, last = whole, whole.rpartition(".")[2]
 
     def with_it(key: str) -> str:
         names = (name for name, below in has.items() if key in (group, *below))

@@ -15,9 +15,9 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
-from expt.command.compose import Composer
-from expt.command.grammar import Override, key_of, last_of_each, parse_one
-from expt.command.hydra_part import folder_of, launcher_folder, launcher_name, launcher_options
+from expt.command.compose import Composer, resolving
+from expt.command.grammar import key_of, last_of_each, parse_one
+from expt.command.hydra_part import folder_of, launcher_options
 from expt.command.preflight import preflight
 from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -66,7 +66,7 @@ class Sweep:
         check_options(options)
         self.is_dry_run = bool(options.pop("dry_run", False))
         self.is_preflight = composed.get("preflight") is True
-        launcher = launcher_name(composed)
+        launcher = str(composed.hydra.runtime.choices.get("hydra/launcher"))
         self._options, self._is_here = options, launcher == "pool"
         if self.is_preflight and not self._is_here:
             raise ConfigError(f"preflight=true: is for this machine; leave out {launcher}")
@@ -193,7 +193,8 @@ class Sweep:
         if not self._is_here:
             from expt.launch.submitit_jobs import Queue, executor_of  # late: needs submitit
 
-            folder = launcher_folder(self.config)
+            with resolving(self.config):
+                folder = str(self.config.hydra.launcher.submitit_folder)
             options = {**self._options, "submitit_folder": folder}
             executor = executor_of(options, _tasks_per_node(options))
             return Queue(executor, observer, options.get("exclude"))
@@ -337,13 +338,15 @@ class Grid:
         Raises ConfigError for values that no run of the grid can have; that two of them do not fit
         is said when their run's turn comes.
         """
+        composer = self._composer
         first, chosen = [values[0] for values in self._lists], dict[str, list[object]]()
-        several = {each.key_or_group for each, _ in self._axes if self._chooses(each)}
+        axes = (each.key_or_group for each, _ in self._axes)
+        several = {key for key in axes if composer.is_group(key)}
         sets_any = bool(several - GROUPS.keys())  # an experiment, or a custom group
         for at, values in enumerate(self._lists):
             override = parse_one(values[0])
             above, dot, _ = override.key_or_group.partition(".")
-            if len(values) > 1 and self._chooses(override):
+            if len(values) > 1 and composer.is_group(override.key_or_group):
                 for value in values:
                     self._composer.compose([*first[:at], value, *first[at + 1 :]])
             elif len(values) > 1 and not (dot and (above in several or sets_any)):
@@ -384,6 +387,3 @@ class Grid:
             if not wrong:
                 return
         raise ConfigError(wrong)
-
-    def _chooses(self, override: Override) -> bool:
-        return self._composer.is_group(override.key_or_group)

@@ -202,6 +202,9 @@ def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> N
     [
         *((word, "quote") for word in ("a=b=c", "a=[", "x y=3", "a=[é,'b,c']", "a=[wing (mm),b]")),
         ("model.widths=[3]", "model=mlp has no key .* model=convnet or"),
+        ("optimizer.betas.0=1", r"optimizer=sgd has no key 'optimizer\.betas'; add one .*=adam or"),
+        ("seed=${seeds}", "' not found; name a key or a variable"),
+        ("seed='${oc.decode:\"1,2\"}'", r"expecting <EOF>$"),
         ("epochs.x=3", "epochs"),
         ("+epochs=3", "epochs"),
         ("~epohcs", "epohcs"),
