@@ -72,7 +72,7 @@ def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: boo
 
     Warn of its other keys of Hydra's that have no effect.
     """
-    choices = composed.hydra.runtime.choices
+    choices, axes = composed.hydra.runtime.choices, dict[Path, str]()
     for path, word in hydra_words(folders, choices):
         key, _, value = word.partition("=")
         if sweep and key.startswith(USED) and "/" in key and str(choices.get(key)) != value:
@@ -83,9 +83,11 @@ def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: boo
         if sweep and key == "hydra.run.dir":
             warn(f"{path}: {word} is for one run; a sweep has hydra.sweep.dir")
         elif not sweep and key.startswith("hydra.sweeper.params."):
-            warn(f"{path}: {word} makes a sweep; add -m, or this is one run without it")
+            axes.setdefault(path, word)
         elif not key.startswith((*USED, "hydra.searchpath")) and not needs_hydra(composed):
             warn(f"{path}: {word} has no effect on expt's own runs")
+    for path, word in axes.items():
+        warn(f"{path}: {word} makes a sweep; add -m, or this is one run without it")
 
 
 def folder_of(composed: DictConfig, kind: str) -> Path:
