@@ -67,9 +67,8 @@ class Source(NamedTuple):
             fork, then = self._replace(rule="fork"), self.checkpoint.config
             lengths = {key: getattr(config, key) for key in ("epochs", "max_steps")}
             longer = [f"{key}={n}" for key, n in lengths.items() if n and n != then.get(key)]
-            others = [_typed(key, shown(config)) for key in self.kept(config, "resume")]
-            words = " ".join([*others, *(fork.longer(config) or longer)])
-            return f"begin another run from there by fork={run}@{self.checkpoint.step} {words}"
+            words = [f"fork={run}@{self.checkpoint.step}", *(fork.longer(config) or longer)]
+            return f"begin another run from there by {' '.join(words)}"
         if self.rule == "resume" and config is None:
             return "start a new run"
         return f"begin a new run from what fits of its weights by weights={run}@last"
