@@ -84,7 +84,7 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
     has = {name: keys_of(group, name) for name in options(group)}
     own = has.get(choice, [])
     whole = re.sub(r"\.\d+(\..*)?$", "", key)
-    if whole in keys() and own and whole not in own:  # a list of another choice
+    if "." in whole and whole in keys() and own and whole not in own:  # of another choice
         key, last = whole, whole.rpartition(".")[2]
 
     def with_it(key: str) -> str:
