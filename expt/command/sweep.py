@@ -366,8 +366,8 @@ class Grid:
             raise ConfigError(wrong)
         if not sets_any:
             with contextlib.suppress(ConfigError):
-                given = (key_of(parse_one(values[0])) for values in self._lists)
-                for line in without_effect(parsed(settings, machine), given, self.keys):
+                typed = (key_of(parse_one(values[0])) for values in self._lists)
+                for line in without_effect(parsed(settings, machine), typed, self.keys):
                     warn(line)
 
     def _resolve(self, at: int, word: str, machine: Machine) -> None:
