@@ -22,13 +22,7 @@ from expt.errors import ConfigError, FolderInUse, refuse_undecoded, warn
 from expt.runs import continuing
 from expt.runs.found import latest_sweep, results
 from expt.runs.named_checkpoint import named
-from expt.runs.overrides import (
-    for_strategy,
-    inherited,
-    key_of,
-    quoted,
-    unquoted,
-)
+from expt.runs.overrides import for_strategy, inherited, key_of, quoted, unquoted
 from expt.runs.paths import RunPaths, is_held, is_sweep
 from expt.runs.result import Record
 

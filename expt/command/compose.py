@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from expt.command.conf_files import groups, refuse_misread, written_in
 from expt.command.grammar import lock, parse_one, with_classes_added
 from expt.command.mistakes import as_config_error, unknown_key
 from expt.config.auto import fill_auto_of_a_sweep
-from expt.config.keys import all_keys, names_around, typed
+from expt.config.constraints import kind
+from expt.config.keys import all_keys, example_of, names_around, takes_list, typed
 from expt.config.kinds import CUSTOM_DATASET_KEYS, conf_dir
 from expt.config.parse import Settings, plain, with_value
 from expt.errors import ConfigError
@@ -153,7 +154,9 @@ class Composer:
             own = base.own
             for each in values:
                 own = base.with_value(own, each)
-            if all(_reaches_list(own, each.key_or_group.split(".")) for each in attempt):
+            for each in attempt:
+                _refuse_no_list(own, each)
+            if None not in [_list_on(own, each.key_or_group.split(".")) for each in attempt]:
                 break
         for each in attempt:
             own = base.with_value(own, each)
@@ -223,6 +226,7 @@ class _Base:
         # Every custom dataset has these keys, in its YAML or not.
         may_add = is_custom and group == "dataset" and {*path[1:2]} & CUSTOM_DATASET_KEYS
         is_added = may_add or word.type != OverrideType.CHANGE
+        _refuse_no_list(own, word)
         if not is_added and (unknown := _unknown(own, path, value)):
             choice = None if is_custom else str(self.choices.get(group) or "")
             more = [f"{group}.{key}" for key in CUSTOM_DATASET_KEYS if group == "dataset"]
@@ -234,53 +238,79 @@ class _Base:
         return with_value(own, path, value, merge=True)
 
 
-def _unknown(node: Any, path: Sequence[str], value: Any) -> str:
-    """Return the dotted key that `node` lacks: `path`, or one that `value` has below it."""
-    names = [*map(str, path)]  # a mapping may have numbers as keys
-    is_schema_s = ".".join(name for name in names if not name.isdecimal()) in all_keys()
+def _descend(node: Any, path: Sequence[Any]) -> tuple[Any, int]:
+    """Return the deepest value on a path that is there, and how many of its keys lead there."""
     for at, key in enumerate(path):
         if isinstance(node, dict) and key in node:
             node = node[key]
-        elif isinstance(node, list) and names[at].isdecimal() and int(key) < len(node):
+        elif isinstance(node, list) and str(key).isdecimal() and int(key) < len(node):
             node = node[int(key)]
-        elif (node or names[at].isdecimal()) and (node is None or isinstance(node, list)) and at:
+        else:
+            return node, at
+    return node, len(path)
+
+
+def _unknown(node: Any, path: Sequence[Any], value: Any) -> str:
+    """Return the dotted key that `node` lacks: `path`, or one that `value` has below it."""
+    names, (found, at) = [*map(str, path)], _descend(node, path)  # a mapping may have numbers
+    if at < len(path):
+        is_element = names[at].isdecimal()
+        if at and (
+            (isinstance(found, list) and (found or is_element)) or (found is None and is_element)
+        ):
             return ""  # `with_value` names the whole list
-        else:  # an element may lack a key that the schema knows
-            return "" if is_schema_s and names[at - 1].isdecimal() else ".".join(names)
-    if isinstance(node, dict) and isinstance(value, dict):
+        is_schema_s = ".".join(name for name in names if not name.isdecimal()) in all_keys()
+        is_in_list = at and names[at - 1].isdecimal()  # whose elements may lack keys
+        return "" if is_schema_s and is_in_list else ".".join(names)
+    if isinstance(found, dict) and isinstance(value, dict):
         for key, below in value.items():
-            if unknown := _unknown(node, [key], below):
+            if unknown := _unknown(found, [key], below):
                 return ".".join([*names, unknown])
     return ""
 
 
-def _reaches_list(node: Any, path: Sequence[str]) -> bool:
-    """Return whether a list is on the path in `node`."""
-    for key in path:
-        if not isinstance(node, dict):
-            break
-        node = node.get(key)
-    return isinstance(node, list)
+def _list_on(node: Any, path: Sequence[str]) -> int | None:
+    """Return how many keys of a path lead to the first list on it; None without a list."""
+    ends = range(len(path) + 1)
+    return next((at for at in ends if isinstance(_descend(node, path[:at])[0], list)), None)
+
+
+def _refuse_no_list(own: Mapping[str, Any], word: Override) -> None:
+    """Raise ConfigError for one element of a key that has no list, with the value to type."""
+    path = word.key_or_group.split(".")
+    (node, at), is_custom = _descend(own, path), "_target_" in str(own.get(path[0]))
+    if isinstance(node, dict) and is_custom and at < len(path) and not path[at].isdecimal():
+        at, node = next((n for n, x in enumerate(path) if n > at and x.isdecimal()), at), ...
+    key, text = ".".join(path[:at]), str(word.input_line)
+    is_group = at == 1 and key in groups()
+    is_mapping = isinstance(node, dict) and not is_group
+    if not at or at == len(path) or not path[at].isdecimal() or is_mapping or word.is_delete():
+        return
+    is_list = takes_list(key) and (node in (None, ...) or key in all_keys())
+    if isinstance(node, list) or (node is None and is_list):
+        return  # `with_value` names the whole list
+    one = f"[{typed(word.value())}]" if is_list else typed(word.value())
+    if node is ...:
+        raise ConfigError(f"{text}: nothing sets {key} yet; write the whole list, +{key}={one}")
+    has_keys = not is_group and any(each.startswith(f"{key}.") for each in all_keys())
+    whole = example_of(path[:at]) if has_keys else f"{key}={one}"
+    value = typed(kind(node) if is_group else node)
+    raise ConfigError(f"{text}: {key} has one value, {value}; write {whole}")
 
 
 def _to_delete(node: Any, path: Sequence[str], word: str) -> str:
     """Return the error for an element that is to be deleted, with the list that is left."""
-    at = next(at for at in range(len(path)) if _reaches_list(node, path[:at]))
-    for key in path[:at]:
-        node = node[key]
-    left = [each for place, each in enumerate(node) if str(place) != path[at]]
-    key = ".".join(path[:at])
+    end = _list_on(node, path) or 0
+    left = [each for at, each in enumerate(_descend(node, path[:end])[0]) if str(at) != path[end]]
+    key = ".".join(path[:end])
     return f"{word}: is in a list; write the list that is left, e.g. {key}={typed(left)}"
 
 
 def _around(node: Any, path: Sequence[str]) -> Iterator[str]:
     """Yield the dotted keys next to the first one of `path` that there is not."""
-    for at, key in enumerate(path):
-        if not isinstance(node, dict) or key not in node:
-            names = node if isinstance(node, dict) else ()
-            yield from (".".join([*path[:at], name, *path[at + 1 :]]) for name in names)
-            return
-        node = node[key]
+    node, at = _descend(node, path)
+    for name in node if isinstance(node, dict) else ():
+        yield ".".join([*path[:at], str(name), *path[at + 1 :]])
 
 
 _OF_EXPT: tuple[dict[tuple[str, ...], _Base], dict[str, list[str]]] = {}, {}

@@ -120,10 +120,7 @@ def _chosen(folders: Iterable[str | Path], chosen: Mapping[str, str | None]) -> 
 
 
 def written_in(
-    folders: Iterable[str | Path],
-    chosen: Mapping[str, str | None],
-    typed: Iterable[str],
-    key: str,
+    folders: Iterable[str | Path], chosen: Mapping[str, str | None], typed: Iterable[str], key: str
 ) -> tuple[str, str] | None:
     """Return the chosen file in `folders` that sets a key, and the key as it stands there.
 

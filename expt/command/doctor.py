@@ -64,8 +64,7 @@ def main(words: Sequence[str]) -> int:
     if missing := [root for root in roots if not os.path.isdir(root)]:
         raise ConfigError(f"dataset.root={missing[0]}: there is no such folder")
     forkserver.warm(forkserver.SWEEP_MODULES)
-    width = shutil.get_terminal_size().columns
-    console, failed, findings = Console(width=width), 0, list[dict[str, str]]()
+    console, failed, findings = Console(wraps=True), 0, list[dict[str, str]]()
     for finding in _findings(roots[-1] if roots else None):
         failed += finding.outcome == "fail"
         findings.append(dataclasses.asdict(finding))
@@ -138,7 +137,7 @@ def _package(name: str) -> Finding:
 
 
 def _checked(what: str, passes: bool, found: str, fix: str) -> Finding:
-    return Finding("pass", what, found) if passes else Finding("fail", what, found, fix)
+    return Finding("pass" if passes else "fail", what, found, "" if passes else fix)
 
 
 def _room(what: str, folder: Path, enough: int, fix: str) -> Finding:
@@ -159,21 +158,19 @@ def _gpus() -> Iterator[Finding]:
     yield _checked("backends", "gloo" in backends, ", ".join(backends) or "none", fix)
     if not (seen := machine.visible_gpus()):
         yield Finding("note", "GPUs", f"{machine.detect().hidden or 'none'}; runs use the CPU")
-    elif not torch.cuda.is_available():
+        return
+    if not torch.cuda.is_available():
         found = f"{len(seen)} in the machine, but this torch is built for CUDA {torch.version.cuda}"
         fix = "install the torch of your driver's CUDA (nvidia-smi names it), or train with gpus=0"
         yield Finding("fail", "GPUs", found, fix)
-    else:
-        yield from _each_gpu(seen)
-        yield _mps()
-
-
-def _mps() -> Finding:
+        return
+    yield from _each_gpu(seen)
     if machine.mps_runs():
-        return Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
-    found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
-    fix = f"to let them run at the same time: {machine.MPS_DAEMON} -d"
-    return Finding("note", "MPS", found, fix)
+        yield Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
+    else:
+        found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
+        fix = f"to let them run at the same time: {machine.MPS_DAEMON} -d"
+        yield Finding("note", "MPS", found, fix)
 
 
 def _each_gpu(seen: Sequence[str]) -> Iterator[Finding]:
@@ -186,19 +183,18 @@ def _each_gpu(seen: Sequence[str]) -> Iterator[Finding]:
         except RuntimeError as error:  # CUDA's first call on this device
             faults[index] = first_line(error)
     usable = [index for index, (free, total) in rooms.items() if free >= total / 2]
-    fix = f"take others: {machine.instead(usable)}"
+    fix = f"see nvidia-smi; take others: {machine.instead(usable)}"
     for index, name in enumerate(seen):
         what, uuid = f"GPU {index}", machine.gpu_uuid(name)
         if index in faults:
-            yield Finding("fail", what, f"{uuid}: {faults[index]}", f"see nvidia-smi; {fix}")
+            yield Finding("fail", what, f"{uuid}: {faults[index]}", fix)
             continue
         room = "{:.0f} of {:.0f} GiB".format(*(size / GIB for size in rooms[index]))
         found = f"{uuid}: {torch.cuda.get_device_name(index)}, {room} free"
         if index in usable:
             yield Finding("pass", what, found)
         else:
-            held = "another program holds the rest, see nvidia-smi"
-            yield Finding("note", what, found, f"{held}; {fix}")
+            yield Finding("note", what, found, f"another program holds the rest, {fix}")
 
 
 def _datasets(root: str | None) -> Iterator[Finding]:

@@ -54,13 +54,9 @@ class Asked(NamedTuple):
 
     @property
     def dataset(self) -> dict[str, Any]:
-        """The keys of the dataset."""
-        return self.below("dataset.")
-
-    def below(self, prefix: str) -> dict[str, Any]:
-        """Return the values of the keys that begin so, by the rest of the key."""
-        found = (key for key in self.values if key.startswith(prefix))
-        return {key.removeprefix(prefix): self.values[key] for key in found}
+        """The values of the dataset's keys."""
+        parts = ((key.partition("dataset."), value) for key, value in self.values.items())
+        return {key: value for (before, _, key), value in parts if key and not before}
 
 
 class Settings(NamedTuple):
@@ -133,8 +129,14 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     config = parsed(node, machine.detect(), measures=True)
     content = content_of(config)
     own = _is_of_run(record, config, content)
-    if not own and asked.dataset and "group" not in asked.dataset:
-        config = _without_groups(config)
+    if (
+        not own
+        and asked.dataset
+        and {"group"} <= vars(config.dataset).keys() - asked.dataset.keys()
+    ):
+        # the groups of the run's samples say nothing of others
+        ungrouped = dataclasses.replace(config.dataset, group=None)
+        config = dataclasses.replace(config, dataset=ungrouped)
     if own:
         _refuse_leak(then["dataset"], asked)
     elif not any(key.startswith("dataset") for key in asked.values):
@@ -151,11 +153,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     title = config.dataset.title(chosen and str(chosen), asked.dataset)
     other = None if own else str(secrets.hidden(title))
     evaluation = Evaluation(
-        run=run.absolute(),
-        which=asked.which,
-        split=split,
-        own_data=own,
-        dataset=other,
+        run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other
     )
     folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
     names = [*folder, split, *([] if asked.which == "best" else [asked.which])]
@@ -192,13 +190,6 @@ def _is_of_run(record: Record, config: RunConfig, content: Content) -> bool:
         return False
     then, now = record["config"]["dataset"], shown(config)["dataset"]
     return not differing(flat({"dataset": then}), flat({"dataset": now}), "evaluate")
-
-
-def _without_groups(config: RunConfig) -> RunConfig:
-    """Return settings without the groups of the run's samples, which say nothing of others."""
-    if getattr(config.dataset, "group", None) is None:
-        return config
-    return dataclasses.replace(config, dataset=dataclasses.replace(config.dataset, group=None))
 
 
 def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:

@@ -71,18 +71,16 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     """
     typed = options_of([word for word in arguments if word not in ("--help", "-h", "help")])
     folders = [conf_dir(), *own_folders(typed.config_dir, typed.settings)]
-    choices = _choices(folders)
+    names = (path.parent.name for folder in folders for path in sorted(folder.glob("*/*.yaml")))
+    choices = {group: options(group, *folders) for group in dict.fromkeys(names)}
     words = [word for word in typed.settings if word != "all"]
     for word in words:
         _refuse_unknown(word, choices)
     settings = [*sections(conf_dir() / "config.yaml"), *_of_choices(words, folders)]
     if words:
-        shown = [*_named(words, settings)]
-    elif "all" in typed.settings:
-        shown = [*_all(settings, choices)]
+        shown = _named(words, settings)
     else:
-        shown = [*_common(settings, choices)]
-    if not words:
+        shown = (_all if "all" in typed.settings else _common)(settings, choices)
         console.print("expt trains PyTorch models.\n")
         console.print("  python -m expt [KEY=VALUE ...] [-m]", style="bold")
         console.print("\nExamples", style="bold")
@@ -101,14 +99,16 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
 
 def _named(words: Sequence[str], settings: Iterable[Section]) -> Iterator[Section]:
     """Yield the settings of chosen options, and those below keys."""
-    named = (word.partition("=") for word in words)
+    named = [word.partition("=") for word in words]
     chosen = {f"{group}={each}" for group, _, value in named for each in value.split(",")}
+    below = tuple(f"{key}." for key, *_ in named)
     for title, rows in settings:
         is_chosen = title.partition("  ")[0] in chosen
-        if found := [row for row in rows if is_chosen or _is_below(row[0], words)]:
+        found = [
+            row for row in rows if is_chosen or f"{row[0].partition('=')[0]}.".startswith(below)
+        ]
+        if found or is_chosen:
             yield title, [*map(_with_effect, found)]
-        elif is_chosen:
-            yield title, []
 
 
 def _all(settings: Iterable[Section], choices: Mapping[str, Sequence[str]]) -> Iterator[Section]:
@@ -146,21 +146,11 @@ def _of_choices(words: Sequence[str], folders: Sequence[Path]) -> Iterator[Secti
             yield f"{group}={name}  {' '.join(about)}", keys_with_meaning(lines, f"{group}.")
 
 
-def _is_below(row: str, words: Iterable[str]) -> bool:
-    key = row.partition("=")[0]
-    return any(f"{key}.".startswith(f"{word.partition('=')[0]}.") for word in words)
-
-
 def _with_effect(row: Row) -> Row:
     """Return the row with its meaning, and the effects of a change, on one line."""
     (setting, meaning), effect = row, described(row[0].partition("=")[0])
     meaning = meaning.partition(WHEN)[0]
     return setting, f"{meaning} [{effect}]" if effect else meaning
-
-
-def _choices(folders: Sequence[Path]) -> dict[str, list[str]]:
-    names = (path.parent.name for folder in folders for path in sorted(folder.glob("*/*.yaml")))
-    return {group: options(group, *folders) for group in dict.fromkeys(names)}
 
 
 def _refuse_unknown(word: str, choices: Mapping[str, Sequence[str]]) -> None:

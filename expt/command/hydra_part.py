@@ -72,7 +72,7 @@ def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: boo
 
     Warn of its other keys of Hydra's that have no effect.
     """
-    choices = composed.hydra.runtime.choices
+    choices, axes = composed.hydra.runtime.choices, dict[Path, str]()
     for path, word in hydra_words(folders, choices):
         key, _, value = word.partition("=")
         if sweep and key.startswith(USED) and "/" in key and str(choices.get(key)) != value:
@@ -82,8 +82,12 @@ def refuse_unheeded(folders: Sequence[Path], composed: DictConfig, *, sweep: boo
             )
         if sweep and key == "hydra.run.dir":
             warn(f"{path}: {word} is for one run; a sweep has hydra.sweep.dir")
+        elif not sweep and key.startswith("hydra.sweeper.params."):
+            axes.setdefault(path, word)
         elif not key.startswith((*USED, "hydra.searchpath")) and not needs_hydra(composed):
             warn(f"{path}: {word} has no effect on expt's own runs")
+    for path, word in axes.items():
+        warn(f"{path}: {word} makes a sweep; add -m, or this is one run without it")
 
 
 def folder_of(composed: DictConfig, kind: str) -> Path:
@@ -101,23 +105,12 @@ def environment_of(composed: DictConfig) -> dict[str, str]:
         return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}
 
 
-def launcher_folder(composed: DictConfig) -> str:
-    """Return where submitit keeps its own files."""
-    with resolving(composed):
-        return str(composed.hydra.launcher.submitit_folder)
-
-
 def launcher_options(composed: DictConfig) -> dict[str, Any]:
     """Return the keys of `hydra.launcher`, without that of a folder, which is made at once."""
     found: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=False)
     return {
         key: value for key, value in found.items() if key not in ("_target_", "submitit_folder")
     }
-
-
-def launcher_name(composed: DictConfig) -> str:
-    """Return the chosen launcher of Hydra's."""
-    return str(composed.hydra.runtime.choices.get("hydra/launcher"))
 
 
 def needs_hydra(composed: DictConfig) -> str:

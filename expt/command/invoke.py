@@ -47,8 +47,10 @@ def command(
         raise Interrupted(str(error) or text) from error
     finally:
         this.sending.close()
-        if this.outcome.sweep_folder is not None:
-            _conclude(this)
+        if (folder := this.outcome.sweep_folder) is not None:
+            from expt.command.conclude import conclude  # late: tables
+
+            conclude(console, folder, notes=this.outcome.notes)
         this.sending.wait()
     this.outcome.raise_if_failed()
     return [*this.outcome.ended]
@@ -173,14 +175,6 @@ def _refuse_unequal(asked: _Asked, composed: DictConfig) -> None:
                     f"{axis.input_line}: {first} and {other} set different values of"
                     f" {differing[0]}, and a sweep can have only one; type a command for each"
                 )
-
-
-def _conclude(this: Command) -> None:
-    from expt.command.conclude import conclude  # late: tables
-
-    folder, outcome = this.outcome.sweep_folder, this.outcome
-    assert folder is not None
-    conclude(this.console, folder, notes=outcome.notes)
 
 
 def _about_the_folder(error: OSError, this: Command, options: Options) -> ExptError:

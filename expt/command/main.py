@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -141,7 +140,7 @@ def _help(arguments: Sequence[str]) -> int:
     from expt.command.help import print_help
     from expt.runs.view.text import Console
 
-    print_help(Console(width=shutil.get_terminal_size().columns), arguments)
+    print_help(Console(wraps=True), arguments)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -51,8 +52,8 @@ def as_config_error(
     if type(error).__name__ == "MissingMandatoryValue":
         return ConfigError(f"{key}: has no value; set {key}=...")
     if key:
-        is_unset = "Interpolation" in type(error).__name__
-        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" * is_unset
+        is_unset = re.search("' not found|Unsupported interpolation type", str(error))
+        fix = "; name a key or a variable that is set, as ${oc.env:NAME}" * bool(is_unset)
         return ConfigError(f"{word}: {first_line(error)}{fix}")
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):  # of a file that is not UTF-8, or of a choice; it names none
@@ -69,48 +70,51 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
 
     `near` are the keys that there are next to it.
     """
-    group = key.partition(".")[0]
+    group, other = key.partition(".")[0], f"{word}: there is no key '{key}'"
+    above, _, last = key.rpartition(".")
     if choice is None:
         hint = did_you_mean(key, near)
         add = f"{' Or type' if hint else '; type'} +{word}, or add it to the class's YAML"
         return f"{word}: nothing sets '{key}' yet{'.' * bool(hint)}{hint}{add}"
-    if key in keys():
-        has = {name: keys_of(group, name) for name in options(group)}
-        missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
-        hint = did_you_mean(key, has.get(choice, ()))
-        names = " or ".join(name for name, below in has.items() if key in (group, *below))
-        add = f"{' Or add' if hint else '; add'} one that has it: {group}={names}"
-        return f"{word}: {missing}{f'.{hint}' if hint else ''}{add}"
-    if (group in groups() and key.endswith("._target_")) or key.startswith("task.metrics."):
-        return f"{word}: there is no key '{key}'; add it with +{word}"
-    above, _, last = key.rpartition(".")
-    if key in all_keys():  # below a key that is null
+    if (group in groups() and last == "_target_") or key.startswith("task.metrics."):
+        return f"{other}; add it with +{word}"
+    if key in all_keys() and key not in keys():  # below a key that is null
         example = example_of(above.split("."))
         return f"{word}: {above} has no keys yet; set all of its keys at once, e.g. {example}"
-    by_end = {name.rpartition(".")[2]: name for name in reversed(keys())}  # lr: optimizer.lr
-    if choice and above == group and last not in (*ELSEWHERE, *by_end) and not near:
-        return f"{word}: {_no_such(group, choice, last)}"
-    meant = ELSEWHERE.get(last) or by_end.get(last, key)
+    has = {name: keys_of(group, name) for name in options(group)}
+    own = has.get(choice, [])
+    whole = re.sub(r"\.\d+(\..*)?$", "", key)
+    if "." in whole and whole in keys() and own and whole not in own:  # of another choice
+        key, last = whole, whole.rpartition(".")[2]
+
+    def with_it(key: str) -> str:
+        names = (name for name, below in has.items() if key in (group, *below))
+        return f"{group}={' or '.join(names)}"
+
+    def closest(cutoff: float, *others: str) -> str | None:
+        ends = {each.rpartition(".")[2]: each for each in (*others, *own)}  # all begin alike
+        found = difflib.get_close_matches(last, ends, n=1, cutoff=cutoff)
+        return ends[found[0]] if found else None
+
+    if key in keys():
+        missing = f"{group}={choice} has no key '{key}'" if choice else f"there is no {group}"
+        meant = closest(0.6)
+        hint = f". Did you mean '{meant}'? Or" if meant else ";"
+        return f"{word}: {missing}{hint} add one that has it: {with_it(key)}"
+    by_end = {name.rpartition(".")[2]: name for name in reversed(keys())} | ELSEWHERE
+    every = [*itertools.chain(*has.values())]
+    is_of_group = bool(choice) and above == group and not near
+    meant = closest(0.8, *every) or by_end.get(last)  # dataset.groups: dataset.group
+    meant = meant or (closest(0.6, *every) if is_of_group else None)
+    if meant:
+        more = f" {group}={choice} has none; add {with_it(meant)}"
+        return f"{other}. Did you mean '{meant}'?{more * (meant in every and meant not in own)}"
+    if is_of_group:
+        return f"{other}. {group}={choice} has {', '.join(own)}." if own else f"{other}."
     known = [name for name in (*keys(), *ELSEWHERE.values()) if not key.startswith(f"{name}.")]
     known += [f"{each}.{last}" for each in groups() if above and group not in keys()]
-    beside = {name.rpartition(".")[2]: name for name in keys() if name.startswith(f"{above}.")}
-    close = difflib.get_close_matches(last, beside, n=1, cutoff=0.8)  # groups: dataset.group
-    hint = did_you_mean(key, near or [beside[each] for each in close]) or did_you_mean(meant, known)
-    listed = f" --help {group} lists its keys" * (not hint and group in keys())
-    return f"{word}: there is no key '{key}'.{hint}{listed}"
-
-
-def _no_such(group: str, choice: str, last: str) -> str:
-    """Return the error of a key that no choice of a group has, with the nearest, or those it has.
-
-    Only the last parts of keys are compared: the first is the same in all.
-    """
-    own = keys_of(group, choice) if choice in options(group) else []
-    others = [key for name in options(group) for key in keys_of(group, name)]
-    ends = {key.rpartition(".")[2]: key for key in [*others, *own]}
-    hint = re.sub(r"'(\w+)'", lambda found: f"'{ends[found[1]]}'", did_you_mean(last, ends))
-    hint = hint or f" {group}={choice} has {', '.join(own)}." * bool(own)
-    return f"there is no key '{group}.{last}'.{hint}"
+    hint = did_you_mean(key, near or known)
+    return f"{other}.{hint}{f' --help {group} lists its keys' * (not hint and group in keys())}"
 
 
 def unknown_option(group: str, name: str, known: Iterable[str]) -> str:

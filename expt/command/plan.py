@@ -38,10 +38,7 @@ def main(words: Sequence[str]) -> int:
     add = parser.add_argument
     add("words", nargs="*", metavar="KEY=VALUE", help="settings, as for a run")
     add(
-        "--vocabulary",
-        type=positive,
-        metavar="N",
-        help="number of tokens, if no tokenizer is here",
+        "--vocabulary", type=positive, metavar="N", help="number of tokens, if no tokenizer is here"
     )
     add("--config-dir", type=Path, metavar="DIR", help="folder of custom YAML [conf]")
     options = parser.parse_intermixed_args(list(words))

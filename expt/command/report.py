@@ -31,12 +31,7 @@ from expt.runs.view.listing import (
     side_by_side,
 )
 from expt.runs.view.summary import print_ancestry, print_forks, print_stale, stale
-from expt.runs.view.text import (
-    Console,
-    cells,
-    plain_table,
-    say,
-)
+from expt.runs.view.text import Console, cells, plain_table, say
 from expt.search.conclusion import best_of, search_in
 from expt.search.study import importance, study_of
 
@@ -60,30 +55,23 @@ def main(words: Sequence[str]) -> int:
     Raises ConfigError for an option that there is not, and where there is no run.
     """
     asked = parse(words)
-    folder = asked.folders[0]
-    of_sweep = _is_of_sweep(asked)
     if asked.optuna:
         _write_study(asked, Found.below(asked))
     asks_more = asked.verdict or asked.importance or asked.filter or asked.csv or asked.plot
-    if of_sweep and not asks_more:
-        _leaderboard(folder, asked)
+    if asked.of_sweep and not asks_more:
+        _leaderboard(asked.folders[0], asked)
         return 0
     found = Found.below(asked)
     if asked.verdict:
         _judge(asked, found)
     elif asked.importance:
         _weigh(asked, found)
-    elif of_sweep and asked.filter and asked.csv != "-":
-        _filtered_leaderboard(folder, asked, found)
+    elif asked.of_sweep and asked.filter and asked.csv != "-":
+        _filtered_leaderboard(asked, found)
     else:
         report(Console(), asked, found)
     found.tell_hidden(Console(stderr=asked.csv == "-"))
     return 0
-
-
-def _is_of_sweep(asked: argparse.Namespace) -> bool:
-    folder, *others = asked.folders
-    return not others and is_sweep(folder)
 
 
 class Found(NamedTuple):
@@ -122,6 +110,12 @@ class Found(NamedTuple):
             more = f"; {number} more are hidden, as the newest grid no longer names them: add --all"
             raise ConfigError(f"{option} {error}{more * bool(number)}".strip()) from None
 
+    def check(self, option: str, key: str | None, runs: Sequence[FoundRun] | None = None) -> None:
+        """Raise ConfigError where an option gives a key that none of the runs has."""
+        if key is not None:
+            with self.naming(option):
+                check_key(key, self.runs if runs is None else runs)
+
     def passing(
         self, filters: Sequence[str], *, by_run: bool = False
     ) -> tuple[list[FoundRun], list[FoundRun]]:
@@ -149,20 +143,16 @@ def _leaderboard(folder: Path, asked: argparse.Namespace) -> None:
     runs = read_runs(folder)
     if not runs:
         raise ConfigError(f"{folder}: this sweep holds no run yet")
-    if asked.sort is not None:
-        with Found(runs, {}).naming("--sort"):
-            check_key(asked.sort, runs)
+    Found(runs, {}).check("--sort", asked.sort)
     conclude(Console(), folder, runs, asked.sort, all_runs=asked.all)
     print_forks(Console(), without_copies(runs)[0])
 
 
-def _filtered_leaderboard(folder: Path, asked: argparse.Namespace, found: Found) -> None:
+def _filtered_leaderboard(asked: argparse.Namespace, found: Found) -> None:
     """Print the rows of a sweep's leaderboard that pass the filters, as they are in the whole."""
     kept, among = found.passing(asked.filter)
-    if asked.sort is not None:
-        with found.naming("--sort"):
-            check_key(asked.sort, found.runs)
-    best, _ = best_of(folder, kept)
+    found.check("--sort", asked.sort)
+    best, _ = best_of(asked.folders[0], kept)
     terminal.put_runs((run.folder, run.record) for run in in_order(kept, asked.sort or "started"))
     terminal.put(best=best and best.as_record)
     console, old = Console(), stale(kept)
@@ -178,9 +168,7 @@ def _filtered_leaderboard(folder: Path, asked: argparse.Namespace, found: Found)
 def _judge(asked: argparse.Namespace, found: Found) -> None:
     """Print whether the settings of the runs differ by more than chance."""
     records, _ = found.passing(asked.filter)
-    if asked.metric is not None:
-        with found.naming("--metric"):
-            check_key(asked.metric, records)
+    found.check("--metric", asked.metric, records)
     kept = _within_limits(records)
     notes = list[str]()
     if left_out := len(records) - len(kept):
@@ -234,7 +222,7 @@ def _within_limits(runs: Sequence[FoundRun]) -> list[FoundRun]:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Return folders, sort, filter, csv, plot, verdict and metric."""
+    """Return the options, and `of_sweep` for one folder, which is a sweep's."""
     about = "List runs, print a sweep's leaderboard, or compare two runs side by side."
     parser = Parser("report", about, EXAMPLES)
     add = parser.add_argument
@@ -250,6 +238,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--plot", type=Path, metavar="FILE", help="draw learning curves: PNG, SVG or PDF")
     found = parser.parse_args(list(words))
     found.folders = found.folders or [Path("outputs")]
+    found.of_sweep = len(found.folders) == 1 and is_sweep(found.folders[0])
     if found.metric and not found.verdict:
         raise ConfigError("--metric: says what --verdict compares; add it")
     return found
@@ -264,9 +253,8 @@ def report(console: Console, asked: argparse.Namespace, found: Found) -> None:
     are_two = len(asked.folders) == len(found.runs) == 2 and is_plain
     runs = found.runs
     if not are_two:
-        runs = found.passing(asked.filter, by_run=not _is_of_sweep(asked))[0]
-        with found.naming("--sort"):
-            check_key(asked.sort or "started", found.runs)
+        runs = found.passing(asked.filter, by_run=not asked.of_sweep)[0]
+        found.check("--sort", asked.sort)
         runs = in_order(runs, asked.sort or "started")
     terminal.put_runs((run.folder, run.record) for run in runs)
     if asked.csv == "-":

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from expt.command.grammar import (
-    last_of_each,
-)
+from expt.command.grammar import last_of_each
 from expt.command.search_space import refuse_repetitions, space_of
 from expt.command.sweep import Runner, Sweep, SweepObserver
 from expt.command.sweep_display import show_dry_run
 from expt.command.sweep_folder import SweepRun
 from expt.config import keys, own_code
 from expt.config.identity import REPEATED, shown
+from expt.config.keys import without_effect
 from expt.config.kinds import metrics_of
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
@@ -25,6 +25,7 @@ from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.launch.submitit_jobs import Queue
 from expt.runs.grid import GridRecord, write_grid
+from expt.runs.overrides import key_of
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PRUNED, OfSearch, Record
 from expt.runs.view.text import Console, say
@@ -79,10 +80,10 @@ class SearchCommand:
 
     def _dry_run(self, search: Search) -> None:
         """Show the next trial; those after it depend on its result."""
-        found = search.suggest() if search.count < self._settings.runs else None
-        if found is not None:
+        what = "no further trial"
+        if search.count < self._settings.runs and (found := search.suggest()) is not None:
             show_dry_run([self._run(*found)])
-        what = "no further trial" if found is None else f"trial {search.count + 1}"
+            what = f"trial {search.count + 1}"
         before = f"; {len(search.unfinished)} continue first" if search.unfinished else ""
         say(Console(), f"{what} of {self._settings.runs}{before}")
 
@@ -107,14 +108,16 @@ class SearchCommand:
         objective = _plain(self._config.objective)
         if isinstance(objective, list):
             self._fixed += _objective_of_runs(objective, self._settings_of(()))
-        self._space = space = space_of(
-            self._axes, settings.when, sweep.composer, self._settings_of, sweep.machine
-        )
+        composer, when = sweep.composer, settings.when
+        self._space = space_of(self._axes, when, composer, self._settings_of, sweep.machine)
+        space = self._space
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         sweep.open()
         refuse_repetitions(space, self._config_of)
         config = self._checked()
         goals, limits = goals_of(objective, config), limits_of(settings.constraints, config)
+        for line in without_effect(config, map(key_of, self._fixed), self._keys):
+            warn(line)
         sampler.check(settings.name, space, goals, limited=bool(limits))
         rungs = rungs_of(settings, config, goals)
         reader = Reader(
@@ -156,11 +159,10 @@ class SearchCommand:
         return found[0]
 
     def _is_valid(self, values: Values) -> bool:
-        try:
+        with contextlib.suppress(ConfigError):
             self._config_of(values)
-        except ConfigError:
-            return False
-        return True
+            return True
+        return False
 
     def _nearest(self, values: Values, tried: Sequence[Values] = ()) -> Values:
         """Return the values, or those with the nearest integer with which a run can be.

@@ -15,9 +15,9 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from expt import machine
-from expt.command.compose import Composer
-from expt.command.grammar import Override, key_of, last_of_each, parse, parse_one
-from expt.command.hydra_part import folder_of, launcher_folder, launcher_name, launcher_options
+from expt.command.compose import Composer, resolving
+from expt.command.grammar import key_of, last_of_each, parse_one
+from expt.command.hydra_part import folder_of, launcher_options
 from expt.command.preflight import preflight
 from expt.command.run import remove_unused
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -25,6 +25,8 @@ from expt.command.sweep_folder import SweepFolder, SweepRun
 from expt.config.explained import value_at
 from expt.config.groups import GROUPS
 from expt.config.identity import REPEATED, shown, typed_hyperparameters
+from expt.config.keys import without_effect
+from expt.config.parse import parse as parsed
 from expt.config.parse import wrong_values
 from expt.dashboards.hparams import add_failure
 from expt.errors import ConfigError, ExptError, FolderInUse, Interrupted, warn
@@ -64,7 +66,7 @@ class Sweep:
         check_options(options)
         self.is_dry_run = bool(options.pop("dry_run", False))
         self.is_preflight = composed.get("preflight") is True
-        launcher = launcher_name(composed)
+        launcher = str(composed.hydra.runtime.choices.get("hydra/launcher"))
         self._options, self._is_here = options, launcher == "pool"
         if self.is_preflight and not self._is_here:
             raise ConfigError(f"preflight=true: is for this machine; leave out {launcher}")
@@ -191,7 +193,8 @@ class Sweep:
         if not self._is_here:
             from expt.launch.submitit_jobs import Queue, executor_of  # late: needs submitit
 
-            folder = launcher_folder(self.config)
+            with resolving(self.config):
+                folder = str(self.config.hydra.launcher.submitit_folder)
             options = {**self._options, "submitit_folder": folder}
             executor = executor_of(options, _tasks_per_node(options))
             return Queue(executor, observer, options.get("exclude"))
@@ -335,21 +338,25 @@ class Grid:
         Raises ConfigError for values that no run of the grid can have; that two of them do not fit
         is said when their run's turn comes.
         """
+        composer = self._composer
         first, chosen = [values[0] for values in self._lists], dict[str, list[object]]()
-        several = {each.key_or_group for each, _ in self._axes if self._chooses(each)}
+        axes = (each.key_or_group for each, _ in self._axes)
+        several = {key for key in axes if composer.is_group(key)}
         sets_any = bool(several - GROUPS.keys())  # an experiment, or a custom group
         for at, values in enumerate(self._lists):
             override = parse_one(values[0])
             above, dot, _ = override.key_or_group.partition(".")
-            if len(values) > 1 and self._chooses(override):
+            if len(values) > 1 and composer.is_group(override.key_or_group):
                 for value in values:
                     self._composer.compose([*first[:at], value, *first[at + 1 :]])
             elif len(values) > 1 and not (dot and (above in several or sets_any)):
-                found: list[object] = [each.value() for each in parse(values[:MAX_VALUES])]
-                known = [each for each in found if "${" not in str(each)]
-                chosen[override.key_or_group] = known
-                pairs = zip(values, found, strict=False)
-                self._resolve(at, [word for word, value in pairs if "${" in str(value)], machine)
+                found = {word: parse_one(word).value() for word in values[:MAX_VALUES]}
+                given = [word for word, value in found.items() if "${" in str(value)]
+                chosen[override.key_or_group] = [
+                    value for word, value in found.items() if word not in given
+                ]
+                for word in given:
+                    self._resolve(at, word, machine)
         self._composer.compose(first)
         try:
             settings = self._composer.settings(first, sweep=True)
@@ -357,26 +364,26 @@ class Grid:
             return
         if wrong := wrong_values(settings, chosen, machine):
             raise ConfigError(wrong)
+        if not sets_any:
+            with contextlib.suppress(ConfigError):
+                typed = (key_of(parse_one(values[0])) for values in self._lists)
+                for line in without_effect(parsed(settings, machine), typed, self.keys):
+                    warn(line)
 
-    def _resolve(self, at: int, words: Sequence[str], machine: Machine) -> None:
+    def _resolve(self, at: int, word: str, machine: Machine) -> None:
         """Raise ConfigError for an interpolation that gives no value, or a wrong one.
 
         It is tried with the first and with the last of all other axes.
         """
-        for word in words:
-            wrong, path = list[str](), parse_one(word).key_or_group.split(".")
-            for end in (0, -1):
-                tried = [word if at == n else several[end] for n, several in enumerate(self._lists)]
-                try:
-                    settings = self._composer.settings(tried, sweep=True, folder=Path())
-                    value = value_at(settings, path)
-                    wrong = wrong_values(settings, {".".join(path): [value]}, machine)
-                except ConfigError as error:
-                    wrong = [*error.problems]
-                if not wrong:
-                    break
-            if wrong:
-                raise ConfigError(wrong)
-
-    def _chooses(self, override: Override) -> bool:
-        return self._composer.is_group(override.key_or_group)
+        key, wrong = parse_one(word).key_or_group, list[str]()
+        for end in (0, -1):
+            tried = [word if at == n else several[end] for n, several in enumerate(self._lists)]
+            try:
+                settings = self._composer.settings(tried, sweep=True, folder=Path())
+                value = value_at(settings, key.split("."))
+                wrong = wrong_values(settings, {key: [value]}, machine)
+            except ConfigError as error:
+                wrong = [*error.problems]
+            if not wrong:
+                return
+        raise ConfigError(wrong)

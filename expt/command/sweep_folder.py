@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -64,14 +64,6 @@ class SweepRun:
         """Write `.hydra`."""
         self.job.paths.write_hydra(self.hydra_files)
         del self.hydra_files
-
-
-class _Wanted(NamedTuple):
-    """The fields of a request that say which run is wanted."""
-
-    config: RunConfig
-    settings: dict[str, Any]
-    identity: Identity
 
 
 class SweepFolder:
@@ -176,7 +168,7 @@ class SweepFolder:
             wanted = self._wanted(words, number, self.folder / name)
         except ConfigError as problem:
             error = problem
-        key = wanted.identity.digest if wanted else asked
+        key = wanted["identity"].digest if wanted else asked
         if key in self._jobs:
             return self._jobs[key]
         known = self._known.get(key) or self._known.get(asked)
@@ -184,11 +176,12 @@ class SweepFolder:
             known = known or self._by_words.get(asked)
         paths, request = known or RunPaths(self.folder / self._unused(name, key)), None
         if wanted is not None:
-            shorter = self._shorter(wanted.config, wanted.identity) if known is None else None
+            config = wanted["config"]
+            shorter = self._shorter(config, wanted["identity"]) if known is None else None
             request = RunRequest(
-                **wanted._asdict(),
+                **wanted,
                 paths=paths,
-                about={**about_run(paths.folder.name, words, wanted.config), **more},
+                about={**about_run(paths.folder.name, words, config), **more},
                 env=self._environment(words),
                 may_have_run=True,
                 shorter=shorter.folder if shorter else None,
@@ -201,12 +194,13 @@ class SweepFolder:
                 warn(f"{paths.folder}: its {paths.metrics.name} is gone; the run is trained again")
         return job
 
-    def _wanted(self, words: Sequence[str], number: int, place: Path) -> _Wanted:
+    def _wanted(self, words: Sequence[str], number: int, place: Path) -> dict[str, Any]:
+        """Return the settings and the identity of a run's request."""
         settings = self._composer.settings(words, sweep=True, folder=place, number=number)
         config = parse(settings, self._machine)
         if config.debug:
             raise ConfigError("debug=true: is for one run, in this process; leave out -m")
-        return _Wanted(config, settings, self.identity_of(config))
+        return {"config": config, "settings": settings, "identity": self.identity_of(config)}
 
     def _environment(self, words: Sequence[str]) -> dict[str, str]:
         if not self._composer.has_environment:

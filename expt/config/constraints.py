@@ -49,7 +49,8 @@ IS_GIVEN = "is given"
 """A condition of `Key.only_if`: the key is not null, and may be 0."""
 
 
-Unit = Literal["steps", "further steps", "epochs", "evaluations", "minutes"]
+Unit = Literal["steps", "further steps", "epochs", "evaluations", "own evaluations", "minutes"]
+"""`further` counts from where the run is continued, `own` from where it was forked."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,9 +63,9 @@ class Key:
     result: Literal["changes", "rounding", "none"] | None = None
     """The effect on a run's numbers: changes them (the default), only in their last
     digits, or not at all."""
-    resume: bool | None = None
+    resume: bool | Literal["ahead"] | None = None
     """True if it may change when the run is resumed; by default only where it changes no
-    number."""
+    number. "ahead": only where it `counts`, and no run has got to its values yet."""
     fork: bool | Literal["epoch"] | None = None
     """True if it may change in a fork (the default); "epoch": only at the end of an epoch."""
     evaluate: bool | None = None

@@ -169,31 +169,45 @@ def _fix(
     if "input should be" not in line:
         return ""
     value, text = value_at(node, key.split(".")), origin.texts.get(key)
-    if text is not None:
-        if not isinstance(value, str) or "oc.env:" not in text or "oc.decode:" in text:
-            return f"; it came from {text}"
-        decoded = f"{text.replace('${oc.env:', '${oc.decode:${oc.env:', 1)}}}"
-        meant = _meant(value, line)
-        is_other = meant is not None and keys.typed(meant) != value
-        also = f", with {keys.typed(meant)} in place of {value}" * is_other
-        return f"; it came from {text}, and variables are texts; {origin.fix(key, decoded)}{also}"
-    if isinstance(value, list) and key in lists:
+    is_variable = (
+        isinstance(value, str) and "oc.env:" in str(text) and "oc.decode:" not in str(text)
+    )
+    if text is not None and not is_variable:
+        return f"; it came from {text}"
+    came = f"it came from {text}, and variables are texts; " if text else ""
+    what = came or f"{value!r} is a text; " * isinstance(value, str)
+    if several := _several(value, line, of_lists=key in lists):
+        return f"; {what or 'a list is one value; '}{origin.several(key, ','.join(several))}"
+    if isinstance(value, list):
         right = [each if (meant := _meant(each, line)) is None else meant for each in value]
         return f"; {origin.fix(key, keys.typed(right))}" if right != value else ""
-    if isinstance(value, list) and "a list" not in line:
-        several = ",".join(map(keys.typed, value))
-        return f"; a list is one value; {origin.several(key, several)}"
     if isinstance(value, str) and (variable := re.fullmatch(r"\$\{?(\w+)\}?", value)):
         decoded = f"${{oc.decode:${{oc.env:{variable[1]}}}}}"
         return f"; {origin.fix(key, decoded)} for that variable"
-    if value in _NULLS and keys.takes_null(key):
-        return f"; {value!r} is a text; {origin.fix(key, 'null')}"
-    if isinstance(value, str) and "," in value:
-        right = [_meant(each.strip(), line) for each in value.split(",")]
-        return "" if None in right else f"; {value!r} is a text; {origin.several(key, value)}"
-    meant = _meant(value, line)
-    what = f"{value!r} is a text; " * isinstance(value, str)
-    return "" if meant is None else f"; {what}{origin.fix(key, keys.typed(meant))}"
+    is_null = value in _NULLS and keys.takes_null(key)
+    meant = None if is_null else _meant(value, line)
+    written = "null" if is_null else keys.typed(meant)
+    if text is None:
+        return f"; {what}{origin.fix(key, written)}" if is_null or meant is not None else ""
+    if not is_null and meant is None and value[:1] not in ("[", "{"):
+        return f"; it came from {text}"  # as a number, it would be as wrong
+    decoded = f"{text.replace('${oc.env:', '${oc.decode:${oc.env:', 1)}}}"
+    also = f", with {written} in place of {value}" * (meant is not None and written != value)
+    return f"; {came}{origin.fix(key, decoded)}{also}"
+
+
+def _several(value: Any, line: str, *, of_lists: bool) -> list[str]:
+    """Return the values, each for a run of its own, that a list or a text with commas holds."""
+    if isinstance(value, str) and "a list" not in line:
+        values = [_meant(each.strip(), line) for each in value.strip("[]").split(",")]
+        return [*map(keys.typed, values)] if len(values) > 1 and None not in values else []
+    if not isinstance(value, list) or "a list" in line:
+        return []
+    if of_lists:
+        return [*map(keys.typed, value)] if all(isinstance(each, list) for each in value) else []
+    inside = (_several(each, line, of_lists=False) if isinstance(each, list) else [keys.typed(each)]
+              for each in value)  # fmt: skip
+    return [each for below in inside for each in below]
 
 
 def _meant(value: Any, line: str) -> float | bool | None:

@@ -255,7 +255,7 @@ class Cosine:
 class Step:
     name: Literal["step"]
     warmup_epochs: WarmupEpochs
-    every_epochs: Annotated[Positive, Key(counts="epochs", later=True)]
+    every_epochs: Annotated[Positive, Key(resume="ahead", counts="epochs", later=True)]
     gamma: Positive
 
 

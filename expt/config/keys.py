@@ -12,7 +12,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from expt.config.constraints import IS_GIVEN, IS_SET, SCALARS, Key, kind, names_of, plain
@@ -50,7 +50,7 @@ def _allowed(key: Key, rule: Rule) -> bool:
         return key.fork is not False
     if rule == "fork_within_epoch":
         return key.fork is True
-    return bool(key.resume if rule == "resume" else key.evaluate if rule == "evaluate" else False)
+    return (rule == "resume" and key.resume is True) or (rule == "evaluate" and bool(key.evaluate))
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -172,56 +172,61 @@ def _annotation(hint: Any) -> Key | None:
 
 def classes_in(hint: Any) -> Iterator[type]:
     """Yield the dataclasses that a type names, also in unions and lists."""
-    return filter(dataclasses.is_dataclass, _leaves(hint))
+    return filter(dataclasses.is_dataclass, _leaves([hint]))
 
 
 def choices_of(key: str) -> tuple[str, ...]:
     """Return the values of a setting as they are typed; none for a number or a text."""
-    values = dict.fromkeys(value for hint in _hints_at(key.split(".")) for value in _values(hint))
+    values = dict.fromkeys(value for leaf in _types_of(key) for value in _values(leaf))
     return tuple(values) if values.keys() - {"null"} else ()
+
+
+def _values(leaf: Any) -> Iterable[str]:
+    if typing.get_origin(leaf) is typing.Literal:
+        return map(typed, typing.get_args(leaf))
+    return {bool: ("true", "false"), types.NoneType: ("null",)}.get(leaf, ())
 
 
 def takes_null(key: str) -> bool:
     """Return whether a setting may be null."""
-    return any(types.NoneType in _leaves(hint) for hint in _hints_at(key.split(".")))
+    return types.NoneType in _types_of(key)
 
 
-def _values(hint: Any) -> Iterator[str]:
-    for leaf in _leaves(hint):  # of a list, one may be typed by itself
-        if typing.get_origin(leaf) is typing.Literal:
-            yield from map(typed, typing.get_args(leaf))
-        elif leaf in (bool, types.NoneType):
-            yield from ("true", "false") if leaf is bool else ("null",)
+def takes_list(key: str) -> bool:
+    """Return whether a setting may be a list; any may that is not in the schema."""
+    hints = _hints_at(key.split("."))
+    return not hints or any(typing.get_origin(each) is tuple for each in _leaves(hints, ()))
 
 
 @functools.cache
 def takes_text(key: str) -> bool:
     """Return whether a setting is a text, or a list of texts, whichever word stands there."""
-    path = re.sub(r"(\.\d+)+$", "", key).split(".")  # of an element of a list
-    found = {leaf for hint in _hints_at(path) for leaf in _leaves(hint)}
-    return bool(found) and found <= _TEXT
+    found = _types_of(key)
+    return bool(found) and found.keys() <= {str, types.NoneType, Ellipsis}
 
 
 @functools.cache
 def may_be_text(key: str) -> bool:
     """Return whether a setting, or an element of it, may be any text, as a secret is."""
-    path = re.sub(r"(\.\d+)+$", "", key).split(".")
-    found = {leaf for hint in _hints_at(path) for leaf in _leaves(hint)}
+    found = _types_of(key)
     literals = {leaf for leaf in found if typing.get_origin(leaf) is typing.Literal}
-    return not found or not found - literals <= {bool, int, float, types.NoneType, Ellipsis}
+    return not found or not found.keys() - literals <= {bool, int, float, types.NoneType, Ellipsis}
 
 
-_TEXT = {str, types.NoneType, Ellipsis}
+def _types_of(key: str) -> dict[Any, None]:
+    """Return the types of a setting, or of the elements of its list, in the order of the schema."""
+    path = re.sub(r"(\.\d+)+$", "", key).split(".")
+    return dict.fromkeys(_leaves(_hints_at(path)))
 
 
-def _leaves(hint: Any) -> Iterator[Any]:
-    """Yield the types in a type: its own, those of a union, of a list's elements."""
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Annotated, typing.Union, types.UnionType, tuple):
-        for one in inside[:1] if origin is typing.Annotated else inside:
-            yield from _leaves(one)
-    else:
-        yield hint
+def _leaves(hints: Iterable[Any], lists: tuple[type, ...] = (tuple,)) -> Iterator[Any]:
+    """Yield the types in types: of unions their members, of `lists` their elements."""
+    for hint in hints:
+        origin, inside = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (typing.Annotated, typing.Union, types.UnionType, *lists):
+            yield from _leaves(inside[:1] if origin is typing.Annotated else inside, lists)
+        else:
+            yield hint
 
 
 @functools.cache
@@ -260,10 +265,11 @@ def described(key: str) -> str:
     """Return in words the effect of a change of the setting; nothing where it makes another run."""
     meant = meaning(key)
     of_results = {"none": "changes no number", "rounding": "changes rounding only"}
+    of_resumes = {True: "may change on resume", "ahead": "may change on resume before it acts"}
     of_forks = {False: "kept by a fork", "epoch": "in a fork from an epoch's end"}
     parts = [of_results.get(str(meant.result))]
     if meant.result == "changes":
-        parts += ["may change on resume" if meant.resume else None, of_forks.get(meant.fork)]
+        parts += [of_resumes.get(meant.resume or False), of_forks.get(meant.fork)]
     return "; ".join([*filter(None, parts), *_conditions(key, meant)])
 
 
@@ -278,11 +284,20 @@ def _conditions(key: str, meant: Key) -> Iterator[str]:
             yield f"only with {other}={' or '.join(map(typed, values))}"
 
 
-def without_effect(config: RunConfig, given: Iterable[str]) -> list[str]:
-    """Return a line for each of the `given` keys that has no effect with the other settings."""
+def without_effect(
+    config: RunConfig, given: Iterable[str], varied: Collection[str] = ()
+) -> list[str]:
+    """Return a line for each of the `given` keys that has no effect with the other settings.
+
+    Left out are those that have one with other values of the `varied` keys.
+    """
     settings = flat(plain(config))
     idle = [key for key in given if settings.get(key) and is_idle(key, settings)]
     found = {key: ", ".join(_conditions(key, meaning_in(settings, key))) for key in idle}
+    for key in idle:
+        conditions = meaning_in(settings, key).only_if
+        if any(other in varied or other.partition(".")[0] in varied for other in conditions):
+            del found[key]
     return [
         f"{key}={typed(settings[key])}: has no effect, {why}" for key, why in found.items() if why
     ]

@@ -32,17 +32,19 @@ class Length(NamedTuple):
     """The steps that were done before this attempt."""
     offset: int = 0
     """The steps that a fork has done more than its epochs take at their present length."""
+    forked: int = 0
+    """The steps that were done before the fork."""
 
     @classmethod
-    def of(cls, config: RunConfig, per_epoch: int, offset: int = 0, done: int = 0) -> Length:
-        """Return the length of a run with these settings."""
+    def of(cls, config: RunConfig, per_epoch: int, offset: int = 0, **begun: int) -> Length:
+        """Return the length of a run with these settings; `begun` has `done` and `forked`."""
         steps, minutes = config.total_steps(per_epoch, offset), config.max_minutes or math.inf
         each = config.eval_every_steps or per_epoch
         evaluations = steps / each
         if config.eval_every_minutes is not None:
             each, evaluations = 0, minutes / config.eval_every_minutes
         whole = math.inf if math.isinf(evaluations) else math.ceil(evaluations)
-        return cls(steps, per_epoch, each, minutes, whole, done, offset)
+        return cls(steps, per_epoch, each, minutes, whole, offset=offset, **begun)
 
     def has(self, unit: Unit) -> float:
         """Return the run's length in a unit, as it is shown."""
@@ -51,6 +53,7 @@ class Length(NamedTuple):
             "further steps": self.steps - self.done,
             "epochs": round(self.steps / self.per_epoch, 2),
             "evaluations": self.evaluations,
+            "own evaluations": self.evaluations - self.forked // (self.per_evaluation or math.inf),
             "minutes": self.minutes,
         }[unit]
 
@@ -64,12 +67,13 @@ class Length(NamedTuple):
             "further steps": (1, self.done),
             "epochs": (self.per_epoch, self.offset),
             "evaluations": (self.per_evaluation, 0),
+            "own evaluations": (self.per_evaluation, self.forked * bool(self.per_evaluation)),
         }.get(unit, (0, 0))
         return math.floor(count * size + 1e-9) + begin + later if size else 0
 
     def reaches(self, unit: Unit, count: float, *, later: bool) -> bool:
         """Return whether the run gets to a count, or `later` beyond it."""
-        if unit in ("evaluations", "minutes"):
+        if unit in ("evaluations", "own evaluations", "minutes"):
             return count + later <= self.has(unit)
         return self.least(unit, count, later=later) <= self.steps
 
@@ -100,23 +104,28 @@ def beyond_the_end(config: RunConfig, length: Length, of_classes: Unreached = NO
     return f"the run has {has}, too few for {listed(found)} to have an effect{fix}"
 
 
-def effective(config: RunConfig, steps_per_epoch: int) -> dict[str, float]:
+def effective(
+    config: RunConfig, steps_per_epoch: int, until: int | None = None
+) -> dict[str, float]:
     """Return the settings that count and that a resume may change, as far as they are reached.
 
+    That is by the end of the run, or `until` a step of it; others are inf.
     Two runs of one length that differ in others of these settings only are the same. A metric that
     is nan is no better than none, so patience may end one evaluation sooner than it should.
     """
     length, found = Length.of(config, steps_per_epoch), dict[str, float]()
+    length = length if until is None else length._replace(steps=until)
     for key, meant, value, count in _counting(config):
         assert meant.counts is not None
         if key in resumable():
-            count -= meant.counts == "evaluations"
+            count -= meant.counts.endswith("evaluations")
             found[key] = value if length.reaches(meant.counts, count, later=False) else math.inf
     return found
 
 
 def _amount(number: float, unit: Unit) -> str:
-    return f"{number:g} {unit.removesuffix('s') if number == 1 else unit}"
+    unit_s = unit.removeprefix("own ")
+    return f"{number:g} {unit_s.removesuffix('s') if number == 1 else unit_s}"
 
 
 def _fix(config: RunConfig, need: float, length: Length) -> str:

@@ -29,6 +29,8 @@ from expt.config.groups import GROUPS
 SHARDED = ("fsdp", "hsdp")
 UNPROFILED_STEPS = 5
 """The steps that warm up before `profile` traces some."""
+POWERSGD_BEGINS = 10
+"""The steps that average whole gradients before PowerSGD compresses some, as torch advises."""
 TrackerName = Literal["mlflow", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
@@ -72,7 +74,13 @@ class DDP:
     gradient_as_bucket_view: Annotated[bool, Key(result="none")]
     bucket_cap_mb: Annotated[Positive, Key(result="rounding")]
     comm_hook: Annotated[
-        Literal["bf16", "fp16", "powersgd"] | None, Key(only_if={"strategy": "ddp"})
+        Literal["bf16", "fp16", "powersgd"] | None,
+        Key(
+            only_if={"strategy": "ddp"},
+            counts="further steps",
+            at=lambda its, steps=POWERSGD_BEGINS: steps * (its.comm_hook == "powersgd"),
+            later=True,
+        ),
     ]
     shared_memory: Annotated[bool, Key(result="rounding")]
 
@@ -121,8 +129,7 @@ class Checkpoint:
 class EarlyStop:
     metric: str
     patience: Annotated[
-        Count | None,
-        Key(counts="evaluations", at=lambda its: its.patience + 1, later=True),
+        Count | None, Key(counts="own evaluations", at=lambda its: its.patience + 1, later=True)
     ] = None
     min_delta: NonNegative = 0.0
     threshold: Annotated[
@@ -267,8 +274,7 @@ class RunConfig:
         ),
     ]
     overfit_batches: Annotated[
-        Count | None,
-        Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET}),
+        Count | None, Key(fork=False, cost=False, only_if={"overfit_batches": IS_SET})
     ] = None
     detect_anomaly: Annotated[bool, Key(result="none", evaluated_as="false")] = False
     debug: Annotated[bool, Key(result="none", evaluated_as="false")]

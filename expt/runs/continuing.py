@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from expt.config import keys, own_code
 from expt.config.groups import TargetScheduler, planned_steps
 from expt.config.identity import LENGTH, VERSION, Content, Identity, digest, shown
+from expt.config.length import effective
 from expt.config.parse import as_typed, recorded
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
@@ -79,7 +80,16 @@ class Source(NamedTuple):
             rule = "fork_within_epoch"
         exempt = _OF_PLAN if rule == "resume" else keys.varying("source")
         then, now = keys.flat(self.checkpoint.config), keys.flat(shown(config))
-        return [key for key in keys.differing(then, now, rule) if key not in exempt]
+        found = [key for key in keys.differing(then, now, rule) if key not in exempt]
+        return [key for key in found if rule != "resume" or not self._is_ahead(key, config)]
+
+    def _is_ahead(self, key: str, config: RunConfig) -> bool:
+        """Return whether a key has had no effect until this checkpoint, then and now."""
+        if keys.meaning(key).resume != "ahead":
+            return False
+        at = self.checkpoint.state["steps_per_epoch"], self.checkpoint.step
+        both = recorded(self.checkpoint.config), config
+        return all(effective(each, *at).get(key) == math.inf for each in both)
 
 
 def find(request: RunRequest) -> Source | None:

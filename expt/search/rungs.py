@@ -166,6 +166,11 @@ def rungs_of(settings: Settings, config: RunConfig, goals: Sequence[Goal]) -> Ru
             f"search.min_epochs={settings.min_epochs}: no run would pause with"
             f" epochs={config.epochs}; give less, or more epochs"
         )
+    if settings.rungs == "asha" and settings.reduction > settings.runs:
+        raise ConfigError(
+            f"search.reduction={settings.reduction}: of search.runs={settings.runs} none would"
+            " continue; give less, or more runs"
+        )
     if settings.rungs == "median":
         return Median(range(settings.min_epochs, config.epochs, settings.min_epochs))
     return Halving(

@@ -62,7 +62,7 @@ class Trial:
         return all(value <= 0 for value in self.violations.values())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Reader:
     """A reader of trials from run folders."""
 

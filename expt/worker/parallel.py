@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from expt.config import constraints
-from expt.config.schema import RunConfig
+from expt.config.schema import POWERSGD_BEGINS, RunConfig
 from expt.data import changes
 from expt.data.build import Data
 from expt.errors import ConfigError, first_line, listed, warn
@@ -256,8 +256,7 @@ def _compress(parallel: DistributedDataParallel, hook: str) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if hook == "powersgd":
-        advised: Any = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 10}  # by its page
-        state = powerSGD_hook.PowerSGDState(None, **advised)
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=POWERSGD_BEGINS)
         parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     else:
         parallel.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))

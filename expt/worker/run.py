@@ -154,7 +154,8 @@ class Run:
     def _unreached(self) -> str | None:
         """Return a line about settings without effect in so short a run; None without any."""
         config, position = self.config, self.position
-        length = Length.of(config, position.steps_per_epoch, position.offset, position.step)
+        begun = {"done": position.step, "forked": position.began_at}
+        length = Length.of(config, position.steps_per_epoch, position.offset, **begun)
         of_callbacks = self.callbacks.beyond(position.total_steps)
         of_schedule = optim.beyond_the_end(config.scheduler, length)
         return beyond_the_end(config, length, {**of_callbacks, **of_schedule})

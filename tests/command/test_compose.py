@@ -202,6 +202,9 @@ def test_an_unknown_name_is_told_with_the_nearest(words: str, nearest: str) -> N
     [
         *((word, "quote") for word in ("a=b=c", "a=[", "x y=3", "a=[é,'b,c']", "a=[wing (mm),b]")),
         ("model.widths=[3]", "model=mlp has no key .* model=convnet or"),
+        ("optimizer.betas.0=1", r"optimizer=sgd has no key 'optimizer\.betas'; add one .*=adam or"),
+        ("seed=${seeds}", "' not found; name a key or a variable"),
+        ("seed='${oc.decode:\"1,2\"}'", r"expecting <EOF>$"),
         ("epochs.x=3", "epochs"),
         ("+epochs=3", "epochs"),
         ("~epohcs", "epohcs"),
@@ -221,6 +224,15 @@ def test_a_mistake_is_told_in_a_line(word: str, part: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_misspelt_key_of_another_choice_comes_with_the_choices_that_have_it() -> None:
+    for word, hint in {
+        "rooot": "Did you mean 'dataset.root'. dataset=digits has none",
+        "root": "; ",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"{hint}.*add .*dataset=.*image_folder or"):
+            composer().compose([f"dataset.{word}=x"])
+
+
 def test_a_key_of_another_option_is_told_with_the_one_that_is_meant() -> None:
     with pytest.raises(ConfigError, match=r"mean 'dataset\.targets'.* dataset=huggingface"):
         composer().compose(["dataset=table", "dataset.target=y"])
@@ -238,6 +250,33 @@ def test_a_key_of_another_option_is_told_with_the_one_that_is_meant() -> None:
 def test_a_misspelt_key_is_meant_in_its_group_first(typed: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"Did you mean '{meant}'"):
         composer().compose([f"{typed}=1"])
+
+
+@pytest.mark.parametrize(
+    ("word", "right"),
+    [
+        ("model.sizes.1=3", [8, 3]),
+        ("model.other.0=3", r"write the whole list, \+model\.other=\[3\]"),
+        ("+model.other.0=3", r"write the whole list, \+model\.other=\[3\]"),
+        ("+model.opts.a.0=3", r"\+model\.opts\.a=\[3\]"),
+        ("model.sizes.0.1=3", r"write model\.sizes\.0=3$"),
+        ("model.sizes.2=3", r"model\.sizes=\[8,9,3\]"),
+        ("model.none.0=3", r"model\.none=\[3\]"),
+        ("model.named.5=3", "model.named.5"),
+        ("+model.named.6=3", {5: 2, "6": 3}),
+    ],
+)
+def test_an_element_of_a_custom_argument(tmp_path: Path, word: str, right: object) -> None:
+    (tmp_path / "model").mkdir()
+    content = "_target_: mine.Net\nsizes: [8, 9]\nnone: null\nnamed: {5: 2}\n"
+    (tmp_path / "model/net.yaml").write_text(content)
+    this, words = Composer([tmp_path]), ["model=net", word]
+    if isinstance(right, str):
+        with pytest.raises(ConfigError, match=right):
+            this.settings(words, sweep=False)
+    else:
+        key = word.split(".")[1]
+        assert this.settings(words, sweep=False)["model"][key] == right
 
 
 def test_an_argument_of_a_custom_class_is_added_with_a_plus(tmp_path: Path) -> None:
@@ -317,6 +356,14 @@ ELEMENTS = {
     "model.hidden.-1=16": "counted from 0",
     "model.hidden[0:1]=16": "counted from 0",
     "send.0=mlflow": r"send=\[mlflow\]",
+    "seed[0]=3": r"seed has one value, 0; write seed=3$",
+    "+seed.0=3": r"write seed=3$",
+    "optimizer.lr.1=3": r"write optimizer\.lr=3$",
+    "max_steps.0=3": r"null; write max_steps=3$",
+    "early_stop.0=3": "write early_stop={metric",
+    "model.0=convnet": r"write model=convnet$",
+    "gpus.0=1": r"write gpus=\[1\]$",
+    "model.hidden.0.1=3": r"write model\.hidden\.0=3$",
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from expt.command import invoke
 from expt.command.grammar import about_run, readable
-from expt.command.hydra_part import named_axes
+from expt.command.hydra_part import named_axes, refuse_unheeded
 from expt.command.search_space import space_of
 from expt.command.sweep import Grid
 from expt.command.sweep_folder import SweepFolder
@@ -185,6 +185,8 @@ def test_a_typed_value_over_that_of_a_file_is_advised_as_typed() -> None:
     ("text", "fix"),
     [
         ("amp: [true, false]", "write amp: true,false in conf/sweep/one.yaml"),
+        ("optimizer.lr: [[0.1, 0.2], 0.3]", "write optimizer.lr: 0.1,0.2,0.3 in conf/sweep/one"),
+        ("model.hidden: [[32], [64]]", "write model.hidden: [32],[64] in conf/sweep/one.yaml"),
         ("optimizer.lr: '\"0.1\",0.2'", "write optimizer.lr: 0.1 in conf/sweep/one.yaml"),
         ("optimizer: {lr: '0.1,0.2'}", "write optimizer.lr: 0.1,0.2"),
         ("gradient_clip: null", "write null in quotes"),
@@ -205,6 +207,13 @@ def test_an_axis_of_a_file_may_name_an_element() -> None:
     words = ["optimizer=adam,adamw"]
     space = space_of(words, [condition], here, lambda x: here.settings(x, sweep=True), HERE)
     assert space.parameters[-1].name == "optimizer.betas.0"
+
+
+def test_axes_of_a_file_without_a_sweep_are_named(capsys: Capture) -> None:
+    here = composer(written("seed: 0,1\n      optimizer.lr: 0.1,0.2", sweep=True))
+    for sweep in (True, False):
+        refuse_unheeded(here.own, here.compose(["sweep=one"]), sweep=sweep)
+        assert capsys.readouterr().err.count("seed=0,1 makes a sweep; add -m") == (not sweep)
 
 
 def test_what_other_ways_give_rightly_is_silent(capsys: Capture) -> None:

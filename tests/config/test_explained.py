@@ -31,6 +31,15 @@ WRITTEN = {
     "epochs=0": None,
     "optimizer.lr=${seed}": "it came from ${seed}",
     "optimizer.lr=${oc.env:LR}": "write 'optimizer.lr=\"${oc.decode:${oc.env:LR}}\"'",
+    "optimizer.lr=[[0.1,0.2],0.3]": "write -m optimizer.lr=0.1,0.2,0.3",
+    "model.hidden=[[32],[64,8]]": "write -m model.hidden=[32],[64,8]",
+    "model.hidden=32": None,
+    "optimizer.lr=${oc.env:SEVERAL}": "write -m optimizer.lr=0.1,0.2",
+    "optimizer.lr=${oc.env:LISTED}": "write -m optimizer.lr=0.1,0.2",
+    "model.hidden=${oc.env:LISTED}": "write 'model.hidden=\"${oc.decode:${oc.env:LISTED}}\"'",
+    "epochs=${oc.env:SEVERAL}": "it came from ${oc.env:SEVERAL}",
+    "epochs=${oc.env:EMPTY}": "it came from ${oc.env:EMPTY}",
+    "max_steps=${oc.env:NONE}": "write 'max_steps=\"${oc.decode:${oc.env:NONE}}\"'",
     "drop_last=${oc.env:X,on}": "write 'drop_last=\"${oc.decode:${oc.env:X,on}}\"', with true",
 }
 
@@ -39,7 +48,10 @@ WRITTEN = {
 def test_a_value_of_another_type_says_how_it_is_written(
     word: str, configured: Configured, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setenv("LR", "0.01")
+    for name, value in {
+        "LR": "0.01", "SEVERAL": "0.1,0.2", "LISTED": "[0.1, 0.2]", "EMPTY": "", "NONE": "null"
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
     key, fix = word.partition("=")[0], WRITTEN[word]
     with pytest.raises(ConfigError, match=f"^{re.escape(key)}=") as raised:
         configured(word)

@@ -192,6 +192,8 @@ def test_given_keys_without_effect_are_listed() -> None:
         "sharding.reduce_dtype=float32: has no effect, only with strategy=fsdp or hsdp",
     ]
     assert without_effect(config("batch_norm=groups"), ["batch_norm_group"]) == []
+    assert without_effect(config(), ["batch_norm_group"], ["seed"]) != []
+    assert without_effect(config(), ["batch_norm_group"], ["batch_norm"]) == []
 
 
 @pytest.mark.parametrize(

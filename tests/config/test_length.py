@@ -42,6 +42,7 @@ BEYOND = {
     "scheduler=plateau scheduler.cooldown=1 scheduler.patience=0 epochs=3": "3 evaluations",
     "optimizer.groups=[{match: a, epochs: 2}]": "2 epochs",
     "profile=true max_steps=4 epochs=10": "4 further steps",
+    "ddp.comm_hook=powersgd max_steps=10 epochs=1": "10 further steps",
 }
 REACHED = (
     *(
@@ -120,6 +121,16 @@ def test_a_profile_counts_the_steps_that_are_left(configured: Configured) -> Non
     assert "2 further steps" in str(beyond_the_end(config, Length.of(config, STEPS, done=38)))
 
 
+def test_a_fork_counts_its_own_evaluations(configured: Configured) -> None:
+    stop = "early_stop={metric: loss/val, patience: 2}"
+    for epochs, line in (4, "1 evaluation, "), (6, "3 evaluations, "), (7, ""):
+        length = Length.of(config := configured(f"epochs={epochs}", stop), STEPS, forked=60)
+        found = beyond_the_end(config, length) or ""
+        assert line in found
+        assert bool(found) == bool(line)
+        assert found.endswith("epochs=7" * bool(line))
+
+
 SCHEDULES = {
     "MultiStepLR, milestones: [3, 8]": ["scheduler.milestones=[8]"],
     "MultiStepLR, milestones: [3, 5]": ["scheduler.milestones=[5]"],  # at the end
@@ -148,18 +159,24 @@ def test_numbers_of_a_schedule_of_torch_s_are_compared(text: str, configured: Co
 EQUAL = (
     "eval_every_steps=50 eval_every_steps=1000",
     "early_stop={metric: loss/val, patience: 3} early_stop={metric: loss/val, patience: 9}",
+    "scheduler=step,scheduler.every_epochs=2.1 scheduler=step,scheduler.every_epochs=9",
 )
 UNEQUAL = (
     *("eval_every_steps=39 eval_every_steps=40", "eval_every_steps=40 eval_every_steps=null"),
     "eval_every_steps=40 eval_every_steps=50",  # a longer run has another state there
     "eval_every_minutes=9 eval_every_minutes=null",
+    "scheduler=step,scheduler.every_epochs=1 scheduler=step,scheduler.every_epochs=9",
     "early_stop={metric: loss/val, patience: 2} early_stop={metric: loss/val, patience: 3}",
 )
 
 
 @pytest.mark.parametrize("text", EQUAL + UNEQUAL)
 def test_settings_that_are_never_reached_are_equal(text: str, configured: Configured) -> None:
-    one, other = (effective(configured("epochs=2", word), STEPS) for word in words(text)[1:])
+    both = (word.split(",s") for word in words(text)[1:])
+    one, other = (
+        effective(configured("epochs=2", first, *(f"s{word}" for word in more)), STEPS)
+        for first, *more in both
+    )
     assert (one == other) == (text in EQUAL)
 
 

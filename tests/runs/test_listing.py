@@ -96,6 +96,9 @@ LISTS = [
         (["seed=9007199254740993"], "b"),
         (["note=a*"], "a"),
         (["note=a?"], "ab"),
+        (["model.hidden.0=32"], "ac"),
+        (["hidden[1]=64"], "c"),
+        (["model.hidden.0>40"], "b"),
     ],
 )
 def test_brackets_are_lists_and_equality_wins(filters: list[str], left: str) -> None:

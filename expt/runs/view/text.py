@@ -43,9 +43,10 @@ class Console(rich.console.Console):
     raises BrokenPipeError, where Rich's own ends the process without a word.
     """
 
-    def __init__(self, **how: Any) -> None:
+    def __init__(self, *, wraps: bool = False, **how: Any) -> None:
+        """Open it; one that `wraps` has a width in a file, too."""
         super().__init__(markup=False, emoji=False, **how)
-        if "width" not in how and not getattr(self.file, "isatty", bool)():
+        if not wraps and "width" not in how and not getattr(self.file, "isatty", bool)():
             self.width = UNLIMITED
 
     def print(self, *objects: Any, **how: Any) -> None:
