@@ -85,12 +85,6 @@ def test_a_model_that_reads_its_numbers_is_refused() -> None:
         planned(config("~model", f"+model._target_={__name__}.Decides"))
 
 
-@pytest.mark.parametrize("words", [["model=mlp,convnet"], ["epocs=3"], ["--vocabulary", "0"]])
-def test_a_wrong_word_is_refused(words: list[str]) -> None:
-    with pytest.raises(ConfigError):
-        command.main(words)
-
-
 def test_the_table_names_every_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["gpus=2", "model.hidden=[16]"]) == 0
     shown = capsys.readouterr().out
