@@ -12,8 +12,8 @@ import pytest
 import expt
 from expt.runs.found import results
 from expt.runs.result import COMPLETED, INTERRUPTED, read_result
-from tests.conftest import Trained
-from tests.facade import RunFolder, environment, run, start
+from tests.conftest import Trained, Typed
+from tests.facade import Patch, RunFolder, environment, run, start
 from tests.faults.running import wait_until
 
 SBATCH = Path(__file__).parents[2] / "scripts/slurm.sbatch"
@@ -134,11 +134,12 @@ def test_jobs_of_submitit_give_the_numbers_of_the_pool(tmp_path: Path) -> None:
         assert RunFolder(jobs / result.folder.name).result["identity"] == result.record["identity"]
 
 
-def test_a_wrong_key_is_refused_before_anything_is_submitted(tmp_path: Path) -> None:
+def test_a_wrong_key_is_refused_before_anything_is_submitted(
+    tmp_path: Path, typed: Typed, monkeypatch: Patch
+) -> None:
     pytest.importorskip("submitit", reason="needs expt[slurm]")
-    done = run(
-        "-m", "hydra/launcher=submitit_local", "hydra.launcher.nodes=2", "seed=0,1", cwd=tmp_path
-    )
+    monkeypatch.chdir(tmp_path)
+    done = typed("-m", "hydra/launcher=submitit_local", "hydra.launcher.nodes=2", "seed=0,1")
     assert done.returncode == 2
     assert "hydra.launcher.nodes=2: needs gpus_per_node" in done.stderr
     assert not list((tmp_path / "outputs/sweeps").glob("*"))

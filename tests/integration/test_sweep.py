@@ -128,7 +128,7 @@ def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
     """Each would start on GPU 0 by itself."""
     machine = {"EXPT_SIMULATED_GPUS": "3", "EXPT_LOCKS": str(tmp_path / "locks")}
     words = ("-m", "gpus=1,2", "seed=0,1", "batch_size=60", "dataset.train_limit=320")
-    first = start(*words, "epochs=30", "hydra.sweep.dir=a", cwd=tmp_path, **machine)
+    first = start(*words, "epochs=10", "hydra.sweep.dir=a", cwd=tmp_path, **machine)
     wait_until(lambda: [*tmp_path.glob("a/*/metrics.jsonl")])
     both = [first, start(*words, "epochs=1", "hydra.sweep.dir=b", cwd=tmp_path, **machine)]
     said = ""
