@@ -20,7 +20,7 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
-from tests.facade import as_typed
+from tests.facade import Patch, as_typed
 
 FREE_OF_TORCH = (
     "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine",
@@ -54,9 +54,7 @@ def parsed() -> Parse:
     return parse_overrides
 
 
-def test_settings_travel_without_their_secrets(
-    parsed: Parse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_travel_without_their_secrets(parsed: Parse, monkeypatch: Patch) -> None:
     monkeypatch.setattr(secrets, "_texts", {})
     monkeypatch.setenv("EXPT_TEST_ROOT", "/elsewhere")
     sent = composed("dataset=mnist", "seed=7")
@@ -283,7 +281,7 @@ def test_a_mistake_is_told_without_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_checks_a_configuration_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_checks_a_configuration_is_made_once(monkeypatch: Patch) -> None:
     """It takes 45 ms, and a sweep checks each of its points."""
     settings, machine = composed(), Machine(cpus=2)
     parse(settings, machine)

@@ -6,6 +6,7 @@ from expt.config.identity import hyperparameters, shown
 from expt.config.schema import TRACKERS
 from expt.errors import ConfigError
 from tests.conftest import Configured
+from tests.facade import Patch
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_one_name_is_a_list_of_one(configured: Configured) -> None:
 
 
 def test_a_password_of_the_environment_is_used_and_not_written(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch
+    configured: Configured, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("OUR_MLFLOW", "https://me:word@host")
     config = configured("mlflow.tracking_uri=${oc.env:OUR_MLFLOW}", "mlflow.tags={team: vision}")

@@ -31,7 +31,7 @@ def test_images_want_other_models_and_tasks(configured: Configured) -> None:
     with pytest.raises(ConfigError) as error:
         configured("model=transformer", "task=language_model")
     assert list(error.value.problems) == [
-        "task=language_model: dataset=digits is for task=classification, or for a custom task",
+        "task=language_model: dataset=digits is for task=classification, or for a custom task"
     ]
 
 

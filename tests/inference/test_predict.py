@@ -26,7 +26,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from tests import every_task
 from tests.conftest import Configured
-from tests.facade import as_typed
+from tests.facade import Capture, as_typed
 from tests.inference.conftest import CLASSES, MEAN, SHORT, STD, Made, Make, mlp
 from tests.inference.test_load import BOOK, FEW
 
@@ -198,7 +198,7 @@ def test_numbers_come_back_by_their_deviation_not_their_size() -> None:
 
 
 def test_columns_are_found_by_name_in_every_kind_of_table(
-    patients: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    patients: Made, tmp_path: Path, capsys: Capture
 ) -> None:
     header, *lines = (line.split(",") for line in patients.data.read_text().splitlines()[:7])
     expected = patients_by_hand(patients)[:6]
@@ -327,7 +327,7 @@ def test_how_likely_a_text_is(make: Make, configured: Configured, tmp_path: Path
 
 
 def test_pictures_for_a_dataset_of_ones_own_are_taken_with_a_warning(
-    make: Make, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, configured: Configured, tmp_path: Path, capsys: Capture
 ) -> None:
     config = every_task.config_of("classification", configured)
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, metrics={}))
@@ -412,7 +412,7 @@ def test_a_task_and_samples_of_ones_own(make: Make, configured: Configured, tmp_
 
 
 def test_changed_data_are_told(
-    make: Make, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, configured: Configured, tmp_path: Path, capsys: Capture
 ) -> None:
     rows = [f"{number},{number % 7},{number % 2}" for number in range(30)]
     table = tmp_path / "t.csv"

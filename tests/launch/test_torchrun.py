@@ -131,7 +131,7 @@ FIRST, SECOND = ("0", "GPU-a"), ("1", "GPU-b")
     [(2, "0", ["0"]), (2, "1", ["1"]), ((1, 0), "0", ["1"]), (1, "1", ["0"]), (0, "1", [])],
 )
 def test_a_worker_uses_the_gpu_of_its_place_on_its_node(
-    gpus: Any, local_rank: str, used: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpus: Any, local_rank: str, used: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(machine, "detect", lambda: Machine(gpus=("0", "1")))
     monkeypatch.setattr(machine, "gpu_uuid", lambda gpu: f"GPU-{gpu}")

@@ -13,6 +13,7 @@ from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.planning.plan import Plan, planned
 from tests.composing import composed
+from tests.facade import Capture
 
 LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.root=nowhere")
 SMALL = ("model.layers=3", "model.width=64", "model.heads=2", "optimizer=adamw", "batch_size=8")
@@ -85,7 +86,7 @@ def test_a_model_that_reads_its_numbers_is_refused() -> None:
         planned(config("~model", f"+model._target_={__name__}.Decides"))
 
 
-def test_the_table_names_every_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_names_every_strategy(capsys: Capture) -> None:
     assert command.main(["gpus=2", "model.hidden=[16]"]) == 0
     shown = capsys.readouterr().out
     assert "strategy" in shown
