@@ -168,7 +168,7 @@ Typed = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def typed(monkeypatch: Patch, capsys: Capture) -> Typed:
+def typed(monkeypatch: Patch, capfd: Capture) -> Typed:
     """`typed("epochs=1", "-q")`: a command in this process, to its end."""
 
     def carry_out(*words: str) -> subprocess.CompletedProcess[str]:
@@ -181,7 +181,7 @@ def typed(monkeypatch: Patch, capsys: Capture) -> Typed:
             main.main(words)
         except SystemExit as end:
             code = end.code
-        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return carry_out
 

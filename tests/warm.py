@@ -64,7 +64,7 @@ class Command:
         self._streams = [os.memfd_create(name) for name in ("stdout", "stderr")]
         self._told, told = socket.socketpair()
         with told:
-            libraries = any(forkserver.libraries_in(arguments)) or "plan" in arguments
+            libraries = any(forkserver.libraries_in(arguments))
             _ask(env, libraries, told.fileno(), *self._streams)
         more = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "program": program}
         self.pid = _begun(self._told, descriptors=(1, 2), **more)

@@ -321,7 +321,7 @@ SMALL: dict[Callable[[Own, Path], Curves], str] = {
     word_lm: "dataset.root=text.txt dataset.window=5 dataset.words=20 model.width=8",
 }
 """What is typed for each, so that a loop takes no time: a very small model, and few samples."""
-QUICK = (graph, word_lm)
+QUICK = (word_lm,)
 
 
 @pytest.fixture
