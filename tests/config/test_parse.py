@@ -13,10 +13,10 @@ import yaml
 
 from expt.config import constraints, groups, secrets
 from expt.config import parse as parsing
-from expt.config.identity import shown
+from expt.config.identity import digest, hyperparameters, shown
 from expt.config.kinds import conf_dir
 from expt.config.parse import parse, settings_of
-from expt.config.schema import RunConfig
+from expt.config.schema import TRACKERS, RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
@@ -177,6 +177,28 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         "batch_size=6: ",
         "objective=f1/val: ",
     ]),
+    "a size that is none": (0, [*OF_TOKENS, "model.size=5m"],
+        ["model.size=5m: input should be '400k', '1m', "]),
+    "a list of sizes": (0, [*OF_TOKENS, "model.size=[1m]"],
+        ["model.size=[1m]: input should be '400k', '1m', "]),
+    "a tracker that is none": (0, ["send=mlflo"], ["send=[mlflo]: input should be 'mlflow', "]),
+    "a mode that is none": (0, ["wandb.mode=onlin"],
+        ["wandb.mode=onlin: input should be 'online' or 'offline'"]),
+    "a name that is not dotted": (0, ["model={_target_: own}"], ["model.target=own: "]),
+    "a dataset of one's own without its classes": (0, ["dataset={_target_: mine.Own}"],
+        ["dataset.num_classes: task=classification needs it"]),
+    "tokens of pictures": (0, ["model=transformer", "task=language_model"],
+        ["task=language_model: dataset=digits is for task=classification, or for a custom task"]),
+    **{
+        f"text: {words}": (0, [*OF_TOKENS, *words.split()], [words.split()[-1]])
+        for words in (
+            *as_typed("model=mlp model=convnet task=classification task=regression"),
+            *as_typed("model.width=30 model.width=2 dataset.tokens=words"),
+            "dataset.test_fraction=0.5 dataset.val_fraction=0.5",
+            "dataset.test_fraction=0 eval_split=test",
+            "dataset.test_fraction=0 objective=loss/test",
+        )
+    },
     # What pydantic says of these is not what a person did wrong.
     "a negative number of GPUs": (2, ["gpus=-1"], [
         "gpus=-1: input should be greater than or equal to 0 or a list, e.g. gpus=[1,2]",
@@ -262,14 +284,52 @@ def test_a_dataset_of_ones_own(parsed: Parse) -> None:
     assert (dataset.val_fraction, dataset.train_limit, dataset.num_workers) == (0.1, None, "auto")
 
 
-def test_a_dataset_of_ones_own_has_to_say_its_classes(parsed: Parse) -> None:
-    with pytest.raises(ConfigError, match=r"^dataset\.num_classes: task=classification needs it"):
-        parsed(dataset={"_target_": "mine.Own"})
+def test_what_each_task_is_chosen_by(parsed: Parse) -> None:
+    own = "task={_target_: mine.Own, metrics: {mae: min}}"
+    assert parsed(own).objective == "mae/val"
+    assert parsed(*OF_TOKENS).objective == "loss/val"
+    asked = ("eval_split=test", "objective=perplexity/test")
+    assert parsed(*OF_TOKENS, *asked).objective == "perplexity/test"
 
 
-def test_a_target_is_a_dotted_name(parsed: Parse) -> None:
-    with pytest.raises(ConfigError, match=r"^model\.\w+=own: "):
-        parsed(model={"_target_": "own"})
+@pytest.mark.parametrize(
+    ("words", "is_so"),
+    [
+        ("", (4, 4, 128)),
+        ("model.size=124m", (12, 12, 768)),
+        ("model.size=124m model.layers=3", (3, 12, 768)),
+        ("model.width=64", (4, 4, 64)),
+    ],
+)
+def test_a_size_of_a_transformer_says_what_is_not_given(
+    words: str, is_so: tuple[int, int, int], parsed: Parse
+) -> None:
+    model = parsed(*OF_TOKENS, *words.split()).model
+    assert (model.layers, model.heads, model.width) == is_so
+
+
+def test_a_size_is_a_name_for_what_counts(parsed: Parse) -> None:
+    sizes = ["model.size=1m"], ["model.layers=5", "model.width=128"], []
+    named, given, other = (digest(parsed(*OF_TOKENS, *words), {}) for words in sizes)
+    assert named == given != other
+
+
+def test_one_tracker_is_a_list_of_one(parsed: Parse) -> None:
+    assert parsed("send=mlflow").send == parsed("send=[mlflow]").send == ("mlflow",)
+    assert parsed("send=null").send == ()
+
+
+def test_a_password_of_the_environment_is_used_and_not_written(
+    parsed: Parse, monkeypatch: Patch
+) -> None:
+    with pytest.raises(ConfigError, match=r"=https://host/: a password would") as raised:
+        parsed("mlflow.tracking_uri='https://me:word@host/'")
+    assert "word" not in str(raised.value).replace("password", "")
+    monkeypatch.setenv("OUR_MLFLOW", "https://me:word@host")
+    config = parsed("mlflow.tracking_uri=${oc.env:OUR_MLFLOW}", "mlflow.tags={team: vision}")
+    assert config.mlflow.tracking_uri == "https://me:word@host"
+    assert shown(config)["mlflow"]["tracking_uri"] == "${oc.env:OUR_MLFLOW}"
+    assert not [x for x in hyperparameters(shown(config)) if x.startswith(("send", *TRACKERS))]
 
 
 def test_a_mistake_is_told_without_torch() -> None:
