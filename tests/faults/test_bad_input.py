@@ -159,7 +159,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (root / "empty/train/b").mkdir()
     _write_photos(root / "broken")
     (root / "broken/train/a/1.png").write_bytes(b"\x89PNG, or not")
-    expt.run("max_steps=1", f"hydra.run.dir='{root / 'trained'}'")
+    expt.run("max_steps=1", "world_size=1", f"hydra.run.dir='{root / 'trained'}'")
     mounted = [
         root / name
         for name, how in (("read_only", "ro"), ("full", "size=64k"))
@@ -224,7 +224,7 @@ def test_unicode_and_spaces_do_no_harm(tmp_path: Path, monkeypatch: Patch) -> No
     monkeypatch.chdir(tmp_path)
     _write_mnist(tmp_path / "ünï code/data here")
     words = shlex.split(MNIST + "\"'ünï code/data here'\"")
-    result = expt.run(*words, "max_steps=1", "hydra.run.dir='läuft hier/ja wohl'")
+    result = expt.run(*words, "max_steps=1", "world_size=1", "hydra.run.dir='läuft hier/ja wohl'")
     assert result.folder == tmp_path / "läuft hier/ja wohl"
     assert (result.folder / "checkpoints/last.safetensors").exists()
 

@@ -128,7 +128,8 @@ def test_failures_stay_where_they_are(tmp_path: Path, faulty: tuple[str, ...]) -
 
 
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
-    process = start("-m", "seed=range(4)", *SMALL, cwd=tmp_path)
+    alone = (*SMALL, "world_size=1")
+    process = start("-m", "seed=range(4)", *alone, cwd=tmp_path)
 
     def completed() -> list[Path]:
         found = (tmp_path / "outputs" / "sweeps").glob("*/*/result.json")
@@ -141,7 +142,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     left = completed()
     assert 1 <= len(left) < 4
     files = {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
-    again = run("-m", "seed=range(5)", *SMALL, "hydra.sweep.dir=latest", cwd=tmp_path)
+    again = run("-m", "seed=range(5)", *alone, "hydra.sweep.dir=latest", cwd=tmp_path)
     assert not alive(children), "no worker of the first command outlives it"
     assert again.returncode == 0, again.stderr
     assert files == {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}

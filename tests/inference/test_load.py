@@ -21,7 +21,7 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from expt.worker.run import Run
-from tests.facade import Capture, Patch, as_typed, dataset, python
+from tests.facade import Capture, Patch, as_typed, dataset, own_model, python
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
@@ -221,14 +221,6 @@ def test_rows_are_lists_arrays_or_tensors() -> None:
             preprocess(wrong)
 
 
-NET = """
-from torch import nn
-class Net(nn.Sequential):
-    def __init__(self, num_classes):
-        super().__init__(nn.Flatten(), nn.LazyLinear(num_classes))
-"""
-
-
 def of_other_source(folder: Path) -> None:
     """Have the record say that another process trained the run, with other classes."""
     config: Any = expt.load(folder, "last").config
@@ -239,10 +231,8 @@ def of_other_source(folder: Path) -> None:
 def test_a_class_of_ones_own_in_a_process_that_has_never_trained(
     train: TrainAlone, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    (tmp_path / "mine.py").write_text(NET)
     monkeypatch.syspath_prepend(tmp_path)
-    own = ("+model._target_=mine.Net", "~model.hidden", "~model.dropout")
-    trained = train(*FEW, *own)
+    trained = train(*FEW, *own_model(tmp_path))
     program = (
         "import expt, torch, sys; print(expt.load(sys.argv[1], 'last')(torch.ones(1, 1, 8,"
         " 8)).tolist())"

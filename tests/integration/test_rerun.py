@@ -114,6 +114,7 @@ def secretive(tmp_path: Path) -> tuple[str, ...]:
         "        return super().forward(images)\n"
     )
     own = ("+model._target_=secretive.Net", "~model.hidden", "~model.dropout", "epochs=1")
+    own += ("world_size=1",)
     return (*own, "+model.url='https://me:${oc.env:EXPT_TEST_TOKEN}@host'", "+model.tell=false")
 
 
