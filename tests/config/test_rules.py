@@ -11,7 +11,6 @@ from expt.config.parse import parse, with_value
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
-from tests.facade import as_typed
 
 
 def machine(gpus: int = 0, **facts: Any) -> Machine:
