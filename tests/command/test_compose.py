@@ -79,13 +79,6 @@ def test_settings_are_those_that_hydra_composes(words: list[str]) -> None:
     assert compose.settings_of(composer().compose(words)) == expected
 
 
-@by_hydra
-def test_runs_of_one_choice_share_nothing_that_a_value_changes() -> None:
-    one, other = (composer().settings([f"optimizer.lr={lr}"], sweep=False) for lr in (0.1, 0.2))
-    assert (one["optimizer"]["lr"], other["optimizer"]["lr"]) == (0.1, 0.2)
-    assert composer().settings([], sweep=False)["optimizer"]["lr"] != 0.1
-
-
 def test_a_class_stands_in_the_place_of_a_choice() -> None:
     net = "model={_target_: mine.Net, width: 16}"
     assert with_classes_added(["model.width=3", net, "epochs=2"]) == [

@@ -432,16 +432,6 @@ def test_only_code_that_this_user_has_kept_is_imported(tmp_path: Path, monkeypat
     assert kept_code.is_signed(copies["more"]), "nobody has a key here, and it is our file"
 
 
-def test_other_source_of_any_class_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
-    (tmp_path / "other_data.py").write_text("class Data: ...\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    config = {"dataset": {"_target_": "other_data.Data"}, "model": {"_target_": "torch.nn.Linear"}}
-    code = own_code.fingerprint(own_code.targets(config))
-    assert not own_code.other_source({"config": config, "content": {"code": code}})
-    line = own_code.other_source({"config": config, "content": {"code": "of then"}})
-    assert line.startswith("other_data.Data: source code has changed")
-
-
 def test_a_folder_that_pip_has_filled_is_not_ones_own(tmp_path: Path, monkeypatch: Patch) -> None:
     """As by `pip install --target`; a package's own source may lie next to such a folder too."""
     for name in ("filled", "own"):
