@@ -31,14 +31,8 @@ def leave_seeds(folder: Path, lr: float, *values: float | None, first: int = 0) 
     """Runs of one setting; those without a value have failed."""
     for seed, value in enumerate(values, first):
         fields = {} if value else {"status": FAILED, "error": "gone"}
-        leave_run(
-            folder,
-            f"lr={lr},seed={seed}",
-            value,
-            seedless_identity=f"lr={lr}",
-            config={"seed": seed},
-            **fields,
-        )
+        about: Any = {"seedless_identity": f"lr={lr}", "config": {"seed": seed}, **fields}
+        leave_run(folder, f"lr={lr},seed={seed}", value, **about)
     (folder / "multirun.yaml").write_text("")
 
 
