@@ -178,13 +178,6 @@ def test_what_is_no_number_is_null(tmp_path: Path, typed: Typed) -> None:
     assert found["runs"][0]["metrics"] == {"loss/val": None}
 
 
-@pytest.mark.usefixtures("own_handlers")
-def test_a_plan_is_in_it(typed: Typed) -> None:
-    plan = document(typed("plan", *QUICK, "gpus=0", "--json"))["plan"]["plans"][0]
-    parts = ("parameters", "gradients", "states", "activations")
-    assert plan["total"] == sum(plan[key] for key in parts) > 0
-
-
 def test_a_library_that_prints_and_a_process_that_it_starts_are_on_stderr(tmp_path: Path) -> None:
     program = (
         "import os; from expt.command import terminal\n"

@@ -351,12 +351,8 @@ def _workers_of(process: Process, folder: Path) -> Iterator[tuple[str, int, int]
 
 def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) -> set[str]:
     """Kill a worker of `wanted` runs at random moments of first attempts; return the runs."""
-    dice, due, spared, killed = (
-        random.Random(SEED),
-        dict[str, tuple[float, int]](),
-        set[str](),
-        set[str](),
-    )
+    dice, due = random.Random(SEED), dict[str, tuple[float, int]]()
+    spared, killed = set[str](), set[str]()
     while process.poll() is None and len(killed) < wanted:
         now = time.monotonic()
         for run_name, rank, pid in _workers_of(process, folder):
@@ -404,10 +400,7 @@ def test_sweep_survives_random_kills(words: str, tmp_path: Path, monkeypatch: Pa
     for name, result in found.items():
         assert (result["status"], result["attempts"]) == ("completed", 2 if name in killed else 1)
     resumed = sum("resumed_from" in result for result in found.values())
-    print(
-        f"{SWEEP_RUNS} runs completed, {len(killed)} of them killed: {resumed} continued from a"
-        " checkpoint"
-    )
+    print(f"{SWEEP_RUNS} runs, {len(killed)} of them killed: {resumed} continued")
     for run_folder in whole:
         assert_equal(
             RunFolder(tmp_path / "sweep" / run_folder.folder.name), RunFolder(run_folder.folder)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,15 +78,8 @@ class Slurm:
             daemon.wait(20)
 
     def ask(self, *command: str, cwd: Path | None = None) -> str:
-        done = subprocess.run(
-            command,
-            env=environment(**self.env),
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.stdout.strip()
+        how: Any = {"cwd": cwd, "env": environment(**self.env), "capture_output": True}
+        return subprocess.run(command, text=True, check=False, **how).stdout.strip()
 
     def jobs(self) -> list[str]:
         return sorted(self.ask("squeue", "-h", "-r", "-o", "%i").split())

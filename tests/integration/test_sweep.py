@@ -55,10 +55,9 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 
 def spans(folder: Path) -> list[tuple[float, float, list[str]]]:
     """When each run of a sweep started and ended, and on which devices."""
-    found = results(folder)
-    return [(found[name]["started"], (folder / name / "result.json").stat().st_mtime,
-        found[name]["devices"])
-            for name in found]  # fmt: skip
+    ended = {name: (folder / name / "result.json").stat().st_mtime for name in results(folder)}
+    found = results(folder).items()
+    return [(each["started"], ended[name], each["devices"]) for name, each in found]
 
 
 def most_at_once(times: Sequence[tuple[float, float, list[str]]], device: str | None = None) -> int:
