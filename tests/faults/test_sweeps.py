@@ -324,6 +324,7 @@ class Samples(Dataset):
 """
 
 
+@pytest.mark.slow
 def test_a_trial_whose_reading_process_was_killed_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "reader.py").write_text(READER)
     dataset = "dataset={_target_: reader.Samples, num_classes: 2, num_workers: 1}"

@@ -98,6 +98,7 @@ def test_killed_forkserver_ends_all_workers_and_is_reported(tmp_path: Path) -> N
     assert RunFolder(tmp_path / "here").result["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_that_process_is_started_again_for_the_runs_that_follow(tmp_path: Path) -> None:
     words = (
         "-m",

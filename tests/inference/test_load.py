@@ -86,7 +86,13 @@ def files_for(name: str, folder: Path) -> tuple[str, ...]:
     return (f"dataset.root={masks_in(folder)}", "batch_size=2") if name == "unet" else ()
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("timm", "torchvision") else name
+        for name in SHIPPED
+    ],
+)
 def test_it_gives_what_the_worker_computed(
     name: str, train_alone: TrainAlone, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
     assert RunFolder(again).result["seed"] == 4
 
 
+@pytest.mark.slow
 def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(tmp_path: Path) -> None:
     there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
     for folder in (there, elsewhere):
@@ -66,6 +67,7 @@ def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(tmp_
         assert ("mine_elsewhere" in done.stderr) == (code == 2)
 
 
+@pytest.mark.slow
 def test_own_source_that_git_lacks_is_named(tmp_path: Path) -> None:
     """Also a module that no import statement names, which only its worker knows."""
     (tmp_path / "tracked.py").write_text(

@@ -116,7 +116,10 @@ class Net(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize(("calls", "parts"), [(0, 1), (4, 1), (5, 2)])
+SLOW_PARTS = pytest.param(5, 2, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("calls", "parts"), [(0, 1), (4, 1), SLOW_PARTS])
 def test_parameters_without_gradient_are_named(calls: int, parts: int, tmp_path: Path) -> None:
     """Name them in the step itself, which DistributedDataParallel does a step late, or never."""
     (tmp_path / "idle.py").write_text(UNUSED)

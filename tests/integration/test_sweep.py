@@ -123,6 +123,7 @@ def test_hydras_own_launcher_gives_the_same_numbers(grid: Path, tmp_path: Path) 
             assert tag.startswith(NOT_REPEATED) or other["metrics"][tag] == value, tag
 
 
+@pytest.mark.slow
 def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
     """Each would start on GPU 0 by itself."""
     machine = {"EXPT_SIMULATED_GPUS": "3", "EXPT_LOCKS": str(tmp_path / "locks")}
