@@ -274,8 +274,8 @@ def test_a_size_of_a_transformer_says_what_is_not_given(
 
 
 def test_a_size_is_a_name_for_what_counts(parsed: Parse) -> None:
-    sizes = ["model.size=1m"], ["model.layers=5", "model.width=128"], []
-    named, given, other = (digest(parsed(*OF_TOKENS, *words), {}) for words in sizes)
+    sizes = "model.size=1m", "model.layers=5 model.width=128", ""
+    named, given, other = (digest(parsed(*OF_TOKENS, *each.split()), {}) for each in sizes)
     assert named == given != other
 
 

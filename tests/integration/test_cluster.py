@@ -79,7 +79,7 @@ class Slurm:
 
     def ask(self, *command: str, cwd: Path | None = None) -> str:
         how: Any = {"cwd": cwd, "env": environment(**self.env), "capture_output": True}
-        return subprocess.run(command, text=True, check=False, **how).stdout.strip()
+        return str(subprocess.run(command, text=True, check=False, **how).stdout).strip()
 
     def jobs(self) -> list[str]:
         return sorted(self.ask("squeue", "-h", "-r", "-o", "%i").split())

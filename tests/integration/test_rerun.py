@@ -115,8 +115,9 @@ def secretive(tmp_path: Path) -> tuple[str, ...]:
         "        if self.told: raise RuntimeError('refused: ' + self.told)\n"
         "        return super().forward(images)\n"
     )
-    own = ("+model._target_=secretive.Net", "~model.hidden", "~model.dropout", "epochs=1")
-    own += ("world_size=1",)
+    own = as_typed(
+        "+model._target_=secretive.Net ~model.hidden ~model.dropout epochs=1 world_size=1"
+    )
     return (*own, "+model.url='https://me:${oc.env:EXPT_TEST_TOKEN}@host'", "+model.tell=false")
 
 
