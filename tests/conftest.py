@@ -21,6 +21,7 @@ from expt import signals
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.launch import forkserver
+from expt.runs import provenance
 from tests import on_cards, soft_gpu, warm
 from tests.composing import composed, share
 from tests.facade import Capture, Patch, RunFolder, as_typed, run, usual
@@ -119,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     if on_cards.ON:
         warm.prepare()  # or each test, being a process, would
-    warm.read_once()
+    provenance.imported_versions()  # which each fork would read
     warm.collapse()  # several hundred tests fork this process
     gc.freeze()  # what is imported by now is not garbage, to be looked through again and again
     gc.enable()
@@ -169,7 +170,7 @@ Typed = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def typed(monkeypatch: Patch, capsys: Capture) -> Typed:
+def typed(monkeypatch: Patch, capfd: Capture) -> Typed:
     """`typed("epochs=1", "-q")`: a command in this process, to its end."""
 
     def carry_out(*words: str) -> subprocess.CompletedProcess[str]:
@@ -182,7 +183,7 @@ def typed(monkeypatch: Patch, capsys: Capture) -> Typed:
             main.main(words)
         except SystemExit as end:
             code = end.code
-        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return carry_out
 

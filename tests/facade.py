@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,28 @@ def ended(process: Process) -> subprocess.CompletedProcess[str]:
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def own_model(folder: Path, forward: str = "", name: str = "mine", **given: object) -> list[str]:
+    """Write a linear model of the digits whose forward pass begins so; return words that choose it.
+
+    What is given are its further arguments, and attributes."""
+    names = "".join(f", {key}" for key in given)
+    kept = "".join(f"        self.{key} = {key}\n" for key in given)
+    (folder / f"{name}.py").write_text(
+        "import os, pathlib, time, torch\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    steps = 0\n"
+        f"    def __init__(self, num_classes{names}):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
+        f"{kept}"
+        "    def forward(self, images):\n"
+        "        self.steps += self.training\n"
+        f"{textwrap.indent(textwrap.dedent(forward), ' ' * 8)}\n"
+        "        return super().forward(images)\n"
+    )
+    more = [f"+model.{key}={value}" for key, value in given.items()]
+    return [f"+model._target_={name}.Net", "~model.hidden", "~model.dropout", *more]
 
 
 class RunFolder:

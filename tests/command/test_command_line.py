@@ -116,30 +116,18 @@ def test_a_run_is_resumed_with_the_settings_that_it_was_started_with() -> None:
         (("ddp.static_graph=true", "seed=1"), ("strategy=fsdp",), ("seed=1",)),
         (("ddp.comm_hook=bf16", "seed=1"), ("strategy=fsdp",), ("seed=1",)),
         (("strategy=fsdp", "checkpoint.sharded=true", "a=1"), ("strategy=dp",), ("a=1",)),
+        (("checkpoint.keep=5",), ("checkpoint={every_epochs: 2}",), ("checkpoint.keep=5",)),
+        (("optimizer=adam", "optimizer.lr=0.003"), ("optimizer=adam",), ("optimizer.lr=0.003",)),
+        (("model=mlp", "+model.width=3"), ("model.width=4",), ("model=mlp",)),
     ],
 )
-def test_a_run_that_is_resumed_by_another_strategy_has_no_settings_of_the_former(
+def test_a_resume_keeps_the_words_that_no_typed_one_or_other_strategy_replaces(
     began: tuple[str, ...], typed: tuple[str, ...], kept: tuple[str, ...]
 ) -> None:
     now = [f"hydra.run.dir={leave(Path('run'), *began)}", "resume=auto", *typed]
     assert settings(*now) == [*kept, *now]
-    assert inherited(began, typed) == [*kept]
-
-
-@pytest.mark.parametrize(
-    ("began", "typed"),
-    [
-        (("checkpoint.keep=5",), ("checkpoint={every_epochs: 2}",)),
-        (("optimizer=adam", "optimizer.lr=0.003"), ("optimizer=adam",)),
-        (("model=mlp", "+model.width=3"), ("model.width=4",)),
-    ],
-)
-def test_a_resume_keeps_the_words_that_no_typed_one_replaces(
-    began: tuple[str, ...], typed: tuple[str, ...]
-) -> None:
-    now = [f"hydra.run.dir={leave(Path('run'), *began)}", "resume=auto", *typed]
-    kept = [word for word in began if word not in typed and "width" not in word]
-    assert settings(*now) == [*kept, *now]
+    if {"seed=1", "a=1"} & {*kept}:  # a fork has other settings of a group that is typed
+        assert inherited(began, typed) == [*kept]
 
 
 def test_a_run_that_is_resumed_finds_its_yaml_again(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import pytest
 from expt.command import terminal
 from expt.runs.paths import RunPaths, at_work
 from expt.runs.result import Record
+from tests.conftest import Typed
 from tests.dashboards.folders import measure, record, sweep
-from tests.facade import Capture, ended, environment, python, run, start
+from tests.facade import Capture, Patch, ended, environment, python, run, start
 
-QUICK = ("model=mlp", "epochs=1", "dataset.train_limit=128")
+QUICK = ("model=mlp", "epochs=1", "dataset.train_limit=128", "world_size=1")
 
 
 def document(done: subprocess.CompletedProcess[str]) -> Any:
@@ -65,17 +66,21 @@ def test_a_sweep_names_its_best_run_also_where_another_fails(tmp_path: Path) -> 
     assert (again["runs"], again["best_run"]) == (found["runs"], found["best_run"])
 
 
+@pytest.mark.usefixtures("own_handlers")
 @pytest.mark.parametrize(
     ("words", "code", "kind"),
     [
-        (("epocs=1",), 2, "ConfigError"),
-        (("report", "nowhere"), 2, "ConfigError"),
-        (("report", "--no-such"), 2, "ConfigError"),
-        ((*QUICK, "optimizer.lr=1e30"), 1, "Diverged"),
+        ("epocs=1", 2, "ConfigError"),
+        ("report nowhere", 2, "ConfigError"),
+        ("report --no-such", 2, "ConfigError"),
+        ("model=mlp epochs=1 world_size=1 optimizer.lr=1e30", 1, "Diverged"),
     ],
 )
-def test_an_error_is_in_it(words: tuple[str, ...], code: int, kind: str, tmp_path: Path) -> None:
-    done = run(*words, "--json", cwd=tmp_path)
+def test_an_error_is_in_it(
+    words: str, code: int, kind: str, tmp_path: Path, typed: Typed, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = typed(*words.split(), "--json")
     found = document(done)
     assert (found["exit_code"], found["error"]["kind"]) == (code, kind)
     assert f"error: {found['error']['message'].splitlines()[0]}" in done.stderr
@@ -108,19 +113,27 @@ def test_a_list_holds_what_was_asked_for_in_that_order(tmp_path: Path) -> None:
     [("hydra.run.dir=grid/one",), ("hydra.run.dir=grid/one", "resume=auto"),
      ("-m", "seed=0,1", "hydra.sweep.dir=grid")],
 )  # fmt: skip
-def test_a_folder_in_use_is_told_from_a_mistake(words: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_handlers")
+def test_a_folder_in_use_is_told_from_a_mistake(
+    words: tuple[str, ...], tmp_path: Path, typed: Typed, monkeypatch: Patch
+) -> None:
     paths = record(sweep(tmp_path / "grid") / "one")
+    monkeypatch.chdir(tmp_path)
     with at_work(RunPaths(tmp_path / "grid")), at_work(paths):
-        found = asked(*QUICK, *words, cwd=tmp_path)
+        found = document(typed(*QUICK, *words, "--json"))
     assert (found["exit_code"], found["error"]["kind"]) == (2, "FolderInUse")
 
 
-def test_a_folder_is_no_setting(tmp_path: Path) -> None:
-    (folder := tmp_path / "grid/lr=0.1,seed=0").mkdir(parents=True)
-    for words in (("plan", str(folder)), ("plan", "grid"), (str(folder),)):
-        error = asked(*words, cwd=tmp_path)["error"]
-        assert error["kind"] == "ConfigError"
-        assert "is a folder" in error["message"]
+@pytest.mark.usefixtures("own_handlers")
+@pytest.mark.parametrize("words", ["plan grid/lr=0.1,seed=0", "plan grid", "./grid/lr=0.1,seed=0"])
+def test_a_folder_is_no_setting(
+    words: str, tmp_path: Path, typed: Typed, monkeypatch: Patch
+) -> None:
+    (tmp_path / "grid/lr=0.1,seed=0").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    error = document(typed(*words.split(), "--json"))["error"]
+    assert error["kind"] == "ConfigError"
+    assert "is a folder" in error["message"]
 
 
 def test_a_signal_after_the_document_leaves_the_exit_code(tmp_path: Path) -> None:
@@ -157,13 +170,12 @@ def test_ctrl_c(tmp_path: Path) -> None:
     assert found["runs"][0]["status"] == "interrupted"
 
 
-def test_what_is_no_number_is_null_and_a_plan_and_the_machine(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_handlers")
+def test_what_is_no_number_is_null(tmp_path: Path, typed: Typed) -> None:
     paths = record(tmp_path / "run", status="completed", metrics={"loss/val": float("nan")})
     measure(paths, 1)
-    assert asked("report", "run", cwd=tmp_path)["runs"][0]["metrics"] == {"loss/val": None}
-    plan = asked("plan", *QUICK, "gpus=0", cwd=tmp_path)["plan"]["plans"][0]
-    parts = ("parameters", "gradients", "states", "activations")
-    assert plan["total"] == sum(plan[key] for key in parts) > 0
+    found = document(typed("report", str(tmp_path / "run"), "--json"))
+    assert found["runs"][0]["metrics"] == {"loss/val": None}
 
 
 def test_a_library_that_prints_and_a_process_that_it_starts_are_on_stderr(tmp_path: Path) -> None:

@@ -108,16 +108,6 @@ def test_grids_that_only_share_a_command_are_run(capsys: Capture) -> None:
     assert len(re.findall(r"seed=\d", capsys.readouterr().out)) == 10
 
 
-def test_a_choice_is_named_that_lacks_a_key_and_one_that_has_it() -> None:
-    for words, fix in {
-        ("model=resnet18", "model.dropout=0.1"): r"model=resnet18 .* model=convnet",
-        ("search.runs=3",): "search=.*random",
-        ("optimizer.betas=[0.9,0.98]",): "optimizer=sgd .* optimizer=adam",
-    }.items():
-        with pytest.raises(ConfigError, match=rf"^{re.escape(words[-1])}: .*{fix}"):
-            composed(*words)
-
-
 @pytest.mark.parametrize(
     ("line", "number"),
     [("seed: 010", 8), ("batch_size: 0x40", 64), ("optimizer: {lr: 1:30.5}", 90.5)],

@@ -96,10 +96,7 @@ def test_an_interpolation_in_another_needs_no_quotes() -> None:
 
 
 def test_a_text_of_a_variable_stays_secret() -> None:
-    words = [
-        "mlflow.experiment=${oc.env:EXPT_BAD}",
-        "label_smoothing=${optimizer.lr}",
-    ]
+    words = ["mlflow.experiment=${oc.env:EXPT_BAD}", "label_smoothing=${optimizer.lr}"]
     config = parse(composer().settings(words, sweep=True), HERE)
     assert shown(config)["mlflow"]["experiment"] == "${oc.env:EXPT_BAD}"
     overrides = about_run("x", words, config)["overrides"]

@@ -18,7 +18,7 @@ from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.search.space import Parameter
 from tests.composing import composed, composer
-from tests.facade import Capture, as_typed, run
+from tests.facade import Capture, Patch, as_typed, run
 
 SMALL = {
     "epochs": 1,
@@ -241,8 +241,7 @@ def test_a_wrong_axis_is_refused(words: list[str], key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["seed=1,2", "dataset.folds=3 dataset.fold=range(3)", "seed=int(interval(0,9))"],
+    "words", ["seed=1,2", "dataset.folds=3 dataset.fold=range(3)", "seed=int(interval(0,9))"]
 )
 @pytest.mark.parametrize("is_condition", [False, True])
 def test_a_repetition_is_no_hyperparameter(words: str, is_condition: bool, tmp_path: Path) -> None:
@@ -308,7 +307,7 @@ def test_a_warm_start_of_another_question_says_so(tmp_path: Path, capfd: Capture
 
 
 def test_a_warm_start_of_the_other_direction_says_so(
-    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: Capture, monkeypatch: Patch
 ) -> None:
     (tmp_path / "scoring.py").write_text(SCORING)
     monkeypatch.syspath_prepend(tmp_path)

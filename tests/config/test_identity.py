@@ -23,7 +23,7 @@ from expt.config.parse import parse, recorded, settings_of
 from expt.config.schema import TRACKERS, RunConfig
 from expt.machine import Machine
 from tests.composing import composed
-from tests.facade import as_typed
+from tests.facade import Patch, as_typed
 
 identity = functools.partial(digest, content={})
 
@@ -225,9 +225,7 @@ def test_a_default_spelled_out_is_the_same_run() -> None:
     )
 
 
-def test_a_secret_is_neither_shown_nor_part_of_the_identity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_secret_is_neither_shown_nor_part_of_the_identity(monkeypatch: Patch) -> None:
     monkeypatch.setenv("EXPT_TEST_FOLDER", "/secret/folder")
     with_secret = config("dataset=mnist", "dataset.root=${oc.env:EXPT_TEST_FOLDER}")
     assert with_secret.secrets == {"dataset.root": "${oc.env:EXPT_TEST_FOLDER}"}
@@ -237,7 +235,7 @@ def test_a_secret_is_neither_shown_nor_part_of_the_identity(
 
 
 def test_a_number_that_is_made_of_a_variable_is_not_shown_and_part_of_the_identity(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setenv("EXPT_TEST_PIN", "4711")
     own = (
@@ -327,11 +325,7 @@ def test_what_follows_the_seed_or_the_fold_repeats_too(word: str, part: str | No
 
 def test_an_interpolation_of_another_setting_repeats_nothing() -> None:
     both = [
-        config(
-            f"optimizer.lr={lr}",
-            "optimizer.weight_decay=${optimizer.lr}",
-        )
-        for lr in (0.1, 0.2)
+        config(f"optimizer.lr={lr}", "optimizer.weight_decay=${optimizer.lr}") for lr in (0.1, 0.2)
     ]
     assert both[0].following == {}
     assert identity(both[0], but=REPEATED) != identity(both[1], but=REPEATED)

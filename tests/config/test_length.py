@@ -188,6 +188,6 @@ def test_every_key_that_counts_says_what() -> None:
 
 
 def test_a_sweep_says_it_once(tmp_path: Path) -> None:
-    done = run("-m", "model=mlp", "epochs=1", "log_every=500", "seed=0,1", cwd=tmp_path)
+    done = run("-m", "world_size=1", "epochs=1", "log_every=500", "seed=0,1", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stderr.count("log_every=500") == 1

@@ -29,7 +29,7 @@ def _imports_are_forgotten() -> Iterator[None]:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder on the path, with a module, and a package of which one part imports another."""
     (tmp_path / "my_net.py").write_text(
         "import my_layers\nimport torch\nraise RuntimeError('was run')\n"
@@ -142,7 +142,7 @@ NAME = "twice_written.parts.Part"
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder on the path with a package whose module imports another."""
     folder = tmp_path / "twice_written"
     folder.mkdir()
@@ -193,9 +193,7 @@ def test_a_source_is_compiled_once_and_its_cache_is_for_the_same_eyes(package: P
     assert cached.stat().st_ino == before
 
 
-def test_a_cache_that_cannot_be_written_is_left_alone(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_is_left_alone(package: Path, monkeypatch: Patch) -> None:
     (package / "parts.py").write_text("def broken(:")
     (package / "__pycache__").touch()
     own_code.check_caches(package.iterdir())
@@ -206,7 +204,7 @@ def test_a_cache_that_cannot_be_written_is_left_alone(
 
 
 def test_the_modules_of_a_run_are_compared_with_their_source_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Also a module that no import statement names, and where the project has moved."""
     (project := tmp_path / "here").mkdir()
@@ -228,7 +226,7 @@ def test_the_modules_of_a_run_are_compared_with_their_source_then(
 
 
 def test_source_is_compared_with_what_would_be_imported_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Of a copied project that is the copy's, also while the original is still there."""
     monkeypatch.chdir(tmp_path)
@@ -254,9 +252,7 @@ def test_source_is_compared_with_what_would_be_imported_now(
     assert own_code.changed(record) == []
 
 
-def test_a_module_in_a_zip_has_the_hash_of_the_zip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_in_a_zip_has_the_hash_of_the_zip(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     with zipfile.ZipFile("lib.zip", "w") as archive:
         archive.writestr("in_zip.py", "X = 1\n")
@@ -270,7 +266,7 @@ def test_a_module_in_a_zip_has_the_hash_of_the_zip(
 
 
 def test_a_new_module_in_a_package_that_a_run_has_searched_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (folder := tmp_path / "plugins").mkdir()
     for name in ("__init__", "one", "two"):
@@ -299,7 +295,7 @@ def test_a_new_module_in_a_package_that_a_run_has_searched_is_seen(
 
 
 def test_a_module_of_a_file_is_seen_where_it_is_among_the_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """As docs/own.md says it: one that is not there is not seen."""
     monkeypatch.chdir(tmp_path)
@@ -397,9 +393,7 @@ def test_a_module_whose_loader_rewrites_it_is_not_said_to_be_edited(
     assert own_code.as_imported()["rewritten"]["hash"] == own_code.hash_now(str(file))
 
 
-def test_what_is_imported_anew_is_looked_at_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_imported_anew_is_looked_at_anew(tmp_path: Path, monkeypatch: Patch) -> None:
     (file := tmp_path / "reloaded.py").write_text("X = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     module = importlib.import_module("reloaded")
@@ -413,9 +407,7 @@ def test_what_is_imported_anew_is_looked_at_anew(
     assert not own_code.is_imported(record)
 
 
-def test_only_code_that_this_user_has_kept_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_code_that_this_user_has_kept_is_imported(tmp_path: Path, monkeypatch: Patch) -> None:
     """Not that of somebody else, nor what somebody has changed or added."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "mine"))
@@ -440,19 +432,7 @@ def test_only_code_that_this_user_has_kept_is_imported(
     assert kept_code.is_signed(copies["more"]), "nobody has a key here, and it is our file"
 
 
-def test_other_source_of_any_class_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
-    (tmp_path / "other_data.py").write_text("class Data: ...\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    config = {"dataset": {"_target_": "other_data.Data"}, "model": {"_target_": "torch.nn.Linear"}}
-    code = own_code.fingerprint(own_code.targets(config))
-    assert not own_code.other_source({"config": config, "content": {"code": code}})
-    line = own_code.other_source({"config": config, "content": {"code": "of then"}})
-    assert line.startswith("other_data.Data: source code has changed")
-
-
-def test_a_folder_that_pip_has_filled_is_not_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_pip_has_filled_is_not_ones_own(tmp_path: Path, monkeypatch: Patch) -> None:
     """As by `pip install --target`; a package's own source may lie next to such a folder too."""
     for name in ("filled", "own"):
         (tmp_path / name / "tool-1.0.dist-info").mkdir(parents=True)

@@ -13,14 +13,14 @@ import yaml
 
 from expt.config import constraints, groups, secrets
 from expt.config import parse as parsing
-from expt.config.identity import shown
+from expt.config.identity import digest, hyperparameters, shown
 from expt.config.kinds import conf_dir
 from expt.config.parse import parse, settings_of
-from expt.config.schema import RunConfig
+from expt.config.schema import TRACKERS, RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
 from tests.composing import composed
-from tests.facade import as_typed
+from tests.facade import Patch, as_typed
 
 FREE_OF_TORCH = (
     "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine",
@@ -54,9 +54,7 @@ def parsed() -> Parse:
     return parse_overrides
 
 
-def test_settings_travel_without_their_secrets(
-    parsed: Parse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_travel_without_their_secrets(parsed: Parse, monkeypatch: Patch) -> None:
     monkeypatch.setattr(secrets, "_texts", {})
     monkeypatch.setenv("EXPT_TEST_ROOT", "/elsewhere")
     sent = composed("dataset=mnist", "seed=7")
@@ -70,7 +68,8 @@ def test_settings_travel_without_their_secrets(
     )
 
 
-OF_TOKENS = ["dataset=text", "dataset.root=text.txt", "model=transformer", "task=language_model"]
+TEXT = "dataset=text dataset.root=text.txt model=transformer task=language_model"
+OF_TOKENS = TEXT.split()
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -103,98 +102,84 @@ def test_the_groups_of_the_schema_are_those_of_conf() -> None:
     }
 
 
-MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
-    "unknown key": (0, ["+modle=mlp"],
-        ["modle=mlp: there is no such key. Did you mean 'model'?"]),
-    "unknown key of a group": (
-        0, ["+optimizer.lrr=1"], ["optimizer.lrr=1: there is no such key. Did you mean 'lr'?"],
-    ),
-    "unknown name in a group": (0, ["model.name=mlpp"], [
-        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, torchvision, timm, "
-        "transformer, "
-        "unet. Did you mean 'mlp'?",
-    ]),
-    "text for an integer": (0, ["batch_size=abc"],
-        ["batch_size=abc: input should be a valid integer"]),
-    "a number for a list": (
-        0, ["model.hidden=256"], ["model.hidden=256: input should be a list, e.g. model.hidden=["],
-    ),
-    "a list of metrics": (
-        0, ["task={_target_: mine.Own, metrics: [near]}"],
-        ["task.metrics=[near]: input should be a mapping, e.g. "],
-    ),
-    "classes where there are none": (
-        0, ["task=regression", "dataset={_target_: mine.Rows, num_classes: 3}"],
-        ["dataset.num_classes=3: "],
-    ),
-    "a value for a group that is null": (
-        0, ["early_stop=2"],
-        ["early_stop=2: has keys of its own, e.g. early_stop={metric: loss/val, patience: 5}"],
-    ),
-    "a value for a group": (
-        0, ["ddp=true"], ["ddp=true: has keys of its own, e.g. ddp.find_unused_parameters=..."],
-    ),
-    "a value for callbacks": (0, ["callbacks=5"], [
-        "callbacks=5: input should be a list, e.g. 'callbacks=[{_target_: mine.Watch}]'",
-    ]),
-    "a callback without a class": (0, ["callbacks=[{_target_: mine.Watch}, {every: 2}]"], [
-        "callbacks.1._target_: ", "callbacks.1.every=2: ",
-    ]),
-    "a value for a list of groups": (0, ["optimizer.groups=head"], [
-        "optimizer.groups=head: input should be a list, e.g. optimizer.groups=[{match: ...}]",
-    ]),
-    "unknown key of a group in a list": (0, ["optimizer.groups=[{match: head},{mach: head}]"], [
-        "optimizer.groups.1.mach=head: there is no such key. Did you mean 'match'?",
-    ]),
-    "no regular expression": (0, ["optimizer.groups=[{match: '*.bias'}]"], [
-        "optimizer.groups.0.match=*.bias: is not a regular expression: ",
-    ]),
-    "below its range": (0, ["optimizer.lr=-1"],
-        ["optimizer.lr=-1: input should be greater than 0"]),
-    "not a number": (0, ["gradient_clip=nan"],
-        ["gradient_clip=nan: input should be a finite number"]),
-    "a choice": (0, ["backend=glo"], ["backend=glo: input should be 'nccl' or 'gloo'"]),
-    "one of several types": (
-        0, ["amp=fp8"], ["amp=fp8: input should be true or false or 'bf16' or 'fp16'"],
-    ),
-    "a key taken away": (0, ["~model.hidden"],
-        ["model.hidden: has no value; give one, e.g. model.hidden=..."]),
-    "several at once": (0, ["epochs=0", "seed=-1", "+foo=1"], [
+MISTAKES: dict[str, tuple[int | str, ...]] = {
+    "unknown key": (0, "+modle=mlp", "modle=mlp: there is no such key. Did you mean 'model'?"),
+    "unknown key of a group": (0, "+optimizer.lrr=1",
+        "optimizer.lrr=1: there is no such key. Did you mean 'lr'?"),
+    "unknown name in a group": (0, "model.name=mlpp",
+        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, torchvision, "
+        "timm, transformer, unet. Did you mean 'mlp'?"),
+    "text for an integer": (0, "batch_size=abc", "batch_size=abc: input should be a valid integer"),
+    "a number for a list": (0, "model.hidden=256",
+        "model.hidden=256: input should be a list, e.g. model.hidden=["),
+    "a list of metrics": (0, "task={_target_:mine.Own,metrics:[near]}",
+        "task.metrics=[near]: input should be a mapping, e.g. "),
+    "classes where there are none": (0,
+        "task=regression dataset={_target_:mine.Rows,num_classes:3}", "dataset.num_classes=3: "),
+    "a value for a group that is null": (0, "early_stop=2",
+        "early_stop=2: has keys of its own, e.g. early_stop={metric: loss/val, patience: 5}"),
+    "a value for a group": (0, "ddp=true",
+        "ddp=true: has keys of its own, e.g. ddp.find_unused_parameters=..."),
+    "a value for callbacks": (0, "callbacks=5",
+        "callbacks=5: input should be a list, e.g. 'callbacks=[{_target_: mine.Watch}]'"),
+    "a callback without a class": (0, "callbacks=[{_target_:mine.Watch},{every:2}]",
+        "callbacks.1._target_: ", "callbacks.1.every=2: "),
+    "a value for a list of groups": (0, "optimizer.groups=head",
+        "optimizer.groups=head: input should be a list, e.g. optimizer.groups=[{match: ...}]"),
+    "unknown key of a group in a list": (0, "optimizer.groups=[{match:head},{mach:head}]",
+        "optimizer.groups.1.mach=head: there is no such key. Did you mean 'match'?"),
+    "no regular expression": (0, "optimizer.groups=[{match:'*.bias'}]",
+        "optimizer.groups.0.match=*.bias: is not a regular expression: "),
+    "below its range": (0, "optimizer.lr=-1", "optimizer.lr=-1: input should be greater than 0"),
+    "not a number": (0, "gradient_clip=nan", "gradient_clip=nan: input should be a finite number"),
+    "a choice": (0, "backend=glo", "backend=glo: input should be 'nccl' or 'gloo'"),
+    "one of several types": (0, "amp=fp8",
+        "amp=fp8: input should be true or false or 'bf16' or 'fp16'"),
+    "a key taken away": (0, "~model.hidden",
+        "model.hidden: has no value; give one, e.g. model.hidden=..."),
+    "several at once": (0, "epochs=0 seed=-1 +foo=1",
         "epochs=0: input should be greater than or equal to 1",
-        "seed=-1: input should be greater than or equal to 0",
-        "foo=1: there is no such key.",
-    ]),
-    "4 GPUs of none": (0, ["gpus=4"], ["gpus=4: "]),
-    "fewer workers than GPUs": (8, ["gpus=4", "world_size=2"], [
-        "gpus=4: ",
-    ]),
-    "batch that does not divide": (0, ["world_size=3"], [
-        "batch_size=64: ",
-    ]),
-    "batch smaller than the workers": (0, ["batch_size=1"], [
-        "batch_size=1: ",
-    ]),
-    "several impossible at once": (0, ["gpus=4", "amp=bf16", "objective=f1/val", "batch_size=6"], [
-        "gpus=4: ",
-        "batch_size=6: ",
-        "objective=f1/val: ",
-    ]),
-    # What pydantic says of these is not what a person did wrong.
-    "a negative number of GPUs": (2, ["gpus=-1"], [
-        "gpus=-1: input should be greater than or equal to 0 or a list, e.g. gpus=[1,2]",
-    ]),
+        "seed=-1: input should be greater than or equal to 0", "foo=1: there is no such key."),
+    "4 GPUs of none": (0, "gpus=4", "gpus=4: "),
+    "fewer workers than GPUs": (8, "gpus=4 world_size=2", "gpus=4: "),
+    "batch that does not divide": (0, "world_size=3", "batch_size=64: "),
+    "batch smaller than the workers": (0, "batch_size=1", "batch_size=1: "),
+    "several impossible at once": (0, "gpus=4 amp=bf16 objective=f1/val batch_size=6", "gpus=4: ",
+        "batch_size=6: ", "objective=f1/val: "),
+    "a size that is none": (0, f"{TEXT} model.size=5m",
+        "model.size=5m: input should be '400k', '1m', "),
+    "a list of sizes": (0, f"{TEXT} model.size=[1m]",
+        "model.size=[1m]: input should be '400k', '1m', "),
+    "a tracker that is none": (0, "send=mlflo", "send=[mlflo]: input should be 'mlflow', "),
+    "a mode that is none": (0, "wandb.mode=onlin",
+        "wandb.mode=onlin: input should be 'online' or 'offline'"),
+    "a name that is not dotted": (0, "model={_target_:own}", "model.target=own: "),
+    "a dataset of one's own without its classes": (0, "dataset={_target_:mine.Own}",
+        "dataset.num_classes: task=classification needs it"),
+    "tokens of pictures": (0, "model=transformer task=language_model",
+        "task=language_model: dataset=digits is for task=classification, or for a custom task"),
+    "a negative number of GPUs": (2, "gpus=-1",
+        "gpus=-1: input should be greater than or equal to 0 or a list, e.g. gpus=[1,2]"),
+    **{
+        f"text: {words}": (0, f"{TEXT} {words}", words.split()[-1])
+        for words in (
+            *as_typed("model=mlp model=convnet task=classification task=regression"),
+            *as_typed("model.width=30 model.width=2 dataset.tokens=words"),
+            "dataset.test_fraction=0.5 dataset.val_fraction=0.5",
+            "dataset.test_fraction=0 eval_split=test",
+            "dataset.test_fraction=0 objective=loss/test",
+        )
+    },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("gpus", "overrides", "problems"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_each_mistake_earns_its_line(
-    parsed: Parse, gpus: int, overrides: list[str], problems: list[str]
-) -> None:
+@pytest.mark.parametrize("name", MISTAKES)
+def test_each_mistake_earns_its_line(parsed: Parse, name: str) -> None:
+    gpus, words, *problems = MISTAKES[name]
     with pytest.raises(ConfigError) as caught:
-        parsed(*overrides, on=machine(gpus))
-    assert [
-        line[: len(begins)] for line, begins in zip(caught.value.problems, problems, strict=True)
-    ] == problems
+        parsed(*str(words).split(), on=machine(int(gpus)))
+    found = zip(caught.value.problems, map(str, problems), strict=True)
+    assert [line[: len(begins)] for line, begins in found] == problems
 
 
 LISTS = {
@@ -264,14 +249,52 @@ def test_a_dataset_of_ones_own(parsed: Parse) -> None:
     assert (dataset.val_fraction, dataset.train_limit, dataset.num_workers) == (0.1, None, "auto")
 
 
-def test_a_dataset_of_ones_own_has_to_say_its_classes(parsed: Parse) -> None:
-    with pytest.raises(ConfigError, match=r"^dataset\.num_classes: task=classification needs it"):
-        parsed(dataset={"_target_": "mine.Own"})
+def test_what_each_task_is_chosen_by(parsed: Parse) -> None:
+    own = "task={_target_: mine.Own, metrics: {mae: min}}"
+    assert parsed(own).objective == "mae/val"
+    assert parsed(*OF_TOKENS).objective == "loss/val"
+    asked = ("eval_split=test", "objective=perplexity/test")
+    assert parsed(*OF_TOKENS, *asked).objective == "perplexity/test"
 
 
-def test_a_target_is_a_dotted_name(parsed: Parse) -> None:
-    with pytest.raises(ConfigError, match=r"^model\.\w+=own: "):
-        parsed(model={"_target_": "own"})
+@pytest.mark.parametrize(
+    ("words", "is_so"),
+    [
+        ("", (4, 4, 128)),
+        ("model.size=124m", (12, 12, 768)),
+        ("model.size=124m model.layers=3", (3, 12, 768)),
+        ("model.width=64", (4, 4, 64)),
+    ],
+)
+def test_a_size_of_a_transformer_says_what_is_not_given(
+    words: str, is_so: tuple[int, int, int], parsed: Parse
+) -> None:
+    model = parsed(*OF_TOKENS, *words.split()).model
+    assert (model.layers, model.heads, model.width) == is_so
+
+
+def test_a_size_is_a_name_for_what_counts(parsed: Parse) -> None:
+    sizes = "model.size=1m", "model.layers=5 model.width=128", ""
+    named, given, other = (digest(parsed(*OF_TOKENS, *each.split()), {}) for each in sizes)
+    assert named == given != other
+
+
+def test_one_tracker_is_a_list_of_one(parsed: Parse) -> None:
+    assert parsed("send=mlflow").send == parsed("send=[mlflow]").send == ("mlflow",)
+    assert parsed("send=null").send == ()
+
+
+def test_a_password_of_the_environment_is_used_and_not_written(
+    parsed: Parse, monkeypatch: Patch
+) -> None:
+    with pytest.raises(ConfigError, match=r"=https://host/: a password would") as raised:
+        parsed("mlflow.tracking_uri='https://me:word@host/'")
+    assert "word" not in str(raised.value).replace("password", "")
+    monkeypatch.setenv("OUR_MLFLOW", "https://me:word@host")
+    config = parsed("mlflow.tracking_uri=${oc.env:OUR_MLFLOW}", "mlflow.tags={team: vision}")
+    assert config.mlflow.tracking_uri == "https://me:word@host"
+    assert shown(config)["mlflow"]["tracking_uri"] == "${oc.env:OUR_MLFLOW}"
+    assert not [x for x in hyperparameters(shown(config)) if x.startswith(("send", *TRACKERS))]
 
 
 def test_a_mistake_is_told_without_torch() -> None:
@@ -283,7 +306,7 @@ def test_a_mistake_is_told_without_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_checks_a_configuration_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_checks_a_configuration_is_made_once(monkeypatch: Patch) -> None:
     """It takes 45 ms, and a sweep checks each of its points."""
     settings, machine = composed(), Machine(cpus=2)
     parse(settings, machine)

@@ -10,10 +10,11 @@ from omegaconf.errors import InterpolationResolutionError
 from expt.config import secrets
 from expt.config.parse import plain
 from expt.errors import ConfigError
+from tests.facade import Patch
 
 
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(monkeypatch: Patch) -> None:
     monkeypatch.setattr(secrets, "_texts", {})
     for name, value in (
         ("A", "secret-4711"),
@@ -74,7 +75,7 @@ def test_secrets_are_known_where_another_variable_is_missing() -> None:
     assert secrets.hidden("secret-4711") == "${oc.env:EXPT_A}"
 
 
-def test_a_variable_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_gone_is_named(monkeypatch: Patch) -> None:
     monkeypatch.delenv("EXPT_A")
     with pytest.raises(ConfigError, match="EXPT_A"):
         secrets.restored({"a": ["${oc.env:EXPT_A}/x"]})

@@ -9,6 +9,7 @@ import pytest
 from expt.config import secrets, user_class
 from expt.config.user_class import build, resolve, taken
 from expt.errors import ConfigError
+from tests.facade import Patch
 
 
 class Own(collections.OrderedDict[str, int]):
@@ -72,7 +73,7 @@ class Net(dict):
 
 
 def test_what_a_constructor_raises_is_told_with_what_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "own_constructor.py").write_text(RAISES)
     monkeypatch.syspath_prepend(tmp_path)
@@ -116,7 +117,7 @@ def test_what_a_constructor_raises_is_told_with_what_it_was_given(
     ],
 )
 def test_what_is_wrong_with_its_module_is_named_with_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: bytes, told: str
+    tmp_path: Path, monkeypatch: Patch, source: bytes, told: str
 ) -> None:
     (file := tmp_path / "own_raises.py").write_bytes(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -224,7 +225,7 @@ def test_an_argument_may_have_any_name_and_init_says_what_is_taken() -> None:
 
 
 def test_of_what_a_constructor_says_the_first_line_is_told_without_secrets(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(secrets, "_texts", {"first\nsecond": "${oc.env:TOKEN}"})
     for given, told in (

@@ -9,30 +9,11 @@ from expt.data.indexing import permutation, split
 from expt.worker.fault import VARIABLE
 from tests import on_cards
 from tests.conftest import Trained
-from tests.facade import RunFolder, run, start
+from tests.facade import RunFolder, own_model, run, start
 from tests.faults.conftest import Failing
 from tests.faults.running import wait_until
 
 FOLDER = "hydra.run.dir=here"
-
-
-def _model(tmp_path: Path, forward: str, *, rank: int, step: int = 30) -> tuple[str, ...]:
-    """A model whose forward pass does `forward` on one rank in one of its steps."""
-    (tmp_path / "faulty.py").write_text(
-        "import os, time, torch\n"
-        "class Net(torch.nn.Sequential):\n"
-        "    def __init__(self, *, channels, image_size, num_classes):\n"
-        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
-        "        self.steps = 0\n"
-        "    def stuck(self, images):\n"
-        f"        return {forward}\n"
-        "    def forward(self, images):\n"
-        "        self.steps += self.training\n"
-        f"        if self.training and self.steps == {step} and os.environ['RANK'] == '{rank}':\n"
-        "            images = self.stuck(images)\n"
-        "        return super().forward(images)\n"
-    )
-    return ("+model._target_=faulty.Net", "~model.hidden", "~model.dropout", "threads=1", FOLDER)
 
 
 def _log(tmp_path: Path, rank: int) -> str:
@@ -124,9 +105,10 @@ def test_a_gpu_without_room_names_the_batch_size(failing: Failing) -> None:
 
 
 def test_a_machine_without_room_is_told_in_plain_words(tmp_path: Path) -> None:
-    done = run(*_model(tmp_path, "torch.empty(1 << 50)", rank=0), "world_size=1", cwd=tmp_path)
+    own = own_model(tmp_path, "torch.empty(1 << 50 if self.steps == 30 else 1)")
+    done = run(*own, "world_size=1", FOLDER, cwd=tmp_path)
     assert done.returncode == 1
     assert "out of memory: 4503599.6 GB more were asked for" in done.stderr
     assert "gradient_accumulation=2 (or auto), or batch_size=32" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "torch.empty(1 << 50)" in _log(tmp_path, 0)
+    assert "torch.empty(1 << 50 if" in _log(tmp_path, 0)

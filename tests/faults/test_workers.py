@@ -98,10 +98,11 @@ def test_killed_forkserver_ends_all_workers_and_is_reported(tmp_path: Path) -> N
     assert RunFolder(tmp_path / "here").result["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_that_process_is_started_again_for_the_runs_that_follow(tmp_path: Path) -> None:
     words = (
         "-m",
-        *as_typed("seed=0,1,2 epochs=2 world_size=2 hydra.sweep.dir=sweep"),
+        *as_typed("seed=0,1,2 epochs=2 world_size=1 hydra.sweep.dir=sweep"),
         *as_typed("hydra.launcher.retries=1"),
     )
     process = start(*words, cwd=tmp_path)

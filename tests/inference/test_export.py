@@ -16,6 +16,7 @@ from expt.command import export as command
 from expt.errors import ConfigError, RunFailed
 from expt.inference import export as exporter
 from expt.inference.load import located, read, rebuilt
+from tests.facade import Capture, Patch, own_model
 from tests.inference.test_load import FEW, IMAGES, of_other_source
 from tests.inference.test_load import train as train  # the fixture
 from tests.worker.conftest import TrainAlone
@@ -33,10 +34,7 @@ def left_in(folder: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_onnx_computes_what_the_model_does_for_any_batch(
-    train: TrainAlone,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    train: TrainAlone, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     onnxruntime: Any = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -73,7 +71,7 @@ def test_onnx_computes_what_the_model_does_for_any_batch(
 
 
 def test_torch_export_of_a_table_with_its_scales(
-    train: TrainAlone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: TrainAlone, tmp_path: Path, capsys: Capture
 ) -> None:
     folder = train(*FEW, "experiment=diabetes", "dataset.standardise_targets=true").folder
     file, about = tmp_path / "diabetes.pt2", {exporter.METADATA: ""}
@@ -113,7 +111,7 @@ def test_torch_export_of_a_table_with_its_scales(
 
 
 def test_random_samples_where_the_data_is_gone(
-    train: TrainAlone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: TrainAlone, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "book.txt").write_text("to be or not to be, that is the question. " * 60)
     small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16")
@@ -135,28 +133,15 @@ def test_random_samples_where_the_data_is_gone(
         command.main([str(folder), "--format", "torch_export"])
 
 
-UNEXPORTABLE = """
-from torch import nn
-class Net(nn.Sequential):
-    def __init__(self, num_classes):
-        super().__init__(nn.Flatten(), nn.LazyLinear(num_classes))
-    def forward(self, images):
-        return super().forward(images) * (1 if float(images.sum()) > 0 else 2)
-"""
+UNEXPORTABLE = "if float(images.sum()) > 0: return 2 * super().forward(images)"
 
 
 def test_a_model_that_cannot_be_exported_is_told(
-    train: TrainAlone,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    train: TrainAlone, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Of other source than the run's, too."""
-    (tmp_path / "unexportable.py").write_text(UNEXPORTABLE)
     monkeypatch.syspath_prepend(tmp_path)
-    folder = train(
-        *FEW, "+model._target_=unexportable.Net", "~model.hidden", "~model.dropout"
-    ).folder
+    folder = train(*FEW, *own_model(tmp_path, UNEXPORTABLE, "unexportable")).folder
     of_other_source(folder)
     with pytest.raises(RunFailed, match=r"the model cannot be exported \(\w+: ") as raised:
         command.main([str(folder), "--format", "torch_export", "--which", "last"])

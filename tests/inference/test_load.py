@@ -21,7 +21,7 @@ from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from expt.worker.run import Run
-from tests.facade import Capture, as_typed, dataset, python
+from tests.facade import Capture, Patch, as_typed, dataset, own_model, python
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
@@ -86,7 +86,13 @@ def files_for(name: str, folder: Path) -> tuple[str, ...]:
     return (f"dataset.root={masks_in(folder)}", "batch_size=2") if name == "unet" else ()
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("timm", "torchvision") else name
+        for name in SHIPPED
+    ],
+)
 def test_it_gives_what_the_worker_computed(
     name: str, train_alone: TrainAlone, tmp_path: Path
 ) -> None:
@@ -116,9 +122,7 @@ def test_it_gives_what_the_worker_computed(
     assert loaded.config["epochs"] == 1
 
 
-def test_it_computes_in_float32_if_nothing_else_is_said(
-    train: TrainAlone, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_computes_in_float32_if_nothing_else_is_said(train: TrainAlone, capfd: Capture) -> None:
     trained = train(*words("mixed precision"))
     capfd.readouterr()  # of training
     loaded = expt.load(trained.folder, device=DEVICE)
@@ -223,14 +227,6 @@ def test_rows_are_lists_arrays_or_tensors() -> None:
             preprocess(wrong)
 
 
-NET = """
-from torch import nn
-class Net(nn.Sequential):
-    def __init__(self, num_classes):
-        super().__init__(nn.Flatten(), nn.LazyLinear(num_classes))
-"""
-
-
 def of_other_source(folder: Path) -> None:
     """Have the record say that another process trained the run, with other classes."""
     config: Any = expt.load(folder, "last").config
@@ -239,12 +235,10 @@ def of_other_source(folder: Path) -> None:
 
 
 def test_a_class_of_ones_own_in_a_process_that_has_never_trained(
-    train: TrainAlone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    train: TrainAlone, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    (tmp_path / "mine.py").write_text(NET)
     monkeypatch.syspath_prepend(tmp_path)
-    own = ("+model._target_=mine.Net", "~model.hidden", "~model.dropout")
-    trained = train(*FEW, *own)
+    trained = train(*FEW, *own_model(tmp_path))
     program = (
         "import expt, torch, sys; print(expt.load(sys.argv[1], 'last')(torch.ones(1, 1, 8,"
         " 8)).tolist())"
@@ -303,7 +297,7 @@ def test_a_run_that_measured_nothing_is_shown_all_the_same(tmp_path: Path) -> No
 
 
 def test_a_run_that_saves_meanwhile_is_loaded_as_it_is_then(
-    train: TrainAlone, monkeypatch: pytest.MonkeyPatch
+    train: TrainAlone, monkeypatch: Patch
 ) -> None:
     trained = train(*FEW)
     best, checked = trained.paths.best, checkpoint_file.check

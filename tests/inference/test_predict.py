@@ -26,7 +26,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from tests import every_task
 from tests.conftest import Configured
-from tests.facade import as_typed
+from tests.facade import Capture, as_typed
 from tests.inference.conftest import CLASSES, MEAN, SHORT, STD, Made, Make, mlp
 from tests.inference.test_load import BOOK, FEW
 
@@ -43,9 +43,8 @@ def test_probabilities_are_those_of_plain_torch(photos: Made) -> None:
     found = expt.predict(photos.folder, photos.data / "test", batch_size=4)
     assert [record["path"] for record in found] == [*map(str, files)]
     for record, chances in zip(found, expected.tolist(), strict=True):
-        assert record["probabilities"] == pytest.approx(
-            dict(zip(CLASSES, chances, strict=True)), abs=1e-6
-        )
+        right = dict(zip(CLASSES, chances, strict=True))
+        assert record["probabilities"] == pytest.approx(right, abs=1e-6)
         best = max(range(2), key=chances.__getitem__)
         assert record["class"] == CLASSES[best]
         assert record["probability"] == pytest.approx(chances[best], abs=1e-6)
@@ -62,10 +61,8 @@ def test_a_split_has_its_truth_and_gives_the_runs_own_accuracy(photos: Made) -> 
         found = expt.predict(photos.folder, split="test", batch_size=size)
         right = [record["class"] == record["target"] for record in found]
         assert sum(right) / len(right) == tested["accuracy/test"]
-        loss = sum(-math.log(record["probabilities"][record["target"]]) for record in found) / len(
-            found
-        )
-        assert loss == pytest.approx(tested["loss/test"], abs=1e-6)
+        losses = [-math.log(record["probabilities"][record["target"]]) for record in found]
+        assert np.mean(losses) == pytest.approx(tested["loss/test"], abs=1e-6)
         assert all(Path(record["path"]).parent.name == record["target"] for record in found)
     held_out = expt.predict(photos.folder, split="val")
     assert all("/train/" in record["path"] for record in held_out)
@@ -125,14 +122,12 @@ def test_a_tables_values_are_in_the_targets_own_units(patients: Made, tmp_path: 
     assert [record["progression"] for record in trained] == [
         pytest.approx(expected[record["row"] - 1], rel=1e-5) for record in trained
     ]
-    assert (
-        len({record["row"] for record in trained}) == 319
-    )  # more than an evaluation takes at a time
+    # more than an evaluation takes at a time
+    assert len({record["row"] for record in trained}) == 319
     tested = expt.predict(patients.folder, split="test")
-    assert all(
-        record["progression"] == pytest.approx(expected[record["row"] - 1], rel=1e-5)
-        for record in tested
-    )
+    assert [record["progression"] for record in tested] == [
+        pytest.approx(expected[record["row"] - 1], rel=1e-5) for record in tested
+    ]
     assert {record["target"]["progression"] for record in tested} <= set(range(25, 347))
 
 
@@ -142,10 +137,8 @@ def test_a_table_that_has_changed_is_seen_by_the_scales_of_the_run(
     data = tmp_path / "changed.csv"
     header, *lines = (Path(expt.__file__).parent / "data" / "diabetes.csv").read_text().splitlines()
     data.write_text("\n".join([header, *lines]))
-    words = (
-        *as_typed(f"dataset=table dataset.path={data} dataset.targets=progression"),
-        *as_typed("task=regression model.hidden=[7]"),
-    )
+    words = as_typed(f"dataset=table dataset.path={data} dataset.targets=progression")
+    words += as_typed("task=regression model.hidden=[7]")
     made = make("changed", configured(*SHORT, *words, "dataset.standardise_targets=true"), data)
     before = expt.predict(made.folder, split="test")
     tested = {record["row"] for record in before}
@@ -160,16 +153,9 @@ def test_rows_of_a_hugging_face_dataset_are_rows(
     data = tmp_path / "set" / "train.csv"
     data.parent.mkdir()
     shutil.copy(Path(expt.__file__).parent / "data" / "diabetes.csv", data)
-    words: tuple[str, ...] = (
-        "task=regression",
-        "dataset=huggingface",
-        f"dataset.path={data.parent}",
-        "dataset.input=[age,bmi,bp]",
-    )
-    words += (
-        *as_typed("dataset.target=progression dataset.standardise_targets=true model=mlp"),
-        "model.hidden=[7]",
-    )
+    source = f"task=regression dataset=huggingface dataset.path={data.parent}"
+    words = as_typed(f"{source} dataset.input=[age,bmi,bp] dataset.target=progression")
+    words += as_typed("dataset.standardise_targets=true model=mlp model.hidden=[7]")
     made = make("rows", configured(*SHORT, *words, "dataset.val_fraction=0.2"), data)
     held_out = expt.predict(made.folder, split="val")
     assert 100 < np.mean([record["progression"] for record in held_out]) < 200, (
@@ -198,7 +184,7 @@ def test_numbers_come_back_by_their_deviation_not_their_size() -> None:
 
 
 def test_columns_are_found_by_name_in_every_kind_of_table(
-    patients: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    patients: Made, tmp_path: Path, capsys: Capture
 ) -> None:
     header, *lines = (line.split(",") for line in patients.data.read_text().splitlines()[:7])
     expected = patients_by_hand(patients)[:6]
@@ -256,10 +242,8 @@ def test_the_numbers_of_lists_are_found_by_the_names_of_their_columns(
 def test_it_is_as_precise_as_the_run_was_or_as_is_asked(
     make: Make, configured: Configured, tmp_path: Path
 ) -> None:
-    made, images = (
-        make("half", configured(*SHORT, "amp=bf16"), tmp_path),
-        np.random.default_rng(0).random((9, 1, 8, 8)),
-    )
+    made = make("half", configured(*SHORT, "amp=bf16"), tmp_path)
+    images = np.random.default_rng(0).random((9, 1, 8, 8))
     np.save(tmp_path / "images.npy", images)
     for amp in ("recorded", False):
         loaded = expt.load(made.folder, amp=amp)
@@ -278,18 +262,14 @@ def test_labels_and_their_probabilities(make: Make, configured: Configured, tmp_
     rows = [",".join(map(str, [*row, *label])) for row, label in zip(values, labels, strict=True)]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,c,d,red,green", *rows]))
     table = ("dataset=table", f"dataset.path={tmp_path / 't.csv'}", "dataset.targets=[red,green]")
-    plain = (
-        *as_typed("dataset.standardise=false task=multilabel task.threshold=0.4"),
-        "model.hidden=[3]",
-    )
+    plain = as_typed("dataset.standardise=false task=multilabel task.threshold=0.4")
+    plain += ("model.hidden=[3]",)
     made = make("labels", configured(*SHORT, *table, *plain), tmp_path)
     expected = mlp(made.weights, torch.tensor(values, dtype=torch.float32)).sigmoid().tolist()
-    for record, chances in zip(
-        expt.predict(made.folder, tmp_path / "t.csv"), expected, strict=True
-    ):
-        assert record["probabilities"] == pytest.approx(
-            {"red": chances[0], "green": chances[1]}, abs=1e-6
-        )
+    found = expt.predict(made.folder, tmp_path / "t.csv")
+    for record, chances in zip(found, expected, strict=True):
+        right = dict(zip(("red", "green"), chances, strict=True))
+        assert record["probabilities"] == pytest.approx(right, abs=1e-6)
         assert record["labels"] == [
             name for name, chance in record["probabilities"].items() if chance >= 0.4
         ]
@@ -298,11 +278,8 @@ def test_labels_and_their_probabilities(make: Make, configured: Configured, tmp_
 def test_how_likely_a_text_is(make: Make, configured: Configured, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(BOOK)
     small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16")
-    made = make(
-        "text",
-        configured("experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *SHORT),
-        tmp_path,
-    )
+    words = ("experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *SHORT)
+    made = make("text", configured(*words), tmp_path)
     lines = ["to be or not to be, that is the question.", "", "x", "äöü"]
     (tmp_path / "lines.txt").write_text("\n".join(lines))
     found = expt.predict(made.folder, tmp_path / "lines.txt", batch_size=2)
@@ -327,7 +304,7 @@ def test_how_likely_a_text_is(make: Make, configured: Configured, tmp_path: Path
 
 
 def test_pictures_for_a_dataset_of_ones_own_are_taken_with_a_warning(
-    make: Make, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, configured: Configured, tmp_path: Path, capsys: Capture
 ) -> None:
     config = every_task.config_of("classification", configured)
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, metrics={}))
@@ -388,21 +365,19 @@ def test_a_task_and_samples_of_ones_own(make: Make, configured: Configured, tmp_
     assert max(sizes) == 4, "at most as many at a time as in training"
     samples = [each for each, _ in every_task.Weighted(train=False).samples]
     with torch.no_grad():
-        expected = functional.linear(
-            torch.stack([each["row"] for each in samples]), *made.weights.values()
-        )[:, 0]
+        rows = torch.stack([each["row"] for each in samples])
+        expected = functional.linear(rows, *made.weights.values())[:, 0]
     assert [record["output"] for record in found] == pytest.approx(expected.tolist(), abs=1e-6)
     assert [record["index"] for record in found] == [*range(every_task.TESTED_ON)]
     assert not any("target" in record for record in found), "they are pairs"
     config = every_task.config_of("multilabel", configured)
-    config = dataclasses.replace(
-        config, task=dataclasses.replace(config.task, metrics={})
-    )  # torchmetrics takes 4 s
+    # torchmetrics takes 4 s
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, metrics={}))
     images = make("labelled", config, tmp_path)
-    rows = np.stack([row.numpy() for row, _ in every_task.Labels(train=False).samples])
-    np.save(tmp_path / "rows.npy", rows)
-    np.save(tmp_path / "wide.npy", rows[:, :5])
-    chances = mlp(images.weights, torch.from_numpy(rows)).sigmoid()
+    labelled = np.stack([row.numpy() for row, _ in every_task.Labels(train=False).samples])
+    np.save(tmp_path / "rows.npy", labelled)
+    np.save(tmp_path / "wide.npy", labelled[:, :5])
+    chances = mlp(images.weights, torch.from_numpy(labelled)).sigmoid()
     found = expt.predict(images.folder, tmp_path / "rows.npy")
     assert [[*record["probabilities"].values()] for record in found] == [
         pytest.approx(each, abs=1e-6) for each in chances.tolist()
@@ -412,16 +387,13 @@ def test_a_task_and_samples_of_ones_own(make: Make, configured: Configured, tmp_
 
 
 def test_changed_data_are_told(
-    make: Make, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, configured: Configured, tmp_path: Path, capsys: Capture
 ) -> None:
     rows = [f"{number},{number % 7},{number % 2}" for number in range(30)]
     table = tmp_path / "t.csv"
     table.write_text("\n".join(["a,b,y", *rows]))
-    words = (
-        "dataset=table",
-        f"dataset.path={table}",
-        *as_typed("dataset.targets=y model.hidden=[3] batch_size=8"),
-    )
+    words = as_typed(f"dataset=table dataset.path={table} dataset.targets=y batch_size=8")
+    words += ("model.hidden=[3]",)
     made = make("changed", configured(*FEW[:2], *words), tmp_path)
     update_result(RunPaths(made.folder), content={"data": "another", "code": None})
     assert len(expt.predict(made.folder, split="test")) == 6

@@ -6,14 +6,15 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import expt
 from expt.runs.found import results
 from expt.runs.result import COMPLETED, INTERRUPTED, read_result
-from tests.conftest import Trained
-from tests.facade import RunFolder, environment, run, start
+from tests.conftest import Trained, Typed
+from tests.facade import Patch, RunFolder, environment, run, start
 from tests.faults.running import wait_until
 
 SBATCH = Path(__file__).parents[2] / "scripts/slurm.sbatch"
@@ -77,15 +78,8 @@ class Slurm:
             daemon.wait(20)
 
     def ask(self, *command: str, cwd: Path | None = None) -> str:
-        done = subprocess.run(
-            command,
-            env=environment(**self.env),
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.stdout.strip()
+        how: Any = {"cwd": cwd, "env": environment(**self.env), "capture_output": True}
+        return str(subprocess.run(command, text=True, check=False, **how).stdout).strip()
 
     def jobs(self) -> list[str]:
         return sorted(self.ask("squeue", "-h", "-r", "-o", "%i").split())
@@ -134,11 +128,12 @@ def test_jobs_of_submitit_give_the_numbers_of_the_pool(tmp_path: Path) -> None:
         assert RunFolder(jobs / result.folder.name).result["identity"] == result.record["identity"]
 
 
-def test_a_wrong_key_is_refused_before_anything_is_submitted(tmp_path: Path) -> None:
+def test_a_wrong_key_is_refused_before_anything_is_submitted(
+    tmp_path: Path, typed: Typed, monkeypatch: Patch
+) -> None:
     pytest.importorskip("submitit", reason="needs expt[slurm]")
-    done = run(
-        "-m", "hydra/launcher=submitit_local", "hydra.launcher.nodes=2", "seed=0,1", cwd=tmp_path
-    )
+    monkeypatch.chdir(tmp_path)
+    done = typed("-m", "hydra/launcher=submitit_local", "hydra.launcher.nodes=2", "seed=0,1")
     assert done.returncode == 2
     assert "hydra.launcher.nodes=2: needs gpus_per_node" in done.stderr
     assert not list((tmp_path / "outputs/sweeps").glob("*"))

@@ -189,7 +189,7 @@ def test_what_a_sweep_says_runs_its_failures_again(tmp_path: Path) -> None:
     (tmp_path / "conf/model").mkdir(parents=True)
     (tmp_path / "conf/model/mine.yaml").write_text("_target_: own_net.Net\n")
     data = "dataset=synthetic dataset.channels=1,3 dataset.train_size=200 dataset.test_size=64"
-    words = as_typed(f"-m model=mine {data} epochs=1 tensorboard.images=false")
+    words = as_typed(f"-m model=mine {data} epochs=1 tensorboard.images=false world_size=1")
     swept = run(*words, "hydra.sweep.dir=a sweep, (mine)", cwd=tmp_path)
     assert swept.returncode == 1
     again, sweep, look = through_bash(PRINTED.findall(swept.stdout))

@@ -34,12 +34,8 @@ def words(tmp_path: Path) -> tuple[str, ...]:
 def test_blocks_that_are_compiled_train_as_others_do(
     strategy: str, recomputes: str, words: tuple[str, ...], trained: Trained
 ) -> None:
-    words = (
-        *words,
-        f"strategy={strategy}",
-        f"activation_checkpointing={recomputes}",
-        "world_size=2",
-    )
+    how = f"strategy={strategy} activation_checkpointing={recomputes} world_size=2"
+    words = (*words, *as_typed(how))
     plain = trained(*words, "epochs=2", name="plain")
     compiled = trained(*words, "epochs=2", "compile=blocks", name="compiled")
     for tag in ("running/loss", "loss/train", "loss/val", "loss/test"):

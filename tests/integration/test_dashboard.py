@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,16 @@ from expt.config.identity import typed_hyperparameters
 from expt.dashboards.hparams import Value, columns
 from expt.errors import RunFailed
 from tests.conftest import Trained
-from tests.facade import Patch, as_typed
+from tests.facade import Patch, as_typed, own_model
 
 SUCCESS, FAILURE = 1, 2
 ODD_ONE_OUT = """
-import os, time, torch
-class Net(torch.nn.Sequential):
-    def __init__(self, *, channels, image_size, num_classes, how):
-        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
-        self.how, self.batches = how, 0
-    def forward(self, images):
-        if os.environ["RANK"] == "1":
-            if self.how == "slow" and self.training:
-                time.sleep(0.03)
-            self.batches += self.training
-            if self.how == "drift" and self.batches > 8:  # of 10; weights are compared after step 8
-                with torch.no_grad():
-                    self[1].bias[3] += 1e-6
-        return super().forward(images)
+    if os.environ["RANK"] == "1":
+        if self.how == "slow" and self.training:
+            time.sleep(0.03)
+        if self.how == "drift" and self.steps > 8:  # of 10; weights are compared after step 8
+            with torch.no_grad():
+                self[1].bias[3] += 1e-6
 """
 
 
@@ -90,23 +83,27 @@ def test_pictures_after_every_epoch_or_never(trained: Trained) -> None:
 
 
 @pytest.fixture
-def odd_one_out(tmp_path: Path, monkeypatch: Patch) -> tuple[str, ...]:
-    """A model of one's own, whose rank 1 behaves as `model.how` says."""
-    (tmp_path / "odd.py").write_text(ODD_ONE_OUT)
+def odd_one_out(tmp_path: Path, monkeypatch: Patch) -> Callable[[str], list[str]]:
+    """`odd_one_out("slow")`: the words for a model whose rank 1 behaves so."""
     monkeypatch.syspath_prepend(tmp_path)
-    return ("+model._target_=odd.Net", "~model.hidden", "~model.dropout", "dataset.train_limit=640")
+    few = ["dataset.train_limit=640"]
+    return lambda how: [*own_model(tmp_path, ODD_ONE_OUT, "odd", how=how), *few]
 
 
 @pytest.mark.cpu("workers on cards share no memory")
-def test_a_rank_that_is_slow_shows(odd_one_out: tuple[str, ...], trained: Trained) -> None:
-    values = trained(*odd_one_out, "+model.how=slow", "epochs=1").result["metrics"]
+def test_a_rank_that_is_slow_shows(
+    odd_one_out: Callable[[str], list[str]], trained: Trained
+) -> None:
+    values = trained(*odd_one_out("slow"), "epochs=1").result["metrics"]
     assert values["ranks/step_ms_max"] >= 25
     assert values["ranks/step_ms_min"] < values["ranks/step_ms_max"]
     assert values["ranks/all_reduce_share"] > 0, "the other one waits"
 
 
-def test_drift_fails(odd_one_out: tuple[str, ...], trained: Trained, tmp_path: Path) -> None:
-    words = (*odd_one_out, "+model.how=drift")
+def test_drift_fails(
+    odd_one_out: Callable[[str], list[str]], trained: Trained, tmp_path: Path
+) -> None:
+    words = odd_one_out("drift")
     with pytest.raises(RunFailed, match="after epoch 1 the weights of rank 1 differ") as caught:
         trained(*words, "epochs=2")
     assert "Traceback" not in str(caught.value)

@@ -13,7 +13,7 @@ from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from tests.conftest import Trained
-from tests.facade import Capture, Patch, as_typed, ended, start
+from tests.facade import Capture, Patch, as_typed, ended, own_model, start
 
 DATA = """
 from torch.utils.data import Dataset
@@ -66,25 +66,17 @@ def test_any_number_of_workers_counts_each_sample_once(
 
 
 SLOW = """
-import os, time
-from torch import nn
-class Net(nn.Sequential):
-    def __init__(self, num_classes):
-        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
-    def forward(self, images):
-        if os.path.exists("slow"):
-            open("evaluating", "w").close()
-            time.sleep(60)
-        return super().forward(images)
+    if os.path.exists("slow"):
+        open("evaluating", "w").close()
+        time.sleep(60)
 """
 
 
 def test_ctrl_c_leaves_nothing(trained: Trained, tmp_path: Path, monkeypatch: Patch) -> None:
-    (tmp_path / "slow_net.py").write_text(SLOW)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     few = ("epochs=1", "max_steps=2", "world_size=1", "tensorboard.images=false")
-    run = trained(*few, "+model._target_=slow_net.Net", "~model.hidden", "~model.dropout")
+    run = trained(*few, *own_model(tmp_path, SLOW, "slow_net"))
     (tmp_path / "slow").touch()
     there = sorted(os.listdir(run.folder))
     command = start("evaluate", str(run.folder), cwd=tmp_path)

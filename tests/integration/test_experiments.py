@@ -113,7 +113,7 @@ def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
     assert not (tmp_path / "sweep").exists()
 
 
-RARE = {"d2l_resnet18", "paddle_mnist", "ddp_mlp", "amp_sweep"}
+RARE = {*EXPERIMENTS} - {"char_lm", "gan"}
 OF_A_BOX = {"gpt2_124m"}  # `expt plan` says what it takes
 FEW = {
     "d2l_resnet18": ("batch_size=16", "max_steps=1"),

@@ -29,20 +29,20 @@ def kernel(tmp_path: Path, monkeypatch: Patch) -> Path:
     return tmp_path
 
 
-def executed(folder: Path, *cells: str) -> list[str]:
-    """The printed text of each cell."""
+def outputs(folder: Path, *cells: str) -> list[Any]:
+    """Those of each cell."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(
-        notebook, timeout=60, resources={"metadata": {"path": str(folder)}}
-    ).execute()
-    return ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
+    where = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=100, resources=where).execute()
+    return [cell.outputs for cell in notebook.cells]
 
 
 @pytest.mark.slow
 def test_runs_in_a_notebook(kernel: Path) -> None:
     again = RUN.replace("epochs=2", "epochs=3")
     mistake = "try: expt.run('epochs=0')\nexcept expt.errors.ConfigError as error: print(error)"
-    first, second, refused = executed(kernel, RUN, again, mistake)
+    cells = outputs(kernel, RUN, again, mistake)
+    first, second, refused = ("".join(each.get("text", "") for each in cell) for cell in cells)
     assert "accuracy 0." in first
     assert "accuracy 0." in second
     assert "epochs=0: input should be greater than or equal to 1" in refused
@@ -81,21 +81,13 @@ runs
 
 @pytest.mark.slow
 def test_a_class_of_a_cell_is_trained_and_results_show_themselves(kernel: Path) -> None:
-    cells = [
-        nbformat.v4.new_code_cell(text)
-        for text in ("WIDTH = 8", NET, OWN, SHOWN, "WIDTH = 9", NET, OWN, OWN)
-    ]
-    cells.append(nbformat.v4.new_code_cell(BAD))
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(
-        notebook, timeout=100, resources={"metadata": {"path": str(kernel)}}
-    ).execute()
-    first, second, third, refused = (cells[number].outputs[0].text for number in (2, 6, 7, 8))
+    cells = outputs(kernel, "WIDTH = 8", NET, OWN, SHOWN, "WIDTH = 9", NET, OWN, OWN, BAD)
+    first, second, third, refused = (cells[number][0].text for number in (2, 6, 7, 8))
     assert "Net" in first
     assert second != first, "another class, by the constant that it uses"
     assert third == second
     assert "model=Bad: cannot be sent to workers" in refused
-    html, figure, sweep = (output.data for output in cells[3].outputs)
+    html, figure, sweep = (output.data for output in cells[3])
     assert "data:image/png" in html["text/html"]
     assert "image/png" in figure
     assert "Net" in sweep["text/plain"]

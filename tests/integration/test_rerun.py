@@ -14,7 +14,7 @@ from tests.conftest import Trained
 from tests.facade import Patch, RunFolder, as_typed, run
 from tests.integration.test_resume import assert_equal
 
-SETTINGS = ("model.dropout=0.2", "epochs=2", "log_every=5", "threads=1")
+SETTINGS = as_typed("model.dropout=0.2 epochs=2 log_every=2 threads=1 dataset.train_limit=320")
 SECRET = "xyzzy-7f3a-plugh"
 
 
@@ -26,7 +26,7 @@ def test_a_run_is_repeated_to_the_same_bits(tmp_path: Path, trained: Trained) ->
     expected = (first.result["identity"], first.result["config"])
     assert (again.record["identity"], again.record["config"]) == expected
     gone_on = trained("resume=auto", "epochs=3", name="again")
-    assert gone_on.result["resumed_from"]["step"] == 40
+    assert gone_on.result["resumed_from"]["step"] == 10
     with pytest.raises(ConfigError, match="holds a run already"):
         expt.rerun(first.folder, tmp_path / "again")
     with pytest.raises(ConfigError, match="holds 2 runs; name one"):
@@ -34,7 +34,9 @@ def test_a_run_is_repeated_to_the_same_bits(tmp_path: Path, trained: Trained) ->
 
 
 def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_path: Path) -> None:
-    _, second = expt.sweep("seed=3,4", *SETTINGS, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    _, second = expt.sweep(
+        "seed=3,4", *SETTINGS, "world_size=1", f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    )
     record = second.folder / "result.json"
     other = json.loads(record.read_text())
     other["versions"]["torch"], other["git"] = "2.9.9", {"commit": "0123456789abcdef", "diff": ""}
@@ -49,6 +51,7 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
     assert RunFolder(again).result["seed"] == 4
 
 
+@pytest.mark.slow
 def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(tmp_path: Path) -> None:
     there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
     for folder in (there, elsewhere):
@@ -64,6 +67,7 @@ def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(tmp_
         assert ("mine_elsewhere" in done.stderr) == (code == 2)
 
 
+@pytest.mark.slow
 def test_own_source_that_git_lacks_is_named(tmp_path: Path) -> None:
     """Also a module that no import statement names, which only its worker knows."""
     (tmp_path / "tracked.py").write_text(
@@ -111,7 +115,9 @@ def secretive(tmp_path: Path) -> tuple[str, ...]:
         "        if self.told: raise RuntimeError('refused: ' + self.told)\n"
         "        return super().forward(images)\n"
     )
-    own = ("+model._target_=secretive.Net", "~model.hidden", "~model.dropout", "epochs=1")
+    own = as_typed(
+        "+model._target_=secretive.Net ~model.hidden ~model.dropout epochs=1 world_size=1"
+    )
     return (*own, "+model.url='https://me:${oc.env:EXPT_TEST_TOKEN}@host'", "+model.tell=false")
 
 

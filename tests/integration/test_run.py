@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests import on_cards
 from tests.conftest import Trained
-from tests.facade import RunFolder, as_typed, ended, environment, run, start, start_cold
+from tests.facade import RunFolder, as_typed, ended, environment, own_model, run, start, start_cold
 
 EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/accuracy/val"}
 EPOCH_TAGS |= {
@@ -94,14 +94,7 @@ def test_two_runs_of_the_same_second_get_two_folders_and_two_ports(tmp_path: Pat
 
 
 def test_debug_trains_in_this_process(tmp_path: Path) -> None:
-    (tmp_path / "here.py").write_text(
-        "import os, torch\n"
-        "class Net(torch.nn.Sequential):\n"
-        "    def __init__(self, *, channels, image_size, num_classes):\n"
-        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
-        "        print('pid', os.getpid())\n"
-    )
-    own = ("+model._target_=here.Net", "~model.hidden", "~model.dropout")
+    own = own_model(tmp_path, "print('pid', os.getpid())", "here")
     process = start("debug=true", "epochs=1", *own, cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -123,7 +116,10 @@ class Net(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize(("calls", "parts"), [(0, 1), (4, 1), (5, 2)])
+SLOW_PARTS = pytest.param(5, 2, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("calls", "parts"), [(0, 1), (4, 1), SLOW_PARTS])
 def test_parameters_without_gradient_are_named(calls: int, parts: int, tmp_path: Path) -> None:
     """Name them in the step itself, which DistributedDataParallel does a step late, or never."""
     (tmp_path / "idle.py").write_text(UNUSED)

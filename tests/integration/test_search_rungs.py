@@ -65,11 +65,8 @@ def test_longer_run_resumes_its_shorter_self_past_a_rung(tmp_path: Path) -> None
     assert (short.status, waits.status, len(waits.history)) == ("completed", "pruned", 1)
     typed = run("resume=auto", f"hydra.run.dir='{waits.folder}'", cwd=tmp_path)
     assert (typed.returncode, typed.stderr) == (0, "")
-    assert [line.split()[1] for line in typed.stdout.splitlines() if line.startswith("epoch ")] == [
-        "2/4",
-        "3/4",
-        "4/4",
-    ]
+    epochs = [line.split()[1] for line in typed.stdout.splitlines() if line.startswith("epoch ")]
+    assert epochs == ["2/4", "3/4", "4/4"]
 
 
 SPACE = ("optimizer.lr=tag(log,interval(1e-4,1))", "optimizer.weight_decay=interval(0,0.5)")
@@ -91,28 +88,19 @@ SEARCHES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHES)
 def test_killed_search_comes_to_the_same_end(name: str, tmp_path: Path) -> None:
-    words = (
-        "-m",
-        *as_typed(SEARCHES[name]),
-        *SPACE,
-        *SEARCH_KILLED_ALONE,
-        "experiment=diabetes",
-        "model.hidden=[]",
-    )
+    more = ("experiment=diabetes", "model.hidden=[]")
+    words = ("-m", *as_typed(SEARCHES[name]), *SPACE, *SEARCH_KILLED_ALONE, *more)
     whole = run(*words, "hydra.sweep.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     moments = random.Random(name)
     for number in (signal.SIGKILL, signal.SIGINT):
         process = start(*words, "hydra.sweep.dir=hurt", cwd=tmp_path)
-        until = _written(tmp_path / "hurt") + moments.randrange(
-            1, max(2, _written(tmp_path / "whole") // 3)
-        )
+        most = max(2, _written(tmp_path / "whole") // 3)
+        until = _written(tmp_path / "hurt") + moments.randrange(1, most)
         end = time.monotonic() + 60
-        while (
-            process.poll() is None
-            and _written(tmp_path / "hurt") < until
-            and time.monotonic() < end
-        ):
+        while process.poll() is None and time.monotonic() < end:
+            if _written(tmp_path / "hurt") >= until:
+                break
             time.sleep(0.002)  # the workers need the core
         if number == signal.SIGKILL:
             os.killpg(process.pid, number)
@@ -139,11 +127,8 @@ def _ends(folder: Path) -> dict[int, Any]:
     found = {}
     for path in folder.glob("*/result.json"):
         record = json.loads(path.read_text())
-        numbers = {
-            tag: value
-            for tag, value in record["metrics"].items()
-            if tag.startswith(("loss/", "mae/"))
-        }
+        measured = record["metrics"].items()
+        numbers = {tag: value for tag, value in measured if tag.startswith(("loss/", "mae/"))}
         kept = sorted(file.name for file in path.parent.glob("checkpoints/*.safetensors"))
         ended = (path.parent.name, record["status"], record["objective"], numbers, kept)
         assert record["search"]["number"] not in found

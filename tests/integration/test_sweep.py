@@ -55,10 +55,9 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 
 def spans(folder: Path) -> list[tuple[float, float, list[str]]]:
     """When each run of a sweep started and ended, and on which devices."""
-    found = results(folder)
-    return [(found[name]["started"], (folder / name / "result.json").stat().st_mtime,
-        found[name]["devices"])
-            for name in found]  # fmt: skip
+    ended = {name: (folder / name / "result.json").stat().st_mtime for name in results(folder)}
+    found = results(folder).items()
+    return [(each["started"], ended[name], each["devices"]) for name, each in found]
 
 
 def most_at_once(times: Sequence[tuple[float, float, list[str]]], device: str | None = None) -> int:
@@ -124,11 +123,12 @@ def test_hydras_own_launcher_gives_the_same_numbers(grid: Path, tmp_path: Path) 
             assert tag.startswith(NOT_REPEATED) or other["metrics"][tag] == value, tag
 
 
+@pytest.mark.slow
 def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
     """Each would start on GPU 0 by itself."""
     machine = {"EXPT_SIMULATED_GPUS": "3", "EXPT_LOCKS": str(tmp_path / "locks")}
     words = ("-m", "gpus=1,2", "seed=0,1", "batch_size=60", "dataset.train_limit=320")
-    first = start(*words, "epochs=30", "hydra.sweep.dir=a", cwd=tmp_path, **machine)
+    first = start(*words, "epochs=10", "hydra.sweep.dir=a", cwd=tmp_path, **machine)
     wait_until(lambda: [*tmp_path.glob("a/*/metrics.jsonl")])
     both = [first, start(*words, "epochs=1", "hydra.sweep.dir=b", cwd=tmp_path, **machine)]
     said = ""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,14 +75,8 @@ class Hosts:
             *options,
             *("-m", "expt", *arguments),
         )
-        process = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes: Any = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        process = subprocess.Popen(command, cwd=self.folder, env=environment(), text=True, **pipes)
         self.started.append(process)
         return process
 
@@ -157,11 +152,7 @@ def _killed_once(hosts: Hosts, name: str, *settings: str) -> RunFolder:
 
 def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, trained: Trained) -> None:
     run, (a, b) = _killed_once(hosts, "shared"), hosts.names.values()
-    assert (run.result["world_size"], run.result["local_world_size"], run.result["node"]) == (
-        4,
-        2,
-        a,
-    )
+    assert [run.result[key] for key in ("world_size", "local_world_size", "node")] == [4, 2, a]
     assert run.result["hosts"] == [{"name": a, "ranks": [0, 1]}, {"name": b, "ranks": [2, 3]}]
     assert not (hosts.folder / "outputs").exists(), "one folder"
     for attempt in "01":

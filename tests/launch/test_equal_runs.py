@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 import expt
+from tests.facade import Patch
 
 
 def test_one_of_several_that_are_equally_long_is_trained(tmp_path: Path) -> None:
@@ -18,6 +17,7 @@ def test_one_of_several_that_are_equally_long_is_trained(tmp_path: Path) -> None
 
 STREAM = """
 import torch
+from tests.facade import Patch
 class Both(torch.utils.data.IterableDataset):
     def __init__(self, first=0):
         self.first = first
@@ -26,9 +26,7 @@ class Both(torch.utils.data.IterableDataset):
 """
 
 
-def test_runs_of_a_stream_are_as_long_as_their_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_a_stream_are_as_long_as_their_steps(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "streams.py").write_text(STREAM)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

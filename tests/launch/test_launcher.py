@@ -162,15 +162,6 @@ def test_first_host(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
 
-def test_two_jobs_on_a_node_have_two_ports() -> None:
-    ports = set[str]()
-    for job in range(100, 200):
-        environment = {**SRUN, "SLURM_JOB_ID": str(job)}
-        adopt(environment)
-        ports.add(environment["MASTER_PORT"])
-    assert len(ports) == 100
-
-
 @pytest.mark.parametrize(
     "left",
     [

@@ -74,36 +74,22 @@ def jobs(folder: Path, count: int) -> list[Job]:
     return [Job(one.paths, one) for one in asked]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "status", "error"),
-    [
-        ({"status": "completed"}, "completed", None),
-        ({"status": "pruned", "epoch_s": [1.0, 1.0]}, "pruned", None),
-        (
-            {"status": "pruned", "epoch_s": [1.0]},
-            "failed",
-            "job 4711: slurmstepd: out of memory\nlog: queue.err",
-        ),
-        ({"status": "failed", "error": "rank 0 of 1 raised"}, "failed", "rank 0 of 1 raised"),
-        ({"status": "interrupted", "error": "asked"}, "interrupted", "asked"),
-        ({"status": "interrupted"}, "interrupted", "interrupted, and saved"),
-        ({"status": "running"}, "failed", "job 4711: slurmstepd: out of memory\nlog: queue.err"),
-        ({}, "failed", "job 4711: slurmstepd: out of memory\nlog: queue.err"),
-    ],
-    ids=[
-        "completed",
-        "pruned",
-        "pruned before",
-        "failed",
-        "interrupted",
-        "without a word",
-        "killed",
-        "before it began",
-    ],
-)
-def test_a_jobs_outcome(
-    tmp_path: Path, outcome: dict[str, Any], status: str, error: str | None
-) -> None:
+KILLED = "job 4711: slurmstepd: out of memory\nlog: queue.err"
+OUTCOMES: dict[str, tuple[dict[str, Any], str, str | None]] = {
+    "completed": ({"status": "completed"}, "completed", None),
+    "pruned": ({"status": "pruned", "epoch_s": [1.0, 1.0]}, "pruned", None),
+    "pruned before": ({"status": "pruned", "epoch_s": [1.0]}, "failed", KILLED),
+    "failed": ({"status": "failed", "error": "rank 0 raised"}, "failed", "rank 0 raised"),
+    "interrupted": ({"status": "interrupted", "error": "asked"}, "interrupted", "asked"),
+    "without a word": ({"status": "interrupted"}, "interrupted", "interrupted, and saved"),
+    "killed": ({"status": "running"}, "failed", KILLED),
+    "before it began": ({}, "failed", KILLED),
+}
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_a_jobs_outcome(tmp_path: Path, name: str) -> None:
+    outcome, status, error = OUTCOMES[name]
     (job,) = jobs(tmp_path, 1)
     job.continue_until(until_epoch=2)
     Queue(Executor(outcome), Observer()).run(iter([job]))

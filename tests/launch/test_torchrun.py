@@ -91,17 +91,9 @@ def test_each_round_has_a_store_of_its_own_for_the_group(store: dist.HashStore) 
 
 
 def test_hosts_are_nodes_and_their_ranks() -> None:
-    arrivals = [
-        Arrival(2, "b", 1, ""),
-        Arrival(0, "a", 0, ""),
-        Arrival(3, "b", 1, ""),
-        Arrival(1, "a", 0, ""),
-    ]
+    arrivals = [Arrival(rank, "ab"[rank > 1], int(rank > 1), "") for rank in (2, 0, 3, 1)]
     assert hosts(arrivals) == [{"name": "a", "ranks": [0, 1]}, {"name": "b", "ranks": [2, 3]}]
-
-
-def test_two_nodes_of_one_name_are_two() -> None:
-    assert len(hosts([Arrival(0, "a", 0, ""), Arrival(1, "a", 1, "")])) == 2
+    assert len(hosts([Arrival(0, "a", 0, ""), Arrival(1, "a", 1, "")])) == 2, "of one name"
 
 
 ROUTES = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
@@ -131,7 +123,7 @@ FIRST, SECOND = ("0", "GPU-a"), ("1", "GPU-b")
     [(2, "0", ["0"]), (2, "1", ["1"]), ((1, 0), "0", ["1"]), (1, "1", ["0"]), (0, "1", [])],
 )
 def test_a_worker_uses_the_gpu_of_its_place_on_its_node(
-    gpus: Any, local_rank: str, used: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpus: Any, local_rank: str, used: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(machine, "detect", lambda: Machine(gpus=("0", "1")))
     monkeypatch.setattr(machine, "gpu_uuid", lambda gpu: f"GPU-{gpu}")

@@ -12,7 +12,10 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.planning.plan import Plan, planned
+from tests.command.test_json import document
 from tests.composing import composed
+from tests.conftest import Typed
+from tests.facade import Capture
 
 LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.root=nowhere")
 SMALL = ("model.layers=3", "model.width=64", "model.heads=2", "optimizer=adamw", "batch_size=8")
@@ -85,13 +88,7 @@ def test_a_model_that_reads_its_numbers_is_refused() -> None:
         planned(config("~model", f"+model._target_={__name__}.Decides"))
 
 
-@pytest.mark.parametrize("words", [["model=mlp,convnet"], ["epocs=3"], ["--vocabulary", "0"]])
-def test_a_wrong_word_is_refused(words: list[str]) -> None:
-    with pytest.raises(ConfigError):
-        command.main(words)
-
-
-def test_the_table_names_every_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_names_every_strategy(capsys: Capture) -> None:
     assert command.main(["gpus=2", "model.hidden=[16]"]) == 0
     shown = capsys.readouterr().out
     assert "strategy" in shown
@@ -112,3 +109,10 @@ def test_the_history_of_lbfgs() -> None:
     """Two vectors for each of 4 updates, and two more."""
     plan = planned(config("optimizer=lbfgs", "optimizer.history_size=4")).plans[0]
     assert plan.states == 10 * plan.gradients
+
+
+@pytest.mark.usefixtures("own_handlers")
+def test_a_plan_is_in_the_document(typed: Typed) -> None:
+    plan = document(typed("plan", "model.hidden=[16]", "gpus=0", "--json"))["plan"]["plans"][0]
+    parts = ("parameters", "gradients", "states", "activations")
+    assert plan["total"] == sum(plan[key] for key in parts) > 0

@@ -60,7 +60,7 @@ KEYS = st.from_regex(r"[a-z_][a-z0-9_-]{0,5}", fullmatch=True).filter(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(
     st.recursive(
         LEAVES,

@@ -199,7 +199,7 @@ class Watch(expt.Callback):
         print("saw", view.epoch)
 
 model = {"_target_": Net, "width": 5}
-short = dict(epochs=2, max_steps=30, world_size=2, quiet=True)
+short = dict(epochs=2, max_steps=30, world_size=1, quiet=True)
 result = expt.run(model=model, callbacks=[Watch], folder="here", **short)
 images = torch.linspace(0, 1, 2 * 64).reshape(2, 1, 8, 8)
 torch.save(result.load()(images), "outputs.pt")

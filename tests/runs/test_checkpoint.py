@@ -121,12 +121,8 @@ def test_as_many_older_ones_are_kept_as_asked(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4, 5):
         checkpoint.save(path, {"step": step}, keep=3)
     kept = checkpoint_file.candidates(path)
-    assert [found.name for found in kept] == [
-        "last.safetensors",
-        "last-1.safetensors",
-        "last-2.safetensors",
-        "last-3.safetensors",
-    ]
+    expected = [f"{name}.safetensors" for name in ("last", "last-1", "last-2", "last-3")]
+    assert [found.name for found in kept] == expected
     assert [checkpoint.load(found)["step"] for found in kept] == [5, 4, 3, 2]
 
 

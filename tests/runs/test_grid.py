@@ -18,27 +18,21 @@ from expt.runs.paths import GRID_RECORD, RunPaths
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
 from expt.runs.view import leaderboard
 from expt.search.conclusion import best_of
-from tests.facade import Capture, Patch
+from tests.facade import Capture, Patch, as_typed
 from tests.runs.test_leaderboard import leave_run
 
 
 def sweep(folder: Path, *words: str) -> expt.SweepResult:
-    small = ("model=mlp", "model.hidden=[4]", "batch_size=512", "epochs=1")
-    return expt.sweep(*small, *words, folder=folder, quiet=True)
+    small = "model=mlp model.hidden=[4] dataset.train_limit=64 epochs=1 world_size=1 max_steps=1"
+    return expt.sweep(*as_typed(small), *words, folder=folder, quiet=True)
 
 
 def leave_seeds(folder: Path, lr: float, *values: float | None, first: int = 0) -> None:
     """Runs of one setting; those without a value have failed."""
     for seed, value in enumerate(values, first):
         fields = {} if value else {"status": FAILED, "error": "gone"}
-        leave_run(
-            folder,
-            f"lr={lr},seed={seed}",
-            value,
-            seedless_identity=f"lr={lr}",
-            config={"seed": seed},
-            **fields,
-        )
+        about: Any = {"seedless_identity": f"lr={lr}", "config": {"seed": seed}, **fields}
+        leave_run(folder, f"lr={lr},seed={seed}", value, **about)
     (folder / "multirun.yaml").write_text("")
 
 

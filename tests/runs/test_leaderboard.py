@@ -66,12 +66,7 @@ def leave_notes(folder: Path, *notes: object) -> None:
 def test_best_comes_first_in_both_directions(tmp_path: Path, objective: str, best: str) -> None:
     for name, value in {"lr=2": 0.5, "lr=3": 0.9, "lr=1": 0.1}.items():
         leave_run(tmp_path, name, value, objective=objective)
-    leave_run(
-        tmp_path,
-        "lr=4",
-        status=FAILED,
-        error="rank 0 raised\n\nTraceback\nValueError: bad\n\nlog: x",
-    )
+    leave_run(tmp_path, "lr=4", status=FAILED, error="rank 0 raised\n\nTraceback\nValueError: bad")
     leave_run(tmp_path, "lr=5", float("nan"), objective=objective)
     leave_run(tmp_path, "lr=6", 0.99 if best == "lr=3" else 0.01, objective=objective)
     update_result(RunPaths(tmp_path / "lr=6"), status=FAILED)  # after its best epoch
@@ -110,13 +105,8 @@ def test_folds_are_joined_as_seeds_are(tmp_path: Path) -> None:
         typed = {"lr": 1, "dataset.folds": 3, "dataset.fold": fold, "seed": fold % 2}
         config = {"dataset": {"folds": 3, "fold": fold}, "seed": fold % 2}
         leave_run(tmp_path, f"fold={fold}", value, overrides=typed, config=config)
-    leave_run(
-        tmp_path,
-        "fold=none",
-        0.3,
-        overrides={"lr": 1},
-        config={"dataset": {"folds": None, "fold": None}},
-    )
+    none: Any = {"dataset": {"folds": None, "fold": None}}
+    leave_run(tmp_path, "fold=none", 0.3, overrides={"lr": 1}, config=none)
     joined, alone = rows_of(tmp_path)
     assert (len(joined.runs), joined.settings) == (3, {"dataset.folds": 3})
     assert joined.mean == pytest.approx(0.3)
@@ -125,12 +115,8 @@ def test_folds_are_joined_as_seeds_are(tmp_path: Path) -> None:
 
 def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=1", 0.25, device_s=7.5, energy_j=900.0)
-    leave_run(
-        tmp_path,
-        "lr=2",
-        status=FAILED,
-        error="rank 1 of 2 raised\n\nTrace\nValueError: a, b\n\nlog: l.log",
-    )
+    error = "rank 1 of 2 raised\n\nTrace\nValueError: a, b\n\nlog: l.log"
+    leave_run(tmp_path, "lr=2", status=FAILED, error=error)
     leave_run(tmp_path, "lr=3")  # running
     found = {row["run"]: row for row in csv.DictReader(summary(tmp_path, "summary.csv"))}
     assert list(found) == ["lr=1", "lr=2", "lr=3"]
@@ -165,23 +151,11 @@ def test_what_was_typed_alike_and_is_not_alike_is_no_seed(tmp_path: Path) -> Non
     for seed, lr in enumerate((1e-4, 1e-4, 0.3)):
         config = {"optimizer": {"lr": lr}, "model": {"name": "mlp", "width": 3}, "seed": seed}
         typed = {"optimizer.lr": "${oc.env:LRX}", "seed": seed}
-        leave_run(
-            tmp_path,
-            f"seed={seed}",
-            [0.1, 0.2, 0.9][seed],
-            overrides=typed,
-            config=config,
-            seedless_identity=f"{lr}",
-        )
+        more: Any = {"overrides": typed, "config": config, "seedless_identity": f"{lr}"}
+        leave_run(tmp_path, f"seed={seed}", [0.1, 0.2, 0.9][seed], **more)
     edited = {"optimizer": {"lr": 0.3}, "model": {"name": "mlp", "width": 4}, "seed": 3}
-    leave_run(
-        tmp_path,
-        "seed=3",
-        0.5,
-        overrides={"optimizer.lr": 0.3, "seed": 3},
-        config=edited,
-        seedless_identity="edited",
-    )
+    more = {"overrides": {"optimizer.lr": 0.3, "seed": 3}, "seedless_identity": "edited"}
+    leave_run(tmp_path, "seed=3", 0.5, config=edited, **more)
     assert [(row.settings, len(row.runs)) for row in rows_of(tmp_path)] == [
         ({"optimizer.lr": 0.3, "model.width": 3}, 1),
         ({"optimizer.lr": 0.3, "model.width": 4}, 1),
@@ -228,15 +202,10 @@ def test_no_cell_is_a_formula(tmp_path: Path) -> None:
 
 
 def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> None:
-    for name, (val, test) in {
-        "lr=1": (0.5, 0.75),
-        "lr=2": (0.625, 0.25),
-        "lr=3": (0.25, 0.5),
-    }.items():
-        leave_run(tmp_path, name, val)
-        update_result(
-            RunPaths(tmp_path / name), metrics={"accuracy/val": val, "accuracy/test": test}
-        )
+    for lr, (val, test) in enumerate(((0.5, 0.75), (0.625, 0.25), (0.25, 0.5)), 1):
+        leave_run(tmp_path, f"lr={lr}", val)
+        found = {"accuracy/val": val, "accuracy/test": test}
+        update_result(RunPaths(tmp_path / f"lr={lr}"), metrics=found)
     head, *lines = shown(tmp_path)
     assert head == ["lr", "accuracy/val", "accuracy/test", "status", "train", "time"]
     expected = [["2", "0.6250", "0.2500"], ["1", "0.5000", "0.7500"], ["3", "0.2500", "0.5000"]]
@@ -247,16 +216,11 @@ def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> No
 def test_a_run_that_was_chosen_by_another_objective_shows_that_of_the_table(tmp_path: Path) -> None:
     """In the epoch whose checkpoint it keeps, as the others do."""
     leave_run(tmp_path, "lr=1", 0.9)
-    for name, metrics in {
-        "lr=2": {"loss/val": 7.0, "accuracy/val": 0.8},
-        "lr=3": {"loss/val": 8.0},
-    }.items():
+    best: Any = {"metric": "loss/val", "value": 7.0, "epoch": 1}
+    of_each = {"lr=2": {"loss/val": 7.0, "accuracy/val": 0.8}, "lr=3": {"loss/val": 8.0}}
+    for name, metrics in of_each.items():
         leave_run(tmp_path, name, 7.0, objective="loss/val")
-        update_result(
-            RunPaths(tmp_path / name),
-            metrics=metrics,
-            best={"metric": "loss/val", "value": 7.0, "epoch": 1},
-        )
+        update_result(RunPaths(tmp_path / name), metrics=metrics, best=best)
     points = ((10, 1, {"accuracy/val": 0.95}), (20, 2, {"accuracy/val": 0.8}))
     record_points(RunPaths(tmp_path / "lr=2"), *points)
     shown = [line.split("|")[1:3] for line in summary(tmp_path, "summary.md")]
@@ -270,12 +234,8 @@ def test_a_run_that_was_chosen_by_another_objective_shows_that_of_the_table(tmp_
 def test_a_narrow_terminal_folds_settings_and_no_number(tmp_path: Path) -> None:
     for model in ("a_model_with_a_long_name_that_needs_room", "mlp"):
         for seed in (0, 1):
-            leave_run(
-                tmp_path,
-                f"model={model},optimizer.lr=0.001,seed={seed}",
-                0.5,
-                seedless_identity=model,
-            )
+            name = f"model={model},optimizer.lr=0.001,seed={seed}"
+            leave_run(tmp_path, name, 0.5, seedless_identity=model)
     leave_run(tmp_path, "model=mlp,optimizer.lr=0.1,seed=0", status=INTERRUPTED)
     text = printed(tmp_path, width=80)
     *lines, note = text.splitlines()
@@ -288,17 +248,12 @@ def test_a_narrow_terminal_folds_settings_and_no_number(tmp_path: Path) -> None:
 
 def test_what_has_paused_shows_what_it_has_reached(tmp_path: Path) -> None:
     def leave(name: str, value: float, status: str, epochs: int = 2) -> None:
-        leave_run(
-            tmp_path, name, value, config={"epochs": 9}, seedless_identity=name.partition(",")[0]
-        )
+        identity = name.partition(",")[0]
+        leave_run(tmp_path, name, value, config={"epochs": 9}, seedless_identity=identity)
         update_result(RunPaths(tmp_path / name), status=status, epoch_s=[1.0] * epochs)
 
-    for lr, value, status in [
-        (1, 0.5, COMPLETED),
-        (2, 0.9, PRUNED),
-        (3, 0.8, PRUNED),
-        (4, 0.95, FAILED),
-    ]:
+    ends = (0.5, COMPLETED), (0.9, PRUNED), (0.8, PRUNED), (0.95, FAILED)
+    for lr, (value, status) in enumerate(ends, 1):
         leave(f"lr={lr}", value, status)
     leave("lr=3,seed=1", 0.4, PRUNED, epochs=1)  # seeds count where they have come furthest
     assert [" ".join(line[1:-2]) for line in shown(tmp_path)[1:]] == [

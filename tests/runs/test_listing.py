@@ -29,17 +29,11 @@ def names(runs: list[FoundRun]) -> str:
     return "".join(str(run.folder) for run in runs)
 
 
+NAN, HIGH = {"accuracy/val": math.nan, "loss/val": 0.1}, {"accuracy/val": 0.7}
 RUNS = [
     run("a", 3, metrics={"accuracy/val": 0.5, "loss/val": 0.9}, amp=True, epochs=2, note="x=1"),
-    run(
-        "b",
-        1,
-        metrics={"accuracy/val": math.nan, "loss/val": 0.1},
-        amp=False,
-        epochs=10,
-        note="yes",
-    ),
-    run("c", 2, metrics={"accuracy/val": 0.7}, amp="bf16", epochs=3, note=5),
+    run("b", 1, metrics=NAN, amp=False, epochs=10, note="yes"),
+    run("c", 2, metrics=HIGH, amp="bf16", epochs=3, note=5),
 ]
 
 
@@ -67,15 +61,11 @@ def test_filters_compare_numbers_and_wildcards(filters: list[str], left: str) ->
     assert names(chosen(RUNS, filters)) == left
 
 
+GROUPS = {"groups": [{"match": "a", "lr": 1e-3}]}
 LISTS = [
     run("a", model={"hidden": [32]}, freeze=["^a.*"], seed=2**53, note="a*"),
     run("b", model={"hidden": [64]}, freeze=["^ab"], seed=2**53 + 1, note="ab"),
-    run(
-        "c",
-        model={"hidden": [32, 64]},
-        freeze=["x, y", True, None],
-        optimizer={"groups": [{"match": "a", "lr": 1e-3}]},
-    ),
+    run("c", model={"hidden": [32, 64]}, freeze=["x, y", True, None], optimizer=GROUPS),
     run("d", model={"hidden": []}, freeze="[nan]"),
 ]
 
@@ -106,20 +96,9 @@ def test_brackets_are_lists_and_equality_wins(filters: list[str], left: str) -> 
 
 
 def test_the_last_part_of_a_key_does_where_it_is_the_only_one_in_which_runs_differ() -> None:
-    a = run(
-        "a",
-        model={"depth": 1, "width": 1},
-        head={"depth": 1, "width": 1},
-        dataset={"size": 1},
-        size=3,
-    )
-    b = run(
-        "b",
-        model={"depth": 2, "width": 2},
-        head={"depth": 1, "width": 2},
-        dataset={"size": 2},
-        size=3,
-    )
+    ones, twos = {"depth": 1, "width": 1}, {"depth": 2, "width": 2}
+    a = run("a", model=ones, head=ones, dataset={"size": 1}, size=3)
+    b = run("b", model=twos, head={"depth": 1, "width": 2}, dataset={"size": 2}, size=3)
     assert names(chosen([a, b], ["depth=2"])) == "b"
     assert names(chosen([a, b], ["size=3"])) == "ab", "the key itself"
     with pytest.raises(ConfigError, match=r"^width: may be head\.width or model\.width"):
@@ -170,14 +149,9 @@ def test_the_best_comes_first_whatever_the_objective(objective: str, order: str)
 
 
 def test_the_best_of_a_run_under_way_is_read_from_its_metrics() -> None:
-    assert (
-        run(
-            "a", metrics={"accuracy/val": 0.5, "best/accuracy/val": 0.6}, objective="accuracy/val"
-        ).values["best"]
-        == 0.6
-    )
-    assert run("a", metrics={"accuracy/val": 0.5}, objective="accuracy/val").values["best"] == 0.5
-    assert run("a", objective="accuracy/val").values["best"] is None
+    first = {"accuracy/val": 0.5}
+    for metrics, best in (({**first, "best/accuracy/val": 0.6}, 0.6), (first, 0.5), ({}, None)):
+        assert run("a", metrics=metrics, objective="accuracy/val").values["best"] == best
 
 
 @pytest.mark.parametrize(
@@ -205,28 +179,18 @@ def test_a_key_that_no_run_has_is_refused() -> None:
 
 def test_runs_are_chosen_and_sorted_by_what_was_typed_of_own_groups() -> None:
     runs = list[FoundRun]()
-    for name, typed in (
-        ("a", {"recipe": "x", "epochs": "2"}),
-        ("b", {"recipe": "w"}),
-        ("c", {"aug@model.opts": "t"}),
-    ):
-        record: Any = {
-            "status": "completed",
-            "overrides": {**typed, "wandb.project": "p"},
-            "config": {"epochs": 2},
-        }
+    given = {"recipe": "x", "epochs": "2"}, {"recipe": "w"}, {"aug@model.opts": "t"}
+    for name, typed in zip("abc", given, strict=True):
+        overrides = {**typed, "wandb.project": "p"}
+        record: Any = {"status": "completed", "overrides": overrides, "config": {"epochs": 2}}
         runs.append(FoundRun(Path(name), record))
     assert names(chosen(runs, ["recipe=x"])) == "a"
     assert names(chosen(runs, ["aug@model.opts=t"])) == "c"
     check_key("recipe", runs)
     assert names(in_order(runs, "recipe")) == "bac"
     head, *lines = listing_csv(runs).splitlines()
-    assert [head.count(each) for each in ("recipe", "aug@model.opts", "epochs", "wandb")] == [
-        1,
-        1,
-        1,
-        0,
-    ]
+    counted = [head.count(each) for each in ("recipe", "aug@model.opts", "epochs", "wandb")]
+    assert counted == [1, 1, 1, 0]
     assert len({line.count(",") for line in lines}) == 1
 
 

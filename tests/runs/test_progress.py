@@ -18,12 +18,8 @@ from expt.runs.view.text import Console, shown_path
 from tests.facade import Capture, Patch, record_points
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
-OF_EPOCH = {
-    "loss/train": 1.5,
-    "accuracy/train": 0.5,
-    "speed/samples_per_s": 12345.0,
-    "speed/epoch_s": 2.0,
-}
+OF_EPOCH = {"loss/train": 1.5, "accuracy/train": 0.5, "speed/samples_per_s": 12345.0}
+OF_EPOCH["speed/epoch_s"] = 2.0
 EVALUATED = {"loss/val": 2.0, "accuracy/val": 0.25}
 
 
@@ -283,14 +279,8 @@ def test_summary_has_numbers_and_next_steps(tmp_path: Path, monkeypatch: Patch) 
     create_result(paths, world_size=2, devices=[], config=config)
     metrics = {"loss/train": 0.5, "accuracy/train": 0.75, "loss/test": 0.25, "accuracy/test": 1.0}
     best: Any = {"metric": "accuracy/val", "value": 0.875, "epoch": 1}
-    update_result(
-        paths,
-        status=COMPLETED,
-        metrics=metrics,
-        best=best,
-        epoch_s=[1.5, 2.0],
-        samples_per_s=1234.5,
-    )
+    update_result(paths, status=COMPLETED, metrics=metrics, best=best)
+    update_result(paths, epoch_s=[1.5, 2.0], samples_per_s=1234.5)
     assert summary(paths) == [
         ["loss", "accuracy", "of", "epoch"],
         ["train", "0.5000", "0.7500", "2,", "the", "last"],

@@ -88,7 +88,7 @@ def test_limits_and_goals_of_the_kept_epoch(tmp_path: Path, configured: Configur
         paths,
         (1, 1, {"accuracy/val": 0.5, "loss/val": 2.0, "memory/worker_mib": 7.0}),
         (2, 2, {"accuracy/val": 0.875, "loss/val": 0.5, "memory/worker_mib": 8.0}),
-        (3, 3, {"accuracy/val": 0.75, "loss/val": 1.5, "memory/worker_mib": 9.0}),
+        (3, 3, ends := {"accuracy/val": 0.75, "loss/val": 1.5, "memory/worker_mib": 9.0}),
         (3, 3, {"loss/test": 0.25}),
     )
     record: Record = {
@@ -96,18 +96,11 @@ def test_limits_and_goals_of_the_kept_epoch(tmp_path: Path, configured: Configur
         "overrides": {"seed": 3},
         "objective": {"name": "accuracy/val", "value": 0.875},
         "best": {"metric": "accuracy/val", "value": 0.875, "epoch": 2},
-        "metrics": {
-            "accuracy/val": 0.75,
-            "loss/val": 1.5,
-            "memory/worker_mib": 9.0,
-            "loss/test": 0.25,
-        },
     }
+    record["metrics"] = {**ends, "loss/test": 0.25}
     texts = ["accuracy/val>0.8", "loss/val<1", "memory/worker_mib<8.5", "loss/test<0.3"]
-    limits, goals = (
-        limits_of(texts, configured()),
-        goals_of(["accuracy/val", "loss/val"], configured()),
-    )
+    limits = limits_of(texts, configured())
+    goals = goals_of(["accuracy/val", "loss/val"], configured())
     run = FoundRun(tmp_path, record)
     point = Reader(space=space, goals=goals, limits=limits).trial(run)
     assert point is not None
@@ -120,19 +113,10 @@ def test_limits_and_goals_of_the_kept_epoch(tmp_path: Path, configured: Configur
 
 def test_memory_and_speed_are_of_all_epochs_that_the_run_itself_has_trained(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    last = {
-        "speed/samples_per_s": 400.0,
-        "speed/epoch_s": 1.0,
-        "memory/gpu_mib": 7.0,
-        "skipped_steps": 3.0,
-    }
-    of_each = [
-        (1, 999.0, 9.0, 99.0),
-        (2, 100.0, 4.0, 9.0),
-        (3, 150.0, 2.0, 8.0),
-        (4, 400.0, 1.0, 7.0),
-    ]
-    for epoch, *values in of_each:  # the first is that of the run that it is a fork of
+    last = {"speed/samples_per_s": 400.0, "speed/epoch_s": 1.0, "memory/gpu_mib": 7.0}
+    last["skipped_steps"] = 3.0
+    of_each = (999.0, 9.0, 99.0), (100.0, 4.0, 9.0), (150.0, 2.0, 8.0), (400.0, 1.0, 7.0)
+    for epoch, values in enumerate(of_each, 1):  # the first is that of the run that it is a fork of
         measured = {**dict(zip(last, values, strict=False)), "skipped_steps": epoch - 1.0}
         record_points(paths, (10 * epoch, epoch, measured))
     record: Record = {"metrics": last, "best": {"metric": "accuracy/val", "value": 0.5, "epoch": 2}}
@@ -162,10 +146,8 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     assert "limits       2 of 7 runs keep speed/epoch_s<2; not run6, run5, run4 and " in said
     assert "best         run0  accuracy/val 0.5000" in said, "of equal ones the first point"
     assert by_objective(reversed(runs))[0].folder.name == "run0"
-    none = {
-        "objective": ["accuracy/val", "speed/epoch_s"],
-        "search": {"constraints": ["speed/epoch_s<0"]},
-    }
+    search = {"constraints": ["speed/epoch_s<0"]}
+    none = {"objective": ["accuracy/val", "speed/epoch_s"], "search": search}
     (tmp_path / SWEEP_RECORD).write_text(json.dumps(none))
     lines = conclusion(tmp_path, runs).splitlines()
     assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], "only with rows"

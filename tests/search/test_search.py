@@ -108,12 +108,8 @@ def test_trials_fill_room_and_the_end_waits(folder: Folder) -> None:
 def test_a_new_best_is_reported_once_and_of_equal_runs_it_is_the_first(folder: Folder) -> None:
     search, told = folder.search(), list[bool]()
     assert taken(search, 3) == ["0", "1", "2"]
-    for number, status, value in (
-        (1, PRUNED, 0.5),
-        (1, COMPLETED, 0.5),
-        (2, COMPLETED, 0.5),
-        (0, COMPLETED, 0.75),
-    ):
+    ends = (1, PRUNED, 0.5), (1, COMPLETED, 0.5), (2, COMPLETED, 0.5), (0, COMPLETED, 0.75)
+    for number, status, value in ends:
         objective: Any = {"name": "accuracy/val", "value": value}
         paths = folder.jobs[number].paths
         update_result(paths, status=status, objective=objective)
@@ -167,12 +163,9 @@ def test_a_command_finds_what_the_run_folders_have(folder: Folder) -> None:
     folder.make(4, {"optimizer.lr": 0.3})
     search = folder.search()
     trials = search.trials
-    assert [(trial.number, trial.values["optimizer.lr"]) for trial in trials] == [
-        (0, 0.5),
-        (1, 0.1),
-        (2, 0.02),
-        (4, 0.3),
-    ], "one lies outside of the space as it is now"
+    found = [(trial.number, trial.values["optimizer.lr"]) for trial in trials]
+    inside = [(0, 0.5), (1, 0.1), (2, 0.02), (4, 0.3)]
+    assert found == inside, "one lies outside of the space as it is now"
     assert search.others == {"3": ()}
     assert [trial.is_bad for trial in trials] == [False, True, True, False]
     assert [trial.is_allowed for trial in trials] == [True, True, False, True]
@@ -242,17 +235,15 @@ def pause(job: Job, epoch: int) -> None:
     job.status = PRUNED
 
 
+OWN = {"model": {"name": "_target_", "target": "a.B", "kwargs": {"hidden": [256]}}}
+
+
 @pytest.mark.parametrize(
     ("key", "choices", "meant", "config"),
     [
         ("model.hidden", ("[8]", "[256,1]"), ([8], [256, 1]), {"model": {"hidden": [256, 1]}}),
         ("model.hidden", ("[8]", "null"), ([8], None), {"model": {"hidden": None}}),
-        (
-            "model.hidden",
-            ("[8]", "[256]"),
-            ([8], [256]),
-            {"model": {"name": "_target_", "target": "a.B", "kwargs": {"hidden": [256]}}},
-        ),
+        ("model.hidden", ("[8]", "[256]"), ([8], [256]), OWN),
         ("optimizer", ("adamw", "'sgd'"), ("adamw", "sgd"), {"optimizer": {"name": "sgd"}}),
     ],
 )
@@ -314,11 +305,8 @@ class Machine:
         done = len(list(paths.checkpoints.glob("epoch*")))  # a checkpoint of each, as it were
         self.starts.append((job.name, done, asked.until_epoch))
         self._moment()
-        attempts: Any = {
-            "attempts": 1,
-            "node": socket.gethostname(),
-            "config": {"objective": TAG, "epochs": EPOCHS},
-        }
+        attempts: Any = {"attempts": 1, "node": socket.gethostname()}
+        attempts["config"] = {"objective": TAG, "epochs": EPOCHS}
         until = {} if asked.until_epoch is None else {"until_epoch": asked.until_epoch}
         create_result(paths, may_exist=True, status=RUNNING, **{**asked.about, **attempts, **until})
         kept = [point for point in MetricsReader(paths).read() if point.epoch <= done]
