@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 import expt
 from tests.facade import Patch
 
