@@ -142,7 +142,7 @@ def _copies(learner: Learner, batch: T, seed: int) -> tuple[nn.Module, Task, T]:
 
 
 def _memo(learner: Learner) -> dict[int, Any]:
-    """Return copies of tensors that the last step has computed, of which torch makes none."""
+    """Return copies of tensors that the last step has computed: torch refuses to copy them."""
     parts = (*learner.module.modules(), learner.task)
     kept = (one for part in parts for one in leaves(vars(part)) if not one.is_leaf)
     return {id(one): one.detach().clone() for one in kept}
