@@ -343,19 +343,25 @@ class OfColumns(nn.Sequential):
         super().__init__(nn.LazyBatchNorm1d(), nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 1))
 
 
-@pytest.mark.parametrize("kind", ["table", "custom"])
+@pytest.mark.parametrize("kind", ["table", "texts", "custom"])
 def test_a_model_of_rows_gets_them_as_in_training(
     kind: str, train: TrainAlone, tmp_path: Path
 ) -> None:
     data, rows = as_typed("task=regression dataset=diabetes"), torch.ones(5, 10)
+    given: Any = rows
+    if kind == "texts":
+        (tmp_path / "t.csv").write_text("a,b,y\n" + "3,x,1\n4,,2\n6,z,4\n" * 40)
+        path = f"dataset.path={tmp_path / 't.csv'}"
+        data = (*as_typed("task=regression dataset=table dataset.targets=y"), path)
+        given, rows = [[3, "x"], [4, None]], torch.ones(2, 4)
     if kind == "custom":
         data = (*as_typed("task=regression ~dataset"), f"+dataset._target_={__name__}.Rows")
-        rows = Rows(train=False).rows
+        given = rows = Rows(train=False).rows
     train(*FEW, *data, "~model", f"+model._target_={__name__}.OfColumns")
     model = expt.load(tmp_path / "run")
-    given = model.preprocess(rows)
-    assert given.shape == rows.shape
-    assert model(given).shape == (len(rows), 1)
-    drawn = model.features.inputs.drawn(2, torch.Generator())
+    inputs = model.preprocess(given)
+    assert inputs.shape == rows.shape
+    assert model(inputs).shape == (len(rows), 1)
+    drawn = model.features.inputs.unscaled.drawn(2, torch.Generator())
     assert drawn is not None
-    assert drawn.shape[1:] == given.shape[1:]
+    assert drawn.shape[1:] == inputs.shape[1:]
