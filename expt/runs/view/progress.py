@@ -304,7 +304,7 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> list[str]:
     val, test = tags.metric(metric, "val"), tags.metric(metric, "test")
     objective = next((tag.removeprefix(BEST) for tag in values if tag.startswith(BEST)), val)
     others = () if objective in (val, test) else (objective,)  # then `best` is of neither
-    shown = [
+    shown: list[tuple[Any, ...]] = [
         *((short, decimals, tags.metric(of, "train"), tags.RUNNING + of) for of, short in named),
         (val if others else "val", decimals, val),
         (test if others else "test", decimals, test),
