@@ -42,6 +42,8 @@ class Contrast(expt.Task):
         self.gathers = gathers
 
     def loss(self, outputs, batch):
+        if self.gathers == "always":
+            return self.training_loss(outputs, batch)
         return nn.functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
 
     def training_loss(self, outputs, batch):
@@ -92,6 +94,8 @@ def assert_said(stderr: str, begins: Sequence[str]) -> None:
         ),
         ([CONTRAST % "no", "gradient_accumulation=2"], [ACCUMULATION]),
         ([CONTRAST % "no"], []),
+        ([CONTRAST % "always", "model={_target_: own_batches.Net}"], []),
+        ([CONTRAST % "always", "model={_target_: own_batches.Net, centre: true}"], [MODEL]),
         (
             [
                 CONTRAST % "no",
