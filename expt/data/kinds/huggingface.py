@@ -6,6 +6,7 @@ Nothing is fetched.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import glob
 import importlib
 import importlib.util
@@ -427,6 +428,8 @@ def _loaded(dataset: HuggingFace) -> tuple[Mapping[str, Any], Sequence[str]]:
         why = first_line(cause)
         if hasattr(cause, "details"):
             why = f"its files differ: {cause.details().strip('.')}; dataset.splits leaves parts out"
+        if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            why += f", where it is copied to: {cache_dir()}; EXPT_CACHE names another folder"
         if "::" in folder:
             why += "; it takes :: for several addresses: rename the folder"
         raise DataError(
