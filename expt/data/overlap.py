@@ -107,13 +107,15 @@ def _chance(columns: Sequence[Chosen]) -> float:
     finest, is_repeated = int(sizes.argmax()), sizes < _REPEATED * len(cells)
     steps = np.array([*map(_step, values)]) * is_repeated
     is_coarse = sizes[finest] * steps[finest] > _DENSE  # so that others may follow from it
-    found, pairs = 1.0, max(1, len(some[0]) * (len(some[0]) - 1))
+    order = some[finest].argsort()
+    is_same = np.diff(some[finest][order]) == 0
+    found, pairs = 1.0, max(1, len(order) * (len(order) - 1))
     for place, each in enumerate(some):
         may_follow = is_coarse and steps[place] and place != finest
-        both = np.unique(some[[finest, place]], axis=1).shape[1] if may_follow else 0
-        if both != sizes[finest]:
-            counts = np.unique(each, return_counts=True)[1]
-            found *= max(steps[place], max(1.0, (counts * (counts - 1)).sum()) / pairs)
+        if may_follow and not (is_same & (np.diff(each[order]) != 0)).any():
+            continue  # the finest column has said it
+        counts = np.unique(each, return_counts=True)[1]
+        found *= max(steps[place], max(1.0, (counts * (counts - 1)).sum()) / pairs)
     return found
 
 
