@@ -114,14 +114,14 @@ def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
     """Return unnamed memory that every worker of this machine maps, and that ends with the last."""
     mine, problem = _allocated(size) if rank == 0 else (None, "")
     place = collectives.from_rank_0(_place_of(mine) or problem, torch.device("cpu"))
-    if isinstance(place, str):
+    if not isinstance(place, _Place):
         fix = "use ddp.shared_memory=false"
         if os.strerror(errno.EFBIG) in place:  # this memory counts as a file
             fix = f"raise the limit of a file's size (ulimit -f), or {fix}"
         raise RunFailed(f"no memory of {size} bytes can be shared by the workers ({place}); {fix}")
-    mapped, problem = _mapped(place, size)
+    mapped, refusal = _mapped(place, size)
     # rank 0 has it open until all have mapped it
-    problems = collectives.gather_across_workers(problem)
+    problems = collectives.gather_across_workers(refusal)
     if mine is not None:
         mine.close()
     if mapped is None or any(problems):
