@@ -438,7 +438,7 @@ def _loaded(dataset: HuggingFace) -> tuple[Mapping[str, Any], Sequence[str]]:
 
 
 def _are_plain(builder: Any, files: Sequence[str]) -> bool:
-    """Return whether files are texts, of which README.md says no more than a table does."""
+    """Return whether files are texts, and README.md has no options for reading them."""
     is_text = all(file.lower().endswith((".csv", ".tsv")) for file in files)
     if not is_text or builder.info.features is not None:
         return False
