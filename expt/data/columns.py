@@ -206,10 +206,8 @@ def _flat(cells: Any, wanted: int | None) -> tuple[Any, int]:
         return pa.array(cells.to_numpy(zero_copy_only=False).astype(str)), 1
     if types.is_float32(cells.type):
         return cells.cast(pa.string()), 1
-    while isinstance(found.type, pa.ExtensionType) or types.is_nested(found.type):
-        if isinstance(found.type, pa.ExtensionType):
-            found = found.storage
-            continue
+    while types.is_nested(getattr(found.type, "storage_type", found.type)):
+        found = getattr(found, "storage", found)
         is_list = types.is_list(found.type) or types.is_large_list(found.type)
         if found.null_count or not (is_list or types.is_fixed_size_list(found.type)):
             return cells, 1
@@ -237,7 +235,7 @@ def _numbers(cells: Any) -> np.ndarray | None:
 
 def _different(cells: Any) -> tuple[list[str], np.ndarray]:
     """Return the different cells as texts, and the place of each cell among these, -1 for none."""
-    if pa.types.is_nested(cells.type):
+    if pa.types.is_nested(cells.type) or isinstance(cells.type, pa.BaseExtensionType):
         texts = [None if cell is None else str(cell) for cell in cells.to_pylist()]
         cells = pa.array(texts, pa.string())
     elif pa.types.is_dictionary(cells.type):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,8 @@ _SOME = 1000
 _BITS = 24
 _FINE = 0.15
 """The share of different values in some column, below which rows may be equal by chance."""
+_REPEATED, _DENSE = 0.9, 0.05
+"""The most different values in a column with repeated ones, and the least of possible ones."""
 _COPIES = 8
 """The most equal rows in train that are copies."""
 _TIMES = 10
@@ -77,10 +79,8 @@ def of_rows(rows: Rows, index: np.ndarray) -> Digests:
         classes = rows.targets[index].astype(np.uint64)
     else:
         columns.append(rows.targets)
-    # Of columns that depend on one another the product says nothing.
-    is_fine = max(map(_share_of_values, columns)) >= _FINE
-    chance = math.prod(map(_chance, columns)) if is_fine else 1.0
-    return Digests(sum((_digests(each, index) for each in columns), classes), chance, _COPIES)
+    found = sum((_digests(each, index) for each in columns), classes)
+    return Digests(found, _chance(columns), _COPIES)
 
 
 def _digests(columns: Chosen, index: np.ndarray) -> np.ndarray:
@@ -94,22 +94,38 @@ def _digests(columns: Chosen, index: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _chance(columns: Chosen) -> float:
+def _chance(columns: Sequence[Chosen]) -> float:
     """Return how often two different rows have equal cells in all columns."""
-    number, found = columns.shape[0], 1.0
-    some = np.unique(columns[np.arange(0, number, max(1, number // _SOME))], axis=0)
-    pairs = max(1, len(some) * (len(some) - 1))
-    for cells in some.T:
-        counts = np.unique(cells, return_counts=True)[1]
-        found *= max(1.0, (counts * (counts - 1)).sum()) / pairs
+    number = columns[0].shape[0]
+    places = np.arange(0, number, max(1, number // _SOME))
+    cells = np.concatenate([each[places] for each in columns], axis=1)
+    some = np.unique(cells, axis=0).T
+    values = [np.unique(each) for each in some]
+    sizes = np.array([*map(len, values)])
+    if sizes.max() < _FINE * len(cells):
+        return 1.0  # of columns that depend on one another the product says nothing
+    finest, is_repeated = int(sizes.argmax()), sizes < _REPEATED * len(cells)
+    steps = np.array([*map(_step, values)]) * is_repeated
+    is_coarse = sizes[finest] * steps[finest] > _DENSE  # so that others may follow from it
+    order = some[finest].argsort()
+    is_same = np.diff(some[finest][order]) == 0
+    found, pairs = 1.0, max(1, len(order) * (len(order) - 1))
+    for place, each in enumerate(some):
+        may_follow = is_coarse and steps[place] and place != finest
+        if may_follow and not (is_same & (np.diff(each[order]) != 0)).any():
+            continue  # the finest column has said it
+        counts = np.unique(each, return_counts=True)[1]
+        found *= max(steps[place], max(1.0, (counts * (counts - 1)).sum()) / pairs)
     return found
 
 
-def _share_of_values(columns: Chosen) -> float:
-    """Return the largest share of different values in a column."""
-    number = columns.shape[0]
-    some = columns[np.arange(0, number, max(1, number // _SOME))]
-    return max((len(np.unique(cells)) / len(some) for cells in some.T), default=0.0)
+def _step(values: np.ndarray) -> float:
+    """Return the share of a step in the range of values that lie in steps; 0 for others."""
+    distances = np.diff(values[np.isfinite(values)])
+    least = distances.min(initial=np.inf)
+    if np.abs(distances / least - np.rint(distances / least)).max(initial=0) > 0.01:
+        return 0.0
+    return float(least / distances.sum()) if len(distances) else 1.0
 
 
 def warn_of_shared(

@@ -295,7 +295,8 @@ class Aftermath:
         full = f"; no space is left on the disk of {folder} ({free / 1e6:.1f} MB)"
         if free < NO_SPACE_BYTES:
             return full
-        moved = f"; {folder} was renamed or removed meanwhile: type the command again"
+        moved = f"; {folder} was renamed or removed meanwhile; hydra.run.dir=FOLDER resume=auto"
+        moved += " continues it in another place"
         return "" if self._stderr(rank).exists() else moved
 
     def _stderr(self, rank: int) -> Path:

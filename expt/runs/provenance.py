@@ -206,7 +206,7 @@ def git_state(folder: Path) -> dict[str, str] | None:
     A `problem` says which of them it lacks, and why. Bytes of the changes that are not UTF-8 are
     as by "surrogateescape".
     """
-    commit, why = _git(folder, "rev-parse", "HEAD")
+    commit, why = _git(folder, "log", "-1", "--no-show-signature", "--format=%H")
     if commit is None:
         if _top(folder) is None:
             return None

@@ -8,6 +8,7 @@ counter, and adds up everyone's slots in the order of ranks, so that all get the
 # Without `from __future__ import annotations`: DistributedDataParallel looks at the hook's
 # annotations.
 import contextlib
+import errno
 import mmap
 import os
 import platform
@@ -111,15 +112,16 @@ def average_gradients(
 
 def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
     """Return unnamed memory that every worker of this machine maps, and that ends with the last."""
-    mine = _allocated(size) if rank == 0 else None
-    place = collectives.from_rank_0(_place_of(mine), torch.device("cpu"))
-    if place is None:
-        raise RunFailed(
-            f"no memory of {size} bytes can be shared by the workers; use ddp.shared_memory=false"
-        )
-    mapped, problem = _mapped(place, size)
+    mine, problem = _allocated(size) if rank == 0 else (None, "")
+    place = collectives.from_rank_0(_place_of(mine) or problem, torch.device("cpu"))
+    if not isinstance(place, _Place):
+        fix = "use ddp.shared_memory=false"
+        if os.strerror(errno.EFBIG) in place:  # this memory counts as a file
+            fix = f"raise the limit of a file's size (ulimit -f), or {fix}"
+        raise RunFailed(f"no memory of {size} bytes can be shared by the workers ({place}); {fix}")
+    mapped, refusal = _mapped(place, size)
     # rank 0 has it open until all have mapped it
-    problems = collectives.gather_across_workers(problem)
+    problems = collectives.gather_across_workers(refusal)
     if mine is not None:
         mine.close()
     if mapped is None or any(problems):
@@ -155,11 +157,13 @@ def _mapped(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
         return None, str(error)
 
 
-def _allocated(size: int) -> IO[bytes] | None:
-    """Return an unnamed file with space allocated, or None: writing without would kill."""
-    with contextlib.suppress(OSError), contextlib.ExitStack() as closed:
-        file = closed.enter_context(os.fdopen(os.memfd_create("expt"), "r+b"))
-        os.posix_fallocate(file.fileno(), 0, size)
-        closed.pop_all()
-        return file
-    return None
+def _allocated(size: int) -> tuple[IO[bytes] | None, str]:
+    """Return an unnamed file with space allocated, or why not: writing without would kill."""
+    try:
+        with contextlib.ExitStack() as closed:
+            file = closed.enter_context(os.fdopen(os.memfd_create("expt"), "r+b"))
+            os.posix_fallocate(file.fileno(), 0, size)
+            closed.pop_all()
+            return file, ""
+    except OSError as error:
+        return None, str(error)

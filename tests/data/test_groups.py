@@ -167,8 +167,11 @@ def test_equal_rows_of_columns_that_depend_on_one_another_are_no_copies(
     rows = [
         f"{c},{1.8 * c + 32:.1f},{c + 273.15:.2f},{'ill' if c > 20 else 'well'}" for c in degrees
     ]
+    # A single feature in steps, alone or with others that follow from it.
+    steps = draw.normal(size=(400, 1)).round(2).repeat(2, axis=1) * [1, 2]
+    few = [f"{a:.2f},{b:.2f},{a * a:.4f},{'ill' if a > 0 else 'well'}" for a, b in steps]
     off = [f"{a:.4f},{b:.4f},0,{'ill' if a > 0 else 'well'}" for a, b in draw.normal(size=(200, 2))]
-    for body in (rows, [*off, *["0,0,0,well"] * 200]):
+    for body in (rows, few, [*off, *["0,0,0,well"] * 200]):
         (tmp_path / "t.csv").write_text("\n".join(["a,b,c,y", *body]))
         of_table(dataset(f"dataset=table dataset.path={tmp_path}/t.csv dataset.targets=y"))
         assert "trained on, too" not in capsys.readouterr().err

@@ -85,9 +85,10 @@ def as_hub(table: pa.Table, path: Path) -> Path:
 
 
 def as_hub_csv(table: pa.Table, path: Path) -> Path:
-    """With another separator, in a folder whose name is a pattern."""
+    """With another separator and a README, in a folder whose name is a pattern."""
     place = path / "set[1] {2}*"
     place.mkdir()
+    (place / "README.md").write_text("# People\n")
     csv.write_csv(table, place / "train.csv", csv.WriteOptions(delimiter=";"))
     return place
 
@@ -379,15 +380,57 @@ def test_a_part_without_labels_is_left_out_by_its_name(cell: Any, tmp_path: Path
         built(dataset(words, splits=("train", "val"), **options), CLASS)
 
 
-def test_a_part_without_the_column_is_left_out_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_part_without_the_column_is_left_out_too(suffix: str, tmp_path: Path) -> None:
     (place := tmp_path / "set").mkdir()
-    (place / "train.csv").write_text("a,y\n" + "1,u\n2,v\n" * 9)
-    (place / "test.csv").write_text("a\n1\n")
+    (place / "README.md").write_text("---\nlicense: mit\n---\n")
+    train = hf.Dataset.from_dict({"a": [1, 2] * 9, "y": ["u", "v"] * 9})
+    for part, rows in (("train", train), ("test", hf.Dataset.from_dict({"a": [1], "id": [0]}))):
+        write = {"csv": rows.to_csv, "jsonl": rows.to_json, "parquet": rows.to_parquet}[suffix]
+        write(str(place / f"{part}.{suffix}"))
     words = f"dataset=huggingface dataset.path={place}"
     options: dict[str, Any] = {"input": ("a",), "target": "y"}
-    with pytest.raises(ConfigError, match=r"test has no such column.*dataset.splits"):
+    with pytest.raises(ConfigError, match=r"(test has no such column|'id').*dataset.splits"):
         built(dataset(words, **options), CLASS)
     assert built(dataset(words, splits=("train",), **options), CLASS).test is None
+
+
+def test_what_readme_says_of_texts_is_heeded(tmp_path: Path) -> None:
+    """Texts are read as a table's, unless README.md has lines skipped."""
+    (place := tmp_path / "set").mkdir()
+    (place / "train.csv").write_text("Title\na,y\n" + "1,u\n2,v\n" * 9)
+    chosen = dataset(f"dataset=huggingface dataset.path={place}", input=("a",), target="y")
+    for text in ("", "# Plain\n"):
+        (place / "README.md").write_text(text)
+        with pytest.raises(ConfigError, match=r"Line 2 has it: remove line 1"):
+            built(chosen, CLASS)
+    config = "configs: [{config_name: default, skiprows: 1, data_files: train.csv}]"
+    (place / "README.md").write_text(f"---\n{config}\n---\n")
+    built(chosen, CLASS)
+    (place / "train.csv").unlink()
+    (place / "README.md").unlink()
+    (place / "train.jsonl").write_text('{"a": 1, "y": 0}\n{"a": \n')
+    with pytest.raises(DataError, match=r"cannot be read as a dataset \(JSON parse error"):
+        built(chosen, CLASS)
+
+
+def test_cells_of_arrows_further_types_are_those_that_they_hold(tmp_path: Path) -> None:
+    def extended(kind: Any, cells: Any) -> Any:
+        return pa.ExtensionArray.from_storage(kind, cells)
+
+    ids = [bytes([row % 3]) * 16 for row in range(18)]
+    table = {
+        "id": extended(pa.uuid(), pa.array(ids, pa.binary(16))),
+        "json": extended(pa.json_(pa.string()), pa.array(['"u"', '"v"'] * 9)),
+        "box": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(72.0).reshape(18, 2, 2)),
+        "y": [0, 1] * 9,
+    }
+    parquet.write_table(pa.table(table), path := tmp_path / "t.parquet")
+    words = f"dataset=table dataset.path={path} dataset.targets=y dataset.group=id"
+    rows = dataset(words, features=("json", "box")).load(CLASS)
+    assert [*rows.texts["json"]] == ["u", "v"]
+    assert rows.features[17].tolist() == [1.0, 68.0, 69.0, 70.0, 71.0]
+    assert len({*rows.groups.tolist()}) == 3
 
 
 def test_what_no_part_has_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

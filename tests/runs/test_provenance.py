@@ -63,7 +63,7 @@ def test_a_commit_that_is_not_recorded_is_a_problem(tmp_path: Path, monkeypatch:
         return (provenance.git_state(tmp_path) or {}).get("problem", "")
 
     git(tmp_path, "init", "-q")
-    assert "git rev-parse failed" in problem()
+    assert "git log failed" in problem()
     with monkeypatch.context() as changed:
         changed.setenv("PATH", "")
         assert "git is not installed" in problem()

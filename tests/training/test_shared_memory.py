@@ -19,14 +19,14 @@ pytestmark = pytest.mark.cpu("workers on cards share no memory")
 
 
 def test_it_has_no_name_from_its_first_moment() -> None:
-    mine = _allocated(4096)
-    assert mine is not None
+    mine, problem = _allocated(4096)
+    assert mine is not None, problem
     with mine:
         assert (os.fstat(mine.fileno()).st_nlink, os.fstat(mine.fileno()).st_size) == (0, 4096)
         place = _place_of(mine)
         assert place is not None
-        theirs, problem = _mapped(place, 4096)
-        assert problem is None
+        theirs, refusal = _mapped(place, 4096)
+        assert refusal is None
         assert theirs is not None
         os.pwrite(mine.fileno(), b"seen", 8)
         assert theirs[8:12] == b"seen"
@@ -38,7 +38,7 @@ def test_where_there_is_no_room_there_is_none(monkeypatch: Patch) -> None:
 
     for call in ("posix_fallocate", "memfd_create"):
         monkeypatch.setattr(os, call, full)
-        assert _allocated(4096) is None
+        assert _allocated(4096) == (None, "[Errno 28] No space left on device")
     assert _place_of(None) is None
 
 
@@ -61,7 +61,7 @@ def test_every_rank_is_told_which_one_cannot_share(tmp_path: Path) -> None:
         if worker.rank == 1:
             shared_memory._mapped = lambda place, size: (None, "no such place")
         if not room:
-            shared_memory._allocated = lambda size: None
+            shared_memory._allocated = lambda size: (None, "File too large")
         try:
             SharedMemory(rank=worker.rank, world_size=3, timeout_s=5.0)
         except RunFailed as error:
@@ -73,7 +73,10 @@ def test_every_rank_is_told_which_one_cannot_share(tmp_path: Path) -> None:
     assert together(tmp_path / "a", 3, functools.partial(refusal, room=True)) == [cut] * 3
     (tmp_path / "b").mkdir()
     for told in together(tmp_path / "b", 3, functools.partial(refusal, room=False)):
-        assert told.endswith("can be shared by the workers; use ddp.shared_memory=false")
+        assert told.endswith(
+            "can be shared by the workers (File too large);"
+            " raise the limit of a file's size (ulimit -f), or use ddp.shared_memory=false"
+        )
 
 
 def test_who_does_not_come_is_named(tmp_path: Path) -> None:

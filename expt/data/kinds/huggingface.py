@@ -6,6 +6,7 @@ Nothing is fetched.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import glob
 import importlib
 import importlib.util
@@ -404,22 +405,32 @@ def _loaded(dataset: HuggingFace) -> tuple[Mapping[str, Any], Sequence[str]]:
         if any(os.path.exists(os.path.join(folder, name)) for name in _SAVED):
             found = library.load_from_disk(folder)
             return found if isinstance(found, Mapping) else {"train": found}, ()
-        files, place = _files(dataset, library, folder)
-        if files and dataset.has_rows and all(map(_is_text, itertools.chain(*files.values()))):
-            texts = {str(split): _of_texts(dataset, each) for split, each in files.items()}
-            return texts, [*itertools.chain(*files.values())]
-        if files:
-            place["data_files"] = {x: [*map(glob.escape, each)] for x, each in files.items()}
+        pattern = glob.escape(folder)
+        # The name of a folder is taken for a pattern, but not where README.md is looked for.
+        place = {"data_dir": os.path.relpath(pattern, folder)} if pattern != folder else {}
         # The library itself takes a file for unchanged by its time.
-        kept = cache_dir() / "huggingface" / dataset.fingerprint()
+        words = digest((dataset.fingerprint(), repr(dataset.splits)))
+        kept = cache_dir() / "huggingface" / words
         builder = library.load_dataset_builder(folder, cache_dir=str(kept), **place)
-        builder.download_and_prepare()
-        used = itertools.chain(*builder.config.data_files.values())
-        return builder.as_dataset(), [*map(str, used)]
+        files = builder.config.data_files
+        wanted = [name for part in dataset.splits or () for name in PARTS[part]]
+        chosen = {split for split in files if str(split).lower() in wanted}
+        for split in {*files} - chosen if len(chosen) == len(dataset.splits or ()) > 0 else ():
+            del files[split]  # it may lack a column, as the test of a competition
+        used = [str(file) for file in itertools.chain(*files.values())]
+        if dataset.has_rows and _are_plain(builder, used):
+            return {str(x): _of_texts(dataset, [*map(str, files[x])]) for x in files}, used
+        builder.download_and_prepare(verification_mode="no_checks" if chosen else None)
+        return builder.as_dataset(), used
     except ConfigError:
         raise
     except Exception as error:  # Arrow, Pillow and the library raise many kinds
-        why = first_line(error)
+        cause: Any = error.__cause__ or error  # where it reads, its own text says only that
+        why = first_line(cause)
+        if hasattr(cause, "details"):
+            why = f"its files differ: {cause.details().strip('.')}; dataset.splits leaves parts out"
+        if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            why += f", where it is copied to: {cache_dir()}; EXPT_CACHE names another folder"
         if "::" in folder:
             why += "; it takes :: for several addresses: rename the folder"
         raise DataError(
@@ -427,25 +438,13 @@ def _loaded(dataset: HuggingFace) -> tuple[Mapping[str, Any], Sequence[str]]:
         ) from error
 
 
-def _files(
-    dataset: HuggingFace, library: Any, folder: str
-) -> tuple[dict[str, list[str]], dict[str, Any]]:
-    """Return the files of the chosen splits, if they need be known, and options to find all."""
-    names, pattern = dataset._names(), glob.escape(folder)
-    # The library takes the name of a folder for a pattern, but not where it looks for README.md.
-    place = {"data_dir": os.path.relpath(pattern, folder)} if pattern != folder else {}
-    if "README.md" in names or not (dataset.splits or all(map(_is_text, names))):
-        return {}, place
-    data_files = library.data_files
-    patterns = data_files.get_data_patterns(pattern)
-    found = data_files.DataFilesDict.from_patterns(patterns, base_path=pattern)
-    wanted = {name for part in dataset.splits or PARTS for name in PARTS[part]}
-    files = {x: each for x, each in found.items() if str(x).lower() in wanted}
-    return files if len(files) >= len(dataset.splits or ()) else {}, place
-
-
-def _is_text(name: str) -> bool:
-    return name.lower().endswith((".csv", ".tsv"))
+def _are_plain(builder: Any, files: Sequence[str]) -> bool:
+    """Return whether files are texts, and README.md has no options for reading them."""
+    is_text = all(file.lower().endswith((".csv", ".tsv")) for file in files)
+    if not is_text or builder.info.features is not None:
+        return False
+    given, usual = builder.config, type(builder.config)()
+    return bool({**given.pd_read_csv_kwargs, "sep": ""} == {**usual.pd_read_csv_kwargs, "sep": ""})
 
 
 def _of_texts(dataset: HuggingFace, files: Sequence[str]) -> Any:
