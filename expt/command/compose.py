@@ -32,7 +32,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.conf_files import groups, refuse_misread, written_in
+from expt.command.conf_files import groups, options, refuse_misread, written_in
 from expt.command.grammar import lock, numbers_of, parse_one, with_classes_added
 from expt.command.mistakes import as_config_error, unknown_key
 from expt.config.auto import fill_auto_of_a_sweep
@@ -240,6 +240,9 @@ class _Base:
         may_add = is_custom and group == "dataset" and {*path[1:2]} & CUSTOM_DATASET_KEYS
         is_added = may_add or word.type != OverrideType.CHANGE
         _refuse_no_list(own, word)
+        is_name = path[1:] == ["name"] and isinstance(own.get(group), dict) and not is_custom
+        if is_name and value != own[group].get("name") and value in options(group):
+            raise ConfigError(f"{word.input_line}: its other keys stay; write {group}={value}")
         if not is_added and (unknown := _unknown(own, path, value)):
             choice = None if is_custom else str(self.choices.get(group) or "")
             more = [f"{group}.{key}" for key in CUSTOM_DATASET_KEYS if group == "dataset"]

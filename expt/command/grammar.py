@@ -157,7 +157,7 @@ def numbers_of(word: object, sweep: RangeSweep) -> Iterator[float]:
 
 def _unreadable(word: str, error: Exception) -> str:
     """Return why the grammar has no reading for a word, and how it is written."""
-    if "=" not in word and not word.startswith("~"):
+    if ("=" not in word and not word.startswith("~")) or re.match(r"[^=]*\s=", word):
         return "is not of the form key=value; write both in one word, without spaces"
     known = create_functions().functions
     called = re.findall(r"[=,(]\s*([A-Za-z_]\w*)\(", re.sub(r"'[^']*'|\"[^\"]*\"", "", word))
