@@ -81,7 +81,8 @@ class BatchChecks:
             yield first
             # In a collective it would wait for the others.
             few = look.samples() if begun == patches.collectives_begun() else None
-            if few and _depends(self._learner, few, self._worker.device, LOSS, (False,)):
+            loss = None if "task" in self._own else LOSS  # of which `check_sums` warns
+            if few and _depends(self._learner, few, self._worker.device, loss, (False,)):
                 warn(
                     "model: in an evaluation a sample's outputs depend on the others of its batch"
                     " (as by a batch norm without running statistics, or a mean over dimension 0),"
@@ -149,7 +150,7 @@ def _memo(learner: Learner) -> dict[int, Any]:
 
 
 def _depends(
-    learner: Learner, few: Batch, device: torch.device, loss: str, modes: Sequence[bool]
+    learner: Learner, few: Batch, device: torch.device, loss: str | None, modes: Sequence[bool]
 ) -> bool:
     """Return whether outputs, or the `loss`, of a few samples differ from those of the halves.
 
@@ -166,7 +167,7 @@ def _depends(
         one, other = (each.nan_to_num(0.0, 0.0, 0.0) for each in (one, other))  # of masks
         return one.shape != other.shape or bool((one - other).abs().max() <= near * one.abs().max())
 
-    alone = collectives.alone if loss == LOSS else contextlib.nullcontext
+    alone = contextlib.nullcontext if loss == TRAINING else collectives.alone
     found = []
     for trains in modes:  # all of them: workers may meet there
         with contextlib.suppress(Exception), _looking(learner, device), alone():
@@ -179,7 +180,7 @@ def _depends(
 
 
 def _numbers(
-    learner: Learner, batches: Sequence[Batch], seed: int, loss: str, trains: bool
+    learner: Learner, batches: Sequence[Batch], seed: int, loss: str | None, trains: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs, one after another, and the sum of losses."""
     module, task, batches = _copies(learner, batches, seed)
@@ -188,7 +189,7 @@ def _numbers(
     for batch in batches:
         with learner.precision.autocast():
             outputs = task.forward(module, batch)
-            total += float(getattr(task, loss)(outputs, batch)[0])
+            total += float(getattr(task, loss)(outputs, batch)[0]) if loss else 0.0
         own = (each for each in leaves(outputs) if each.dim() and len(each) == batch.size)
         found += [each.double().flatten().cpu() for each in own]
     return torch.cat(found), total
