@@ -190,6 +190,11 @@ def listed(names: Iterable[str], most: int = 8, between: str = ", ") -> str:
     return between.join(found[:most]) + more
 
 
+def decimals(value: float) -> str:
+    """Return a number with four decimals; one that is too small for them with three digits."""
+    return f"{value:.3g}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
+
+
 def described(value: object) -> str:
     """Return the type and shape of a tensor or an array, and the class of anything else."""
     shape = getattr(value, "shape", None)

@@ -52,9 +52,6 @@ WITHOUT_DOCSTRINGS = ("config.schema", "config.kinds", "config.groups")  # conf/
 ODD_WORDS = re.compile(  # "what is missing" is better "missing files"
     r"\b(what|told|so many|of which|anew|alike|besides?|go(es)? on|comes? to|came to)\b", re.I
 )
-NOT_REWORDED = {
-    *("models", "tasks", "training", "worker"),
-}
 ODD_BEGINNING = re.compile(r"(For|Of|In|What|Whether|Whose|Where|To|By|As|With)\b")
 DOCUMENTED = {
     "planning.plan": {"_subclasses", "_python_dispatch"},
@@ -269,7 +266,7 @@ def words(module: Module) -> Iterator[str]:
 
 def plain_words(module: Module) -> Iterator[str]:
     """Hold docstrings and comments free of odd words, in the packages that have been reworded."""
-    for text in () if {module.component, module.name} & NOT_REWORDED else prose(module):
+    for text in prose(module):
         if found := ODD_WORDS.search(re.sub("`.*?`", "", text)):
             yield f"{found[0]!r} is not plain in: {' '.join(text.split())}"
 

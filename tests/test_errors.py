@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from expt.errors import ConfigError, first_line, is_out_of_memory
+from expt.runs.view import leaderboard, progress, summary
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,16 @@ def test_memory_of_a_device_ran_out_whichever_library_says_so(error: Exception) 
 )
 def test_other_errors_are_no_lack_of_a_devices_memory(error: Exception) -> None:
     assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.25, "0.2500"), (0.0, "0.0000"), (9.87e-4, "0.000987"), (-2.5e-5, "-2.5e-05")],
+)
+def test_a_small_number_keeps_its_digits(value: float, text: str) -> None:
+    assert leaderboard.spread([value]) == summary._number(value) == text
+    assert leaderboard.spread([value, value]) == f"{text} ± 0.0000 (2)"
+    assert progress.in_words({"loss/train": value, "mae/val": value}) == [
+        f"loss {text}",
+        f"val {text}",
+    ]

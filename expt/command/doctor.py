@@ -165,12 +165,16 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("fail", "GPUs", found, fix)
         return
     yield from _each_gpu(seen)
+    yield _mps()
+
+
+def _mps() -> Finding:
     if machine.mps_runs():
-        yield Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
-    else:
-        found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
-        fix = f"to let them run at the same time: {machine.MPS_DAEMON} -d"
-        yield Finding("note", "MPS", found, fix)
+        return Finding("pass", "MPS", "its daemon runs: runs_per_gpu runs compute at once")
+    found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
+    return Finding(
+        "note", "MPS", found, f"to let them run at the same time: {machine.MPS_DAEMON} -d"
+    )
 
 
 def _each_gpu(seen: Sequence[str]) -> Iterator[Finding]:

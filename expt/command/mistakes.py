@@ -92,7 +92,7 @@ def unknown_key(word: str, key: str, choice: str | None, near: Iterable[str] = (
         return f"{group}={' or '.join(names)}"
 
     def closest(cutoff: float, *others: str) -> str | None:
-        ends = {each.rpartition(".")[2]: each for each in (*others, *own)}  # all begin alike
+        ends = {each.rpartition(".")[2]: each for each in (*others, *own)}  # all begin the same
         found = difflib.get_close_matches(last, ends, n=1, cutoff=cutoff)
         return ends[found[0]] if found else None
 

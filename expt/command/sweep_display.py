@@ -16,7 +16,7 @@ from expt import progress
 from expt.command import terminal
 from expt.command.sweep_folder import SweepRun
 from expt.config.kinds import chosen_metric
-from expt.errors import Diverged, ExptError, OutOfMemory, printable
+from expt.errors import Diverged, ExptError, OutOfMemory, decimals, printable
 from expt.launch.job import Job, Observer, request_of
 from expt.runs import tags
 from expt.runs.failure import alike, in_one_line
@@ -225,12 +225,13 @@ class SweepDisplay(Observer):
 
 
 def _first(state: RunState, *several: str) -> str:
-    return next((f"{state.values[tag]:.4f}" for tag in several if tag in state.values), "")
+    return next((decimals(state.values[tag]) for tag in several if tag in state.values), "")
 
 
 def _reached(job: Job) -> str:
     objective = job.objective or read_result(job.paths)["objective"]
-    return "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
+    value = objective["value"]
+    return "" if value is None else f"{objective['name']} {decimals(value)}"
 
 
 def _at_rung(job: Job) -> str:
@@ -242,8 +243,8 @@ def _at_rung(job: Job) -> str:
         return f"  {after}"
     best, other = record.get("best"), ""
     if best is not None and best["value"] != value:
-        other = f", best {best['value']:.4f} after {best['epoch']}"
-    return f"{objective['name']} {value:.4f}  {after}{other}"
+        other = f", best {decimals(best['value'])} after {best['epoch']}"
+    return f"{objective['name']} {decimals(value)}  {after}{other}"
 
 
 def show_dry_run(runs: Iterable[SweepRun]) -> None:

@@ -104,10 +104,18 @@ def taken(cls: type, offered: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in offered.items() if _takes_any(known) or name in known}
 
 
+def required(cls: type) -> set[str]:
+    """Return the arguments without which `cls` can't be built."""
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    known = _parameters(cls).items()
+    return {name for name, one in known if one.default is one.empty and one.kind not in several}
+
+
 def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
     found = inspect.signature(cls).parameters
     if _takes_any(found) and "__init__" in vars(cls):  # its __new__ may take anything
-        return inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+        _, *own = inspect.signature(cls.__init__).parameters.items()  # type: ignore[misc]
+        return dict(own)
     return found
 
 

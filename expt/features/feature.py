@@ -257,6 +257,12 @@ class Anything(Feature):
         channels, *size = (1,) * (3 - len(self.shape)) + self.shape
         return {"channels": channels, "image_size": tuple(size)}
 
+    def drawn(self, number: int, generator: Generator) -> Tensor | None:
+        if not self.dtype:
+            return None
+        values = torch.rand((number, *self.shape), generator=generator)
+        return values.to(getattr(torch, self.dtype))
+
     def decoded(self, predicted: Any, targets: Any) -> tuple[Arrays, Mapping[str, Sequence[str]]]:
         """Return the predictions of a custom task by their names."""
         found = [as_array(tensor) for tensor in tensors_in(predicted)]

@@ -310,7 +310,7 @@ class Rows(Inputs):
         rows = rows.unsqueeze(0) if rows.dim() == 1 else rows
         if rows.dim() != 2 or rows.shape[1] != number:
             raise ConfigError(f"rows of shape {list(rows.shape)}: give [N, {number}]")
-        encoded: Tensor = self._encode(rows.cpu()).float()[:, None, None]
+        encoded: Tensor = self._encode(rows.cpu()).float()
         return encoded.to(self.device)
 
     def _coded(self, given: Any) -> np.ndarray:

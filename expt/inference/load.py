@@ -144,9 +144,7 @@ def rebuilt(
 
 def _built(config: RunConfig, features: Features) -> nn.Module:
     """Return the model with weights to be replaced; leave torch's random numbers as they are."""
-    shapes, example = features.shapes, None
-    if "image_size" in shapes:
-        example = torch.zeros(1, shapes["channels"], *shapes["image_size"])
+    example = features.inputs.unscaled.drawn(1, torch.Generator())
     with torch.random.fork_rng(devices=[]):
         return model_build.build(
             config.model, groups.DefaultInit(name="default"), features, example, fetch=False

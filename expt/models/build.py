@@ -51,11 +51,19 @@ def build(
     if isinstance(config, constraints.Target):
         if not features.targets.each and "num_classes" in config.kwargs:  # the task's own outputs
             shapes.pop("num_classes", None)
-        wanted = user_class.taken(user_class.resolve(config.target, nn.Module), shapes)
+        cls = user_class.resolve(config.target, nn.Module)
+        wanted = user_class.taken(cls, shapes)
         if given := wanted.keys() & config.kwargs:
             keys = ", ".join(f"model.{key}" for key in shapes if key in given)
             raise ConfigError(
                 f"{keys}: expt passes this from the dataset; leave it out of the model's YAML"
+            )
+        if missing := user_class.required(cls) - wanted.keys() - config.kwargs.keys():
+            passed = ", ".join(f"{key}={size}" for key, size in shapes.items())
+            raise ConfigError(
+                f"model._target_={config.target}: needs {str(sorted(missing))[1:-1]}; type"
+                f" {' '.join(f'model.{key}=...' for key in sorted(missing))}, or let it take what"
+                f" expt passes from this dataset: {passed or 'nothing'}"
             )
         module: nn.Module = user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
     elif isinstance(config, groups.NamedModel):

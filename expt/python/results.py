@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expt.config.kinds import metrics_of
-from expt.errors import RunFailed, SweepFailed, did_you_mean
+from expt.errors import RunFailed, SweepFailed, decimals, did_you_mean
 from expt.runs.failure import in_one_line
 from expt.runs.found import FoundRun, results
 from expt.runs.grid import in_newest
@@ -61,10 +61,10 @@ class Result:
         numbers: dict[str, float] = self.record.get("metrics", {})
         shown = metrics_of(self.config.get("task"))
         named = ((tag, value) for tag, value in numbers.items() if tag.partition("/")[0] in shown)
-        metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in named) or "none"
+        metrics = ", ".join(f"{tag} {decimals(value)}" for tag, value in named) or "none"
         seconds, reached = sum(self.record.get("epoch_s") or []), "none"
         if best := self.best:
-            reached = f"{best['metric']} {best['value']:.4f} in epoch {best['epoch']}"
+            reached = f"{best['metric']} {decimals(best['value'])} in epoch {best['epoch']}"
         return (
             f"expt.Result {self.status}\n  folder   {self.folder}\n  metrics  {metrics}\n"
             f"  best     {reached}\n  trained  {seconds:.1f} s; more in .record"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import yaml
 
-from expt.errors import BAD_TRIALS, ConfigError, listed, warn
+from expt.errors import BAD_TRIALS, ConfigError, decimals, listed, warn
 from expt.runs.found import FoundRun, by_objective
 from expt.runs.paths import SWEEP_RECORD
 from expt.runs.result import COMPLETED, FAILED, PRUNED
@@ -158,5 +158,5 @@ def conclude_search(
         say(console, "best         none yet: no run has measured all goals and kept all limits")
         return
     tag, value = found.goals[0].tag, found.means(best)[0]
-    say(console, f"best         {best.name}  {tag} {value:.4f}", "bold green")
+    say(console, f"best         {best.name}  {tag} {decimals(value)}", "bold green")
     say(console, f"      to train it: {again(best)}")

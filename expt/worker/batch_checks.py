@@ -81,7 +81,8 @@ class BatchChecks:
             yield first
             # In a collective it would wait for the others.
             few = look.samples() if begun == patches.collectives_begun() else None
-            loss = None if "task" in self._own else LOSS  # of which `check_sums` warns
+            # A custom task's loss has a check of its own, and says nothing of the model.
+            loss = None if "task" in self._own else LOSS
             if few and _depends(self._learner, few, self._worker.device, loss, (False,)):
                 warn(
                     "model: in an evaluation a sample's outputs depend on the others of its batch"
@@ -143,7 +144,7 @@ def _copies(learner: Learner, batch: T, seed: int) -> tuple[nn.Module, Task, T]:
 
 
 def _memo(learner: Learner) -> dict[int, Any]:
-    """Return copies of tensors that the last step has computed, of which torch makes none."""
+    """Return copies of tensors that the last step has computed: torch refuses to copy them."""
     parts = (*learner.module.modules(), learner.task)
     kept = (one for part in parts for one in leaves(vars(part)) if not one.is_leaf)
     return {id(one): one.detach().clone() for one in kept}
@@ -152,7 +153,7 @@ def _memo(learner: Learner) -> dict[int, Any]:
 def _depends(
     learner: Learner, few: Batch, device: torch.device, loss: str | None, modes: Sequence[bool]
 ) -> bool:
-    """Return whether outputs, or the `loss`, of a few samples differ from those of the halves.
+    """Return whether outputs, or a `loss`, of a few samples differ from those of the halves.
 
     The first of the `modes` in which nothing is drawn decides: in training, or in evaluation,
     where most code does not drop out. False where that can't be seen.

@@ -23,7 +23,7 @@ from expt.dashboards.pictures import Mistakes, Review, RunPictures, by_class
 from expt.data import build as evaluation_data
 from expt.data.build import EvaluationData
 from expt.data.loading import LoaderOptions, Shard
-from expt.errors import listed, sized_by, warn
+from expt.errors import decimals, listed, sized_by, warn
 from expt.features import Classes, Features
 from expt.inference.load import located, read, rebuilt
 from expt.runs import provenance, tags
@@ -134,8 +134,9 @@ def _warn_of_others(
         ):
             continue  # the run's is a mean over steps, or another metric's
         if not math.isclose(value, was := known.get(tag, value), **near) and math.isfinite(was):
-            values = f"{value:.4f} here, and {was:.4f} where the run measured these weights"
-            warn(f"{tag}: {values}; {_cause(record, changed)}")
+            values = f"{decimals(value)} here, and {decimals(was)}"
+            cause = _cause(record, changed)
+            warn(f"{tag}: {values} where the run measured these weights; {cause}")
             return
 
 

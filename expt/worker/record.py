@@ -18,7 +18,7 @@ from expt.config.identity import VERSION
 from expt.config.kinds import Better
 from expt.config.schema import EarlyStop as Settings
 from expt.dashboards.tensorboard import Dashboard
-from expt.errors import warn
+from expt.errors import decimals, warn
 from expt.runs import provenance, tags
 from expt.runs.attempt import accept
 from expt.runs.metrics_file import MetricsWriter
@@ -327,13 +327,14 @@ class EarlyStop:
             return f"max_minutes={self._max_minutes:g} of training are over"
         metric, delta = self._settings.metric, self._settings.min_delta
         if key == "early_stop.threshold":
-            return f"{metric} is {self._last:.4f}, early_stop.threshold is {self._threshold:g}"
+            last = decimals(self._last)
+            return f"{metric} is {last}, early_stop.threshold is {self._threshold:g}"
         by = f" by more than {delta:g}" if delta else ""
         count = f"{self._waited} evaluation{'s' * (self._waited > 1)}"
         text = f"{metric} has not improved{by} in {count}"
         if self._best is None:
             return text
-        return f"{text}; its best was {self._best:.4f} at step {self._best_at}"
+        return f"{text}; its best was {decimals(self._best)} at step {self._best_at}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best so far, when it was, and how long ago."""

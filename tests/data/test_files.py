@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from expt import late
 from expt.data.kinds.originals import DEBIAN_FASHION_MNIST, Downloaded
 from expt.errors import DataError
 from tests.facade import Patch, as_typed
@@ -147,7 +148,7 @@ def test_a_full_disk_leaves_no_entry(tmp_path: Path, cache: Path, monkeypatch: P
             full.write(b"1")
 
     write_idx_set(tmp_path, ".gz")
-    monkeypatch.setattr(np, "save", save)
+    monkeypatch.setattr(late.np, "save", save)
     assert len(config("mnist", tmp_path).load("train").images) == 30
     assert [path.name for path in (cache / "decoded").glob("[!.]*")] == []
 

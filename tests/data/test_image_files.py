@@ -308,7 +308,6 @@ def _jpeg_mask(root: Path) -> None:
         ),
         (lambda root: (root / "test").mkdir(), "no pictures in .*test/images: expected NAME.jpg"),
     ],
-    ids=str,
 )
 def test_what_is_wrong_is_told_by_its_file(
     spoil: Callable[[Path], None], told: str, root: Path

@@ -328,7 +328,7 @@ class Rare(Dataset[Any]):
             "count": lambda: self.counted(),
             "fresh": lambda: np.random.default_rng().normal(size=3),
             "system": lambda: [random.SystemRandom().random()] * 3,
-            "clock": lambda: [time.perf_counter_ns() % 1009] * 3,
+            "clock": lambda: [time.perf_counter_ns() % 1_000_003] * 3,
             "global": lambda: np.random.normal(size=3),
         }
         noise = ways[self.how]() if self.is_rare(index) else [0.0] * 3

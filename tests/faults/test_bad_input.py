@@ -67,7 +67,7 @@ CASES = {
     "a sweep folder in a file": Bad("-m seed=0,1 hydra.sweep.dir=file/x",
         "hydra.sweep.dir=file/x: "),
     "a read-only folder": Bad("hydra.run.dir=read_only/x", "hydra.run.dir=read_only/x: "),
-    "a full disk": Bad("hydra.run.dir=full/x", "full/x: ", 1, ("full/x",)),
+    "a full disk": Bad("hydra.run.dir=full/x", "full/x/result.json: ", 1, ("full/x",)),
     # YAML
     "YAML with a wrong type": Bad("--config-dir conf model=type", "model.hidden=3: "),
     "YAML with a tab": Bad("--config-dir conf model=tab", "tab.yaml\", line 2, column 1"),

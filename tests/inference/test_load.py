@@ -221,7 +221,7 @@ def test_rows_are_lists_arrays_or_tensors() -> None:
     row = torch.tensor([48, 21.6])
     for given in ([48, 21.6], [np.float64(48), "21.6"], row, [row], row.double().numpy()):
         assert preprocess(given).flatten().tolist() == pytest.approx([23.5, 21.6])
-    assert preprocess([[1, True], [2, 3]]).shape == (2, 1, 1, 2)
+    assert preprocess([[1, True], [2, 3]]).shape == (2, 2)
     for wrong in ([1], [[1, 2], [1]], [None, 1], ["x", 1], 3.0, torch.ones(3)):
         with pytest.raises(ConfigError):
             preprocess(wrong)
@@ -321,3 +321,47 @@ def test_a_run_that_saves_meanwhile_is_loaded_as_it_is_then(
     assert line.startswith("model: is not the one that the checkpoint was saved of (")
     assert "bias [3], the model's [" in line
     assert line.endswith("or begin a new run with weights=RUN, which takes what fits")
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """Rows of three numbers, whose sum they are to predict."""
+
+    def __init__(self, train: bool) -> None:
+        self.rows = torch.randn(64, 3, generator=torch.Generator().manual_seed(int(train)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.rows[index], self.rows[index].sum()[None]
+
+
+class OfColumns(nn.Sequential):
+    """A model without any Flatten, whose sizes are known once it has seen rows."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LazyBatchNorm1d(), nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize("kind", ["table", "texts", "custom"])
+def test_a_model_of_rows_gets_them_as_in_training(
+    kind: str, train: TrainAlone, tmp_path: Path
+) -> None:
+    data, rows = as_typed("task=regression dataset=diabetes"), torch.ones(5, 10)
+    given: Any = rows
+    if kind == "texts":
+        (tmp_path / "t.csv").write_text("a,b,y\n" + "3,x,1\n4,,2\n6,z,4\n" * 40)
+        path = f"dataset.path={tmp_path / 't.csv'}"
+        data = (*as_typed("task=regression dataset=table dataset.targets=y"), path)
+        given, rows = [[3, "x"], [4, None]], torch.ones(2, 4)
+    if kind == "custom":
+        data = (*as_typed("task=regression ~dataset"), f"+dataset._target_={__name__}.Rows")
+        given = rows = Rows(train=False).rows
+    train(*FEW, *data, "~model", f"+model._target_={__name__}.OfColumns")
+    model = expt.load(tmp_path / "run")
+    inputs = model.preprocess(given)
+    assert inputs.shape == rows.shape
+    assert model(inputs).shape == (len(rows), 1)
+    drawn = model.features.inputs.unscaled.drawn(2, torch.Generator())
+    assert drawn is not None
+    assert drawn.shape[1:] == inputs.shape[1:]

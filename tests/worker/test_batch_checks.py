@@ -42,6 +42,8 @@ class Contrast(expt.Task):
         self.gathers = gathers
 
     def loss(self, outputs, batch):
+        if self.gathers == "always":
+            return self.training_loss(outputs, batch)
         return nn.functional.cross_entropy(outputs, batch.targets, reduction="sum"), len(outputs)
 
     def training_loss(self, outputs, batch):
@@ -57,10 +59,6 @@ class Contrast(expt.Task):
         elif self.gathers == "yes" or (self.gathers == "later" and calls > 2):
             every = torch.cat(all_gather(own))
         return (own @ every.T).exp().sum(1).log().sum(), len(own)
-
-class Mean(expt.Task):
-    def loss(self, outputs, batch):
-        return nn.functional.cross_entropy(outputs, batch.targets), 1
 """
 
 MODEL, ACCUMULATION = "model: in an evaluation", "gradient_accumulation=2: "
@@ -96,7 +94,8 @@ def assert_said(stderr: str, begins: Sequence[str]) -> None:
         ),
         ([CONTRAST % "no", "gradient_accumulation=2"], [ACCUMULATION]),
         ([CONTRAST % "no"], []),
-        (["model={_target_: own_batches.Net}", "task={_target_: own_batches.Mean}"], []),
+        ([CONTRAST % "always", "model={_target_: own_batches.Net}"], []),
+        ([CONTRAST % "always", "model={_target_: own_batches.Net, centre: true}"], [MODEL]),
         (
             [
                 CONTRAST % "no",

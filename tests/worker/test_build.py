@@ -435,6 +435,11 @@ def test_own_output_number(words: tuple[str, ...], outputs: int, configured: Con
         ),
         (("~model", f"+model._target_={OWN}.Named"), "'num_classes'"),
         (
+            ("~model", "+model._target_=torch.nn.Linear", "+model.bias=false"),
+            "needs 'in_features', 'out_features'; type model.in_features=... model.out_features=..."
+            ", or let it take what expt passes from this dataset: channels=1, image_size=(",
+        ),
+        (
             (*NET, "+model.num_classes=9", "+dataset.num_classes=10"),
             "model.num_classes: expt passes this from the dataset;",
         ),

@@ -359,6 +359,7 @@ def _checked(split: Any, part: str, column: str, at: str, wants_images: bool) ->
     if column not in split.features:
         has = f"no such column; its columns are {', '.join(split.features)}"
         fix = f"; or leave {part} out by dataset.splits" * (part != "train")
+        fix += "; a list of columns makes rows: 'dataset.input=[a,b]'" * wants_images
         raise ConfigError(f"{at}{part} has {has}{fix}")
     feature = split.features[column]
     kind, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))

@@ -16,7 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from expt.config.identity import REPEATED
-from expt.errors import printable
+from expt.errors import decimals, printable
 from expt.runs.failure import in_one_line
 from expt.runs.found import FoundRun, results
 from expt.runs.grid import read_grid
@@ -343,8 +343,9 @@ def spread(values: Sequence[float]) -> str:
     if bad:
         return str(bad[0]) + (f" ({len(bad)} of {len(values)})" if len(values) > 1 else "")
     if len(values) < 2:
-        return f"{values[0]:.4f}" if values else ""
-    return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} ({len(values)})"
+        return decimals(values[0]) if values else ""
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    return f"{decimals(mean)} ± {decimals(deviation)} ({len(values)})"
 
 
 def write_summary(folder: Path, runs: Sequence[FoundRun]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from rich.table import Table
 
 from expt.config.kinds import metrics_of
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError, decimals, did_you_mean
 from expt.runs.found import FoundRun, results_below, without_copies
 from expt.runs.overrides import unquoted
 from expt.runs.view.text import (
@@ -243,4 +243,4 @@ def side_by_side(first: FoundRun, second: FoundRun) -> Table:
 def _shown(value: Any) -> str:
     if not isinstance(value, float):
         return "" if value is None else str(value)
-    return f"{value:.4g}" if abs(value) >= 10 else f"{value:.4f}"
+    return f"{value:.4g}" if abs(value) >= 10 else decimals(value)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from expt.errors import WARNING, warn
+from expt.errors import WARNING, decimals, warn
 from expt.features import Features, noun_of
 from expt.progress import EVERY_S
 from expt.runs import tags
@@ -304,15 +304,15 @@ def in_words(values: Mapping[str, float], noun: str = "image") -> list[str]:
     val, test = tags.metric(metric, "val"), tags.metric(metric, "test")
     objective = next((tag.removeprefix(BEST) for tag in values if tag.startswith(BEST)), val)
     others = () if objective in (val, test) else (objective,)  # then `best` is of neither
-    shown = [
-        *((short, ".4f", tags.metric(of, "train"), tags.RUNNING + of) for of, short in named),
-        (val if others else "val", ".4f", val),
-        (test if others else "test", ".4f", test),
-        *((tag, ".4f", tag) for tag in others),
-        (speed, ",.0f", tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S),
+    shown: list[tuple[Any, ...]] = [
+        *((short, decimals, tags.metric(of, "train"), tags.RUNNING + of) for of, short in named),
+        (val if others else "val", decimals, val),
+        (test if others else "test", decimals, test),
+        *((tag, decimals, tag) for tag in others),
+        (speed, "{:,.0f}".format, tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S),
     ]
     found = ((label, form, [values[x] for x in of if x in values]) for label, form, *of in shown)
-    return [f"{label} {first[0]:{form}}" for label, form, first in found if first]
+    return [f"{label} {form(first[0])}" for label, form, first in found if first]
 
 
 class Printed:

@@ -14,7 +14,7 @@ from rich.tree import Tree
 
 from expt.config import own_code
 from expt.config.kinds import metrics_of
-from expt.errors import printable
+from expt.errors import decimals, printable
 from expt.features import noun_of
 from expt.runs import provenance
 from expt.runs.found import FoundRun
@@ -77,7 +77,8 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     trained_s = sum(result.get("epoch_s") or [0])
     say(console, f"trained      {trained_s:.1f} s by {_where(result)}, {speed}")
     if best := result.get("best"):
-        say(console, f"best         {best['metric']} {best['value']:.4f} {_when(result, best)}")
+        value = decimals(best["value"])
+        say(console, f"best         {best['metric']} {value} {_when(result, best)}")
     if stopped := result.get("stopped_early"):
         why = f"{_when(result, stopped)}: {stopped['reason']}"
         say(console, f"stopped      {why}; to continue: {longer}")
@@ -97,7 +98,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
 
 def _number(value: Any) -> str:
     """Return nothing for a value that was not measured; a nan is null in the record."""
-    return f"{value:.4f}" if isinstance(value, int | float) else "nan" if value is None else ""
+    return decimals(value) if isinstance(value, int | float) else "nan" if value is None else ""
 
 
 def _say_undefined(console: Console, *several: Mapping[str, float | None]) -> None:
@@ -201,7 +202,7 @@ def _facts_of_evaluation(record: Record) -> Iterator[str]:
     same = about["own_data"] and split in ("val", "test") and about["checkpoint"] == which
     if same and then.get("status") == COMPLETED:
         found = [tag for tag in record["metrics"] if isinstance(metrics.get(tag), float)]
-        if shown := ", ".join(f"{tag.partition('/')[0]} {metrics[tag]:.4f}" for tag in found):
+        if shown := ", ".join(f"{tag.partition('/')[0]} {decimals(metrics[tag])}" for tag in found):
             yield f"then         the run itself recorded {shown}"
 
 
@@ -263,7 +264,7 @@ def _grown(
         label += f"  {_since(forked)}"
     objective = record.get("objective")
     if objective and objective["value"] is not None:
-        label += f"  {objective['name']} {objective['value']:.4f}"
+        label += f"  {objective['name']} {decimals(objective['value'])}"
     tree = Tree(Text(printable(label)))
     forks = below.get(folder, ())
     for fork in sorted(forks, key=lambda each: (records[each]["forked_from"]["step"], each)):
